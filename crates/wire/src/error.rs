@@ -1,0 +1,148 @@
+//! What can be wrong: with bytes ([`WireError`], ends the connection) and with a request
+//! ([`ErrorCode`], answered).
+
+use thiserror::Error;
+
+/// Bytes that are no frame of this protocol. After one of these the stream cannot be followed:
+/// close the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum WireError {
+    /// The first four bytes are not the protocol's.
+    #[error(
+        "the bytes received are not Farpool frames (magic {found:#010x}); check the address and the port"
+    )]
+    Magic {
+        /// What stood there.
+        found: u32,
+    },
+    /// The peer speaks another version.
+    #[error(
+        "the peer speaks protocol version {found}, this program version {}; use the same release on both sides",
+        crate::PROTOCOL_VERSION
+    )]
+    Version {
+        /// The peer's version.
+        found: u8,
+    },
+    /// An opcode that this version does not have.
+    #[error("a frame has the unknown opcode {found}")]
+    Opcode {
+        /// What stood there.
+        found: u8,
+    },
+    /// Flag bits, or a combination of them, that this version does not have.
+    #[error("a frame has unknown flags {found:#06x}")]
+    Flags {
+        /// All flag bits of the header.
+        found: u16,
+    },
+    /// A reserved field is not zero.
+    #[error("a frame has something in a reserved field")]
+    Reserved,
+    /// A length, count or list over its limit.
+    #[error("a frame's {what} is {found}, over the limit of {limit}")]
+    TooLarge {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        found: u64,
+        /// The most allowed.
+        limit: u64,
+    },
+    /// Meta too short or too long for its opcode, or a list that does not fill it.
+    #[error("a frame's meta has the wrong length for its opcode")]
+    Length,
+    /// Number of pages in the frame differs from what its meta says.
+    #[error("a frame carries {found} pages where its meta asks for {expected}")]
+    PageCount {
+        /// Pages the meta names.
+        expected: u64,
+        /// Pages the header announces.
+        found: u64,
+    },
+    /// A value outside its type's range (an unknown enum number, an empty extent, a name that is no
+    /// UTF-8, ...).
+    #[error("a frame's {what} has a value that the protocol does not know")]
+    Value {
+        /// The field.
+        what: &'static str,
+    },
+    /// Header and meta do not match their checksum.
+    #[error("a frame's head was damaged on the way (checksum)")]
+    HeadChecksum,
+    /// Pages do not match their checksum.
+    #[error("a frame's pages were damaged on the way (checksum)")]
+    PagesChecksum,
+    /// A request where a response belongs, or the other way round.
+    #[error("a frame goes the wrong way (request in place of a response or the reverse)")]
+    Direction,
+}
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal;)*) => {
+        /// Why a blade refused a request. The `detail` beside it says what it is about; its meaning
+        /// is in each code's text.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
+        #[repr(u16)]
+        pub enum ErrorCode { $($(#[$doc])* #[error($text)] $name = $number,)* }
+
+        impl ErrorCode {
+            /// Every code, for tests and tables.
+            pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)*];
+
+            /// The code of a number on the wire.
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(ErrorCode::$name),)* _ => None }
+            }
+
+            /// The number on the wire.
+            pub fn number(self) -> u16 {
+                match self { $(ErrorCode::$name => $number,)* }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// Detail: 0. The connection closes after it.
+    BadFrame = 1, "the blade could not read a frame";
+    /// Detail: the blade's version. The connection closes after it.
+    VersionMismatch = 2, "the blade speaks another protocol version; use the same release on both sides";
+    /// Detail: 0. The first request of a connection must be hello, and only the first.
+    HelloExpected = 3, "hello must be the first request of a connection, and only the first";
+    /// Detail: the segment. Unknown to the blade or not one of this client's: the two look alike
+    /// from outside.
+    UnknownSegment = 4, "the segment is unknown to the blade; it was freed, or its lease ran out";
+    /// Detail: the segment. A frozen segment cannot be written, grown, shrunk or frozen again.
+    Frozen = 5, "the segment is frozen and cannot be changed";
+    /// Detail: the segment. Attach and thaw need a frozen segment.
+    NotFrozen = 6, "the segment is not frozen";
+    /// Detail: number of users. Thaw needs exactly one.
+    InUse = 7, "the segment has other users";
+    /// Detail: the first page (read, write, discard) or superpage (free) that has no memory.
+    NotAllocated = 8, "no memory is allocated at that place of the segment";
+    /// Detail: the first superpage that has memory already.
+    AlreadyAllocated = 9, "memory is already allocated at that place of the segment";
+    /// Detail: the client's quota in bytes.
+    QuotaExceeded = 10, "the client's quota on the blade is used up; ask for a larger one";
+    /// Detail: the blade's capacity in bytes.
+    BladeFull = 11, "the blade's memory is used up; add a blade or a larger one";
+    /// Detail: the segment, or 0. The client may not do this at all.
+    NotPermitted = 12, "the client may not do that";
+    /// Detail: the limit that was passed.
+    TooLarge = 13, "the request is over a limit of the blade";
+    /// Detail: the first page or superpage beyond the segment's span.
+    OutOfRange = 14, "the request reaches beyond the end of the segment";
+    /// Detail: 0. For instance shared memory over TCP, or from a backing store that has no
+    /// descriptor to give.
+    Unsupported = 15, "the blade or the transport does not have that";
+    /// Detail: the limit on clients, connections or segments.
+    TooMany = 16, "the blade serves as many clients, connections or segments as it is allowed to";
+    /// Detail: the system's error number.
+    Backing = 17, "the blade's backing store failed";
+    // 18 was never sent: a blade that goes down closes its connections, as one that is killed does.
+    /// Detail: the generation that the slot has. The connection closes after it.
+    Stale = 19, "a newer connection of the client took this one's place";
+    /// Detail: the blade's limit on open descriptors.
+    NoDescriptors = 20, "the blade has no descriptor left for a segment; start it with a higher limit (ulimit -n, LimitNOFILE=)";
+}

@@ -1,0 +1,277 @@
+//! The 32-byte header that begins every frame, and the split of a byte stream into heads.
+//!
+//! ```text
+//!  0 magic u32 | 4 version u8 | 5 opcode u8 | 6 flags u16 | 8 request id u64
+//! 16 meta bytes u16 | 18 pages u16 | 20 credits u16 | 22 reserved u16 | 24 pages checksum u32 | 28
+//! head checksum u32
+//! ```
+
+use crate::checksum::head_checksum;
+use crate::codec::{Append, within};
+use crate::{
+    HEADER_BYTES, META_LIMIT_BYTES, PAGE_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION, RequestId,
+    WireError,
+};
+
+/// "FPLW" as it lies on the wire.
+const MAGIC: u32 = u32::from_le_bytes(*b"FPLW");
+const FLAG_RESPONSE: u16 = 1;
+const FLAG_ERROR: u16 = 2;
+/// Where the head checksum begins; it covers all bytes before it, and the meta.
+const CHECKSUM_OFFSET: usize = 28;
+
+macro_rules! opcodes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal;)*) => {
+        /// What a frame asks for or answers.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum Opcode { $($(#[$doc])* $name = $number,)* }
+
+        impl Opcode {
+            /// Every opcode, for tests and tables.
+            pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
+
+            /// The opcode of a number on the wire.
+            pub fn from_number(number: u8) -> Option<Self> {
+                match number { $($number => Some(Opcode::$name),)* _ => None }
+            }
+
+            /// The number on the wire.
+            pub fn number(self) -> u8 {
+                match self { $(Opcode::$name => $number,)* }
+            }
+        }
+    };
+}
+
+opcodes! {
+    /// Opens a connection.
+    Hello = 1;
+    /// Makes an empty segment.
+    CreateSegment = 2;
+    /// Gives memory to superpages of a segment.
+    AllocateSuperpages = 3;
+    /// Takes memory back from superpages of a segment.
+    FreeSuperpages = 4;
+    /// Makes a segment immutable and shareable.
+    Freeze = 5;
+    /// Makes a frozen segment writable for its only user.
+    Thaw = 6;
+    /// Becomes a user of a frozen segment.
+    Attach = 7;
+    /// Stops being a user of a segment; the last one frees it.
+    Detach = 8;
+    /// Lists the superpages of a segment that have memory.
+    ListSuperpages = 9;
+    /// Gives up the content of pages, keeping their superpages.
+    Discard = 10;
+    /// Reads pages.
+    Read = 11;
+    /// Writes pages.
+    Write = 12;
+    /// Asks for the segment's memory as a file descriptor.
+    ShmMap = 13;
+    /// Asks for the blade's counters.
+    Stat = 14;
+    /// Asks for an answer.
+    Ping = 15;
+    /// Ends the client: everything it has is freed at once.
+    Goodbye = 16;
+    /// Tells how many pages the client moved past the blade.
+    Report = 17;
+}
+
+/// Which way a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// From client to blade.
+    Request,
+    /// From blade to client, the request was carried out.
+    Response,
+    /// From blade to client, the request was refused and changed nothing.
+    Error,
+}
+
+/// A frame's header, decoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// What it asks for or answers.
+    pub opcode: Opcode,
+    /// Which way it goes.
+    pub kind: Kind,
+    /// Number of the request; the response has the same.
+    pub request_id: RequestId,
+    /// Bytes between header and pages.
+    pub meta_bytes: u16,
+    /// Pages after the meta.
+    pub page_count: u16,
+    /// In responses: how many requests the client may have in flight on this connection from now
+    /// on. In requests: 0.
+    pub credits: u16,
+    /// Checksum over the pages; 0 when there are none.
+    pub pages_checksum: u32,
+}
+
+/// A frame's header and meta, verified against the head checksum. Pages follow in the stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head<'a> {
+    /// The header.
+    pub header: Header,
+    /// The fields of the request or response.
+    pub meta: &'a [u8],
+}
+
+impl Header {
+    /// Bytes of the pages that follow the meta.
+    pub fn pages_bytes(&self) -> usize {
+        usize::from(self.page_count) * PAGE_BYTES
+    }
+
+    /// Bytes of header and meta.
+    pub fn head_bytes(&self) -> usize {
+        HEADER_BYTES + usize::from(self.meta_bytes)
+    }
+
+    /// Decodes and validates a header's fields; its checksum needs the meta too, see
+    /// [`split_head`].
+    ///
+    /// # Errors
+    /// Any field that this version does not allow. Magic and version are looked at first.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, WireError> {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        check_prefix(bytes)?;
+        let opcode = Opcode::from_number(bytes[5]).ok_or(WireError::Opcode { found: bytes[5] })?;
+        let kind = kind_of(u16_at(6))?;
+        let request_id = RequestId(u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32);
+        let header = Header {
+            opcode,
+            kind,
+            request_id,
+            meta_bytes: u16_at(16),
+            page_count: u16_at(18),
+            credits: u16_at(20),
+            pages_checksum: u32_at(24),
+        };
+        if u16_at(22) != 0 {
+            return Err(WireError::Reserved);
+        }
+        header.validate()?;
+        Ok(header)
+    }
+
+    fn validate(&self) -> Result<(), WireError> {
+        within("meta length", u64::from(self.meta_bytes), META_LIMIT_BYTES as u64)?;
+        within("page count", u64::from(self.page_count), u64::from(PAGES_PER_FRAME_LIMIT))?;
+        let may_have_pages = matches!(
+            (self.opcode, self.kind),
+            (Opcode::Write, Kind::Request) | (Opcode::Read, Kind::Response)
+        );
+        if self.page_count > 0 && !may_have_pages {
+            return Err(WireError::PageCount { expected: 0, found: u64::from(self.page_count) });
+        }
+        if self.page_count == 0 && self.pages_checksum != 0 {
+            return Err(WireError::Value { what: "pages checksum" });
+        }
+        if self.kind == Kind::Request && self.credits != 0 {
+            return Err(WireError::Value { what: "credits" });
+        }
+        Ok(())
+    }
+
+    /// Appends the header's first 28 bytes and room for the head checksum; [`seal`] completes it.
+    pub(crate) fn append(&self, out: &mut Vec<u8>) {
+        out.put_u32(MAGIC);
+        out.extend_from_slice(&[PROTOCOL_VERSION, self.opcode.number()]);
+        out.put_u16(match self.kind {
+            Kind::Request => 0,
+            Kind::Response => FLAG_RESPONSE,
+            Kind::Error => FLAG_RESPONSE | FLAG_ERROR,
+        });
+        out.put_u64(self.request_id.0);
+        out.put_u16(self.meta_bytes);
+        out.put_u16(self.page_count);
+        out.put_u16(self.credits);
+        out.put_u16(0);
+        out.put_u32(self.pages_checksum);
+        out.put_u32(0);
+    }
+}
+
+/// Looks at magic and version, as far as they are here: the bytes that no version ever changes.
+fn check_prefix(bytes: &[u8]) -> Result<(), WireError> {
+    let Some((magic, rest)) = bytes.split_first_chunk::<4>() else {
+        return Ok(());
+    };
+    let magic = u32::from_le_bytes(*magic);
+    if magic != MAGIC {
+        return Err(WireError::Magic { found: magic });
+    }
+    match rest.first() {
+        Some(&found) if found != PROTOCOL_VERSION => Err(WireError::Version { found }),
+        _ => Ok(()),
+    }
+}
+
+fn kind_of(flags: u16) -> Result<Kind, WireError> {
+    match flags {
+        0 => Ok(Kind::Request),
+        FLAG_RESPONSE => Ok(Kind::Response),
+        f if f == FLAG_RESPONSE | FLAG_ERROR => Ok(Kind::Error),
+        found => Err(WireError::Flags { found }),
+    }
+}
+
+/// Writes one frame's head to the end of `out`: header, then what `meta` appends, then the checksum
+/// in its place. On an error `out` is as it was.
+pub(crate) fn append_head(
+    out: &mut Vec<u8>,
+    mut header: Header,
+    meta: impl FnOnce(&mut Vec<u8>),
+) -> Result<(), WireError> {
+    let start = out.len();
+    header.append(out);
+    meta(out);
+    let meta_bytes = out.len() - start - HEADER_BYTES;
+    let checked = within("meta length", meta_bytes as u64, META_LIMIT_BYTES as u64);
+    header.meta_bytes = u16::try_from(meta_bytes).unwrap_or(u16::MAX);
+    if let Err(error) = checked.and_then(|()| header.validate()) {
+        out.truncate(start);
+        return Err(error);
+    }
+    seal(&mut out[start..], header.meta_bytes);
+    Ok(())
+}
+
+/// Fills in the meta length and the head checksum of the frame head in `head`.
+fn seal(head: &mut [u8], meta_bytes: u16) {
+    let (header, meta) = head.split_at_mut(HEADER_BYTES);
+    header[16..18].copy_from_slice(&meta_bytes.to_le_bytes());
+    let checksum = head_checksum(&header[..CHECKSUM_OFFSET], meta);
+    header[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Splits the next head off what has been received so far. `Ok(None)`: more bytes are needed (at
+/// most [`crate::HEAD_LIMIT_BYTES`] in all). On success the head took `head.header.head_bytes()`
+/// bytes of `received` and `head.header.pages_bytes()` bytes of pages follow.
+///
+/// # Errors
+/// The stream cannot be followed from here on; close the connection. [`WireError::Version`] may be
+/// answered first.
+pub fn split_head(received: &[u8]) -> Result<Option<Head<'_>>, WireError> {
+    let Some((header_bytes, rest)) = received.split_first_chunk::<HEADER_BYTES>() else {
+        check_prefix(received)?; // a peer of another kind may be waiting for an answer
+        return Ok(None);
+    };
+    let header = Header::decode(header_bytes)?;
+    let Some(meta) = rest.get(..usize::from(header.meta_bytes)) else {
+        return Ok(None);
+    };
+    let (front, checksum) = header_bytes.split_at(CHECKSUM_OFFSET);
+    if head_checksum(front, meta).to_le_bytes() != *checksum {
+        return Err(WireError::HeadChecksum);
+    }
+    Ok(Some(Head { header, meta }))
+}

@@ -1,0 +1,77 @@
+//! Names of things as types, so that a page number is never taken for a superpage number.
+
+use crate::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
+use std::fmt;
+
+/// A segment on one blade; unique for the life of that blade process, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SegmentId(pub u64);
+
+/// Number of a request on one connection, chosen by the client; the response carries it back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct RequestId(pub u64);
+
+/// A superpage's number: of a segment (SMA) or of the segment's memory on the blade (RMMA).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SuperpageNumber(pub u32);
+
+/// A page's number within a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct PageNumber(pub u32);
+
+/// A client of a blade: 128 random bits that the client chose. Whoever knows them is that client,
+/// so they are secret and not shown by `Debug`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u128);
+
+/// Capability to attach to a segment: 128 random bits that the blade chose. Secret, not shown by
+/// `Debug`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentToken(pub u128);
+
+impl fmt::Debug for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientId(secret)")
+    }
+}
+
+impl fmt::Debug for SegmentToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SegmentToken(secret)")
+    }
+}
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PageNumber {
+    /// The superpage that holds this page.
+    pub fn superpage(self) -> SuperpageNumber {
+        SuperpageNumber(self.0 / PAGES_PER_SUPERPAGE)
+    }
+
+    /// The page's number within its superpage, 0 to 4095.
+    pub fn index_in_superpage(self) -> u32 {
+        self.0 % PAGES_PER_SUPERPAGE
+    }
+
+    /// The page's first byte within its superpage.
+    pub fn offset_in_superpage_bytes(self) -> u64 {
+        u64::from(self.index_in_superpage()) * PAGE_BYTES as u64
+    }
+}
+
+impl SuperpageNumber {
+    /// First byte of this superpage in a linear memory that begins with superpage 0.
+    pub fn offset_bytes(self) -> u64 {
+        u64::from(self.0) * SUPERPAGE_BYTES
+    }
+
+    /// First page of this superpage, or none if no page number reaches it.
+    pub fn first_page(self) -> Option<PageNumber> {
+        self.0.checked_mul(PAGES_PER_SUPERPAGE).map(PageNumber)
+    }
+}

@@ -1,0 +1,45 @@
+//! What must hold for any bytes whatever: used by the mutation test and by fuzz/.
+
+use farpool_wire::*;
+
+/// Where the head checksum lies in a header.
+const CHECKSUM: std::ops::Range<usize> = 28..32;
+
+/// Decodes `bytes` as a stream's beginning. Nothing panics, and what is accepted encodes to the
+/// same bytes again.
+pub fn decode_any(bytes: &[u8]) {
+    let Ok(Some(head)) = split_head(bytes) else {
+        return;
+    };
+    let mut again = Vec::new();
+    let header = head.header;
+    let encoded = match header.kind {
+        Kind::Request => match Request::decode(&head) {
+            Ok(request) => request.encode(header.request_id, header.pages_checksum, &mut again),
+            Err(_) => return,
+        },
+        Kind::Response | Kind::Error => match Response::decode(&head) {
+            Ok(response) => {
+                let (id, credits) = (header.request_id, header.credits);
+                response.encode(header.opcode, id, credits, header.pages_checksum, &mut again)
+            }
+            Err(_) => return,
+        },
+    };
+    assert_eq!(encoded, Ok(()), "what was decoded can be encoded");
+    assert_eq!(again, bytes[..header.head_bytes()], "each frame has one encoding only");
+}
+
+/// The same, after putting magic, version and head checksum right, so that the fields behind them
+/// are looked at.
+pub fn decode_repaired(bytes: &mut [u8]) {
+    if bytes.len() >= HEADER_BYTES {
+        bytes[..5].copy_from_slice(b"FPLW\x01");
+        let meta_bytes = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
+        let end = bytes.len().min(HEADER_BYTES + meta_bytes);
+        let mut covered = bytes[..CHECKSUM.start].to_vec();
+        covered.extend_from_slice(&bytes[HEADER_BYTES..end]);
+        bytes[CHECKSUM].copy_from_slice(&PagesChecksum::of(&covered).to_le_bytes());
+    }
+    decode_any(bytes);
+}
