@@ -1,0 +1,40 @@
+//! Which pages leave local memory, and which are fetched ahead.
+//!
+//! Pure code: no I/O, no clock, no randomness but the seeded [`Rng`], no allocation after
+//! construction (or an explicit `grow`). The pager decides with it and the simulator will
+//! predict with it, so what is measured in one holds in the other.
+//!
+//! * [`victim`]: exact victim policies over single pages. The pager cannot see every reference, so
+//!   these are the reference: what a policy could reach with perfect knowledge.
+//! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
+//!   only whether it is resident and whether it was taken back soon after it left.
+//! * [`prefetch`]: which pages a faulting thread will want next.
+//!
+//! Policies are chosen by name; a name that is not known is answered with the list of names.
+
+mod bits;
+mod list;
+pub mod prefetch;
+mod rng;
+pub mod sweep;
+pub mod victim;
+
+pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
+pub use rng::Rng;
+pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};
+pub use victim::{VictimKind, VictimPolicy};
+
+/// A policy name that does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no {what} policy named \"{name}\"; choose one of: {known}")]
+pub struct UnknownPolicy {
+    what: &'static str,
+    name: String,
+    known: String,
+}
+
+impl UnknownPolicy {
+    fn new(what: &'static str, name: &str, known: &[&str]) -> Self {
+        Self { what, name: name.to_owned(), known: known.join(", ") }
+    }
+}

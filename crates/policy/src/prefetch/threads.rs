@@ -1,0 +1,68 @@
+//! A fixed table of what is known per thread: 32 sets of 4 ways; the longest unused way of a set is
+//! forgotten for a new thread. A thread that is forgotten relearns in a few faults.
+
+/// Sets of the table; a power of two. 128 threads are remembered: far more than fault at once.
+const SETS: usize = 32;
+/// Threads per set, so that two busy threads of one set do not push each other out.
+const WAYS: usize = 4;
+
+#[derive(Debug, Clone)]
+struct Way<T> {
+    thread: u32,
+    /// Value of the table's counter at the last use; 0 = empty.
+    used_at: u64,
+    state: T,
+}
+
+/// State of type `T` per thread.
+#[derive(Debug)]
+pub(crate) struct ThreadTable<T> {
+    ways: Vec<Way<T>>,
+    uses: u64,
+}
+
+impl<T: Clone + Default> ThreadTable<T> {
+    pub(crate) fn new() -> Self {
+        let empty = Way { thread: 0, used_at: 0, state: T::default() };
+        Self { ways: vec![empty; SETS * WAYS], uses: 0 }
+    }
+
+    /// The state of `thread`, fresh if it is new or was forgotten.
+    pub(crate) fn of(&mut self, thread: u32) -> &mut T {
+        self.uses += 1;
+        let set = thread as usize % SETS * WAYS;
+        let ways = &mut self.ways[set..set + WAYS];
+        let known = ways.iter().position(|way| way.used_at > 0 && way.thread == thread);
+        let at = known.unwrap_or_else(|| oldest(ways));
+        let way = &mut ways[at];
+        if known.is_none() {
+            way.thread = thread;
+            way.state = T::default();
+        }
+        way.used_at = self.uses;
+        &mut way.state
+    }
+}
+
+fn oldest<T>(ways: &[Way<T>]) -> usize {
+    let oldest = ways.iter().enumerate().min_by_key(|(_, way)| way.used_at);
+    oldest.map_or(0, |(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_its_state_until_others_of_its_set_push_it_out() {
+        let mut table = ThreadTable::<u64>::new();
+        *table.of(7) = 70;
+        *table.of(8) = 80;
+        assert_eq!((*table.of(7), *table.of(8)), (70, 80));
+        for other in 1..=4u32 {
+            *table.of(7 + 32 * other) = 1;
+        }
+        assert_eq!(*table.of(7), 0, "forgotten: five threads share four ways");
+        assert_eq!(*table.of(8), 80, "another set");
+    }
+}

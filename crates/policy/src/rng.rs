@@ -1,0 +1,28 @@
+//! The one source of randomness: SplitMix64, seeded, so that every run can be repeated.
+
+/// A small seeded generator; not for secrets.
+#[derive(Debug, Clone)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator that always gives the same numbers for the same seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number in `0..bound`, almost uniform (bias below `bound` / 2^32); 0 when `bound` is 0.
+    pub fn below(&mut self, bound: u32) -> u32 {
+        let scaled = ((self.next_u64() >> 32) * u64::from(bound)) >> 32;
+        u32::try_from(scaled).unwrap_or(0)
+    }
+}

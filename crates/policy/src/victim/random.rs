@@ -1,0 +1,66 @@
+//! Random victims: no state worth the name, no worst case either.
+
+use super::VictimPolicy;
+use crate::Rng;
+
+/// Evicts any page with equal chance.
+#[derive(Debug)]
+pub struct Random {
+    resident: Vec<u32>,
+    /// Place of each page in `resident` plus one; 0 = not resident.
+    place: Vec<u32>,
+    rng: Rng,
+}
+
+impl Random {
+    /// For pages `0..page_count`; the same seed gives the same victims.
+    #[must_use]
+    pub fn new(page_count: usize, seed: u64) -> Self {
+        assert!(u32::try_from(page_count).is_ok_and(|n| n < u32::MAX), "pages number below 2^32-1");
+        Self {
+            resident: Vec::with_capacity(page_count),
+            place: vec![0; page_count],
+            rng: Rng::new(seed),
+        }
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.resident.len()).unwrap_or(u32::MAX)
+    }
+}
+
+impl VictimPolicy for Random {
+    fn insert(&mut self, page: u32) {
+        if self.place[page as usize] == 0 {
+            self.resident.push(page);
+            self.place[page as usize] = self.count();
+        }
+    }
+
+    fn touch(&mut self, _page: u32) {}
+
+    fn remove(&mut self, page: u32) -> bool {
+        let Some(place) = self.place[page as usize].checked_sub(1) else {
+            return false;
+        };
+        self.place[page as usize] = 0;
+        self.resident.swap_remove(place as usize);
+        if let Some(moved) = self.resident.get(place as usize) {
+            self.place[*moved as usize] = place + 1;
+        }
+        true
+    }
+
+    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
+        for _ in 0..wanted.min(self.resident.len()) {
+            let at = self.rng.below(self.count());
+            let page = self.resident[at as usize];
+            self.remove(page);
+            out.push(page);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.resident.len()
+    }
+}

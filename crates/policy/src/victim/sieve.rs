@@ -1,0 +1,73 @@
+//! SIEVE (Zhang et al., NSDI 2024): a queue in the order of arrival and a hand that walks from the
+//! oldest to the newest. A referenced page under the hand loses its mark and stays where it is;
+//! the first unreferenced one leaves. New pages enter at the front, so they are judged soon after
+//! the hand has passed the survivors: one-time visitors are sifted out quickly.
+
+use super::VictimPolicy;
+use crate::{bits::BitSet, list::IndexList};
+
+/// Evicts the first page under the hand that was not referenced since the hand last passed.
+#[derive(Debug)]
+pub struct Sieve {
+    queue: IndexList,
+    visited: BitSet,
+    /// Where the search goes on; `None` = at the oldest page.
+    hand: Option<u32>,
+}
+
+impl Sieve {
+    /// For pages `0..page_count`.
+    #[must_use]
+    pub fn new(page_count: usize) -> Self {
+        Self { queue: IndexList::new(page_count), visited: BitSet::new(page_count), hand: None }
+    }
+
+    /// Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
+    fn next_victim(&mut self) -> Option<u32> {
+        loop {
+            let page = self.hand.or_else(|| self.queue.back())?;
+            self.hand = self.queue.newer(page);
+            if !self.visited.take(page) {
+                self.queue.remove(page);
+                return Some(page);
+            }
+        }
+    }
+}
+
+impl VictimPolicy for Sieve {
+    fn insert(&mut self, page: u32) {
+        if self.queue.contains(page) {
+            self.visited.set(page);
+        } else {
+            self.queue.push_front(page);
+        }
+    }
+
+    fn touch(&mut self, page: u32) {
+        if self.queue.contains(page) {
+            self.visited.set(page);
+        }
+    }
+
+    fn remove(&mut self, page: u32) -> bool {
+        if self.hand == Some(page) {
+            self.hand = self.queue.newer(page);
+        }
+        self.visited.clear(page);
+        self.queue.remove(page)
+    }
+
+    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
+        for _ in 0..wanted {
+            let Some(page) = self.next_victim() else {
+                return;
+            };
+            out.push(page);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.queue.len() as usize
+    }
+}
