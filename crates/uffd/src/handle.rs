@@ -1,0 +1,267 @@
+//! One userfaultfd descriptor and its operations.
+
+use std::io::Error;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProtect};
+
+/// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a page.
+const USER_END: usize = (1 << 47) - crate::PAGE_BYTES;
+/// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
+const HIGHEST_MIN_ADDR: usize = 1 << 30;
+
+/// Why a userfaultfd could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(
+        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, give \
+         the user access to /dev/userfaultfd (setfacl -m u:USER:rw /dev/userfaultfd), or set \
+         vm.unprivileged_userfaultfd=1"
+    )]
+    Denied { device: Error, call: Error },
+    #[error(
+        "the kernel's userfaultfd lacks {missing}; Linux 6.8 or newer has all that Farpool needs"
+    )]
+    Lacks { missing: String },
+    #[error("the userfaultfd handshake failed: {0}")]
+    Handshake(Error),
+}
+
+/// How far a batch came: bytes done, and the errno at which it stopped (if it did).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub done_bytes: usize,
+    pub errno: Option<i32>,
+}
+
+/// A page fault the kernel reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Address of the page (aligned down), or None for an event that is not a page fault.
+    pub page_address: Option<usize>,
+    pub is_write: bool,
+    /// The page is there, and protected by [`Uffd::write_protect`].
+    pub is_protected: bool,
+    /// Kernel thread id of the faulting thread (0 without `THREAD_ID`).
+    pub thread: u32,
+}
+
+/// An open userfaultfd of this process.
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+    features: u64,
+}
+
+/// Asks the kernel which userfaultfd features it has, without keeping the descriptor.
+pub fn probe_features() -> Result<u64, OpenError> {
+    Ok(Uffd::open(0, false)?.features)
+}
+
+impl Uffd {
+    /// Opens a userfaultfd that also serves faults from within system calls.
+    ///
+    /// `/dev/userfaultfd` comes first: file permissions are a finer grant than `CAP_SYS_PTRACE`.
+    /// `USER_MODE_ONLY` is never used: read(2) into a far page would fail with EFAULT.
+    pub fn open(wanted_features: u64, nonblocking: bool) -> Result<Uffd, OpenError> {
+        let fd = open_descriptor(nonblocking)?;
+        let mut api = Api { api: abi::UFFD_API, features: 0, ioctls: 0 };
+        if wanted_features != 0 {
+            // The kernel takes the handshake once a descriptor, so a probe needs one of its own.
+            let probe = Uffd::open(0, false)?;
+            let missing = wanted_features & !probe.features;
+            if missing != 0 {
+                return Err(OpenError::Lacks { missing: feature_names(missing) });
+            }
+            api.features = wanted_features;
+        }
+        ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
+        Ok(Uffd { fd, features: api.features })
+    }
+
+    /// Takes over a descriptor that is a userfaultfd already past its handshake (its features are not
+    /// known any more).
+    pub fn adopt(fd: OwnedFd) -> Uffd {
+        Uffd { fd, features: 0 }
+    }
+
+    /// The features that were agreed with the kernel.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    pub fn register(&self, start: usize, len: usize, mode: u64) -> Result<(), Error> {
+        let mut argument = Register { range: range(start, len), mode, ioctls: 0 };
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_REGISTER, &mut argument)
+    }
+
+    pub fn unregister(&self, start: usize, len: usize) -> Result<(), Error> {
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range(start, len))
+    }
+
+    /// Lets every thread that waits for a page of the range try again.
+    pub fn wake(&self, start: usize, len: usize) -> Result<(), Error> {
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_WAKE, &mut range(start, len))
+    }
+
+    /// Lets every thread that waits for any page try again, also those whose fault was read already.
+    pub fn wake_all(&self) -> Result<(), Error> {
+        // The kernel takes no range that begins below vm.mmap_min_addr, and nothing is mapped there.
+        let mut start = 0;
+        loop {
+            match self.wake(start, USER_END - start) {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EINVAL) && start < HIGHEST_MIN_ADDR =>
+                {
+                    start = (start * 2).max(crate::PAGE_BYTES);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Fills missing pages with a copy of local memory.
+    pub fn copy(&self, dst: usize, src: usize, len: usize, wake: bool) -> Outcome {
+        self.transfer(abi::UFFDIO_COPY, dst, src, len, wake_mode(wake))
+    }
+
+    /// Moves whole pages within this process; nothing is copied. Missing source pages are skipped
+    /// when `holes` is set. Destination pages must be missing and registered.
+    pub fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+        holes: bool,
+    ) -> Outcome {
+        let holes = if holes { abi::MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
+        self.transfer(abi::UFFDIO_MOVE, dst, src, len, wake_mode(wake) | holes)
+    }
+
+    /// Maps the shared zero page.
+    pub fn zero(&self, start: usize, len: usize, wake: bool) -> Outcome {
+        self.fill(abi::UFFDIO_ZEROPAGE, start, len, wake_mode(wake))
+    }
+
+    /// Makes writing to the present pages of a range, which must be registered with mode `WP`, a fault; or ends
+    /// that and lets those try again who wait.
+    pub fn write_protect(&self, start: usize, len: usize, protected: bool) -> Result<(), Error> {
+        let mode = if protected { abi::WRITEPROTECT_MODE_WP } else { 0 };
+        let mut argument = WriteProtect { range: range(start, len), mode };
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_WRITEPROTECT, &mut argument)
+    }
+
+    /// Makes every later touch of the missing pages a SIGBUS: the answer for lost data.
+    pub fn poison(&self, start: usize, len: usize) -> Outcome {
+        self.fill(abi::UFFDIO_POISON, start, len, 0)
+    }
+
+    /// Reads reported faults; blocks unless the descriptor was opened non-blocking.
+    pub fn read<'a>(&self, buffer: &'a mut [Message]) -> Result<&'a [Message], Error> {
+        // SAFETY: the pointer and byte length describe `buffer`, and Message is plain data for which
+        // any bit pattern is valid.
+        let bytes = unsafe {
+            libc::read(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), size_of_val(buffer))
+        };
+        let bytes = usize::try_from(bytes).map_err(|_| Error::last_os_error())?;
+        Ok(&buffer[..bytes / size_of::<Message>()])
+    }
+
+    fn transfer(&self, request: u64, dst: usize, src: usize, len: usize, mode: u64) -> Outcome {
+        let mut argument =
+            Transfer { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
+        let result = ioctl(self.fd.as_raw_fd(), request, &mut argument);
+        outcome(result, argument.done)
+    }
+
+    fn fill(&self, request: u64, start: usize, len: usize, mode: u64) -> Outcome {
+        let mut argument = Fill { range: range(start, len), mode, done: 0 };
+        let result = ioctl(self.fd.as_raw_fd(), request, &mut argument);
+        outcome(result, argument.done)
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Message {
+    /// What the kernel says happened.
+    pub fn event(&self) -> Event {
+        let is_fault = self.event == abi::EVENT_PAGEFAULT;
+        let address = usize::try_from(self.address).unwrap_or(0) & !(crate::PAGE_BYTES - 1);
+        Event {
+            page_address: is_fault.then_some(address),
+            is_write: self.flags & abi::PAGEFAULT_FLAG_WRITE != 0,
+            is_protected: self.flags & abi::PAGEFAULT_FLAG_WP != 0,
+            // The kernel stores the thread id in the low half of the word.
+            thread: u32::try_from(self.thread & u64::from(u32::MAX)).unwrap_or(0),
+        }
+    }
+}
+
+fn feature_names(bits: u64) -> String {
+    let names: Vec<&str> = abi::features::NAMES
+        .iter()
+        .filter(|(bit, _)| bits & bit != 0)
+        .map(|(_, name)| *name)
+        .collect();
+    names.join(", ")
+}
+
+fn wake_mode(wake: bool) -> u64 {
+    if wake { 0 } else { abi::MODE_DONTWAKE }
+}
+
+fn range(start: usize, len: usize) -> Range {
+    Range { start: start as u64, len: len as u64 }
+}
+
+fn outcome(result: Result<(), Error>, done: i64) -> Outcome {
+    let done_bytes = usize::try_from(done).unwrap_or(0);
+    match result {
+        Ok(()) => Outcome { done_bytes, errno: None },
+        Err(error) => {
+            Outcome { done_bytes, errno: Some(error.raw_os_error().unwrap_or(libc::EIO)) }
+        }
+    }
+}
+
+fn open_descriptor(nonblocking: bool) -> Result<OwnedFd, OpenError> {
+    let flags = libc::O_CLOEXEC | if nonblocking { libc::O_NONBLOCK } else { 0 };
+    let device = match open_through_device(flags) {
+        Ok(fd) => return Ok(fd),
+        Err(error) => error,
+    };
+    // SAFETY: a system call that takes flags only; the result is checked.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    match RawFd::try_from(fd) {
+        // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(OpenError::Denied { device, call: Error::last_os_error() }),
+    }
+}
+
+fn open_through_device(flags: i32) -> Result<OwnedFd, Error> {
+    use rustix::fs::{Mode, OFlags};
+    let device =
+        rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value and returns a new descriptor.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), abi::USERFAULTFD_IOC_NEW, flags) };
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// One ioctl on a struct whose layout the request number names.
+pub(crate) fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Error> {
+    // SAFETY: every request of this crate carries the size of T in its number, and `argument` is a
+    // live, exclusive reference to such a T.
+    let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}

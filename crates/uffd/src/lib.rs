@@ -1,0 +1,21 @@
+//! Thin bindings to the two kernel interfaces the pager stands on: userfaultfd(2) and the
+//! `PAGEMAP_SCAN` ioctl.
+//!
+//! Written by hand because no crate has `UFFDIO_MOVE`, `UFFDIO_POISON` and `PAGEMAP_SCAN`. Nothing is
+//! decided here: each call is one system call, and each result keeps what the kernel reported (bytes
+//! done so far *and* the errno), because a batch that stopped half way is the normal case.
+//!
+//! Invariants:
+//! * every ABI struct is checked for its size at compile time ([`abi`]);
+//! * no call allocates, so all of them are safe to use on the fault path.
+
+mod abi;
+mod handle;
+mod pagemap;
+
+pub use abi::{Message, features, register_mode};
+pub use handle::{Event, OpenError, Outcome, Uffd, probe_features};
+pub use pagemap::{PageRange, Pagemap, category};
+
+/// Bytes of one page. Farpool runs on 4 KiB pages only; `farpool doctor` says so elsewhere.
+pub const PAGE_BYTES: usize = 4096;
