@@ -1,0 +1,258 @@
+//! What stands where on the board.
+
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::histogram::Histogram;
+
+/// Processes one run can have at a time; a further process runs, but is not shown and its memory is
+/// not counted against the limit (the keeper says so).
+pub const MAX_SLOTS: usize = 1024;
+/// Bytes for the blade addresses, one a line.
+const ADDRESSES_BYTES: usize = 2048;
+/// Bytes of a name; longer ones are cut.
+const NAME_BYTES: usize = 64;
+
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
+/// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
+pub(crate) const VERSION: u32 = 1;
+
+/// What happens to a program that needs more far memory than the blades give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Allocations fail with ENOMEM.
+    Fail,
+    /// The program goes on with the far memory it has, slower and slower.
+    Slow,
+}
+
+/// The settings of one run, in plain values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Local memory of the whole process tree; with `local_percent` the least it may be.
+    pub limit_bytes: u64,
+    /// If not 0: local memory is this share of all the memory that the tree holds, near and far.
+    pub local_percent: u32,
+    /// Far memory each process may take from the blades.
+    pub quota_bytes: u64,
+    /// Blade addresses in text form (numeric; no name is looked up in a program).
+    pub blades: Vec<String>,
+    pub allow_remote_tcp: bool,
+    pub when_full: WhenFull,
+    pub victim_policy: String,
+    pub prefetch_policy: String,
+    /// Fault-serving threads of each process; 0 = one for each core.
+    pub pager_threads: u32,
+    /// Anonymous mappings from this size up are far.
+    pub threshold_bytes: u64,
+    /// A request unanswered for so long means that its blade is lost.
+    pub deadline_ms: u64,
+    /// What the run is called in `farpool stat`.
+    pub program: String,
+}
+
+/// First page of the file.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Header {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU32,
+    pub keeper_pid: AtomicU32,
+    /// Can be changed while the program runs; see [`Settings::limit_bytes`].
+    pub limit_bytes: AtomicU64,
+    pub local_percent: AtomicU32,
+    pub(crate) allow_remote_tcp: AtomicU32,
+    pub(crate) when_full: AtomicU32,
+    pub(crate) pager_threads: AtomicU32,
+    pub(crate) quota_bytes: AtomicU64,
+    pub(crate) threshold_bytes: AtomicU64,
+    pub(crate) deadline_ms: AtomicU64,
+    /// Pages of the tree that are resident and that no process publishes; written by the keeper.
+    pub unpublished_pages: AtomicU64,
+    /// Slots from this number on were never claimed, so a look at all processes is a short one.
+    pub(crate) slots_used: AtomicU32,
+    /// Set once a message about a full pool was printed, so that a tree prints it once.
+    pub full_reported: AtomicU32,
+    pub(crate) program: [AtomicU8; NAME_BYTES],
+    pub(crate) victim_policy: [AtomicU8; NAME_BYTES],
+    pub(crate) prefetch_policy: [AtomicU8; NAME_BYTES],
+    pub(crate) addresses: [AtomicU8; ADDRESSES_BYTES],
+}
+
+const _: () = assert!(size_of::<Header>() == 4096);
+
+/// How far a process has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ProcessState {
+    /// Everything is local and left to the kernel.
+    Native = 1,
+    /// The pager serves its faults.
+    Active = 2,
+}
+
+/// What is counted for each process. All but the gauges only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Faults the pager took.
+    Faults,
+    /// Of these: first touches, answered with zero pages.
+    ZeroFills,
+    /// Of these: pages taken back from the victim buffer.
+    VictimHits,
+    /// Pages brought from a blade because they were touched.
+    DemandFetches,
+    /// Pages brought from a blade ahead of their touch.
+    Prefetches,
+    /// Pages moved out of the program.
+    Evictions,
+    /// Pages written to a blade.
+    PagesWritten,
+    /// Pages that could not be moved out (pinned by the kernel, read-only, ...).
+    Refused,
+    /// Pages lost with their blade: touching one is a SIGBUS.
+    Lost,
+    /// Times that local memory went over the limit because nothing could be evicted in time.
+    Overruns,
+    /// Gauge: pages resident in this process (its anonymous resident set).
+    ResidentPages,
+    /// Gauge: pages of this process that are on a blade.
+    FarPages,
+    /// Gauge: resident pages the pager may evict.
+    EvictablePages,
+    /// Gauge: pages in the victim buffer and in reserve.
+    BufferPages,
+    /// Gauge: resident pages of files and shared memory.
+    SharedPages,
+    /// Gauge: resident pages of the pager itself (tables, stacks of requests, its allocator), without
+    /// the victim buffer.
+    PagerPages,
+}
+
+/// Number of counters.
+pub const COUNTER_COUNT: usize = Counter::PagerPages as usize + 1;
+
+/// One process on the board.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    /// 0 = free. Claimed by compare-and-swap.
+    pub pid: AtomicU32,
+    pub(crate) state: AtomicU32,
+    /// Start time of the process in clock ticks (field 22 of /proc/pid/stat): tells a reused pid apart.
+    pub start_ticks: AtomicU64,
+    pub(crate) name: [AtomicU8; NAME_BYTES],
+    counters: [AtomicU64; COUNTER_COUNT],
+    /// Latency of a fault that needed a fetch, from the message to the wake.
+    pub fetch_latency: Histogram,
+    /// Latency of every other fault.
+    pub other_latency: Histogram,
+    /// Pages this process may still take before it looks at the budget again.
+    pub allowance_pages: AtomicI64,
+}
+
+impl Slot {
+    pub fn add(&self, counter: Counter, amount: u64) {
+        self.counters[counter as usize].fetch_add(amount, Relaxed);
+    }
+
+    pub fn set(&self, counter: Counter, value: u64) {
+        self.counters[counter as usize].store(value, Relaxed);
+    }
+
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize].load(Relaxed)
+    }
+
+    pub fn set_state(&self, state: ProcessState) {
+        self.state.store(state as u32, Relaxed);
+    }
+
+    pub fn state(&self) -> ProcessState {
+        let active = self.state.load(Relaxed) == ProcessState::Active as u32;
+        if active { ProcessState::Active } else { ProcessState::Native }
+    }
+
+    pub fn set_name(&self, name: &[u8]) {
+        store_text(&self.name, name);
+    }
+
+    pub fn name(&self) -> String {
+        load_text(&self.name)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.counters.iter().for_each(|counter| counter.store(0, Relaxed));
+        self.state.store(ProcessState::Native as u32, Relaxed);
+        self.allowance_pages.store(0, Relaxed);
+        self.fetch_latency.clear();
+        self.other_latency.clear();
+        store_text(&self.name, b"");
+    }
+}
+
+impl Header {
+    pub(crate) fn store(&self, settings: &Settings) {
+        self.limit_bytes.store(settings.limit_bytes, Relaxed);
+        self.local_percent.store(settings.local_percent, Relaxed);
+        self.quota_bytes.store(settings.quota_bytes, Relaxed);
+        self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
+        self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
+        self.pager_threads.store(settings.pager_threads, Relaxed);
+        self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
+        self.deadline_ms.store(settings.deadline_ms, Relaxed);
+        store_text(&self.program, settings.program.as_bytes());
+        store_text(&self.victim_policy, settings.victim_policy.as_bytes());
+        store_text(&self.prefetch_policy, settings.prefetch_policy.as_bytes());
+        store_text(&self.addresses, settings.blades.join("\n").as_bytes());
+    }
+
+    /// The settings as they stand now.
+    pub fn settings(&self) -> Settings {
+        let fail = self.when_full.load(Relaxed) != 0;
+        Settings {
+            limit_bytes: self.limit_bytes.load(Relaxed),
+            local_percent: self.local_percent.load(Relaxed),
+            quota_bytes: self.quota_bytes.load(Relaxed),
+            blades: load_text(&self.addresses).lines().map(str::to_owned).collect(),
+            allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
+            when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
+            victim_policy: load_text(&self.victim_policy),
+            prefetch_policy: load_text(&self.prefetch_policy),
+            pager_threads: self.pager_threads.load(Relaxed),
+            threshold_bytes: self.threshold_bytes.load(Relaxed),
+            deadline_ms: self.deadline_ms.load(Relaxed),
+            program: load_text(&self.program),
+        }
+    }
+}
+
+/// Whether the settings fit the board; the error names the field.
+pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
+    if settings.blades.join("\n").len() >= ADDRESSES_BYTES {
+        return Err("the blade addresses");
+    }
+    for (text, field) in [
+        (&settings.victim_policy, "the victim policy's name"),
+        (&settings.prefetch_policy, "the prefetch policy's name"),
+    ] {
+        if text.len() >= NAME_BYTES {
+            return Err(field);
+        }
+    }
+    Ok(())
+}
+
+fn store_text(field: &[AtomicU8], text: &[u8]) {
+    let last = field.len() - 1;
+    for (index, byte) in field.iter().enumerate() {
+        let value = if index < last { text.get(index).copied().unwrap_or(0) } else { 0 };
+        byte.store(value, Relaxed);
+    }
+}
+
+fn load_text(field: &[AtomicU8]) -> String {
+    let bytes: Vec<u8> =
+        field.iter().map(|byte| byte.load(Relaxed)).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

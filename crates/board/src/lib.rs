@@ -1,0 +1,23 @@
+//! The board: one small file of shared memory for each `farpool run`.
+//!
+//! It carries three things between the keeper, every process of the program's tree and `farpool stat`:
+//! the settings of the run, the budget (each process publishes what it holds in local memory, and all
+//! are held to one limit), and the statistics. Reading it costs nothing to those who write it.
+//!
+//! Invariants:
+//! * the file is created and sized by the keeper before the program starts and never shrinks;
+//! * a slot belongs to the process whose pid it holds; only that process writes its counters; the
+//!   keeper frees slots of processes that are gone;
+//! * every field is an atomic or written once by the keeper before anybody else can open the file, so
+//!   no reader needs a lock. Counters are relaxed: they are statistics, not synchronisation.
+
+mod histogram;
+mod layout;
+mod map;
+
+pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};
+pub use layout::{Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, WhenFull};
+pub use map::{Board, BoardError};
+
+/// Environment variable by which a program's processes find their board.
+pub const BOARD_VARIABLE: &str = "FARPOOL_BOARD";
