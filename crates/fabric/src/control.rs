@@ -1,0 +1,239 @@
+//! The control connection: one request at a time, waited for, at most as long as the deadline.
+//!
+//! A connection that breaks is made again and the request repeated, as long as the deadline allows. The
+//! blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
+//! "already done" then means success.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use farpool_wire::{
+    ErrorCode, HEAD_LIMIT_BYTES, HelloOk, Request, RequestId, Response, WireError, split_head,
+};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use crate::descriptor::Descriptor;
+use crate::dial::{DialError, Dialer};
+use crate::receive::Break;
+use crate::session::{ConnectError, Session};
+use crate::sys;
+
+/// A connection for requests that move no pages.
+#[derive(Debug)]
+pub struct Control {
+    dialer: Dialer,
+    socket: Option<Descriptor>,
+    hello: HelloOk,
+    next_id: u64,
+    out: Vec<u8>,
+    received: Vec<u8>,
+    files: Vec<OwnedFd>,
+    lost: Option<ConnectError>,
+    reconnects: u64,
+}
+
+/// What the blade answered.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    /// The answer; never [`Response::Error`].
+    pub response: Response<'a>,
+    /// The descriptor that came with it.
+    pub file: Option<Descriptor>,
+    /// True if the request went out more than once.
+    pub repeated: bool,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// There is no connection, and none can be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The blade refused the request.
+    #[error("blade {address} refused: {code} (detail {detail})")]
+    Refused {
+        /// The blade's address.
+        address: String,
+        /// Why.
+        code: ErrorCode,
+        /// What about; see the code.
+        detail: u64,
+        /// True if the request went out more than once.
+        repeated: bool,
+    },
+}
+
+impl Control {
+    /// Connects; waits for it, at most as long as the session's deadline.
+    ///
+    /// # Errors
+    /// The blade cannot be reached or refuses.
+    pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
+        let until = Instant::now() + session.deadline;
+        let mut dialer = Dialer::new(session, slot)?;
+        let (socket, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
+        Ok(Control {
+            dialer,
+            socket: Some(socket),
+            hello: greeting.ok,
+            next_id: 1,
+            out: Vec::new(),
+            received: Vec::new(),
+            files: Vec::new(),
+            lost: None,
+            reconnects: 0,
+        })
+    }
+
+    /// What the blade said when it let us in.
+    pub fn hello(&self) -> &HelloOk {
+        &self.hello
+    }
+
+    /// Why no further request will succeed, once that is so.
+    pub fn loss(&self) -> Option<&ConnectError> {
+        self.lost.as_ref()
+    }
+
+    /// How often the connection was made again; the lease may have run out in between.
+    pub fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    /// Carries out a request.
+    ///
+    /// # Errors
+    /// The blade refuses, or is lost; once lost it stays so.
+    pub fn call(&mut self, request: &Request<'_>) -> Result<Answer<'_>, CallError> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.clone().into());
+        }
+        let repeated = self.exchange(request).inspect_err(|lost| self.lost = Some(lost.clone()))?;
+        let address = &self.dialer.session.address;
+        let lost = |reason: String| ConnectError::Lost { address: address.to_string(), reason };
+        let head = split_head(&self.received).map_err(|error| lost(error.to_string()))?;
+        let head = head.ok_or_else(|| lost(WireError::Length.to_string()))?;
+        let file = match self.files.pop() {
+            None => None,
+            Some(file) => Some(
+                self.dialer
+                    .session
+                    .descriptors
+                    .adopt(file)
+                    .map_err(|_| ConnectError::Descriptors { address: address.to_string() })?,
+            ),
+        };
+        match Response::decode(&head).map_err(|error| lost(error.to_string()))? {
+            Response::Error { code, detail } => {
+                Err(CallError::Refused { address: address.to_string(), code, detail, repeated })
+            }
+            response => Ok(Answer { response, file, repeated }),
+        }
+    }
+
+    /// Gets one verified answer into `received`; says whether the request went out more than once.
+    fn exchange(&mut self, request: &Request<'_>) -> Result<bool, ConnectError> {
+        let until = Instant::now() + self.dialer.session.deadline;
+        let mut attempts = 0u32;
+        loop {
+            let socket = match self.socket.take() {
+                Some(socket) => socket,
+                None => self.reconnect(until)?,
+            };
+            attempts += 1;
+            match self.attempt(&socket, request, until) {
+                Ok(()) => {
+                    self.socket = Some(socket);
+                    return Ok(attempts > 1);
+                }
+                Err(end) if Instant::now() >= until => return Err(self.gave_up(end)),
+                Err(_) => sys::pause(sys::CONNECT_PAUSE * u32::from(attempts > 1)),
+            }
+        }
+    }
+
+    fn reconnect(&mut self, until: Instant) -> Result<Descriptor, ConnectError> {
+        let connected = self.dialer.connect(until);
+        let (socket, _) = connected.map_err(|error: DialError| self.dialer.explain(error))?;
+        self.reconnects += 1;
+        Ok(socket)
+    }
+
+    fn gave_up(&self, end: Break) -> ConnectError {
+        let address = self.dialer.session.address.to_string();
+        ConnectError::Lost { address, reason: end.to_string() }
+    }
+
+    fn attempt(
+        &mut self,
+        socket: &Descriptor,
+        request: &Request<'_>,
+        until: Instant,
+    ) -> Result<(), Break> {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.out.clear();
+        self.received.clear();
+        self.files.clear();
+        request.encode(id, 0, &mut self.out)?;
+        self.send(socket, until)?;
+        while !self.is_answer(id, request)? {
+            self.receive(socket, until)?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, socket: &Descriptor, until: Instant) -> Result<(), Break> {
+        let mut left = self.out.as_slice();
+        while !left.is_empty() {
+            match rustix::net::send(socket, left, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(bytes) => left = &left[bytes..],
+                Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, until)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Break::Broken(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, socket: &Descriptor, until: Instant) -> Result<(), Break> {
+        let have = self.received.len();
+        self.received.resize(HEAD_LIMIT_BYTES, 0);
+        let room = &mut self.received[have..];
+        let got = sys::receive_with_descriptors(socket.as_fd(), room, &mut self.files);
+        self.received.truncate(have + got.unwrap_or(0));
+        match got {
+            Ok(0) => Err(Break::Closed),
+            Ok(_) => Ok(()),
+            Err(Errno::AGAIN) => wait(socket, PollFlags::IN, until),
+            Err(errno) => Err(Break::Broken(errno)),
+        }
+    }
+
+    /// Whether the whole answer is there; anything but the answer is a break.
+    fn is_answer(&self, id: RequestId, request: &Request<'_>) -> Result<bool, Break> {
+        let Some(head) = split_head(&self.received)? else {
+            return Ok(false);
+        };
+        let header = head.header;
+        if header.request_id != id || self.received.len() != header.head_bytes() {
+            return Err(Break::Unasked(header.request_id));
+        }
+        if header.opcode != request.opcode() || header.page_count > 0 {
+            return Err(WireError::Direction.into());
+        }
+        Response::decode(&head)?;
+        Ok(true)
+    }
+}
+
+fn wait(socket: &Descriptor, what: PollFlags, until: Instant) -> Result<(), Break> {
+    match sys::wait_until(socket.as_fd(), what, until) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Break::Broken(Errno::TIMEDOUT)),
+        Err(errno) => Err(Break::Broken(errno)),
+    }
+}

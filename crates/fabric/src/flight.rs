@@ -1,0 +1,231 @@
+//! The requests of one stream link: waiting for a credit, flying, or done.
+//!
+//! A request is a run of pages of one segment. It flies from the moment its first byte may be sent until
+//! its answer is verified; answers usually come in the order of sending, but need not. Reads overtake
+//! waiting writes: somebody stands still until a read is answered. Buffers of finished requests are
+//! used again, so a warm link allocates nothing.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use farpool_wire::{
+    ErrorCode, Extent, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId, SegmentId, WireError,
+};
+
+use crate::link::{LinkPage, PageDone, PageFault};
+use crate::sys::Vector;
+
+/// Pages of one request at most (1 MiB), below the protocol's limit so that one long request does not
+/// keep the others waiting.
+pub(crate) const REQUEST_LIMIT_PAGES: usize = 256;
+/// How often a request may be answered by damaged or impossible frames, each ending the connection,
+/// before it fails: once is bad luck, three times is a broken peer.
+const DAMAGE_LIMIT: u8 = 3;
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) id: RequestId,
+    pub(crate) opcode: Opcode,
+    segment: SegmentId,
+    pub(crate) pages: Vec<LinkPage>,
+    /// The encoded head, kept while it is being sent.
+    head: Vec<u8>,
+    submitted: Instant,
+    damaged: u8,
+    /// Place in the stream of the byte after its last one.
+    pub(crate) end_bytes: u64,
+}
+
+/// All requests of one link.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    waiting_reads: VecDeque<Slot>,
+    waiting_writes: VecDeque<Slot>,
+    pub(crate) flying: VecDeque<Slot>,
+    spare: Vec<Slot>,
+    pub(crate) done: Vec<PageDone>,
+    extents: Vec<Extent>,
+    next_id: u64,
+    /// Bytes of the stream that belong to requests made so far.
+    stream_bytes: u64,
+    pages: usize,
+    pub(crate) credits: u16,
+    pub(crate) request_limit_pages: usize,
+}
+
+impl Flight {
+    pub(crate) fn new() -> Self {
+        Flight {
+            waiting_reads: VecDeque::new(),
+            waiting_writes: VecDeque::new(),
+            flying: VecDeque::new(),
+            spare: Vec::new(),
+            done: Vec::new(),
+            extents: Vec::with_capacity(REQUEST_LIMIT_PAGES),
+            next_id: 1,
+            stream_bytes: 0,
+            pages: 0,
+            credits: 1,
+            request_limit_pages: 1,
+        }
+    }
+
+    /// Pages given and not yet handed out.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages + self.done.len()
+    }
+
+    /// True if a request is waiting or flying.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.pages > 0
+    }
+
+    /// Takes the pages in as requests.
+    pub(crate) fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
+        let submitted = Instant::now();
+        self.pages += pages.len();
+        for same in pages.chunk_by(|a, b| a.segment == b.segment) {
+            for pages in same.chunks(self.request_limit_pages) {
+                let mut slot = self.spare.pop().unwrap_or_else(|| Slot::new(submitted));
+                slot.opcode = opcode;
+                slot.segment = pages[0].segment;
+                slot.submitted = submitted;
+                slot.damaged = 0;
+                slot.pages.extend_from_slice(pages);
+                self.queue_of(opcode).push_back(slot);
+            }
+        }
+    }
+
+    fn queue_of(&mut self, opcode: Opcode) -> &mut VecDeque<Slot> {
+        if opcode == Opcode::Read { &mut self.waiting_reads } else { &mut self.waiting_writes }
+    }
+
+    /// Puts the next waiting requests on the wire as far as credits and the vector's room go.
+    pub(crate) fn launch(&mut self, output: &mut Vector, room_parts: usize) {
+        while self.flying.len() < usize::from(self.credits.max(1)) && output.parts() < room_parts {
+            let Some(mut slot) =
+                self.waiting_reads.pop_front().or_else(|| self.waiting_writes.pop_front())
+            else {
+                return;
+            };
+            slot.id = RequestId(self.next_id);
+            self.next_id += 1;
+            if slot.encode(&mut self.extents).is_err() {
+                // Our own limits keep requests within the protocol's, so this is no blade's doing.
+                self.finish(slot, Err(PageFault::Refused(ErrorCode::BadFrame)));
+                continue;
+            }
+            output.push_const(slot.head.as_ptr(), slot.head.len());
+            self.stream_bytes += slot.head.len() as u64;
+            if slot.opcode == Opcode::Write {
+                slot.pages.iter().for_each(|page| output.push_const(page.memory, PAGE_BYTES));
+                self.stream_bytes += (slot.pages.len() * PAGE_BYTES) as u64;
+            }
+            slot.end_bytes = self.stream_bytes;
+            self.flying.push_back(slot);
+        }
+    }
+
+    /// Ends the flying request at this place of the queue.
+    pub(crate) fn land(&mut self, at: usize, result: Result<(), PageFault>) {
+        if let Some(slot) = self.flying.remove(at) {
+            self.finish(slot, result);
+        }
+    }
+
+    fn finish(&mut self, mut slot: Slot, result: Result<(), PageFault>) {
+        self.pages -= slot.pages.len();
+        self.done.extend(slot.pages.iter().map(|page| PageDone { token: page.token, result }));
+        slot.pages.clear();
+        self.spare.push(slot);
+    }
+
+    /// The connection is gone: what flew waits again, in the old order. `damaged` says that it ended by
+    /// bytes that cannot be, which a request survives only so often.
+    pub(crate) fn ground(&mut self, damaged: bool) {
+        self.stream_bytes = 0;
+        while let Some(mut slot) = self.flying.pop_back() {
+            slot.damaged += u8::from(damaged);
+            if slot.damaged >= DAMAGE_LIMIT {
+                self.finish(slot, Err(PageFault::Corrupt));
+            } else {
+                self.queue_of(slot.opcode).push_front(slot);
+            }
+        }
+    }
+
+    /// When the oldest request was submitted.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        let flying = self.flying.iter().map(|slot| slot.submitted).min();
+        let waiting = [self.waiting_reads.front(), self.waiting_writes.front()];
+        waiting.into_iter().flatten().map(|slot| slot.submitted).chain(flying).min()
+    }
+
+    /// Ends every request.
+    pub(crate) fn fail_all(&mut self, fault: PageFault) {
+        self.ground(false);
+        while let Some(slot) =
+            self.waiting_reads.pop_front().or_else(|| self.waiting_writes.pop_front())
+        {
+            self.finish(slot, Err(fault));
+        }
+    }
+}
+
+impl Slot {
+    fn new(submitted: Instant) -> Self {
+        Slot {
+            id: RequestId(0),
+            opcode: Opcode::Read,
+            segment: SegmentId(0),
+            pages: Vec::with_capacity(REQUEST_LIMIT_PAGES),
+            head: Vec::with_capacity(64),
+            submitted,
+            damaged: 0,
+            end_bytes: 0,
+        }
+    }
+
+    /// Bytes of the pages in the answer.
+    pub(crate) fn answer_pages(&self) -> usize {
+        if self.opcode == Opcode::Read { self.pages.len() } else { 0 }
+    }
+
+    fn encode(&mut self, extents: &mut Vec<Extent>) -> Result<(), WireError> {
+        extents.clear();
+        for run in self.pages.chunk_by(|a, b| a.page.0.checked_add(1) == Some(b.page.0)) {
+            extents.push(Extent::new(run[0].page, u32::try_from(run.len()).unwrap_or(u32::MAX)));
+        }
+        self.head.clear();
+        let segment = self.segment;
+        let (request, checksum) = match self.opcode {
+            Opcode::Read => (Request::Read { segment, extents }, 0),
+            _ => (Request::Write { segment, extents }, checksum_of(&self.pages)),
+        };
+        request.encode(self.id, checksum, &mut self.head)
+    }
+
+    /// The checksum over the answer's pages, received in place.
+    pub(crate) fn answer_checksum(&self) -> u32 {
+        checksum_of(&self.pages[..self.answer_pages()])
+    }
+
+    /// Copies the answer's pages, which lie in `bytes`, to where they belong.
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        for (page, bytes) in self.pages.iter().zip(bytes.chunks_exact(PAGE_BYTES)) {
+            // SAFETY: the page's memory is lent to the link for writing until its completion.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), page.memory, PAGE_BYTES) };
+        }
+    }
+}
+
+fn checksum_of(pages: &[LinkPage]) -> u32 {
+    let mut sum = PagesChecksum::new();
+    for page in pages {
+        // SAFETY: the page's memory is lent to the link, readable, until its completion.
+        sum.update(unsafe { std::slice::from_raw_parts(page.memory, PAGE_BYTES) });
+    }
+    sum.value()
+}

@@ -1,0 +1,27 @@
+//! How requests move between one client and one blade.
+//!
+//! A [`Control`] connection carries the rare requests (allocate, freeze ...), one at a time. Pages move
+//! over a [`Link`], one per thread: [`ShmLink`] copies from and to the blade's memory on the same host,
+//! [`StreamLink`] asks over a unix socket or TCP. The blade's [`Address`] chooses.
+//!
+//! All of it runs on pager threads inside arbitrary programs: system calls are made directly, nothing is
+//! printed, looked up or spawned, no signal is touched, and moving pages allocates nothing once warm.
+
+mod control;
+mod descriptor;
+mod dial;
+mod flight;
+mod link;
+mod receive;
+mod session;
+mod shm;
+mod stream;
+mod sys;
+
+pub use control::{Answer, CallError, Control};
+pub use descriptor::{DESCRIPTOR_FLOOR, DESCRIPTOR_LIMIT, Descriptor, DescriptorSet};
+pub use farpool_wire::{Address, AddressError, ClientId};
+pub use link::{Link, LinkPage, PageDone, PageFault};
+pub use session::{ConnectError, Session};
+pub use shm::ShmLink;
+pub use stream::StreamLink;

@@ -1,0 +1,64 @@
+//! Who we are to a blade, and why it could not be reached.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_wire::{Address, ClientId, ErrorCode, Purpose};
+
+use crate::descriptor::DescriptorSet;
+
+/// One client's dealings with one blade: what every connection of it has in common.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// Where the blade is.
+    pub address: Address,
+    /// The client's name to the blade.
+    pub client: ClientId,
+    /// The client's name to people; cut to what the protocol holds.
+    pub client_name: String,
+    /// What the connections are for.
+    pub purpose: Purpose,
+    /// The memory the client would like at most, in bytes; counts when the blade first sees the client.
+    pub quota_bytes: u64,
+    /// A request older than this means that the blade is lost.
+    pub deadline: Duration,
+    /// Permits TCP to other hosts, which is not encrypted.
+    pub allow_remote_tcp: bool,
+    /// Where the connections' descriptors are kept.
+    pub descriptors: Arc<DescriptorSet>,
+}
+
+/// Why there is no connection to a blade. Each message names the blade and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// It cannot be reached, or not any more.
+    #[error("blade {address} is lost: {reason}; check that it runs and can be reached")]
+    Lost {
+        /// The blade's address.
+        address: String,
+        /// What happened.
+        reason: String,
+    },
+    /// It can be reached but refuses this client.
+    #[error("blade {address} refuses this client: {code}")]
+    Refused {
+        /// The blade's address.
+        address: String,
+        /// Why.
+        code: ErrorCode,
+    },
+    /// A TCP address beyond loopback without permission.
+    #[error(
+        "blade {address} is on another host and TCP is not encrypted; allow remote TCP explicitly if you mean it"
+    )]
+    RemoteTcp {
+        /// The blade's address.
+        address: String,
+    },
+    /// This process may hold no more descriptors.
+    #[error("no descriptor is left for a connection to blade {address}; raise `ulimit -n`")]
+    Descriptors {
+        /// The blade's address.
+        address: String,
+    },
+}

@@ -1,0 +1,303 @@
+//! Pages over a byte stream: unix socket or TCP.
+//!
+//! The life of a request: taken in (`Flight::submit`), launched when a credit is free, sent together with
+//! others in one system call, answered in place (`Receiver`), handed out. When the connection breaks, the
+//! link makes another one and sends again what was not answered; reading and writing whole pages may be
+//! repeated, and the connection's generation keeps the first copy from taking effect late. That goes on
+//! until it works, nobody serves the address any more, or a request is older than the deadline: then the
+//! link is lost for good and every request ends with an error.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use farpool_wire::Opcode;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use crate::descriptor::Descriptor;
+use crate::dial::{Dial, DialError, Dialer, Greeting};
+use crate::flight::{Flight, REQUEST_LIMIT_PAGES};
+use crate::link::{Link, LinkPage, PageDone, PageFault};
+use crate::receive::{Break, Receiver};
+use crate::session::{ConnectError, Session};
+use crate::sys::{self, Patience, Vector};
+
+/// Parts gathered for one send before requests wait for the next one.
+const SEND_LIMIT_PARTS: usize = 512;
+
+/// Pages over a unix socket or TCP, driven by one thread.
+#[derive(Debug)]
+pub struct StreamLink {
+    dialer: Dialer,
+    state: State,
+    flight: Flight,
+    output: Vector,
+    sent_bytes: u64,
+    receiver: Receiver,
+    /// Times the connection broke and was made again.
+    reconnects: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Up(Descriptor),
+    Dialing(Dial),
+    /// Not before this time.
+    Pausing(Instant),
+    Lost(String),
+}
+
+impl StreamLink {
+    /// Connects; waits for it, at most as long as the session's deadline.
+    ///
+    /// `slot` tells this connection from the client's others and is used by one link at a time.
+    ///
+    /// # Errors
+    /// The blade cannot be reached or refuses.
+    pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
+        let until = Instant::now() + session.deadline;
+        let mut dialer = Dialer::new(session, slot)?;
+        let (socket, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
+        let mut link = StreamLink {
+            dialer,
+            state: State::Up(socket),
+            flight: Flight::new(),
+            output: Vector::with_capacity(SEND_LIMIT_PARTS + REQUEST_LIMIT_PAGES + 2),
+            sent_bytes: 0,
+            receiver: Receiver::new(),
+            reconnects: 0,
+        };
+        link.greeted(&greeting);
+        Ok(link)
+    }
+
+    /// Times the connection broke and was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    fn greeted(&mut self, greeting: &Greeting) {
+        self.dialer.met(greeting);
+        self.flight.credits = greeting.credits;
+        let limit = usize::from(greeting.ok.pages_per_request_limit);
+        self.flight.request_limit_pages = limit.clamp(1, REQUEST_LIMIT_PAGES);
+        self.output.clear();
+        self.sent_bytes = 0;
+        self.receiver.reset();
+    }
+
+    /// Does what can be done now. With patience, waits a short while where the next step is an answer.
+    fn drive(&mut self, patience: Patience) {
+        if let State::Pausing(until) = self.state {
+            if Instant::now() < until {
+                return;
+            }
+            self.redial();
+        }
+        self.advance_dial();
+        if let State::Up(socket) = &self.state
+            && let Err(end) = exchange(
+                socket.as_fd(),
+                &mut self.flight,
+                &mut self.output,
+                &mut self.sent_bytes,
+                &mut self.receiver,
+                patience,
+            )
+        {
+            self.broke(end);
+        }
+        if let State::Lost(_) = self.state {
+            self.flight.fail_all(PageFault::Lost);
+        }
+    }
+
+    fn broke(&mut self, end: Break) {
+        self.reconnects += 1;
+        self.flight.ground(end.is_damage());
+        self.output.clear();
+        self.redial();
+        self.advance_dial();
+    }
+
+    fn redial(&mut self) {
+        match self.dialer.dial() {
+            Ok(dial) => self.state = State::Dialing(dial),
+            Err(error) => self.dial_failed(error),
+        }
+    }
+
+    fn advance_dial(&mut self) {
+        let State::Dialing(dial) = &mut self.state else {
+            return;
+        };
+        match dial.advance() {
+            Ok(None) => {}
+            Ok(Some(greeting)) => {
+                let pausing = State::Pausing(Instant::now());
+                if let State::Dialing(dial) = std::mem::replace(&mut self.state, pausing) {
+                    self.state = State::Up(dial.into_socket());
+                }
+                self.greeted(&greeting);
+            }
+            Err(error) => self.dial_failed(error),
+        }
+    }
+
+    fn dial_failed(&mut self, error: DialError) {
+        self.state = if error.may_pass() {
+            State::Pausing(Instant::now() + sys::CONNECT_PAUSE)
+        } else {
+            State::Lost(error.to_string())
+        };
+    }
+
+    /// Waits until the socket or the clock allows the next step.
+    fn pause(&self) {
+        let until = Instant::now() + sys::WAIT_STEP;
+        // A failed wait only means that the next step is tried earlier.
+        let _ = match &self.state {
+            State::Up(socket) => {
+                sys::wait_until(socket.as_fd(), PollFlags::IN | PollFlags::OUT, until).map(drop)
+            }
+            State::Dialing(dial) => sys::wait_until(
+                dial.descriptor(),
+                PollFlags::IN,
+                until.min(Instant::now() + sys::CONNECT_PAUSE),
+            )
+            .map(drop),
+            State::Pausing(then) => {
+                sys::pause(then.saturating_duration_since(Instant::now()));
+                Ok(())
+            }
+            State::Lost(_) => Ok(()),
+        };
+    }
+
+    fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
+        self.flight.submit(opcode, pages);
+        if let State::Up(socket) = &self.state {
+            let sent =
+                send_all(socket.as_fd(), &mut self.flight, &mut self.output, &mut self.sent_bytes);
+            if let Err(end) = sent {
+                self.broke(end);
+            }
+        }
+        if let State::Lost(_) = self.state {
+            self.flight.fail_all(PageFault::Lost);
+        }
+    }
+}
+
+/// Receives and sends in turn as long as either moves something.
+fn exchange(
+    socket: BorrowedFd<'_>,
+    flight: &mut Flight,
+    output: &mut Vector,
+    sent_bytes: &mut u64,
+    receiver: &mut Receiver,
+    patience: Patience,
+) -> Result<(), Break> {
+    let mut patience = patience;
+    loop {
+        send_all(socket, flight, output, sent_bytes)?;
+        if flight.flying.is_empty() {
+            return Ok(());
+        }
+        if output.bytes() > 0 {
+            patience = Patience::None; // a full socket needs us as soon as it empties
+        }
+        let more = receiver.receive(socket, flight, *sent_bytes, patience)?;
+        patience = Patience::None;
+        if !more {
+            return send_all(socket, flight, output, sent_bytes);
+        }
+    }
+}
+
+/// Sends until nothing may be sent or the socket is full.
+fn send_all(
+    socket: BorrowedFd<'_>,
+    flight: &mut Flight,
+    output: &mut Vector,
+    sent_bytes: &mut u64,
+) -> Result<(), Break> {
+    loop {
+        if output.bytes() == 0 {
+            output.clear();
+            flight.launch(output, SEND_LIMIT_PARTS);
+        }
+        if output.bytes() == 0 {
+            return Ok(());
+        }
+        // SAFETY: heads belong to flying requests, pages are lent to the link until their completion.
+        match unsafe { sys::send(socket, output) } {
+            Ok(bytes) => {
+                output.advance(bytes);
+                *sent_bytes += bytes as u64;
+            }
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(errno) => return Err(Break::Broken(errno)),
+        }
+    }
+}
+
+impl Link for StreamLink {
+    unsafe fn read(&mut self, pages: &[LinkPage]) {
+        self.submit(Opcode::Read, pages);
+    }
+
+    unsafe fn write(&mut self, pages: &[LinkPage]) {
+        self.submit(Opcode::Write, pages);
+    }
+
+    fn poll(&mut self, done: &mut Vec<PageDone>) {
+        if self.flight.is_busy() {
+            self.drive(Patience::None);
+        }
+        done.append(&mut self.flight.done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<PageDone>) {
+        if self.flight.is_busy() && self.flight.done.is_empty() {
+            let stuck = !matches!(self.state, State::Up(_)) || self.output.bytes() > 0;
+            if stuck {
+                self.pause();
+            }
+            self.drive(Patience::Step);
+        }
+        done.append(&mut self.flight.done);
+    }
+
+    fn expire(&mut self, now: Instant, done: &mut Vec<PageDone>) {
+        self.poll(done);
+        let deadline = self.dialer.session.deadline;
+        let oldest = self.flight.oldest();
+        if oldest.is_some_and(|since| now.saturating_duration_since(since) >= deadline) {
+            let reason = format!("no answer within {} ms", deadline.as_millis());
+            self.state = State::Lost(reason);
+            self.flight.fail_all(PageFault::Deadline);
+            self.poll(done);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flight.pages()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Up(socket) if self.flight.is_busy() => Some(socket.as_fd()),
+            State::Dialing(dial) => Some(dial.descriptor()),
+            _ => None,
+        }
+    }
+
+    fn loss(&self) -> Option<&str> {
+        match &self.state {
+            State::Lost(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The system calls of this crate: vectored reads and writes on lent memory, sockets.
+//!
+//! All go straight to the kernel (rustix without libc), so nothing the program interposes gets in
+//! between, and nothing here allocates after a [`Vector`] has grown to its working size.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// Parts one vectored system call takes (the kernel's `UIO_MAXIOV`).
+pub(crate) const VECTOR_LIMIT_PARTS: usize = 1024;
+/// Descriptors taken from one message; more are closed by the kernel.
+const DESCRIPTORS_PER_MESSAGE: usize = 4;
+
+/// One stretch of memory, laid out as the kernel's `iovec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    base: *mut u8,
+    len: usize,
+}
+
+// Rust promises that IoSlice and IoSliceMut have the layout of iovec on Unix.
+const _: () = assert!(size_of::<Part>() == size_of::<IoSliceMut<'_>>());
+const _: () = assert!(align_of::<Part>() == align_of::<IoSliceMut<'_>>());
+const _: () = assert!(size_of::<Part>() == 16);
+
+/// A list of memory to scatter to or gather from, reused between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Vector {
+    parts: Vec<Part>,
+    first: usize,
+    bytes: usize,
+}
+
+// SAFETY: plain addresses; whether they may be used is the caller's promise at each call.
+unsafe impl Send for Vector {}
+
+impl Vector {
+    pub(crate) fn with_capacity(parts: usize) -> Self {
+        Vector { parts: Vec::with_capacity(parts), first: 0, bytes: 0 }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.parts.clear();
+        self.first = 0;
+        self.bytes = 0;
+    }
+
+    /// Bytes not yet moved.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Parts not yet moved.
+    pub(crate) fn parts(&self) -> usize {
+        self.parts.len() - self.first
+    }
+
+    pub(crate) fn push(&mut self, base: *mut u8, len: usize) {
+        self.bytes += len;
+        match self.parts[self.first..].last_mut() {
+            Some(last) if std::ptr::eq(last.base.wrapping_add(last.len), base) => last.len += len,
+            _ if len > 0 => self.parts.push(Part { base, len }),
+            _ => {}
+        }
+    }
+
+    /// Adds memory that is only read from.
+    pub(crate) fn push_const(&mut self, base: *const u8, len: usize) {
+        self.push(base.cast_mut(), len);
+    }
+
+    /// Leaves out the first `bytes`, which have been moved.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        debug_assert!(bytes <= self.bytes);
+        let mut left = bytes.min(self.bytes);
+        self.bytes -= left;
+        while let Some(part) = self.parts.get_mut(self.first)
+            && left > 0
+        {
+            let step = left.min(part.len);
+            part.base = part.base.wrapping_add(step);
+            part.len -= step;
+            left -= step;
+            self.first += usize::from(part.len == 0);
+        }
+    }
+
+    fn batch(&self) -> std::ops::Range<usize> {
+        self.first..self.parts.len().min(self.first + VECTOR_LIMIT_PARTS)
+    }
+
+    /// # Safety
+    /// Every part must be readable for the length of the slices' use.
+    unsafe fn slices(&self) -> &[IoSlice<'_>] {
+        let parts = &self.parts[self.batch()];
+        // SAFETY: same layout (checked above); readable as promised.
+        unsafe { std::slice::from_raw_parts(parts.as_ptr().cast(), parts.len()) }
+    }
+
+    /// # Safety
+    /// Every part must be writable and nobody else's for the length of the slices' use.
+    unsafe fn slices_mut(&mut self) -> &mut [IoSliceMut<'_>] {
+        let batch = self.batch();
+        let parts = &mut self.parts[batch];
+        // SAFETY: same layout (checked above); writable as promised.
+        unsafe { std::slice::from_raw_parts_mut(parts.as_mut_ptr().cast(), parts.len()) }
+    }
+}
+
+fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Fills the whole vector from the file.
+///
+/// # Safety
+/// Every part of the vector must be writable and nobody else's during the call.
+pub(crate) unsafe fn read_all_at(
+    fd: BorrowedFd<'_>,
+    into: &mut Vector,
+    offset: u64,
+) -> Result<(), Errno> {
+    let mut at = offset;
+    while into.bytes() > 0 {
+        // SAFETY: as promised by the caller.
+        let slices = unsafe { into.slices_mut() };
+        // The plain call for the common lone page: the kernel need not copy a list in.
+        let got = match slices {
+            [only] => again(|| rustix::io::pread(fd, &mut **only, at))?,
+            many => again(|| rustix::io::preadv(fd, many, at))?,
+        };
+        if got == 0 {
+            return Err(Errno::NXIO); // beyond the end of the file: not the memory we were promised
+        }
+        into.advance(got);
+        at += got as u64;
+    }
+    Ok(())
+}
+
+/// Stores the whole vector in the file.
+///
+/// # Safety
+/// Every part of the vector must be readable during the call.
+pub(crate) unsafe fn write_all_at(
+    fd: BorrowedFd<'_>,
+    from: &mut Vector,
+    offset: u64,
+) -> Result<(), Errno> {
+    let mut at = offset;
+    while from.bytes() > 0 {
+        // SAFETY: as promised by the caller.
+        let slices = unsafe { from.slices() };
+        let put = match slices {
+            [only] => again(|| rustix::io::pwrite(fd, only, at))?,
+            many => again(|| rustix::io::pwritev(fd, many, at))?,
+        };
+        if put == 0 {
+            return Err(Errno::NXIO);
+        }
+        from.advance(put);
+        at += put as u64;
+    }
+    Ok(())
+}
+
+/// Whether a receive may wait for the first byte (until the socket's own time limit).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Come back at once.
+    None,
+    /// Wait, at most [`WAIT_STEP`].
+    Step,
+}
+
+/// Longest a patient receive waits before its caller looks at the deadlines.
+pub(crate) const WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// Receives what is there, up to the vector's size; 0 means the peer closed.
+///
+/// # Safety
+/// Every part of the vector must be writable and nobody else's during the call.
+pub(crate) unsafe fn receive(
+    fd: BorrowedFd<'_>,
+    into: &mut Vector,
+    patience: Patience,
+) -> Result<usize, Errno> {
+    debug_assert!(into.bytes() > 0);
+    let flags = match patience {
+        Patience::None => RecvFlags::DONTWAIT,
+        Patience::Step => RecvFlags::empty(),
+    };
+    let mut none = RecvAncillaryBuffer::default();
+    // SAFETY: as promised by the caller.
+    let slices = unsafe { into.slices_mut() };
+    let got = rustix::net::recvmsg(fd, slices, &mut none, flags)?;
+    Ok(got.bytes)
+}
+
+/// Lets a connected socket wait in patient receives.
+pub(crate) fn make_patient(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::sockopt::set_socket_timeout(
+        fd,
+        rustix::net::sockopt::Timeout::Recv,
+        Some(WAIT_STEP),
+    )?;
+    rustix::io::ioctl_fionbio(fd, false)
+}
+
+/// Sends what the socket takes now.
+///
+/// # Safety
+/// Every part of the vector must be readable during the call.
+pub(crate) unsafe fn send(fd: BorrowedFd<'_>, from: &Vector) -> Result<usize, Errno> {
+    let mut none = SendAncillaryBuffer::default();
+    // SAFETY: as promised by the caller.
+    let slices = unsafe { from.slices() };
+    again(|| rustix::net::sendmsg(fd, slices, &mut none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
+}
+
+/// Receives bytes and any descriptors that came with them.
+pub(crate) fn receive_with_descriptors(
+    fd: BorrowedFd<'_>,
+    into: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<usize, Errno> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got =
+        again(|| rustix::net::recvmsg(fd, &mut [IoSliceMut::new(into)], &mut control, flags))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            descriptors.extend(files);
+        }
+    }
+    Ok(got.bytes)
+}
+
+/// Waits until the descriptor is ready or the time is over; says whether it is ready.
+pub(crate) fn wait_until(
+    fd: BorrowedFd<'_>,
+    what: PollFlags,
+    until: Instant,
+) -> Result<bool, Errno> {
+    let mut set = [PollFd::from_borrowed_fd(fd, what)];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match rustix::event::poll(&mut set, Some(&timespec(left))) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+/// Time between two attempts to connect to a listener that is busy or cannot be reached.
+pub(crate) const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+
+/// A unix socket, connected. A listener with a full queue gives [`Errno::AGAIN`].
+pub(crate) fn connect_unix(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = stream_socket(AddressFamily::UNIX)?;
+    again(|| rustix::net::connect(&socket, &address))?;
+    Ok(socket)
+}
+
+/// A TCP socket without delay, on its way to being connected: ask [`connected`].
+pub(crate) fn connect_tcp(to: &std::net::SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = stream_socket(family)?;
+    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, to) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+/// Whether the attempt to connect has come to an end, which may be an error.
+pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    if !wait_until(socket, PollFlags::OUT, Instant::now())? {
+        return Ok(false);
+    }
+    rustix::net::sockopt::socket_error(socket)??;
+    Ok(true)
+}
+
+pub(crate) fn pause(time: Duration) {
+    // An interrupted pause is just a shorter one.
+    let _ = rustix::thread::nanosleep(&timespec(time));
+}
