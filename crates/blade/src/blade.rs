@@ -1,0 +1,453 @@
+//! The blade itself: the table joined with the memory. No sockets, no threads, no clock.
+//!
+//! Locks: `table` is taken for reading on the data path (a few lookups, never across I/O) and for
+//! writing by control requests. Memory is committed and zeroed without it. `scrubs.running` is held
+//! while memory is zeroed, and takes `table` for a moment inside; never the other way round.
+//!
+//! Memory of which a process still holds a descriptor is never zeroed when its segment is gone (by
+//! detach, goodbye, or a lease that ran out on a client that lives): whoever reads it finds what was
+//! there. It counts as used, of no client, until the last descriptor is closed; the blade asks the
+//! kernel five times a second, and when memory is short. A superpage that its client frees is zeroed
+//! under that client's descriptor, as it asked.
+
+use crate::config::BladeConfig;
+use crate::memory::{SegmentMemory, Store, is_full};
+use crate::table::{
+    Access, ClientNumber, Connected, Grant, Limits, Refused, Run, Scrub, ScrubPart, SegmentView,
+    Table, superpages_of,
+};
+use farpool_wire::{
+    BladeTotals, ClientUsage, ErrorCode, Extent, Hello, PAGES_PER_FRAME_LIMIT, SUPERPAGE_BYTES,
+    SegmentId, SegmentToken, SuperpageNumber, SuperpagePair,
+};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+type Memory = Arc<SegmentMemory>;
+
+/// A blade: memory, and who has which part of it.
+#[derive(Debug)]
+pub struct Blade {
+    id: u64,
+    config: BladeConfig,
+    capacity_superpages: u32,
+    store: Store,
+    table: RwLock<Table<Memory>>,
+    scrubs: Scrubs,
+    pub(crate) counters: Counters,
+}
+
+/// What a blade counts, without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) pages_read: AtomicU64,
+    pub(crate) pages_written: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    pub(crate) requests_refused: AtomicU64,
+    pub(crate) bad_frames: AtomicU64,
+    pub(crate) connections: AtomicU32,
+    superpages_scrubbed: AtomicU64,
+}
+
+/// Memory waiting to be zeroed.
+#[derive(Debug, Default)]
+struct Scrubs {
+    waiting: Mutex<VecDeque<Scrub<Memory>>>,
+    arrived: Condvar,
+    /// Held while zeroing: whoever takes it knows that all earlier scrubs are done. In it: memory
+    /// whose segment is gone, but which a process still holds by descriptor.
+    running: Mutex<Vec<Scrub<Memory>>>,
+    /// Superpages of that memory.
+    held_superpages: AtomicU32,
+}
+
+/// All of a blade's counters at one moment.
+#[derive(Clone, Debug)]
+pub struct BladeStat {
+    /// The whole blade.
+    pub totals: BladeTotals,
+    /// Its clients, in order of arrival.
+    pub clients: Vec<ClientUsage>,
+}
+
+impl Blade {
+    /// A blade with nothing in it.
+    ///
+    /// # Errors
+    /// The backing store cannot be opened, or the system gives no random numbers.
+    pub fn new(mut config: BladeConfig) -> io::Result<Blade> {
+        config.pages_per_request = config.pages_per_request.clamp(1, PAGES_PER_FRAME_LIMIT);
+        config.credits = config.credits.max(1);
+        let capacity_superpages =
+            superpages_of(config.memory_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES);
+        if capacity_superpages == 0 {
+            let text = "a blade needs at least 16 MiB of memory to lend";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let limits = Limits {
+            capacity_superpages,
+            quota_default_superpages: superpages_of(config.quota_default_bytes),
+            quota_limit_superpages: superpages_of(config.quota_limit_bytes),
+            lease: config.lease,
+            clients: config.clients_limit,
+            segments: config.segments_limit,
+        };
+        let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
+        Ok(Blade {
+            id: u64::from_le_bytes(random()?),
+            store: Store::open(&config.backing, capacity_bytes)?,
+            config,
+            capacity_superpages,
+            table: RwLock::new(Table::new(limits)),
+            scrubs: Scrubs::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Random number of this blade.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> &BladeConfig {
+        &self.config
+    }
+
+    /// Memory it has to lend.
+    pub fn capacity_bytes(&self) -> u64 {
+        u64::from(self.capacity_superpages) * SUPERPAGE_BYTES
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table<Memory>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table<Memory>> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn connect(&self, hello: &Hello<'_>) -> Result<Connected, Refused> {
+        self.write().connect(hello)
+    }
+
+    pub(crate) fn disconnect(&self, client: ClientNumber, now: Duration) {
+        self.write().disconnect(client, now);
+    }
+
+    pub(crate) fn goodbye(&self, client: ClientNumber) {
+        let scrubs = self.write().end_client(client);
+        self.queue_scrubs(scrubs);
+    }
+
+    /// Ends the clients whose lease has run out; `now` is the time since the blade started.
+    pub fn tick(&self, now: Duration) {
+        let scrubs = self.write().expire(now);
+        self.queue_scrubs(scrubs);
+    }
+
+    pub(crate) fn create_segment(
+        &self,
+        client: ClientNumber,
+        span_superpages: u32,
+    ) -> Result<(SegmentId, SegmentToken), Refused> {
+        let token = SegmentToken(u128::from_le_bytes(random().map_err(|e| backing(&e))?));
+        let make = |superpages| Arc::new(self.store.segment(superpages));
+        let id = self.write().create_segment(client, span_superpages, token, make)?;
+        Ok((id, token))
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+        pairs: &mut Vec<SuperpagePair>,
+    ) -> Result<(), Refused> {
+        let allocate =
+            |pairs: &mut Vec<_>| self.write().allocate(client, segment, first, count, pairs);
+        let memory = match allocate(pairs) {
+            Err(Refused { code: ErrorCode::BladeFull, .. }) => {
+                self.run_scrubs(); // what was freed just before may be all that is missing
+                allocate(pairs)?
+            }
+            other => other?,
+        };
+        let committed = pairs.iter().try_for_each(|pair| memory.commit(pair.rmma().0));
+        committed.map_err(|error| {
+            self.undo_allocate(client, segment, first, count);
+            if is_full(&error) {
+                Refused::new(ErrorCode::BladeFull, self.capacity_bytes())
+            } else {
+                backing(&error)
+            }
+        })
+    }
+
+    fn undo_allocate(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+    ) {
+        // It can only fail when the client has meanwhile detached or died, and then all is freed.
+        let freed = self.write().free(client, segment, first, count);
+        self.queue_scrubs(freed.ok());
+        self.run_scrubs();
+    }
+
+    pub(crate) fn free(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+    ) -> Result<(), Refused> {
+        let scrub = self.write().free(client, segment, first, count)?;
+        self.queue_scrubs([scrub]);
+        Ok(())
+    }
+
+    pub(crate) fn freeze(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
+        self.write().freeze(client, segment)
+    }
+
+    pub(crate) fn thaw(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
+        let is_held_elsewhere = |memory: &Memory| {
+            memory.is_held_beside(client.0).unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot tell who holds a segment; it stays frozen");
+                true
+            })
+        };
+        self.write().thaw(client, segment, is_held_elsewhere)
+    }
+
+    pub(crate) fn attach(
+        &self,
+        client: ClientNumber,
+        token: SegmentToken,
+    ) -> Result<SegmentView, Refused> {
+        self.write().attach(client, token)
+    }
+
+    pub(crate) fn detach(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
+        let scrub = self.write().detach(client, segment)?;
+        self.queue_scrubs(scrub);
+        Ok(())
+    }
+
+    pub(crate) fn list(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        skip: usize,
+        limit: usize,
+        pairs: &mut Vec<SuperpagePair>,
+    ) -> Result<SegmentView, Refused> {
+        let table = self.read();
+        table.list(client, segment, skip, limit, pairs)?;
+        table.view(client, segment)
+    }
+
+    pub(crate) fn access(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        extents: &[Extent],
+        access: Access,
+        runs: &mut Vec<Run>,
+    ) -> Result<Grant<Memory>, Refused> {
+        self.read().access(client, segment, extents, access, runs)
+    }
+
+    pub(crate) fn discard(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+        extents: &[Extent],
+        runs: &mut Vec<Run>,
+    ) -> Result<(), Refused> {
+        // The grant's guard keeps the superpages in place until the last hole is punched.
+        let grant = self.access(client, segment, extents, Access::Write, runs)?;
+        runs.iter().try_for_each(|run| grant.memory.discard(*run)).map_err(|e| backing(&e))
+    }
+
+    /// Counts pages that a client moved past the blade.
+    pub(crate) fn count_reported(&self, (pages_read, pages_written): (u64, u64)) {
+        let counters = &self.counters;
+        counters.pages_read.fetch_add(pages_read, Ordering::Relaxed);
+        counters.pages_written.fetch_add(pages_written, Ordering::Relaxed);
+    }
+
+    /// The segment's memory as a descriptor, its length, and whether it can be written.
+    pub(crate) fn share(
+        &self,
+        client: ClientNumber,
+        segment: SegmentId,
+    ) -> Result<(OwnedFd, u64, bool), Refused> {
+        // Under the lock: once a segment is gone from the table, nobody new can hold its memory.
+        let table = self.read();
+        let (memory, writable) = table.memory_of(client, segment)?;
+        let (descriptor, bytes) = memory.share(client.0, writable).map_err(|e| backing(&e))?;
+        Ok((descriptor, bytes, writable))
+    }
+
+    fn queue_scrubs(&self, scrubs: impl IntoIterator<Item = Scrub<Memory>>) {
+        let mut waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.extend(scrubs);
+        if !waiting.is_empty() {
+            self.scrubs.arrived.notify_one();
+        }
+    }
+
+    /// Zeroes all memory that waits for it and is held by no process, and returns when that and all
+    /// earlier zeroing is done.
+    pub fn run_scrubs(&self) {
+        let mut held = self.scrubs.running.lock().unwrap_or_else(PoisonError::into_inner);
+        for scrub in std::mem::take(&mut *held) {
+            held.extend(self.run_or_keep(scrub));
+        }
+        while let Some(scrub) = self.next_scrub() {
+            held.extend(self.run_or_keep(scrub));
+        }
+        let superpages = held.iter().map(|scrub| scrub.part.superpages()).sum();
+        self.scrubs.held_superpages.store(superpages, Ordering::Relaxed);
+    }
+
+    fn next_scrub(&self) -> Option<Scrub<Memory>> {
+        let mut waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.pop_front()
+    }
+
+    /// Does the scrub, or hands it back if a process still holds the memory.
+    fn run_or_keep(&self, scrub: Scrub<Memory>) -> Option<Scrub<Memory>> {
+        let is_whole = matches!(scrub.part, ScrubPart::Whole { .. });
+        match scrub.memory.is_held() {
+            Ok(true) if is_whole => return Some(scrub),
+            Err(error) if is_whole => {
+                tracing::error!(%error, "cannot tell who holds memory; it stays as it is");
+                return Some(scrub);
+            }
+            _ => self.run_scrub(scrub),
+        }
+        None
+    }
+
+    /// Waits until memory waits for being zeroed, or the time is over.
+    pub(crate) fn wait_for_scrubs(&self, at_most: Duration) {
+        let waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.is_empty() {
+            let _unused = self.scrubs.arrived.wait_timeout(waiting, at_most);
+        }
+    }
+
+    /// Wakes [`Self::wait_for_scrubs`] with nothing to do.
+    pub(crate) fn wake_scrubber(&self) {
+        self.scrubs.arrived.notify_all();
+    }
+
+    fn run_scrub(&self, scrub: Scrub<Memory>) {
+        let Scrub { memory, part } = scrub;
+        if let Err(error) = memory.scrub(&part) {
+            // Not given back: memory that may hold old bytes must not be given out again.
+            tracing::error!(%error, ?part, "memory could not be zeroed and is lost to this blade");
+            return;
+        }
+        drop(memory); // unmapped and closed before it counts as free
+        let count = u64::from(part.superpages());
+        self.counters.superpages_scrubbed.fetch_add(count, Ordering::Relaxed);
+        self.write().scrubbed(part);
+    }
+
+    /// All counters; `now` is the time since the blade started.
+    pub fn stat(&self, now: Duration) -> BladeStat {
+        self.stat_page(0, usize::MAX, now)
+    }
+
+    /// Totals, and at most `limit` clients after the first `skip`.
+    pub(crate) fn stat_page(&self, skip: usize, limit: usize, now: Duration) -> BladeStat {
+        let table = self.read();
+        let sizes = table.sizes();
+        let clients = table.clients(skip, now).take(limit).map(|view| usage_of(&view)).collect();
+        drop(table);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
+        let totals = BladeTotals {
+            blade_id: self.id.into(),
+            capacity_bytes: self.capacity_bytes().into(),
+            used_bytes: (u64::from(sizes.used_superpages) * SUPERPAGE_BYTES).into(),
+            uptime_ms: millis(now).into(),
+            pages_read: count(&self.counters.pages_read),
+            pages_written: count(&self.counters.pages_written),
+            requests: count(&self.counters.requests),
+            requests_refused: count(&self.counters.requests_refused),
+            bad_frames: count(&self.counters.bad_frames),
+            leases_expired: sizes.leases_expired.into(),
+            superpages_scrubbed: count(&self.counters.superpages_scrubbed),
+            clients: u32::try_from(sizes.clients).unwrap_or(u32::MAX).into(),
+            connections: self.counters.connections.load(Ordering::Relaxed).into(),
+            segments: u32::try_from(sizes.segments).unwrap_or(u32::MAX).into(),
+            superpages_held: self.scrubs.held_superpages.load(Ordering::Relaxed).into(),
+        };
+        BladeStat { totals, clients }
+    }
+}
+
+fn usage_of(view: &crate::table::ClientView) -> ClientUsage {
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
+    let lease_left_ms = view.lease_left.map_or(0, |left| millis(left).max(1));
+    let mut usage = ClientUsage {
+        number: view.number.0.into(),
+        quota_bytes: (u64::from(view.quota_superpages) * SUPERPAGE_BYTES).into(),
+        used_bytes: (u64::from(view.used_superpages) * SUPERPAGE_BYTES).into(),
+        pages_read: count(&view.counters.pages_read),
+        pages_written: count(&view.counters.pages_written),
+        pid: view.pid.into(),
+        connections: view.connections.into(),
+        segments: view.segments.into(),
+        lease_left_ms: u32::try_from(lease_left_ms).unwrap_or(u32::MAX).into(),
+        ..Default::default()
+    };
+    usage.set_name(&view.name);
+    usage
+}
+
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The refusal for an error of the backing store.
+pub(crate) fn backing(error: &io::Error) -> Refused {
+    if error.kind() == io::ErrorKind::Unsupported {
+        return Refused::new(ErrorCode::Unsupported, 0);
+    }
+    if is_out_of_descriptors(error) {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        tracing::error!(
+            ?limit,
+            "no descriptor left for a segment; start the blade with a higher hard limit \
+             (ulimit -Hn, or LimitNOFILE= of its service)"
+        );
+        return Refused::new(ErrorCode::NoDescriptors, limit.unwrap_or(u64::MAX));
+    }
+    let number = error.raw_os_error().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+    Refused::new(ErrorCode::Backing, number)
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let full = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|n| full.contains(&n))
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    assert_eq!(count, N, "the kernel gives up to 256 random bytes at once");
+    Ok(bytes)
+}

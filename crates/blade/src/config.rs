@@ -1,0 +1,100 @@
+//! How a blade is set up, and every limit it keeps.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Where a blade's memory comes from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum BackingKind {
+    /// A sealed memfd per segment: the only kind that same-host clients can share.
+    #[default]
+    Memfd,
+    /// Private anonymous memory per segment.
+    Anonymous,
+    /// Huge pages of the system's default size, all reserved when the blade starts.
+    Hugetlb,
+    /// A file or a DAX device, cut into superpages for all segments.
+    File(PathBuf),
+}
+
+/// A backing that is none of the known ones.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{0:?} is no backing store; choose memfd, anonymous, hugetlb or file:PATH")]
+pub struct BackingKindError(String);
+
+impl FromStr for BackingKind {
+    type Err = BackingKindError;
+
+    fn from_str(text: &str) -> Result<Self, BackingKindError> {
+        match text {
+            "memfd" => Ok(BackingKind::Memfd),
+            "anonymous" => Ok(BackingKind::Anonymous),
+            "hugetlb" => Ok(BackingKind::Hugetlb),
+            _ => match text.strip_prefix("file:") {
+                Some(path) if !path.is_empty() => Ok(BackingKind::File(PathBuf::from(path))),
+                _ => Err(BackingKindError(text.to_owned())),
+            },
+        }
+    }
+}
+
+/// How a blade is set up. `BladeConfig { memory_bytes, ..Default::default() }` is the usual form.
+#[derive(Clone, Debug)]
+pub struct BladeConfig {
+    /// Memory to lend, rounded down to superpages.
+    pub memory_bytes: u64,
+    /// Where the memory comes from.
+    pub backing: BackingKind,
+    /// Quota of a client that asks for none; rounded up to superpages.
+    pub quota_default_bytes: u64,
+    /// Most a client may have, whatever it asks for; rounded up to superpages.
+    pub quota_limit_bytes: u64,
+    /// How long a client's memory is kept after its last connection closed.
+    pub lease: Duration,
+    /// Threads that serve connections; 0 for one per processor.
+    pub threads: usize,
+    /// Allow TCP addresses beyond loopback. Nothing is encrypted and nobody is asked who they are.
+    pub allow_remote_tcp: bool,
+    /// Permissions of unix sockets, as in chmod.
+    pub socket_mode: u32,
+    /// Most pages of one read or write, 1 to 1024. A larger request holds its connection longer.
+    pub pages_per_request: u16,
+    /// Requests a client may have in flight on one connection.
+    pub credits: u16,
+    /// Most clients; further ones are refused.
+    pub clients_limit: usize,
+    /// Most segments of all clients (each costs a descriptor); further ones are refused.
+    pub segments_limit: usize,
+    /// Most connections; further ones are closed at once.
+    pub connections_limit: usize,
+}
+
+/// Long enough for a client to come back after a short cut of the network, short enough that a
+/// crashed program's memory is not missed.
+const LEASE_DEFAULT: Duration = Duration::from_secs(10);
+/// 1 MiB: a swap-sized write in one request, and 0.2 ms of a connection's time.
+const PAGES_PER_REQUEST_DEFAULT: u16 = 256;
+/// Covers bandwidth x delay of 100 Gbit/s x 300 us with 32 KiB requests (115), twice.
+const CREDITS_DEFAULT: u16 = 256;
+
+impl Default for BladeConfig {
+    fn default() -> Self {
+        BladeConfig {
+            memory_bytes: 1 << 30,
+            backing: BackingKind::Memfd,
+            quota_default_bytes: u64::MAX,
+            quota_limit_bytes: u64::MAX,
+            lease: LEASE_DEFAULT,
+            threads: 0,
+            allow_remote_tcp: false,
+            socket_mode: 0o600,
+            pages_per_request: PAGES_PER_REQUEST_DEFAULT,
+            credits: CREDITS_DEFAULT,
+            clients_limit: 4096,
+            segments_limit: 65536,
+            connections_limit: 16384,
+        }
+    }
+}

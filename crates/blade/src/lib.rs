@@ -1,0 +1,22 @@
+//! The memory blade: memory in superpages, lent to clients over sockets or shared memory.
+//!
+//! From the inside out: [`table`] decides (pure: who has what, quotas, freezing, leases; time is an
+//! argument), [`Store`] holds the bytes, [`Blade`] joins the two, [`Server`] puts them on sockets.
+//!
+//! Invariants:
+//! - A page is reachable only through a segment that its client uses; every access asks the table.
+//! - Memory that a client gave back is zeroed before it counts as free again.
+//! - Nothing here is global and no signal is touched, so that a blade can live inside another
+//!   program (`farpool run` embeds one).
+
+mod blade;
+mod config;
+mod memory;
+mod server;
+mod sys;
+pub mod table;
+
+pub use blade::{Blade, BladeStat};
+pub use config::{BackingKind, BackingKindError, BladeConfig};
+pub use memory::{SegmentMemory, Store};
+pub use server::{ServeError, Server, Serving, ShutdownHandle};

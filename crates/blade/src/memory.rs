@@ -1,0 +1,408 @@
+//! Where the bytes are. A [`Store`] makes a [`SegmentMemory`] per segment; both know nothing of
+//! clients and rights.
+//!
+//! Kinds `memfd` and `anonymous` give each segment memory of its own, which makes the kernel's
+//! zeroing the scrub and lets a memfd be handed to a same-host client: it is sealed at its final
+//! size, so the client cannot grow it past its quota. Kinds `file` and `hugetlb` cut one file,
+//! device or run of huge pages into superpages, all reserved at the start, because touching a page
+//! that cannot be had would kill the blade. Those superpages are zeroed by hand, when the last one
+//! who could read them is gone.
+//!
+//! A memfd that was handed out stays whole as long as a process holds it: that process may read it
+//! long after its lease ran out, and must find what it wrote, not zeros. Each descriptor handed out
+//! is an open file of its own, marked by a lock that lives as long as that open file does (copies,
+//! forks and mappings included), so the blade can ask the kernel who still holds one.
+//!
+//! Files and mappings are made when first needed: an empty segment costs no descriptor, and a
+//! segment whose client copies by itself costs the blade no address space.
+
+use crate::config::BackingKind;
+use crate::sys::{Mapping, Slice};
+use crate::table::{Run, ScrubPart};
+use farpool_wire::SUPERPAGE_BYTES;
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+/// Something that must stay alive while its bytes are being moved.
+pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
+
+/// Makes the memory of segments.
+#[derive(Debug)]
+pub struct Store(StoreKind);
+
+#[derive(Debug)]
+enum StoreKind {
+    Own(OwnKind),
+    Pooled(Arc<Pool>),
+}
+
+/// Kinds of memory that each segment has for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OwnKind {
+    Memfd,
+    Anonymous,
+}
+
+/// The memory of one segment: a row of superpages, counted from 0 (RMMA).
+#[derive(Debug)]
+pub struct SegmentMemory(SegmentKind);
+
+#[derive(Debug)]
+enum SegmentKind {
+    Own(OwnMemory),
+    Pooled(PooledMemory),
+}
+
+#[derive(Debug)]
+struct OwnMemory {
+    kind: OwnKind,
+    superpages: u32,
+    file: OnceLock<OwnedFd>,
+    mapping: OnceLock<Mapping>,
+}
+
+#[derive(Debug)]
+struct PooledMemory {
+    pool: Arc<Pool>,
+    slots: RwLock<BTreeMap<u32, Arc<PoolSuperpage>>>,
+}
+
+impl Store {
+    /// Opens the store. A file is made as long as `capacity_bytes`; a device must be.
+    ///
+    /// # Errors
+    /// The file or device cannot be opened, locked, extended or mapped.
+    pub fn open(kind: &BackingKind, capacity_bytes: u64) -> io::Result<Store> {
+        Ok(Store(match kind {
+            BackingKind::Memfd => StoreKind::Own(OwnKind::Memfd),
+            BackingKind::Anonymous => StoreKind::Own(OwnKind::Anonymous),
+            BackingKind::Hugetlb => StoreKind::Pooled(Arc::new(Pool::huge_pages(capacity_bytes)?)),
+            BackingKind::File(path) => {
+                StoreKind::Pooled(Arc::new(Pool::open(path, capacity_bytes)?))
+            }
+        }))
+    }
+
+    /// Memory for a segment of at most `superpages` superpages.
+    pub fn segment(&self, superpages: u32) -> SegmentMemory {
+        SegmentMemory(match &self.0 {
+            StoreKind::Own(kind) => SegmentKind::Own(OwnMemory {
+                kind: *kind,
+                superpages,
+                file: OnceLock::new(),
+                mapping: OnceLock::new(),
+            }),
+            StoreKind::Pooled(pool) => SegmentKind::Pooled(PooledMemory {
+                pool: Arc::clone(pool),
+                slots: RwLock::default(),
+            }),
+        })
+    }
+}
+
+impl SegmentMemory {
+    /// Makes superpage `rmma` usable and zero.
+    ///
+    /// # Errors
+    /// Out of descriptors, or out of pool superpages (as [`is_full`] tells).
+    pub(crate) fn commit(&self, rmma: u32) -> io::Result<()> {
+        match &self.0 {
+            SegmentKind::Own(own) => own.commit(),
+            SegmentKind::Pooled(pooled) => {
+                let superpage = Pool::take(&pooled.pool).ok_or(io::ErrorKind::StorageFull)?;
+                let mut slots = pooled.slots.write().unwrap_or_else(PoisonError::into_inner);
+                slots.insert(rmma, Arc::new(superpage));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a process still holds a descriptor of this memory.
+    pub(crate) fn is_held(&self) -> io::Result<bool> {
+        match self.shared_file() {
+            Some(file) => crate::sys::is_held(file.as_fd(), 0, None),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether a descriptor that was handed to another client than `holder` is still held.
+    pub(crate) fn is_held_beside(&self, holder: u64) -> io::Result<bool> {
+        let Some(file) = self.shared_file() else {
+            return Ok(false);
+        };
+        Ok(crate::sys::is_held(file.as_fd(), 0, Some(holder))?
+            || crate::sys::is_held(file.as_fd(), holder + 1, None)?)
+    }
+
+    /// The file, if descriptors of it may have been handed out.
+    fn shared_file(&self) -> Option<&OwnedFd> {
+        match &self.0 {
+            SegmentKind::Own(own) => own.file.get(),
+            SegmentKind::Pooled(_) => None,
+        }
+    }
+
+    /// Zeroes and gives back what `part` names; all of a segment only when it is not held
+    /// ([`Self::is_held`]). Pooled memory that is still being sent follows
+    /// when it has been.
+    pub(crate) fn scrub(&self, part: &ScrubPart) -> io::Result<()> {
+        match (&self.0, part) {
+            (SegmentKind::Own(own), ScrubPart::Whole { .. }) => own.scrub_all(),
+            (SegmentKind::Own(own), ScrubPart::Superpages { rmmas, .. }) => rmmas
+                .iter()
+                .try_for_each(|rmma| own.drop_content(offset_bytes(*rmma), SUPERPAGE_BYTES)),
+            (SegmentKind::Pooled(pooled), part) => {
+                pooled.scrub(part);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets go of the content of a run. Pooled memory keeps it, which is allowed.
+    pub(crate) fn discard(&self, run: Run) -> io::Result<()> {
+        match &self.0 {
+            SegmentKind::Own(own) => {
+                let offset = offset_bytes(run.rmma) + u64::from(run.offset_bytes);
+                own.drop_content(offset, u64::from(run.bytes))
+            }
+            SegmentKind::Pooled(_) => Ok(()),
+        }
+    }
+
+    /// Appends the places of the runs, and what must be kept alive as long as they are used.
+    ///
+    /// # Errors
+    /// The memory cannot be mapped, or a superpage was freed meanwhile.
+    pub(crate) fn place(
+        self: &Arc<Self>,
+        runs: &[Run],
+        slices: &mut Vec<Slice>,
+        keeps: &mut Vec<Keep>,
+    ) -> io::Result<()> {
+        match &self.0 {
+            SegmentKind::Own(own) => {
+                let mapping = own.mapping()?;
+                keeps.push(Arc::clone(self) as Keep);
+                slices.extend(runs.iter().map(|run| {
+                    let offset = offset_bytes(run.rmma) + u64::from(run.offset_bytes);
+                    mapping.slice(to_usize(offset), to_usize(u64::from(run.bytes)))
+                }));
+                Ok(())
+            }
+            SegmentKind::Pooled(pooled) => pooled.place(runs, slices, keeps),
+        }
+    }
+
+    /// A descriptor of this memory for the same-host client `holder`, and its length in bytes. One
+    /// that is not `writable` is opened read-only, and can neither be written nor mapped for
+    /// writing.
+    ///
+    /// # Errors
+    /// `Unsupported` for every kind but memfd; else the memfd cannot be made, opened or marked.
+    pub(crate) fn share(&self, holder: u64, writable: bool) -> io::Result<(OwnedFd, u64)> {
+        let own = match &self.0 {
+            SegmentKind::Own(own) if own.kind == OwnKind::Memfd => own,
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let shared = reopen(own.file()?.as_fd(), writable)?;
+        crate::sys::mark_held(shared.as_fd(), holder)?;
+        Ok((shared, offset_bytes(own.superpages)))
+    }
+}
+
+/// Whether the error says that there is no memory left, as opposed to something being broken.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
+}
+
+fn reopen(file: BorrowedFd<'_>, writable: bool) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let opened = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(opened)
+}
+
+fn offset_bytes(rmma: u32) -> u64 {
+    u64::from(rmma) * SUPERPAGE_BYTES
+}
+
+/// Lossless: the blade runs on 64-bit machines only.
+fn to_usize(bytes: u64) -> usize {
+    const _: () = assert!(size_of::<usize>() == size_of::<u64>());
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+impl OwnMemory {
+    fn bytes(&self) -> u64 {
+        offset_bytes(self.superpages)
+    }
+
+    fn file(&self) -> io::Result<&OwnedFd> {
+        if let Some(file) = self.file.get() {
+            return Ok(file);
+        }
+        let file = self.make_file()?;
+        Ok(self.file.get_or_init(|| file)) // another thread's, if it was first
+    }
+
+    fn make_file(&self) -> io::Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("farpool-segment", flags)?;
+        rustix::fs::ftruncate(&file, self.bytes())?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+        Ok(file)
+    }
+
+    fn mapping(&self) -> io::Result<&Mapping> {
+        if let Some(mapping) = self.mapping.get() {
+            return Ok(mapping);
+        }
+        let mapping = match self.kind {
+            OwnKind::Anonymous => Mapping::anonymous(to_usize(self.bytes()))?,
+            _ => Mapping::shared(self.file()?.as_fd(), to_usize(self.bytes()))?,
+        };
+        Ok(self.mapping.get_or_init(|| mapping))
+    }
+
+    fn commit(&self) -> io::Result<()> {
+        match self.kind {
+            OwnKind::Memfd => self.file().map(drop),
+            OwnKind::Anonymous => self.mapping().map(drop),
+        }
+    }
+
+    fn drop_content(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        if self.kind == OwnKind::Anonymous {
+            return match self.mapping.get() {
+                Some(mapping) => mapping.drop_content(to_usize(offset), to_usize(bytes)),
+                None => Ok(()),
+            };
+        }
+        match self.file.get() {
+            Some(file) => Ok(rustix::fs::fallocate(
+                file,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                offset,
+                bytes,
+            )?),
+            None => Ok(()),
+        }
+    }
+
+    /// At once, although answers that are being sent may keep the memory open for a moment.
+    fn scrub_all(&self) -> io::Result<()> {
+        if self.superpages == 0 { Ok(()) } else { self.drop_content(0, self.bytes()) }
+    }
+}
+
+impl PooledMemory {
+    fn scrub(&self, part: &ScrubPart) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let dropped: Vec<_> = match part {
+            ScrubPart::Whole { .. } => std::mem::take(&mut *slots).into_values().collect(),
+            ScrubPart::Superpages { rmmas, .. } => {
+                rmmas.iter().filter_map(|rmma| slots.remove(rmma)).collect()
+            }
+        };
+        drop(slots);
+        drop(dropped); // zeroes what nobody is sending any more, without the lock
+    }
+
+    fn place(
+        &self,
+        runs: &[Run],
+        slices: &mut Vec<Slice>,
+        keeps: &mut Vec<Keep>,
+    ) -> io::Result<()> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        for run in runs {
+            let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;
+            let offset = offset_bytes(slot.number) + u64::from(run.offset_bytes);
+            let bytes = to_usize(u64::from(run.bytes));
+            slices.push(self.pool.mapping.slice(to_usize(offset), bytes));
+            keeps.push(Arc::clone(slot) as Keep);
+        }
+        Ok(())
+    }
+}
+
+/// One file or device, cut into superpages.
+#[derive(Debug)]
+struct Pool {
+    mapping: Mapping,
+    free: Mutex<FreeSuperpages>,
+    /// Held for its lock: two blades on one file would overwrite each other.
+    _file: OwnedFd,
+}
+
+/// Free superpages: zeroed ones are given out first, then those that held bytes before we came.
+#[derive(Debug)]
+struct FreeSuperpages {
+    zero: Vec<u32>,
+    unknown: std::ops::Range<u32>,
+}
+
+/// One superpage of a pool, zeroed and given back when dropped.
+#[derive(Debug)]
+struct PoolSuperpage {
+    pool: Arc<Pool>,
+    number: u32,
+}
+
+impl Pool {
+    fn open(path: &Path, capacity_bytes: u64) -> io::Result<Pool> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let stat = rustix::fs::fstat(&file)?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
+            // Reserved now: a full file system would kill the blade when it touches a hole.
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
+        }
+        Self::over(file, capacity_bytes)
+    }
+
+    /// Huge pages of the system's default size.
+    fn huge_pages(capacity_bytes: u64) -> io::Result<Pool> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+        let file = rustix::fs::memfd_create("farpool-hugetlb", flags)?;
+        rustix::fs::ftruncate(&file, capacity_bytes)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
+        Self::over(file, capacity_bytes)
+    }
+
+    fn over(file: OwnedFd, capacity_bytes: u64) -> io::Result<Pool> {
+        let mapping = Mapping::shared(file.as_fd(), to_usize(capacity_bytes))?;
+        let count = crate::table::superpages_of(capacity_bytes);
+        let free = Mutex::new(FreeSuperpages { zero: Vec::new(), unknown: 0..count });
+        Ok(Pool { mapping, free, _file: file })
+    }
+
+    fn take(pool: &Arc<Pool>) -> Option<PoolSuperpage> {
+        let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(number) = free.zero.pop() {
+            return Some(PoolSuperpage { pool: Arc::clone(pool), number });
+        }
+        let number = free.unknown.next()?;
+        drop(free);
+        pool.zero(number);
+        Some(PoolSuperpage { pool: Arc::clone(pool), number })
+    }
+
+    fn zero(&self, number: u32) {
+        self.mapping.zero(to_usize(offset_bytes(number)), to_usize(SUPERPAGE_BYTES));
+    }
+}
+
+impl Drop for PoolSuperpage {
+    fn drop(&mut self) {
+        self.pool.zero(self.number);
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.zero.push(self.number);
+    }
+}

@@ -1,0 +1,464 @@
+//! One connection: bytes in, requests carried out, answers out. Never blocks.
+//!
+//! The life of a read: 1 its head is split off the input; 2 the table says where the pages are; 3
+//! their checksum is taken; 4 head and pages' places go to the output; 5 one sendmsg takes many
+//! answers, pages straight from the segments' memory.
+//! The life of a write: 1 head; 2 table, which also holds off freezing and freeing; 3 what came with
+//! the head is copied, all else received straight into place; 4 checksum verified; 5 answered. A
+//! write that breaks off leaves its pages undefined, and the client, unanswered, still has them.
+//!
+//! Invariants:
+//! - The input is understood as far as it reaches before the connection waits for more, unless the
+//!   output is full; then it goes on when the output has drained.
+//! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
+
+use super::input::Input;
+use super::output::Output;
+use super::requests::{self, Greeting, Scratch, Session};
+use super::shared::Shared;
+use crate::memory::Keep;
+use crate::sys::{Iovecs, Slice};
+use crate::table::{Access, Refused, WriteGuard};
+use farpool_wire::{
+    ErrorCode, Extent, Header, Hello, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId,
+    Response, SegmentId, WireError, split_head,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use thiserror::Error;
+
+/// Bites received in one go before other connections have their turn.
+const ROUNDS: usize = 16;
+
+/// Lets one connection end another for good: see `Shared::fence`.
+#[derive(Debug)]
+pub(super) struct Gate {
+    pub(super) socket: OwnedFd,
+    pub(super) is_fenced: Mutex<bool>,
+}
+
+impl Gate {
+    /// Waits until the connection rests, and lets it do nothing ever after.
+    pub(super) fn fence(&self) {
+        *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        crate::sys::shut(&self.socket);
+    }
+}
+
+/// Why a connection is to be closed.
+#[derive(Debug, Error)]
+pub(super) enum Close {
+    /// The peer closed it or is gone.
+    #[error("the peer is gone ({0})")]
+    Gone(#[from] io::Error),
+    /// The peer sent something that is no frame.
+    #[error(transparent)]
+    Bad(#[from] WireError),
+    /// It said goodbye, or a newer connection took its place.
+    #[error("the connection was ended")]
+    Ended,
+}
+
+/// What every thread has once, for all its connections.
+#[derive(Debug, Default)]
+pub(super) struct Tools {
+    pub(super) iovecs: Iovecs,
+    scratch: Scratch,
+    slices: Vec<Slice>,
+    keeps: Vec<Keep>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    input: Input,
+    talk: Talk,
+}
+
+/// All of a connection but its input, from which requests borrow.
+#[derive(Debug)]
+struct Talk {
+    gate: Arc<Gate>,
+    is_unix: bool,
+    session: Session,
+    /// Slot and generation that it said hello with.
+    slot: Option<(u32, u32)>,
+    output: Output,
+    arriving: Arriving,
+    /// Close when everything has been sent.
+    is_ending: bool,
+}
+
+/// Pages of a write that are on their way.
+#[derive(Debug, Default)]
+struct Arriving {
+    /// Where they go; without any they are thrown away (the write was refused).
+    slices: Vec<Slice>,
+    /// How many slices are done with; the next one holds only what is missing of it.
+    done: usize,
+    missing_bytes: usize,
+    checksum: PagesChecksum,
+    write: Option<Write>,
+}
+
+#[derive(Debug)]
+struct Write {
+    header: Header,
+    _keeps: Vec<Keep>,
+    _guard: Option<WriteGuard>,
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd, is_unix: bool) -> Self {
+        let talk = Talk {
+            gate: Arc::new(Gate { socket, is_fenced: Mutex::new(false) }),
+            is_unix,
+            session: Session::Fresh,
+            slot: None,
+            output: Output::default(),
+            arriving: Arriving::default(),
+            is_ending: false,
+        };
+        Connection { input: Input::new(), talk }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.talk.gate.socket.as_fd()
+    }
+
+    /// Whether it wants to hear when the socket takes bytes again.
+    pub(super) fn wants_to_send(&self) -> bool {
+        !self.talk.output.is_empty()
+    }
+
+    /// Whether it takes further requests.
+    pub(super) fn wants_to_receive(&self) -> bool {
+        !self.talk.output.is_full() && !self.talk.is_ending
+    }
+
+    /// Does what can be done without waiting. To be called when the socket is ready for anything.
+    pub(super) fn work(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
+        let gate = Arc::clone(&self.talk.gate);
+        let is_fenced = gate.is_fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_fenced {
+            return Err(Close::Ended);
+        }
+        let result = self.work_inside(shared, tools);
+        if let Err(Close::Bad(error)) = &result {
+            self.talk.answer_bad(*error, tools);
+        }
+        result
+    }
+
+    fn work_inside(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
+        self.drain(shared, tools)?;
+        for _ in 0..ROUNDS {
+            if !self.wants_to_receive() {
+                break;
+            }
+            let missing = self.talk.arriving.missing_slices();
+            let socket = self.talk.gate.socket.as_fd();
+            let Some(received) = self.input.receive(socket, missing, &mut tools.iovecs)? else {
+                break;
+            };
+            self.talk.arriving.received(received.direct_bytes);
+            self.drain(shared, tools)?;
+            if !received.was_full {
+                break;
+            }
+        }
+        let is_over = self.talk.is_ending && self.talk.output.is_empty();
+        if is_over { Err(Close::Ended) } else { Ok(()) }
+    }
+
+    /// Understands all input and sends what the socket takes, unless that leaves the output full.
+    fn drain(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
+        loop {
+            let is_understood = self.understand(shared, tools)?;
+            self.talk.flush(tools)?;
+            if is_understood || self.talk.output.is_full() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Carries out requests until the input is used up (true), or the output is full.
+    fn understand(&mut self, shared: &Shared, tools: &mut Tools) -> Result<bool, Close> {
+        loop {
+            let taken = self.talk.arriving.fill_from(self.input.bytes());
+            self.input.take(taken);
+            if self.talk.arriving.missing_bytes > 0 || self.talk.is_ending {
+                return Ok(true);
+            }
+            self.talk.end_write(shared)?;
+            if self.talk.output.is_full() {
+                return Ok(false);
+            }
+            let Some(head) = split_head(self.input.bytes())? else {
+                return Ok(true);
+            };
+            let header = head.header;
+            let request = Request::decode(&head)?;
+            self.talk.carry_out(header, &request, shared, tools);
+            self.input.expect_pages(self.talk.arriving.write.is_some());
+            self.input.take(header.head_bytes());
+        }
+    }
+
+    /// To be called once, before it is dropped.
+    pub(super) fn close(&mut self, shared: &Shared) {
+        self.talk.arriving = Arriving::default();
+        if let Some(client) = self.talk.session.number() {
+            if let Some((slot, generation)) = self.talk.slot {
+                shared.leave_slot(client, slot, generation);
+            }
+            shared.blade.disconnect(client, shared.now());
+        }
+    }
+}
+
+impl Talk {
+    fn flush(&mut self, tools: &mut Tools) -> io::Result<()> {
+        self.output.flush(self.gate.socket.as_fd(), &mut tools.iovecs)
+    }
+
+    /// Carries out one request and answers it; a write is answered when its pages are here.
+    fn carry_out(
+        &mut self,
+        header: Header,
+        request: &Request<'_>,
+        shared: &Shared,
+        tools: &mut Tools,
+    ) {
+        let counters = &shared.blade.counters;
+        counters.requests.fetch_add(1, Ordering::Relaxed);
+        let outcome = match *request {
+            Request::Read { segment, extents } => {
+                self.read(header, segment, extents, shared, tools)
+            }
+            Request::Write { segment, extents } => {
+                self.begin_write(header, segment, extents, shared, tools)
+            }
+            Request::Hello(hello) => self.greet(header, &hello, shared),
+            Request::ShmMap { .. } if !self.is_unix => Err(Refused::new(ErrorCode::Unsupported, 0)),
+            _ => self.control(header, request, shared, tools),
+        };
+        if let Err(refused) = outcome {
+            counters.requests_refused.fetch_add(1, Ordering::Relaxed);
+            let response = Response::Error { code: refused.code, detail: refused.detail };
+            let _always_fits = self.answer(header, &response, shared);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        header: Header,
+        response: &Response<'_>,
+        shared: &Shared,
+    ) -> Result<(), Refused> {
+        answer(&mut self.output, header, response, shared)
+    }
+
+    fn read(
+        &mut self,
+        header: Header,
+        segment: SegmentId,
+        extents: &[Extent],
+        shared: &Shared,
+        tools: &mut Tools,
+    ) -> Result<(), Refused> {
+        let Tools { scratch, slices, keeps, .. } = tools;
+        let session = &self.session;
+        let grant =
+            requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
+        slices.clear();
+        keeps.clear();
+        let placed = grant.memory.place(&scratch.runs, slices, keeps);
+        placed.map_err(|error| crate::blade::backing(&error))?;
+        let mut checksum = PagesChecksum::new();
+        slices.iter().for_each(|slice| slice.checksum(&mut checksum));
+        let bytes: usize = slices.iter().map(|slice| slice.bytes()).sum();
+        let page_count = u16::try_from(bytes / PAGE_BYTES).unwrap_or(u16::MAX);
+        let response = Response::Pages { page_count };
+        let credits = shared.blade.config().credits;
+        let (id, checksum) = (header.request_id, checksum.value());
+        self.output
+            .push_head(|out| response.encode(Opcode::Read, id, credits, checksum, out))
+            .map_err(|_| Refused::new(ErrorCode::TooLarge, 0))?;
+        self.output.push_pages(slices, keeps);
+        count_pages(&self.session, shared, page_count, Access::Read);
+        Ok(())
+    }
+
+    /// Prepares for the pages; those of a refused write are thrown away as they come.
+    fn begin_write(
+        &mut self,
+        header: Header,
+        segment: SegmentId,
+        extents: &[Extent],
+        shared: &Shared,
+        tools: &mut Tools,
+    ) -> Result<(), Refused> {
+        self.arriving.begin(header.pages_bytes());
+        let scratch = &mut tools.scratch;
+        let session = &self.session;
+        let grant =
+            requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
+        let mut keeps = Vec::new();
+        let placed = grant.memory.place(&scratch.runs, &mut self.arriving.slices, &mut keeps);
+        if let Err(error) = placed {
+            self.arriving.slices.clear();
+            return Err(crate::blade::backing(&error));
+        }
+        self.arriving.write = Some(Write { header, _keeps: keeps, _guard: grant.guard });
+        Ok(())
+    }
+
+    /// Answers the write whose last byte has come.
+    fn end_write(&mut self, shared: &Shared) -> Result<(), Close> {
+        let Some(write) = self.arriving.write.take() else {
+            return Ok(());
+        };
+        if self.arriving.checksum.value() != write.header.pages_checksum {
+            return Err(WireError::PagesChecksum.into());
+        }
+        count_pages(&self.session, shared, write.header.page_count, Access::Write);
+        let _always_fits = self.answer(write.header, &Response::Done, shared);
+        Ok(())
+    }
+
+    /// Makes this the client's connection, after clearing its slot of older ones.
+    fn greet(&mut self, header: Header, hello: &Hello<'_>, shared: &Shared) -> Result<(), Refused> {
+        if !matches!(self.session, Session::Fresh) {
+            return Err(Refused::new(ErrorCode::HelloExpected, 0));
+        }
+        self.is_ending = true; // unless all goes well
+        let Greeting { session, ok } = requests::greet(&shared.blade, hello)?;
+        if let Ok((client, _)) = session.client() {
+            let taken = shared.take_slot(client, hello.slot, hello.generation, &self.gate);
+            if let Err(refused) = taken {
+                shared.blade.disconnect(client, shared.now());
+                return Err(refused);
+            }
+            self.slot = Some((hello.slot, hello.generation));
+        }
+        self.is_ending = false;
+        self.session = session;
+        self.answer(header, &Response::HelloOk(ok), shared)
+    }
+
+    fn control(
+        &mut self,
+        header: Header,
+        request: &Request<'_>,
+        shared: &Shared,
+        tools: &mut Tools,
+    ) -> Result<(), Refused> {
+        self.is_ending = matches!(request, Request::Goodbye);
+        let Talk { session, output, .. } = self;
+        let (blade, scratch, now) = (&shared.blade, &mut tools.scratch, shared.now());
+        requests::control(blade, session, request, scratch, now, |response, descriptor| {
+            answer(output, header, response, shared)?;
+            if let Some(descriptor) = descriptor {
+                output.attach_descriptor(descriptor);
+            }
+            Ok(())
+        })?
+    }
+
+    /// A last word to a peer whose bytes could not be read, if it takes it at once.
+    fn answer_bad(&mut self, error: WireError, tools: &mut Tools) {
+        let (code, detail) = match error {
+            WireError::Version { .. } => {
+                (ErrorCode::VersionMismatch, u64::from(farpool_wire::PROTOCOL_VERSION))
+            }
+            _ => (ErrorCode::BadFrame, 0),
+        };
+        let response = Response::Error { code, detail };
+        let encode = |out: &mut Vec<u8>| response.encode(Opcode::Hello, RequestId(0), 0, 0, out);
+        if self.output.push_head(encode).is_ok() {
+            let _best_effort = self.flush(tools);
+        }
+    }
+}
+
+impl Arriving {
+    /// Expects so many bytes, and has no place for them as yet.
+    fn begin(&mut self, bytes: usize) {
+        self.slices.clear();
+        self.done = 0;
+        self.missing_bytes = bytes;
+        self.checksum = PagesChecksum::new();
+    }
+
+    /// Where the missing bytes go; nowhere if there are none or they are thrown away.
+    fn missing_slices(&self) -> &[Slice] {
+        &self.slices[self.done..]
+    }
+
+    /// Takes what is missing off the front of `bytes`; returns how much it took.
+    fn fill_from(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.missing_bytes);
+        let mut left = &bytes[..count];
+        if self.slices.is_empty() {
+            self.missing_bytes -= count; // a refused write
+            return count;
+        }
+        while !left.is_empty() {
+            let slice = self.slices[self.done];
+            let (now, later) = left.split_at(left.len().min(slice.bytes()));
+            slice.fill(now);
+            self.advance(now.len());
+            left = later;
+        }
+        count
+    }
+
+    /// The next `count` bytes are in their places.
+    fn received(&mut self, mut count: usize) {
+        while count > 0 {
+            let step = count.min(self.slices[self.done].bytes());
+            self.advance(step);
+            count -= step;
+        }
+    }
+
+    /// The next `count` bytes, all of one slice, are in their place.
+    fn advance(&mut self, count: usize) {
+        let slice = &mut self.slices[self.done];
+        slice.front(count).checksum(&mut self.checksum);
+        *slice = slice.skip(count);
+        if slice.bytes() == 0 {
+            self.done += 1;
+        }
+        self.missing_bytes -= count;
+    }
+}
+
+fn answer(
+    output: &mut Output,
+    header: Header,
+    response: &Response<'_>,
+    shared: &Shared,
+) -> Result<(), Refused> {
+    let credits = shared.blade.config().credits;
+    output
+        .push_head(|out| response.encode(header.opcode, header.request_id, credits, 0, out))
+        .map_err(|_| Refused::new(ErrorCode::TooLarge, 0))
+}
+
+fn count_pages(session: &Session, shared: &Shared, page_count: u16, access: Access) {
+    let Ok((_, client)) = session.client() else {
+        return;
+    };
+    let count = u64::from(page_count);
+    let blade = &shared.blade.counters;
+    let (of_client, of_blade) = match access {
+        Access::Read => (&client.pages_read, &blade.pages_read),
+        Access::Write => (&client.pages_written, &blade.pages_written),
+    };
+    of_client.fetch_add(count, Ordering::Relaxed);
+    of_blade.fetch_add(count, Ordering::Relaxed);
+}

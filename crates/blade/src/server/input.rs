@@ -1,0 +1,110 @@
+//! What has been received on one connection and not yet understood.
+//!
+//! A connection that reads pages sends only heads: they are received in large bites, many requests
+//! at once. A connection that writes pages sends large payloads: those are received straight into
+//! the segment, and the bite behind them is kept small, so that of the next payload only a few
+//! hundred bytes land here and must be copied.
+
+use crate::sys::{self, Iovecs, Slice};
+use farpool_wire::{HEAD_LIMIT_BYTES, HEADER_BYTES};
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Room for received bytes: the longest head, and a large bite.
+const BUFFER_BYTES: usize = HEAD_LIMIT_BYTES + LARGE_BITE_BYTES;
+const LARGE_BITE_BYTES: usize = 64 << 10;
+/// The head of a write of 100 scattered pieces. A longer one takes several bites.
+const SMALL_BITE_BYTES: usize = HEADER_BYTES + 8 + 8 * 100;
+
+#[derive(Debug)]
+pub(super) struct Input {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    expects_pages: bool,
+}
+
+/// What came of receiving.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Received {
+    /// Bytes that went straight to the places given.
+    pub(super) direct_bytes: usize,
+    /// Whether the socket may hold more.
+    pub(super) was_full: bool,
+}
+
+impl Input {
+    pub(super) fn new() -> Self {
+        Input {
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            expects_pages: false,
+        }
+    }
+
+    /// Received and not yet taken.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    pub(super) fn take(&mut self, count: usize) {
+        assert!(count <= self.end - self.start, "cannot take more than was received");
+        self.start += count;
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+    }
+
+    /// The connection's last request did, or did not, bring pages.
+    pub(super) fn expect_pages(&mut self, expects: bool) {
+        self.expects_pages = expects;
+    }
+
+    /// Receives first into `slices`, then into the buffer. `None`: nothing there as yet.
+    ///
+    /// # Errors
+    /// The connection is broken; `UnexpectedEof` at its regular end.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        slices: &[Slice],
+        iovecs: &mut Iovecs,
+    ) -> io::Result<Option<Received>> {
+        self.make_room();
+        iovecs.clear();
+        let mut direct_room = 0;
+        for slice in slices.iter().take(sys::IOVECS_LIMIT - 1) {
+            iovecs.push_slice(*slice);
+            direct_room += slice.bytes();
+        }
+        let bite = if self.expects_pages { SMALL_BITE_BYTES } else { LARGE_BITE_BYTES };
+        let room = bite.min(self.buffer.len() - self.end);
+        iovecs.push_buffer(&mut self.buffer[self.end..self.end + room]);
+        // SAFETY: the slices' memory is kept alive by the write that receives it, and the buffer is
+        // borrowed exclusively.
+        let count = match unsafe { sys::receive(socket, iovecs) } {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if is_transient(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let direct_bytes = count.min(direct_room);
+        self.end += count - direct_bytes;
+        Ok(Some(Received { direct_bytes, was_full: count == direct_room + room }))
+    }
+
+    /// A long head must fit behind what is there.
+    fn make_room(&mut self) {
+        if self.buffer.len() - self.end < LARGE_BITE_BYTES {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,226 @@
+//! A blade on sockets: as many threads as processors, each with its own connections.
+
+mod connection;
+mod descriptors;
+mod input;
+mod listener;
+mod output;
+mod requests;
+mod shared;
+mod worker;
+
+use crate::blade::{Blade, BladeStat};
+use crate::config::BladeConfig;
+use farpool_wire::Address;
+use listener::Listener;
+use shared::Shared;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use thiserror::Error;
+use worker::Worker;
+
+/// How long the scrubbing thread sleeps at most: in case a wake-up came just before, and to ask again
+/// who holds memory by descriptor (some microseconds for each segment held).
+const SCRUB_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why a blade could not begin to serve.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// Nothing to listen on.
+    #[error(
+        "the blade has no address to listen on; give one, as in unix:///run/farpool/blade.sock"
+    )]
+    NoAddress,
+    /// TCP beyond this machine, which nobody allowed.
+    #[error(
+        "{address} can be reached from other machines, and the blade neither encrypts nor asks \
+         who connects; allow remote TCP explicitly if the network is trusted"
+    )]
+    RemoteTcp {
+        /// The address.
+        address: Address,
+    },
+    /// Somebody listens there, or the path is something else than a socket.
+    #[error("{address} is in use; stop what listens there or choose another address")]
+    InUse {
+        /// The address.
+        address: Address,
+    },
+    /// The system refuses to listen there.
+    #[error("the blade cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: Address,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The memory cannot be had.
+    #[error("the blade's memory ({bytes} bytes, {backing:?}) cannot be set up")]
+    Memory {
+        /// How much.
+        bytes: u64,
+        /// Where from.
+        backing: crate::BackingKind,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Threads or descriptors cannot be had.
+    #[error("the blade's threads cannot be set up")]
+    Threads(#[source] io::Error),
+}
+
+/// A blade that listens and does not serve yet.
+#[derive(Debug)]
+pub struct Server {
+    blade: Arc<Blade>,
+    listeners: Vec<Listener>,
+}
+
+/// A blade that serves. Dropping it stops it.
+#[derive(Debug)]
+pub struct Serving {
+    shared: Arc<Shared>,
+    addresses: Vec<Address>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Stops a serving blade from anywhere.
+#[derive(Clone, Debug)]
+pub struct ShutdownHandle(Arc<Shared>);
+
+impl Server {
+    /// Takes the memory and begins to listen. `unix://` and `shm://` of one path are one socket.
+    /// TCP port 0 takes a free one, see [`Server::addresses`]. Raises this process's limit on open
+    /// descriptors as far as it may: each segment and each connection needs one.
+    ///
+    /// # Errors
+    /// See [`ServeError`].
+    pub fn bind(addresses: &[Address], config: BladeConfig) -> Result<Server, ServeError> {
+        if addresses.is_empty() {
+            return Err(ServeError::NoAddress);
+        }
+        if let Some(remote) = addresses.iter().find(|a| !a.is_local())
+            && !config.allow_remote_tcp
+        {
+            return Err(ServeError::RemoteTcp { address: remote.clone() });
+        }
+        descriptors::raise_limit();
+        let mut listeners: Vec<Listener> = Vec::new();
+        for address in addresses {
+            let path = address.socket_path();
+            let is_there = |l: &Listener| path.is_some() && l.address.socket_path() == path;
+            if !listeners.iter().any(is_there) {
+                listeners.push(Listener::bind(address, config.socket_mode)?);
+            }
+        }
+        let (bytes, backing) = (config.memory_bytes, config.backing.clone());
+        let blade =
+            Blade::new(config).map_err(|source| ServeError::Memory { bytes, backing, source })?;
+        Ok(Server { blade: Arc::new(blade), listeners })
+    }
+
+    /// Where it listens, with the TCP ports that were really taken.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.listeners.iter().map(|listener| listener.address.clone()).collect()
+    }
+
+    /// The blade behind it.
+    pub fn blade(&self) -> &Arc<Blade> {
+        &self.blade
+    }
+
+    /// Serves on threads of its own, until stopped. Signals are left alone: whoever wants threads
+    /// that take none blocks them before.
+    ///
+    /// # Errors
+    /// Threads or descriptors cannot be had.
+    pub fn serve(self) -> Result<Serving, ServeError> {
+        let addresses = self.addresses();
+        let count = match self.blade.config().threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let shared = Arc::new(Shared::new(self.blade, count).map_err(ServeError::Threads)?);
+        let mut serving = Serving { shared, addresses, threads: Vec::new() };
+        serving.start(self.listeners).map_err(ServeError::Threads)?; // on an error, drop stops it
+        Ok(serving)
+    }
+}
+
+impl Serving {
+    fn start(&mut self, listeners: Vec<Listener>) -> io::Result<()> {
+        let mut listeners = Some(listeners);
+        for thread in 0..self.shared.threads() {
+            let listeners = listeners.take().unwrap_or_default();
+            let worker = Worker::new(Arc::clone(&self.shared), thread, listeners)?;
+            self.spawn(&format!("fp-blade-{thread}"), move || worker.run())?;
+        }
+        let shared = Arc::clone(&self.shared);
+        self.spawn("fp-blade-scrub", move || {
+            while !shared.is_stopping() {
+                shared.blade.wait_for_scrubs(SCRUB_PAUSE);
+                shared.blade.run_scrubs();
+            }
+        })
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Where it listens, with the TCP ports that were really taken.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The blade behind it.
+    pub fn blade(&self) -> &Arc<Blade> {
+        &self.shared.blade
+    }
+
+    /// All counters as of now.
+    pub fn stat(&self) -> BladeStat {
+        self.shared.blade.stat(self.shared.now())
+    }
+
+    /// Something to stop it with from elsewhere.
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
+        ShutdownHandle(Arc::clone(&self.shared))
+    }
+
+    /// Stops serving: closes all connections, removes the socket files, ends the threads. The
+    /// memory goes when the last [`Arc`] of the blade does.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+
+    /// Waits until somebody stops it.
+    pub fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A panic has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.shared.stop();
+        self.join();
+    }
+}
+
+impl ShutdownHandle {
+    /// Stops the blade; returns at once.
+    pub fn shutdown(&self) {
+        self.0.stop();
+    }
+}

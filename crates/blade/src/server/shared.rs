@@ -1,0 +1,138 @@
+//! What a server's threads have in common.
+
+use super::connection::Gate;
+use crate::blade::Blade;
+use crate::table::{ClientNumber, Refused};
+use farpool_wire::ErrorCode;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) blade: Arc<Blade>,
+    started: Instant,
+    stop: AtomicBool,
+    mailboxes: Vec<Mailbox>,
+    slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
+}
+
+/// The connection that a slot of a client has now.
+#[derive(Debug)]
+struct SlotHolder {
+    generation: u32,
+    gate: Arc<Gate>,
+}
+
+/// New connections on their way to a thread.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    arrivals: Mutex<Vec<Arrival>>,
+    pub(super) wake: OwnedFd,
+}
+
+/// A new connection.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) socket: OwnedFd,
+    pub(super) is_unix: bool,
+}
+
+impl Shared {
+    pub(super) fn new(blade: Arc<Blade>, threads: usize) -> io::Result<Shared> {
+        let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+        Ok(Shared {
+            blade,
+            started: Instant::now(),
+            stop: AtomicBool::new(false),
+            mailboxes,
+            slots: Mutex::default(),
+        })
+    }
+
+    /// Time since the blade started.
+    pub(super) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    pub(super) fn mailbox(&self, thread: usize) -> &Mailbox {
+        &self.mailboxes[thread]
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Asks all threads to end.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.mailboxes.iter().for_each(Mailbox::wake);
+        self.blade.wake_scrubber();
+    }
+
+    /// Gives the client's slot to a connection of `generation`, and does not return before older
+    /// ones can do nothing any more. Waits only for connections of older generations, so that two
+    /// of these never wait for each other.
+    pub(super) fn take_slot(
+        &self,
+        client: ClientNumber,
+        slot: u32,
+        generation: u32,
+        gate: &Arc<Gate>,
+    ) -> Result<(), Refused> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(holder) = slots.get(&(client, slot))
+            && holder.generation >= generation
+        {
+            return Err(Refused::new(ErrorCode::Stale, u64::from(holder.generation)));
+        }
+        let holder = SlotHolder { generation, gate: Arc::clone(gate) };
+        let older = slots.insert((client, slot), holder);
+        drop(slots);
+        if let Some(older) = older {
+            older.gate.fence();
+        }
+        Ok(())
+    }
+
+    /// The connection closed; the slot is free if it was still its own.
+    pub(super) fn leave_slot(&self, client: ClientNumber, slot: u32, generation: u32) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.get(&(client, slot)).is_some_and(|holder| holder.generation == generation) {
+            slots.remove(&(client, slot));
+        }
+    }
+}
+
+impl Mailbox {
+    fn new() -> io::Result<Mailbox> {
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Mailbox { arrivals: Mutex::default(), wake })
+    }
+
+    pub(super) fn deliver(&self, arrival: Arrival) {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        self.wake();
+    }
+
+    /// Everything that was delivered since the last time.
+    pub(super) fn empty(&self) -> Vec<Arrival> {
+        let mut count = [0; 8];
+        // Nothing to read is as good as something.
+        let _ = rustix::io::read(&self.wake, &mut count);
+        std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn wake(&self) {
+        // A full counter wakes too.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}

@@ -1,0 +1,184 @@
+//! Clients: who they are, their connections and leases.
+
+use super::{Limits, Refused, Scrub, Table, count_u32};
+use farpool_wire::{ClientId, ErrorCode, Hello, SUPERPAGE_BYTES, SegmentId};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A client as this blade counts them: in order of arrival, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ClientNumber(pub u64);
+
+/// What a client's connections count; shared with them, so that counting takes no lock.
+#[derive(Debug, Default)]
+pub struct ClientCounters {
+    /// Pages read by requests, and through shared memory as reported.
+    pub pages_read: AtomicU64,
+    /// Pages written, likewise.
+    pub pages_written: AtomicU64,
+    reported_read: AtomicU64,
+    reported_written: AtomicU64,
+}
+
+impl ClientCounters {
+    /// Takes in what a client says it has moved through shared memory since it began; returns how
+    /// many pages read and written are new.
+    pub fn report(&self, pages_read: u64, pages_written: u64) -> (u64, u64) {
+        let news = |all: u64, reported: &AtomicU64, counter: &AtomicU64| {
+            let new = all.saturating_sub(reported.fetch_max(all, Ordering::Relaxed));
+            counter.fetch_add(new, Ordering::Relaxed);
+            new
+        };
+        (
+            news(pages_read, &self.reported_read, &self.pages_read),
+            news(pages_written, &self.reported_written, &self.pages_written),
+        )
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    id: ClientId,
+    name: String,
+    pid: u32,
+    pub(super) quota_superpages: u32,
+    pub(super) used_superpages: u32,
+    pub(super) segments: BTreeSet<SegmentId>,
+    connections: u32,
+    /// When the client ends, if no connection comes back; only while there is none.
+    lease_end: Option<Duration>,
+    counters: Arc<ClientCounters>,
+}
+
+/// A client as people see it.
+#[derive(Clone, Debug)]
+pub struct ClientView {
+    /// Its number.
+    pub number: ClientNumber,
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it may use.
+    pub quota_superpages: u32,
+    /// What it uses.
+    pub used_superpages: u32,
+    /// Segments it uses.
+    pub segments: u32,
+    /// Its connections.
+    pub connections: u32,
+    /// Time until its lease runs out, while it has no connection.
+    pub lease_left: Option<Duration>,
+    /// Its counters.
+    pub counters: Arc<ClientCounters>,
+}
+
+/// What a new connection learns about its client.
+#[derive(Clone, Debug)]
+pub struct Connected {
+    /// The client's number.
+    pub number: ClientNumber,
+    /// Its quota.
+    pub quota_bytes: u64,
+    /// Its counters.
+    pub counters: Arc<ClientCounters>,
+}
+
+impl Client {
+    fn new(hello: &Hello<'_>, limits: &Limits) -> Self {
+        Client {
+            id: hello.client,
+            name: hello.name.to_owned(),
+            pid: hello.pid,
+            quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes),
+            used_superpages: 0,
+            segments: BTreeSet::new(),
+            connections: 0,
+            lease_end: None,
+            counters: Arc::default(),
+        }
+    }
+}
+
+impl<M: Clone> Table<M> {
+    /// A connection of the client came; a client that is not known begins here.
+    ///
+    /// # Errors
+    /// The blade has as many clients as it may.
+    pub fn connect(&mut self, hello: &Hello<'_>) -> Result<Connected, Refused> {
+        let number = match self.numbers.get(&hello.client) {
+            Some(number) => *number,
+            None => self.add_client(hello)?,
+        };
+        let client =
+            self.clients.get_mut(&number).ok_or(Refused::new(ErrorCode::NotPermitted, 0))?;
+        client.connections += 1;
+        client.lease_end = None;
+        Ok(Connected {
+            number,
+            quota_bytes: u64::from(client.quota_superpages) * SUPERPAGE_BYTES,
+            counters: Arc::clone(&client.counters),
+        })
+    }
+
+    fn add_client(&mut self, hello: &Hello<'_>) -> Result<ClientNumber, Refused> {
+        if self.clients.len() >= self.limits.clients {
+            return Err(Refused::new(ErrorCode::TooMany, self.limits.clients as u64));
+        }
+        let number = ClientNumber(self.next_client);
+        self.next_client += 1;
+        self.clients.insert(number, Client::new(hello, &self.limits));
+        self.numbers.insert(hello.client, number);
+        Ok(number)
+    }
+
+    /// A connection of the client closed; with the last one its lease begins to run.
+    pub fn disconnect(&mut self, number: ClientNumber, now: Duration) {
+        let Some(client) = self.clients.get_mut(&number) else {
+            return; // it said goodbye
+        };
+        assert!(client.connections > 0, "a connection closed twice");
+        client.connections -= 1;
+        if client.connections == 0 {
+            client.lease_end = Some(now + self.limits.lease);
+        }
+    }
+
+    /// Ends the clients whose lease has run out by `now`.
+    pub fn expire(&mut self, now: Duration) -> Vec<Scrub<M>> {
+        let over = |client: &Client| client.lease_end.is_some_and(|end| end <= now);
+        let ended: Vec<_> = self.clients.iter().filter(|(_, c)| over(c)).map(|(n, _)| *n).collect();
+        self.leases_expired += ended.len() as u64;
+        ended.into_iter().flat_map(|number| self.end_client(number)).collect()
+    }
+
+    /// Ends a client: it uses no segment any more, and its other connections can do nothing.
+    pub fn end_client(&mut self, number: ClientNumber) -> Vec<Scrub<M>> {
+        let Some(client) = self.clients.get_mut(&number) else {
+            return Vec::new();
+        };
+        let segments = std::mem::take(&mut client.segments);
+        let id = client.id;
+        let scrubs = segments.iter().filter_map(|s| self.drop_user(number, *s)).collect();
+        self.clients.remove(&number);
+        self.numbers.remove(&id);
+        scrubs
+    }
+
+    /// All clients in order of arrival, leaving out the first `skip`.
+    pub fn clients(&self, skip: usize, now: Duration) -> impl Iterator<Item = ClientView> + '_ {
+        self.clients.iter().skip(skip).map(move |(number, client)| ClientView {
+            number: *number,
+            name: client.name.clone(),
+            pid: client.pid,
+            quota_superpages: client.quota_superpages,
+            used_superpages: client.used_superpages,
+            segments: count_u32(client.segments.len()),
+            connections: client.connections,
+            lease_left: client.lease_end.map(|end| end.saturating_sub(now)),
+            counters: Arc::clone(&client.counters),
+        })
+    }
+}

@@ -1,0 +1,368 @@
+//! Segments: made, given memory, frozen, shared, dropped.
+
+use super::{ClientNumber, Refused, Scrub, ScrubPart, Table, count_u32};
+use farpool_wire::{
+    ErrorCode, SUPERPAGE_BYTES, SegmentId, SegmentState, SegmentToken, SuperpageNumber,
+    SuperpagePair,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[derive(Debug)]
+pub(super) struct Segment<M> {
+    token: SegmentToken,
+    span_superpages: u32,
+    pub(super) frozen: bool,
+    /// How often each user attached (the owner's first use included).
+    pub(super) users: BTreeMap<ClientNumber, u32>,
+    charged: ClientNumber,
+    /// SMA superpage to RMMA superpage.
+    pub(super) map: BTreeMap<u32, u32>,
+    /// RMMA superpages below `next_rmma` that are zero and free; low ones first, to stay dense.
+    free: BTreeSet<u32>,
+    next_rmma: u32,
+    /// Superpages that the segment's memory can hold.
+    limit_rmma: u32,
+    /// Writes under way: their bytes may still be arriving.
+    pub(super) writers: Arc<AtomicU32>,
+    pub(super) memory: M,
+}
+
+/// A segment as attach and list show it, without the list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentView {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Its length.
+    pub span_superpages: u32,
+    /// Superpages with memory.
+    pub allocated_superpages: u32,
+    /// Whether it can be written.
+    pub state: SegmentState,
+}
+
+impl<M> Segment<M> {
+    fn free_rmmas(&self) -> u32 {
+        count_u32(self.free.len()) + (self.limit_rmma - self.next_rmma)
+    }
+
+    /// The lowest free RMMA superpage; the caller has asked [`Self::free_rmmas`].
+    fn take_rmma(&mut self) -> u32 {
+        self.free.pop_first().unwrap_or_else(|| {
+            assert!(self.next_rmma < self.limit_rmma, "a segment's memory is used up");
+            self.next_rmma += 1;
+            self.next_rmma - 1
+        })
+    }
+
+    pub(super) fn give_back(&mut self, rmmas: &[u32]) {
+        for rmma in rmmas {
+            let is_new = self.free.insert(*rmma);
+            assert!(is_new && *rmma < self.next_rmma, "superpage {rmma} was given back twice");
+        }
+    }
+
+    fn uses(&self) -> u64 {
+        self.users.values().map(|uses| u64::from(*uses)).sum()
+    }
+
+    /// Changing the table under a write whose bytes are still arriving could place them wrongly.
+    fn no_writers(&self) -> Result<(), Refused> {
+        match self.writers.load(Ordering::Acquire) {
+            0 => Ok(()),
+            writers => Err(Refused::new(ErrorCode::InUse, u64::from(writers))),
+        }
+    }
+
+    fn check_range(&self, first: SuperpageNumber, count: u32) -> Result<(), Refused> {
+        match first.0.checked_add(count) {
+            Some(end) if end <= self.span_superpages => Ok(()),
+            _ => Err(Refused::new(ErrorCode::OutOfRange, u64::from(self.span_superpages))),
+        }
+    }
+
+    pub(super) fn check_writable(&self, id: SegmentId) -> Result<(), Refused> {
+        if self.frozen { Err(Refused::new(ErrorCode::Frozen, id.0)) } else { Ok(()) }
+    }
+}
+
+impl<M: Clone> Table<M> {
+    /// Makes an empty segment. `make` gets the number of superpages its memory must be able to
+    /// hold: the client's quota or the span, whichever is less.
+    ///
+    /// # Errors
+    /// The blade has as many segments as it may, or the token is taken.
+    pub fn create_segment(
+        &mut self,
+        client: ClientNumber,
+        span_superpages: u32,
+        token: SegmentToken,
+        make: impl FnOnce(u32) -> M,
+    ) -> Result<SegmentId, Refused> {
+        let limit_rmma = self.client(client)?.quota_superpages.min(span_superpages);
+        if self.segments.len() >= self.limits.segments {
+            return Err(Refused::new(ErrorCode::TooMany, self.limits.segments as u64));
+        }
+        if self.tokens.contains_key(&token) {
+            return Err(Refused::new(ErrorCode::InUse, 0));
+        }
+        let id = SegmentId(self.next_segment);
+        self.next_segment += 1;
+        let segment = Segment {
+            token,
+            span_superpages,
+            frozen: false,
+            users: BTreeMap::from([(client, 1)]),
+            charged: client,
+            map: BTreeMap::new(),
+            free: BTreeSet::new(),
+            next_rmma: 0,
+            limit_rmma,
+            writers: Arc::default(),
+            memory: make(limit_rmma),
+        };
+        self.segments.insert(id, segment);
+        self.tokens.insert(token, id);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.segments.insert(id);
+        }
+        Ok(id)
+    }
+
+    /// Gives memory to superpages `first` to `first + count - 1`, which must have none: appends
+    /// their pairs to `pairs`, ascending, and returns the memory they are in.
+    ///
+    /// # Errors
+    /// Frozen, out of range, allocated already, the blade is full, or over quota. While a scrub is
+    /// pending, full may mean: not yet.
+    pub fn allocate(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+        pairs: &mut Vec<SuperpagePair>,
+    ) -> Result<M, Refused> {
+        self.check_allocate(client, id, first, count)?;
+        let segment = self.segment_of_mut(client, id)?;
+        for sma in first.0..first.0 + count {
+            let rmma = segment.take_rmma();
+            segment.map.insert(sma, rmma);
+            pairs.push(SuperpagePair::new(SuperpageNumber(sma), SuperpageNumber(rmma)));
+        }
+        let memory = segment.memory.clone();
+        self.used_superpages += count;
+        self.charge(client, i64::from(count));
+        Ok(memory)
+    }
+
+    fn check_allocate(
+        &self,
+        client: ClientNumber,
+        id: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+    ) -> Result<(), Refused> {
+        let segment = self.segment_of(client, id)?;
+        segment.check_writable(id)?;
+        segment.check_range(first, count)?;
+        if let Some((sma, _)) = segment.map.range(first.0..first.0 + count).next() {
+            return Err(Refused::new(ErrorCode::AlreadyAllocated, u64::from(*sma)));
+        }
+        let capacity_bytes = u64::from(self.limits.capacity_superpages) * SUPERPAGE_BYTES;
+        let full = Err(Refused::new(ErrorCode::BladeFull, capacity_bytes));
+        // Before the quota: no quota is larger than the blade, so a client that has all of it would
+        // read that its quota is too small.
+        if count > self.limits.capacity_superpages - self.used_superpages {
+            return full;
+        }
+        let account = self.client(client)?;
+        if account.used_superpages.saturating_add(count) > account.quota_superpages {
+            let quota_bytes = u64::from(account.quota_superpages) * SUPERPAGE_BYTES;
+            return Err(Refused::new(ErrorCode::QuotaExceeded, quota_bytes));
+        }
+        if count > segment.free_rmmas() { full } else { Ok(()) }
+    }
+
+    /// Takes the memory of superpages `first` to `first + count - 1`, which must all have some.
+    ///
+    /// # Errors
+    /// Frozen, out of range, not allocated, or a write to the segment is under way.
+    pub fn free(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+    ) -> Result<Scrub<M>, Refused> {
+        let segment = self.segment_of_mut(client, id)?;
+        segment.check_writable(id)?;
+        segment.check_range(first, count)?;
+        let range = first.0..first.0 + count;
+        if let Some(sma) = range.clone().find(|sma| !segment.map.contains_key(sma)) {
+            return Err(Refused::new(ErrorCode::NotAllocated, u64::from(sma)));
+        }
+        segment.no_writers()?;
+        let rmmas = range.filter_map(|sma| segment.map.remove(&sma)).collect();
+        let memory = segment.memory.clone();
+        self.charge(client, -i64::from(count));
+        Ok(Scrub { memory, part: ScrubPart::Superpages { segment: id, rmmas } })
+    }
+
+    /// Makes the segment immutable, so that others can attach.
+    ///
+    /// # Errors
+    /// Frozen already, or a write to it is under way.
+    pub fn freeze(&mut self, client: ClientNumber, id: SegmentId) -> Result<(), Refused> {
+        let segment = self.segment_of_mut(client, id)?;
+        segment.check_writable(id)?;
+        segment.no_writers()?;
+        segment.frozen = true;
+        Ok(())
+    }
+
+    /// Makes the segment writable again for its only user, with its only use, unless
+    /// `is_held_elsewhere` says that somebody who is no user any more (a lease that ran out) could
+    /// still read its memory.
+    ///
+    /// # Errors
+    /// Not frozen, or in use elsewhere too.
+    pub fn thaw(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+        is_held_elsewhere: impl FnOnce(&M) -> bool,
+    ) -> Result<(), Refused> {
+        let segment = self.segment_of_mut(client, id)?;
+        if !segment.frozen {
+            return Err(Refused::new(ErrorCode::NotFrozen, id.0));
+        }
+        if segment.uses() != 1 {
+            return Err(Refused::new(ErrorCode::InUse, segment.uses()));
+        }
+        if is_held_elsewhere(&segment.memory) {
+            return Err(Refused::new(ErrorCode::InUse, segment.uses() + 1));
+        }
+        segment.frozen = false;
+        Ok(())
+    }
+
+    /// Adds a use of the frozen segment that `token` opens.
+    ///
+    /// # Errors
+    /// No such token, or the segment is not frozen.
+    pub fn attach(
+        &mut self,
+        client: ClientNumber,
+        token: SegmentToken,
+    ) -> Result<SegmentView, Refused> {
+        self.client(client)?;
+        let unknown = Refused::new(ErrorCode::UnknownSegment, 0);
+        let id = *self.tokens.get(&token).ok_or(unknown)?;
+        let segment = self.segments.get_mut(&id).ok_or(unknown)?;
+        if !segment.frozen {
+            return Err(Refused::new(ErrorCode::NotFrozen, id.0));
+        }
+        *segment.users.entry(client).or_insert(0) += 1;
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.segments.insert(id);
+        }
+        self.view(client, id)
+    }
+
+    /// Ends one use of the segment. The last one of all users drops the segment.
+    ///
+    /// # Errors
+    /// Not a segment of this client.
+    pub fn detach(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+    ) -> Result<Option<Scrub<M>>, Refused> {
+        let segment = self.segment_of_mut(client, id)?;
+        match segment.users.get_mut(&client) {
+            Some(uses) if *uses > 1 => {
+                *uses -= 1;
+                Ok(None)
+            }
+            _ => Ok(self.drop_user(client, id)),
+        }
+    }
+
+    /// Ends all uses of the segment by this client.
+    pub(super) fn drop_user(&mut self, client: ClientNumber, id: SegmentId) -> Option<Scrub<M>> {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.segments.remove(&id);
+        }
+        let segment = self.segments.get_mut(&id)?;
+        segment.users.remove(&client)?;
+        let superpages = count_u32(segment.map.len());
+        let heir = segment.users.keys().next().copied();
+        if segment.charged == client {
+            if let Some(heir) = heir {
+                segment.charged = heir;
+                self.charge(heir, i64::from(superpages));
+            }
+            self.charge(client, -i64::from(superpages));
+        }
+        if heir.is_some() {
+            return None;
+        }
+        let segment = self.segments.remove(&id)?;
+        self.tokens.remove(&segment.token);
+        Some(Scrub { memory: segment.memory, part: ScrubPart::Whole { superpages } })
+    }
+
+    fn charge(&mut self, client: ClientNumber, superpages: i64) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            let used = i64::from(client.used_superpages) + superpages;
+            client.used_superpages = u32::try_from(used).unwrap_or(0);
+            assert_eq!(i64::from(client.used_superpages), used, "a client's account is off");
+        }
+    }
+
+    /// The segment, without its list.
+    ///
+    /// # Errors
+    /// Not a segment of this client.
+    pub fn view(&self, client: ClientNumber, id: SegmentId) -> Result<SegmentView, Refused> {
+        let segment = self.segment_of(client, id)?;
+        let state = if segment.frozen { SegmentState::Frozen } else { SegmentState::Writable };
+        Ok(SegmentView {
+            segment: id,
+            span_superpages: segment.span_superpages,
+            allocated_superpages: count_u32(segment.map.len()),
+            state,
+        })
+    }
+
+    /// Appends the segment's superpages with memory, without the first `skip`, at most `limit`.
+    ///
+    /// # Errors
+    /// Not a segment of this client.
+    pub fn list(
+        &self,
+        client: ClientNumber,
+        id: SegmentId,
+        skip: usize,
+        limit: usize,
+        pairs: &mut Vec<SuperpagePair>,
+    ) -> Result<(), Refused> {
+        let segment = self.segment_of(client, id)?;
+        let pair = |(sma, rmma): (&u32, &u32)| {
+            SuperpagePair::new(SuperpageNumber(*sma), SuperpageNumber(*rmma))
+        };
+        pairs.extend(segment.map.iter().skip(skip).take(limit).map(pair));
+        Ok(())
+    }
+
+    /// The segment's memory, and whether this client may write all of it directly.
+    ///
+    /// # Errors
+    /// Not a segment of this client.
+    pub fn memory_of(&self, client: ClientNumber, id: SegmentId) -> Result<(M, bool), Refused> {
+        let segment = self.segment_of(client, id)?;
+        Ok((segment.memory.clone(), !segment.frozen))
+    }
+}

@@ -1,0 +1,100 @@
+//! Every backing store: pages are kept, and nobody sees another's bytes.
+
+mod common;
+
+use common::*;
+use farpool_blade::{BackingKind, BladeConfig, Server};
+use farpool_wire::*;
+
+/// One client after the other uses all of the blade's memory, and finds nothing but zeros.
+fn check_kept_and_scrubbed(backing: BackingKind) {
+    let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
+    for id in 1..4 {
+        let mut client = blade.client(id);
+        let (segment, _) = client.segment(3);
+        let data = pages(1, 16);
+        for page in [0, 4096 + 4072, 2 * 4096] {
+            let fresh = client.read(segment, page, 16).pages;
+            assert!(fresh.iter().all(|byte| *byte == 0), "client {id} sees old bytes at {page}");
+            client.write(segment, page, &data).done();
+        }
+        // Freed and allocated again within one segment: zero as well, though it is the same client.
+        client.free(segment, 1, 1).done();
+        let again = client.allocate(segment, 1, 1);
+        assert!(matches!(again.response(), Response::Allocated { .. }), "{again:?}");
+        let fresh = client.read(segment, 4096 + 4080, 16).pages;
+        assert!(fresh.iter().all(|byte| *byte == 0));
+        assert!(client.read(segment, 2 * 4096, 16).pages == data);
+        let extents = [Extent::new(PageNumber(2 * 4096), 8)];
+        client.ask(&Request::Discard { segment, extents: &extents }).done();
+        let kept = client.read(segment, 2 * 4096 + 8, 8).pages;
+        assert!(kept == data[8 * PAGE_BYTES..], "only what was named is discarded");
+        client.ask(&Request::Goodbye).done();
+        wait_until("the memory is free", || blade.serving.stat().totals.used_bytes.get() == 0);
+    }
+    // 3 whole segments of 3 and, in each, 1 superpage that was freed before.
+    assert_eq!(blade.serving.stat().totals.superpages_scrubbed.get(), 3 * (3 + 1));
+}
+
+#[test]
+fn memfd() {
+    check_kept_and_scrubbed(BackingKind::Memfd);
+}
+
+#[test]
+fn anonymous() {
+    check_kept_and_scrubbed(BackingKind::Anonymous);
+}
+
+#[test]
+fn file_with_old_bytes_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("memory");
+    std::fs::write(&path, vec![0xee; 20 << 20]).unwrap();
+    check_kept_and_scrubbed(BackingKind::File(path.clone()));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * SUPERPAGE_BYTES);
+}
+
+#[test]
+fn hugetlb() {
+    let address: Address = "tcp://127.0.0.1:0".parse().unwrap();
+    let config = BladeConfig { backing: BackingKind::Hugetlb, ..config_of(3) };
+    if let Err(error) = Server::bind(&[address], config) {
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        println!("SKIP hugetlb: {error}: {source:?}; needs 24 free huge pages (vm.nr_hugepages)");
+        return;
+    }
+    check_kept_and_scrubbed(BackingKind::Hugetlb);
+}
+
+#[test]
+fn one_file_serves_one_blade() {
+    let directory = tempfile::tempdir().unwrap();
+    let backing = BackingKind::File(directory.path().join("memory"));
+    let config = BladeConfig { backing, ..config_of(1) };
+    let bind = || Server::bind(&["tcp://127.0.0.1:0".parse().unwrap()], config.clone());
+    let first = bind().unwrap();
+    assert!(bind().is_err());
+    drop(first);
+    assert!(bind().is_ok());
+}
+
+#[test]
+fn memory_in_a_file_or_device_is_not_shared_by_descriptor() {
+    let directory = tempfile::tempdir().unwrap();
+    let backing = BackingKind::File(directory.path().join("memory"));
+    let blade = TestBlade::start(BladeConfig { backing, ..config_of(1) });
+    let mut client = blade.client(1);
+    let (segment, _) = client.segment(1);
+    assert_eq!(client.ask(&Request::ShmMap { segment }).refused(), Some(ErrorCode::Unsupported));
+}
+
+#[test]
+fn backings_are_named() {
+    let parse = |text: &str| text.parse::<BackingKind>();
+    assert_eq!(parse("memfd"), Ok(BackingKind::Memfd));
+    assert_eq!(parse("anonymous"), Ok(BackingKind::Anonymous));
+    assert_eq!(parse("hugetlb"), Ok(BackingKind::Hugetlb));
+    assert_eq!(parse("file:/dev/dax0.0"), Ok(BackingKind::File("/dev/dax0.0".into())));
+    assert!(parse("file:").is_err() && parse("disk").is_err());
+}
