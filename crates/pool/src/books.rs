@@ -1,0 +1,331 @@
+//! The pool's dealings with each blade, under its lock: the control connection, and which part of which
+//! segment lies there.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::Duration;
+
+use farpool_fabric::{Answer, CallError, Control, Descriptor};
+use farpool_wire::{
+    Address, ErrorCode, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentState,
+    SegmentToken, SuperpageNumber,
+};
+
+use crate::types::BladeToken;
+use crate::{MAX_SEGMENTS, PoolError};
+
+/// Number given for "no descriptor".
+const NO_FILE: RawFd = -1;
+
+/// One blade's books.
+#[derive(Debug)]
+pub(crate) struct Books {
+    control: Control,
+    address: Address,
+    parts: [Option<Part>; MAX_SEGMENTS],
+    /// Replaced descriptors, which a lane may still be using.
+    retired: Vec<SharedFile>,
+    /// Superpages this pool had from it, to spread evenly.
+    pub(crate) allocated_superpages: u64,
+    /// Refused an allocation for lack of memory, since then nothing was given back.
+    pub(crate) is_full: bool,
+    /// Reconnections of the control connection after which our segments were found to be there.
+    reconnects_checked: u64,
+}
+
+/// The part of a segment on this blade.
+#[derive(Debug)]
+struct Part {
+    id: SegmentId,
+    token: SegmentToken,
+    file: Option<SharedFile>,
+}
+
+#[derive(Debug)]
+struct SharedFile {
+    descriptor: Descriptor,
+    writable: bool,
+}
+
+/// What thawing came to on one blade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Thawed {
+    Writable,
+    StillShared,
+}
+
+impl Books {
+    pub(crate) fn new(control: Control, address: Address) -> Self {
+        Books {
+            control,
+            address,
+            parts: [const { None }; MAX_SEGMENTS],
+            retired: Vec::new(),
+            allocated_superpages: 0,
+            is_full: false,
+            reconnects_checked: 0,
+        }
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.control.hello().capacity_bytes
+    }
+
+    pub(crate) fn loss(&self) -> Option<String> {
+        self.control.loss().map(ToString::to_string)
+    }
+
+    /// The part's number on the blade and the descriptor of its memory.
+    pub(crate) fn part(&self, segment: usize) -> Option<(SegmentId, RawFd)> {
+        let part = self.parts[segment].as_ref()?;
+        let file = part.file.as_ref().map_or(NO_FILE, |it| it.descriptor.as_fd().as_raw_fd());
+        Some((part.id, file))
+    }
+
+    pub(crate) fn token(&self, segment: usize) -> Option<BladeToken> {
+        let part = self.parts[segment].as_ref()?;
+        Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
+    }
+
+    fn id(&self, segment: usize) -> Option<SegmentId> {
+        self.parts[segment].as_ref().map(|part| part.id)
+    }
+
+    /// Gives one superpage of the segment memory here; says where it lies in the segment's memory.
+    pub(crate) fn allocate(&mut self, segment: usize, sma: u32) -> Result<u32, CallError> {
+        let id = match self.id(segment) {
+            Some(id) => id,
+            None => self.create(segment)?,
+        };
+        let request =
+            Request::AllocateSuperpages { segment: id, first: SuperpageNumber(sma), count: 1 };
+        let rmma = match self.control.call(&request) {
+            Ok(answer) => rmma_of(&answer, sma),
+            Err(error) if already(&error, ErrorCode::AlreadyAllocated) => None,
+            Err(error) => return Err(error),
+        };
+        let rmma = match rmma {
+            Some(rmma) => rmma,
+            None => self.look_up(id, sma)?,
+        };
+        self.share(segment, true)?;
+        self.allocated_superpages += 1;
+        Ok(rmma)
+    }
+
+    fn create(&mut self, segment: usize) -> Result<SegmentId, CallError> {
+        let request = Request::CreateSegment { span_superpages: SPAN_LIMIT_SUPERPAGES };
+        match self.control.call(&request)?.response {
+            Response::SegmentCreated { segment: id, token } => {
+                self.parts[segment] = Some(Part { id, token, file: None });
+                Ok(id)
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Finds the superpage in the blade's own list.
+    fn look_up(&mut self, id: SegmentId, sma: u32) -> Result<u32, CallError> {
+        let mut found = None;
+        self.list(id, 0, |at, rmma| {
+            if at == sma {
+                found = Some(rmma);
+            }
+        })?;
+        found.ok_or_else(|| self.nonsense())
+    }
+
+    /// Tells every superpage of the segment from the `skip`th on.
+    fn list(
+        &mut self,
+        segment: SegmentId,
+        skip: u32,
+        mut each: impl FnMut(u32, u32),
+    ) -> Result<(), CallError> {
+        let mut skip = skip;
+        loop {
+            let answer = self.control.call(&Request::ListSuperpages { segment, skip })?;
+            let Response::Attached(list) = answer.response else {
+                return Err(self.nonsense());
+            };
+            list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
+            let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
+            skip = skip.saturating_add(told);
+            if told == 0 || skip >= list.allocated_superpages {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gets the descriptor of the part's memory, where the transport has one and it is not there yet.
+    fn share(&mut self, segment: usize, writable: bool) -> Result<(), CallError> {
+        if !matches!(self.address, Address::Shm(_)) {
+            return Ok(());
+        }
+        let Some(part) = &self.parts[segment] else {
+            return Ok(());
+        };
+        if part.file.as_ref().is_some_and(|file| file.writable || !writable) {
+            return Ok(());
+        }
+        let answer = self.control.call(&Request::ShmMap { segment: part.id })?;
+        let (Response::ShmMapped { writable: is_writable, .. }, Some(descriptor)) =
+            (answer.response, answer.file)
+        else {
+            return Err(self.nonsense());
+        };
+        let file = SharedFile { descriptor, writable: is_writable };
+        if let Some(part) = &mut self.parts[segment] {
+            self.retired.extend(part.file.replace(file));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn free(&mut self, segment: usize, sma: u32) -> Result<(), CallError> {
+        let Some(segment) = self.id(segment) else {
+            return Ok(());
+        };
+        let request = Request::FreeSuperpages { segment, first: SuperpageNumber(sma), count: 1 };
+        self.allocated_superpages = self.allocated_superpages.saturating_sub(1);
+        self.is_full = false;
+        done(self.control.call(&request), ErrorCode::NotAllocated)
+    }
+
+    pub(crate) fn freeze(&mut self, segment: usize) -> Result<(), CallError> {
+        match self.id(segment) {
+            Some(segment) => {
+                done(self.control.call(&Request::Freeze { segment }), ErrorCode::Frozen)
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn thaw(&mut self, segment: usize) -> Result<Thawed, CallError> {
+        let Some(id) = self.id(segment) else {
+            return Ok(Thawed::Writable);
+        };
+        let answer = self.control.call(&Request::Thaw { segment: id });
+        match done(answer, ErrorCode::NotFrozen) {
+            Ok(()) => {
+                self.share(segment, true)?;
+                Ok(Thawed::Writable)
+            }
+            Err(CallError::Refused { code: ErrorCode::InUse, .. }) => Ok(Thawed::StillShared),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Becomes a user of the frozen part that the token opens; tells each superpage and its place.
+    pub(crate) fn attach(
+        &mut self,
+        segment: usize,
+        token: BladeToken,
+        mut each: impl FnMut(u32, u32),
+    ) -> Result<(), PoolError> {
+        if token.blade_id != self.control.hello().blade_id {
+            return Err(PoolError::OtherBlade { address: self.address.to_string() });
+        }
+        let answer = self.control.call(&Request::Attach { token: token.token })?;
+        let Response::Attached(list) = answer.response else {
+            return Err(self.nonsense().into());
+        };
+        let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
+        list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
+        let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
+        self.parts[segment] = Some(Part { id, token: token.token, file: None });
+        if state != SegmentState::Frozen {
+            return Err(self.nonsense().into());
+        }
+        if told < all {
+            self.list(id, told, each)?;
+        }
+        Ok(self.share(segment, false)?)
+    }
+
+    /// Gives the part up, whatever becomes of the request.
+    pub(crate) fn detach(&mut self, segment: usize, superpages: u64) -> Result<(), CallError> {
+        let Some(part) = self.parts[segment].take() else {
+            return Ok(());
+        };
+        self.allocated_superpages = self.allocated_superpages.saturating_sub(superpages);
+        self.is_full = false;
+        let request = Request::Detach { segment: part.id };
+        done(self.control.call(&request), ErrorCode::UnknownSegment)
+    }
+
+    /// Closes replaced descriptors; every lane has passed since the new ones were published.
+    pub(crate) fn close_retired(&mut self) {
+        self.retired.clear();
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(u64::from(self.control.hello().lease_ms))
+    }
+
+    /// Makes sure that a connection stands, and tells what was moved through shared memory. If it had to be made again, asks whether the blade still
+    /// knows our segments; false if it does not, because the lease ran out.
+    pub(crate) fn keep_alive(&mut self, moved: (u64, u64)) -> Result<bool, CallError> {
+        self.report(moved)?;
+        if self.control.reconnects() == self.reconnects_checked {
+            return Ok(true);
+        }
+        let ids: Vec<SegmentId> = self.parts.iter().flatten().map(|part| part.id).collect();
+        for segment in ids {
+            let skip = u32::MAX;
+            match self.control.call(&Request::ListSuperpages { segment, skip }) {
+                Ok(_) => {}
+                Err(CallError::Refused { code: ErrorCode::UnknownSegment, .. }) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.reconnects_checked = self.control.reconnects();
+        Ok(true)
+    }
+
+    /// Tells the blade what it cannot see; what it can see is not told.
+    fn report(&mut self, (pages_read, pages_written): (u64, u64)) -> Result<(), CallError> {
+        let request = match self.address {
+            Address::Shm(_) => Request::Report { pages_read, pages_written },
+            _ => Request::Ping,
+        };
+        self.control.call(&request)?;
+        Ok(())
+    }
+
+    pub(crate) fn goodbye(&mut self, moved: (u64, u64)) {
+        // Whoever cannot be told finds out by the lease.
+        let _ = self.report(moved);
+        let _ = self.control.call(&Request::Goodbye);
+    }
+
+    /// The error for an answer that is well-formed but cannot be.
+    fn nonsense(&self) -> CallError {
+        CallError::Refused {
+            address: self.address.to_string(),
+            code: ErrorCode::BadFrame,
+            detail: 0,
+            repeated: false,
+        }
+    }
+}
+
+fn rmma_of(answer: &Answer<'_>, sma: u32) -> Option<u32> {
+    match answer.response {
+        Response::Allocated { superpages: [pair] } if pair.sma().0 == sma => Some(pair.rmma().0),
+        _ => None,
+    }
+}
+
+/// True if a repeated request was refused because its first copy was carried out.
+fn already(error: &CallError, by: ErrorCode) -> bool {
+    matches!(error, CallError::Refused { code, repeated: true, .. } if *code == by)
+}
+
+fn done(answer: Result<Answer<'_>, CallError>, already_done: ErrorCode) -> Result<(), CallError> {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(error) if already(&error, already_done) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,147 @@
+//! What can go wrong between a client and its blades, for people ([`PoolError`]) and for one page
+//! ([`PageError`]).
+
+use farpool_fabric::{CallError, ConnectError};
+
+use crate::SegmentHandle;
+
+/// Place of a blade in [`PoolConfig::blades`](crate::PoolConfig::blades).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BladeIndex(pub u8);
+
+/// Why one page could not be read or written. Small and `Copy`: it travels on the data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PageError {
+    /// The blade does not answer any more and could not be reached again within the deadline.
+    #[error("blade number {} is lost", .0.0)]
+    BladeLost(BladeIndex),
+    /// The blade says its copy of the page no longer has the bytes that were written.
+    #[error("the blade's copy of the page is corrupt")]
+    Corrupt,
+    /// The blade refused the request; the number is the wire's error code.
+    #[error("the blade refused the request (code {0})")]
+    Refused(u16),
+    /// The page's superpage was never allocated, or the segment is not attached.
+    #[error("the page is not allocated on any blade")]
+    NotAllocated,
+    /// A write to a frozen segment.
+    #[error("the segment is frozen")]
+    Frozen,
+    /// No answer within the deadline, though the blade may still be there.
+    #[error("no answer within the deadline")]
+    Deadline,
+}
+
+/// Why an operation on the pool failed. Each message names the blade and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The configuration names no blade, or too many.
+    #[error("the pool needs between 1 and {limit} blades, but {given} were given")]
+    BladeCount {
+        /// How many were given.
+        given: usize,
+        /// How many are possible.
+        limit: usize,
+    },
+    /// The connection to a blade could not be made, or broke and could not be made again.
+    #[error("blade {address} is lost: {reason}; check that it runs and can be reached")]
+    BladeLost {
+        /// The blade's address.
+        address: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A TCP address beyond loopback without permission.
+    #[error(
+        "blade {address} is on another host; traffic is not encrypted, so say --allow-remote-tcp if you mean it"
+    )]
+    RemoteTcp {
+        /// The blade's address.
+        address: String,
+    },
+    /// No blade gives another superpage: each is full, or has given this client all it may have.
+    #[error("no blade has 16 MiB left: {blades}; another --blade adds memory")]
+    Full {
+        /// All blades asked, each with its reason and remedy.
+        blades: String,
+    },
+    /// The client may not have more memory over all blades together.
+    #[error(
+        "this program's quota of {quota_bytes} bytes of far memory is used up; raise it with --quota"
+    )]
+    Quota {
+        /// The quota asked for at the start, in bytes.
+        quota_bytes: u64,
+    },
+    /// Too many segments at once.
+    #[error("this process uses {limit} segments already (too many generations of fork)")]
+    TooManySegments {
+        /// The limit, [`MAX_SEGMENTS`](crate::MAX_SEGMENTS).
+        limit: usize,
+    },
+    /// The handle names no live segment.
+    #[error("segment {segment} is not attached", segment = .0.index())]
+    NoSuchSegment(SegmentHandle),
+    /// The segment is frozen, so it cannot grow or change.
+    #[error("segment {segment} is frozen", segment = .0.index())]
+    Frozen(SegmentHandle),
+    /// The superpage number is beyond what a segment can hold.
+    #[error("superpage {superpage} is beyond the end of a segment")]
+    BeyondSegment {
+        /// The superpage asked for.
+        superpage: u32,
+    },
+    /// A blade refused a control request.
+    #[error("blade {address} refused: {reason}")]
+    Refused {
+        /// The blade's address.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
+    /// The token names a blade process that is not in this pool, or was started anew since.
+    #[error("the segment's blade {address} is not the one it was frozen on; it was restarted")]
+    OtherBlade {
+        /// The address of the blade in this pool at that place.
+        address: String,
+    },
+    /// The blade's memory has no descriptor to hand out, so it cannot be shared by `shm://`.
+    #[error("blade {address} cannot share its memory directly; use unix:// in place of shm://")]
+    NotShareable {
+        /// The blade's address.
+        address: String,
+    },
+    /// The kernel gave no random numbers for a client id.
+    #[error("the kernel gave no random numbers for a client id; try again")]
+    NoRandom,
+    /// This process cannot hold more descriptors.
+    #[error("no descriptor left for the connection to blade {address}; raise `ulimit -n`")]
+    Descriptors {
+        /// The blade's address.
+        address: String,
+    },
+}
+
+impl From<ConnectError> for PoolError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Lost { address, reason } => PoolError::BladeLost { address, reason },
+            ConnectError::Refused { address, code } => {
+                PoolError::Refused { address, reason: code.to_string() }
+            }
+            ConnectError::RemoteTcp { address } => PoolError::RemoteTcp { address },
+            ConnectError::Descriptors { address } => PoolError::Descriptors { address },
+        }
+    }
+}
+
+impl From<CallError> for PoolError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Connect(error) => error.into(),
+            CallError::Refused { address, code, detail, .. } => {
+                PoolError::Refused { address, reason: format!("{code} (detail {detail})") }
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The client's view of several blades as one memory: segments, superpages, pages.
+//!
+//! A [`Pool`] is one client. Its control operations (allocate, freeze, attach ...) take a lock and
+//! may wait for a blade; pages travel over a [`Lane`], one per pager thread, which shares nothing
+//! with other lanes but a read-only look at the map and takes no lock.
+//!
+//! After fork the child calls [`Pool::forget_after_fork`] on its copy, connects a pool of its own
+//! under a new client id, and attaches the segments its parent froze.
+
+mod books;
+mod error;
+mod lane;
+mod map;
+mod pool;
+mod shared;
+mod types;
+
+pub use error::{BladeIndex, PageError, PoolError};
+pub use farpool_fabric::{Address, AddressError, ClientId};
+pub use farpool_wire::PAGE_BYTES;
+pub use lane::Lane;
+pub use pool::Pool;
+pub use types::{
+    Completion, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS, PageRead, PageWrite, PoolConfig,
+    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
+};

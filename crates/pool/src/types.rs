@@ -1,0 +1,132 @@
+//! The plain data that passes between the pager and the pool.
+
+use std::time::Duration;
+
+use farpool_fabric::{Address, ClientId};
+
+use farpool_wire::{PAGES_PER_SUPERPAGE, SegmentToken};
+
+use crate::{BladeIndex, PageError, PoolError};
+
+/// Pages of a superpage (16 MiB), the unit of allocation.
+pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
+/// Segments live at once in one process: the frozen layers of its ancestors and the current one.
+/// Beyond it [`PoolError::TooManySegments`](crate::PoolError::TooManySegments).
+pub const MAX_SEGMENTS: usize = 16;
+/// Blades of one pool; keeps [`FrozenToken`] small. Beyond it the configuration is refused.
+pub const MAX_BLADES: usize = 8;
+
+/// What a pool is made of.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// The blades to spread over, at most [`MAX_BLADES`].
+    pub blades: Vec<Address>,
+    /// The name of this client on every blade.
+    pub client: ClientId,
+    /// What the blades show to people for this client, for example `redis-server:4711`.
+    pub client_name: String,
+    /// The most this client may use, in bytes, over all blades together.
+    pub quota_bytes: u64,
+    /// A request older than this means that its blade is lost.
+    pub deadline: Duration,
+    /// Permits TCP to other hosts, which is not encrypted.
+    pub allow_remote_tcp: bool,
+}
+
+/// A client id nobody else has: 128 random bits from the kernel.
+///
+/// # Errors
+/// The kernel has no random numbers to give, which ends no later than its start does.
+pub fn fresh_client() -> Result<ClientId, PoolError> {
+    let mut bits = [0; 16];
+    match rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty()) {
+        Ok(16) => Ok(ClientId(u128::from_le_bytes(bits))),
+        _ => Err(PoolError::NoRandom),
+    }
+}
+
+/// A segment of this process's pool: 4 KiB pages addressed from 0, spread over the blades.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentHandle(pub(crate) u8);
+
+impl SegmentHandle {
+    /// The handle's number, below [`MAX_SEGMENTS`]; it is used again after `detach`.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// The handle of this number, if it is below [`MAX_SEGMENTS`]; it need not be live.
+    pub fn from_index(index: usize) -> Option<SegmentHandle> {
+        u8::try_from(index).ok().filter(|_| index < MAX_SEGMENTS).map(SegmentHandle)
+    }
+}
+
+/// One page of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentPage {
+    /// The segment.
+    pub segment: SegmentHandle,
+    /// The page's number in the segment (its SMA / 4096).
+    pub page: u32,
+}
+
+/// A page to fetch.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRead {
+    /// What to fetch.
+    pub at: SegmentPage,
+    /// 4096 writable bytes, aligned to 4096, local, untouched by others until the completion.
+    pub into: *mut u8,
+    /// Comes back in the [`Completion`].
+    pub token: u64,
+}
+
+/// A page to store.
+#[derive(Clone, Copy, Debug)]
+pub struct PageWrite {
+    /// Where to store it.
+    pub at: SegmentPage,
+    /// 4096 readable bytes, aligned to 4096, local, unchanged until the completion.
+    pub from: *const u8,
+    /// Comes back in the [`Completion`].
+    pub token: u64,
+}
+
+// SAFETY: only a pointer to staging memory that the submitter lends to the lane; no thread is tied.
+unsafe impl Send for PageRead {}
+// SAFETY: as above.
+unsafe impl Send for PageWrite {}
+
+/// The end of one [`PageRead`] or [`PageWrite`]. After an error the bytes of `into` mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The token of the request.
+    pub token: u64,
+    /// Whether the page was read (and verified) or stored (and acknowledged).
+    pub result: Result<(), PageError>,
+}
+
+/// What a child needs to attach its parent's frozen segment. Plain data that fork copies. It opens the
+/// segment as long as somebody uses it: the parent must not detach before the child has attached.
+#[derive(Clone, Copy, Debug)]
+pub struct FrozenToken {
+    pub(crate) blades: [Option<BladeToken>; MAX_BLADES],
+}
+
+/// What opens the part of a frozen segment on one blade.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BladeToken {
+    pub(crate) blade_id: u64,
+    pub(crate) token: SegmentToken,
+}
+
+/// A blade that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostBlade {
+    /// Which one.
+    pub blade: BladeIndex,
+    /// Its address.
+    pub address: String,
+    /// What happened.
+    pub reason: String,
+}

@@ -1,0 +1,150 @@
+//! Real blades in this process, and local pages to move.
+
+// Each test file is a crate of its own and uses its part of this.
+#![allow(dead_code)]
+
+use std::time::{Duration, Instant};
+
+use farpool_blade::{BladeConfig, Server, Serving};
+use farpool_pool::{Address, Completion, Lane, PAGE_BYTES, PageError, Pool, PoolConfig};
+use farpool_wire::BladeTotals;
+
+/// Long enough for everything that must happen; a test that waits so long fails.
+pub const AMPLE: Duration = Duration::from_secs(20);
+
+/// Blades, stopped when dropped.
+pub struct Blades {
+    pub serving: Vec<Option<Serving>>,
+    pub addresses: Vec<Address>,
+    folder: tempfile::TempDir,
+}
+
+impl Blades {
+    /// One blade of 1 GiB per transport named: more than the model can use.
+    pub fn start(transports: &[&str]) -> Blades {
+        Blades::start_with(transports, 1 << 30)
+    }
+
+    pub fn start_with(transports: &[&str], memory_bytes: u64) -> Blades {
+        let mut blades = Blades {
+            serving: Vec::new(),
+            addresses: Vec::new(),
+            folder: tempfile::tempdir().expect("folder"),
+        };
+        let config = BladeConfig { memory_bytes, ..BladeConfig::default() };
+        transports.iter().for_each(|it| blades.add(it, config.clone()));
+        blades
+    }
+
+    pub fn add(&mut self, transport: &str, config: BladeConfig) {
+        let path = self.folder.path().join(format!("{}.sock", self.serving.len()));
+        let address = match transport {
+            "shm" => Address::Shm(path),
+            "unix" => Address::Unix(path),
+            _ => "tcp://127.0.0.1:0".parse().expect("address"),
+        };
+        let server = Server::bind(&[address], BladeConfig { threads: 2, ..config }).expect("bind");
+        self.addresses.extend(server.addresses());
+        self.serving.push(Some(server.serve().expect("serve")));
+    }
+
+    pub fn stop(&mut self, blade: usize) {
+        self.serving[blade].take().expect("running").shutdown();
+    }
+
+    pub fn used_bytes(&self, blade: usize) -> u64 {
+        self.serving[blade].as_ref().expect("running").stat().totals.used_bytes.get()
+    }
+
+    /// Waits until no running blade has a client or lent memory left; whoever holds shared memory must
+    /// have let go of it.
+    pub fn wait_until_unused(&self) {
+        self.wait_until(|totals| totals.used_bytes.get() == 0 && totals.clients.get() == 0);
+    }
+
+    /// Waits until no running blade knows a client, whether or not it still holds memory.
+    pub fn wait_until_forgotten(&self) {
+        self.wait_until(|totals| totals.clients.get() == 0);
+    }
+
+    fn wait_until(&self, condition: impl Fn(&BladeTotals) -> bool) {
+        let until = Instant::now() + AMPLE;
+        for serving in self.serving.iter().flatten() {
+            loop {
+                serving.blade().run_scrubs(); // sooner than it would by itself
+                let totals = serving.stat().totals;
+                if condition(&totals) {
+                    break;
+                }
+                assert!(Instant::now() < until, "still in use: {totals:?}");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+pub fn config(blades: &Blades) -> PoolConfig {
+    PoolConfig {
+        blades: blades.addresses.clone(),
+        client: farpool_pool::fresh_client().expect("random"),
+        client_name: "pool test".into(),
+        quota_bytes: 8 << 30,
+        deadline: AMPLE,
+        allow_remote_tcp: false,
+    }
+}
+
+pub fn connect(blades: &Blades) -> Pool {
+    Pool::connect(config(blades)).expect("connect")
+}
+
+/// A page that tells its seed everywhere.
+pub fn pattern(seed: u64) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    let mut word = seed;
+    for bytes in page.chunks_exact_mut(8) {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    page
+}
+
+#[repr(C, align(4096))]
+#[derive(Clone)]
+struct Aligned([u8; PAGE_BYTES]);
+
+/// Local pages, found by token.
+pub struct Pages(Vec<Aligned>);
+
+impl Pages {
+    pub fn of_patterns(seeds: impl IntoIterator<Item = u64>) -> Pages {
+        Pages(seeds.into_iter().map(|seed| Aligned(pattern(seed))).collect())
+    }
+
+    pub fn at(&self, token: u64) -> *const u8 {
+        self.bytes(token).as_ptr()
+    }
+
+    pub fn at_mut(&mut self, token: u64) -> *mut u8 {
+        let token = usize::try_from(token).expect("small");
+        // Every pointer comes from the same allocation, so earlier ones stay good.
+        let base: *mut Aligned = self.0.as_mut_ptr();
+        base.wrapping_add(token).cast()
+    }
+
+    pub fn bytes(&self, token: u64) -> &[u8; PAGE_BYTES] {
+        &self.0[usize::try_from(token).expect("small")].0
+    }
+}
+
+/// Waits for `count` completions; their results by token, which run from 0.
+pub fn finish(lane: &mut Lane, count: usize) -> Vec<Result<(), PageError>> {
+    let mut done: Vec<Completion> = Vec::new();
+    while lane.in_flight() > 0 {
+        lane.wait(&mut done);
+    }
+    done.sort_by_key(|it| it.token);
+    let tokens = done.iter().map(|it| it.token);
+    assert!(tokens.eq(0..count as u64), "every token once: {done:?}");
+    done.into_iter().map(|it| it.result).collect()
+}

@@ -1,0 +1,389 @@
+//! What a pool does when blades are full, die, or are cut off, and across fork.
+
+mod common;
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use common::{Blades, Pages, config, connect, finish, pattern};
+use farpool_blade::BladeConfig;
+use farpool_pool::{
+    FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError,
+    SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+};
+
+const SUPERPAGE_BYTES: u64 = 16 << 20;
+
+fn segment_of(pool: &Pool, superpages: u32) -> SegmentHandle {
+    let segment = pool.create_segment().expect("segment");
+    (0..superpages).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+    segment
+}
+
+fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32]) -> Vec<Result<(), PageError>> {
+    let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
+    let at = |&page: &u32| SegmentPage { segment, page };
+    let writes: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, page)| PageWrite { at: at(page), from: local.at(token), token })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    finish(lane, pages.len())
+}
+
+fn read(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+) -> (Vec<Result<(), PageError>>, Pages) {
+    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
+    submit_reads(lane, segment, pages, &mut local);
+    (finish(lane, pages.len()), local)
+}
+
+fn submit_reads(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], local: &mut Pages) {
+    let reads: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, &page)| PageRead {
+            at: SegmentPage { segment, page },
+            into: local.at_mut(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.read(&reads) }.expect("submitted");
+}
+
+fn assert_reads_back(lane: &mut Lane, segment: SegmentHandle, pages: &[u32]) {
+    let (done, local) = read(lane, segment, pages);
+    for (token, (&page, done)) in (0u64..).zip(pages.iter().zip(done)) {
+        assert_eq!(done, Ok(()), "page {page}");
+        assert!(*local.bytes(token) == pattern(u64::from(page)), "page {page}");
+    }
+}
+
+/// One page of each of the first `superpages`, and some neighbours.
+fn sample(superpages: u32) -> Vec<u32> {
+    (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
+}
+
+#[test]
+fn a_pool_and_its_lanes_may_go_where_threads_go() {
+    fn shared<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    shared::<Pool>();
+    sent::<Lane>();
+}
+
+#[test]
+fn memory_is_spread_evenly() {
+    let blades = Blades::start(&["shm", "tcp"]);
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 8);
+    assert_eq!(blades.used_bytes(0), 4 * SUPERPAGE_BYTES);
+    assert_eq!(blades.used_bytes(1), 4 * SUPERPAGE_BYTES);
+    let mut lane = pool.lane().expect("lane");
+    let pages = sample(8);
+    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    assert_reads_back(&mut lane, segment, &pages);
+    pool.goodbye();
+    drop(pool);
+    blades.wait_until_unused();
+}
+
+#[test]
+fn every_blade_knows_what_was_moved() {
+    for transport in ["shm", "unix", "tcp"] {
+        let blades = Blades::start(&[transport]);
+        let pool = connect(&blades);
+        let segment = segment_of(&pool, 1);
+        let (mut one, mut two) = (pool.lane().expect("lane"), pool.lane().expect("lane"));
+        assert_eq!(write(&mut one, segment, &[1, 2, 3, 9]), [Ok(()); 4]);
+        assert_reads_back(&mut two, segment, &[9, 2]);
+        assert_reads_back(&mut one, segment, &[1]);
+        for _ in 0..2 {
+            pool.keep_alive(); // a report that comes twice counts once
+            let totals = blades.serving[0].as_ref().expect("serves").stat().totals;
+            let moved = (totals.pages_read.get(), totals.pages_written.get());
+            assert_eq!(moved, (3, 4), "{transport}");
+        }
+    }
+}
+
+#[test]
+fn when_one_blade_is_full_the_other_gives() {
+    let blades = Blades::start_with(&["unix", "shm"], 2 * SUPERPAGE_BYTES);
+    let hog = connect(&blades);
+    let _three = segment_of(&hog, 3); // two on one blade, one on the other
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 1);
+    let full = pool.allocate_superpage(segment, 1).expect_err("nothing left");
+    let PoolError::Full { blades: named } = &full else { panic!("{full}") };
+    assert!(blades.addresses.iter().all(|it| named.contains(&it.to_string())), "{full}");
+    assert!(full.to_string().contains("--memory"), "{full}");
+    hog.goodbye();
+    drop(hog); // and so lets go of what it shares
+    pool.allocate_superpage(segment, 1).expect("there is room again");
+}
+
+#[test]
+fn a_full_blade_is_named_and_not_taken_for_the_quota() {
+    for transport in ["shm", "unix", "tcp"] {
+        let blades = Blades::start_with(&[transport], 2 * SUPERPAGE_BYTES);
+        let pool = connect(&blades); // wants more than the blade has
+        let segment = segment_of(&pool, 2);
+        let full = pool.allocate_superpage(segment, 2).expect_err("the blade has two");
+        assert!(matches!(full, PoolError::Full { .. }), "{full}");
+        let told = full.to_string();
+        let address = blades.addresses[0].to_string();
+        assert!([&address, "32 MiB", "--memory"].iter().all(|it| told.contains(*it)), "{told}");
+        assert!(!told.contains("quota"), "{told}");
+    }
+}
+
+#[test]
+fn what_a_blade_allows_one_client_is_told_apart_from_what_it_has() {
+    let mut blades = Blades::start(&[]);
+    let config = BladeConfig {
+        memory_bytes: 4 * SUPERPAGE_BYTES,
+        quota_limit_bytes: SUPERPAGE_BYTES,
+        ..BladeConfig::default()
+    };
+    blades.add("unix", config);
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 1);
+    let told = pool.allocate_superpage(segment, 1).expect_err("one is allowed").to_string();
+    let address = blades.addresses[0].to_string();
+    assert!([&address, "16 MiB", "--quota"].iter().all(|it| told.contains(*it)), "{told}");
+    assert!(!told.contains("--memory"), "{told}");
+}
+
+#[test]
+fn the_quota_holds_over_all_blades() {
+    let blades = Blades::start(&["shm", "unix"]);
+    let quota_bytes = 3 * SUPERPAGE_BYTES;
+    let pool = Pool::connect(PoolConfig { quota_bytes, ..config(&blades) }).expect("connect");
+    let segment = segment_of(&pool, 3);
+    pool.allocate_superpage(segment, 2).expect("has memory already");
+    let refused = pool.allocate_superpage(segment, 3);
+    assert!(matches!(refused, Err(PoolError::Quota { quota_bytes: q }) if q == quota_bytes));
+    pool.free_superpage(segment, 0).expect("freed");
+    pool.allocate_superpage(segment, 3).expect("within the quota again");
+}
+
+#[test]
+fn there_are_only_so_many_segments() {
+    let blades = Blades::start(&["unix"]);
+    let pool = connect(&blades);
+    let all: Vec<_> = (0..MAX_SEGMENTS).map(|_| pool.create_segment().expect("handle")).collect();
+    assert!(matches!(pool.create_segment(), Err(PoolError::TooManySegments { .. })));
+    pool.detach(all[5]).expect("detached");
+    assert_eq!(pool.create_segment().expect("handle"), all[5]);
+}
+
+#[test]
+fn pages_shared_by_memory_outlive_their_blade() {
+    let mut blades = Blades::start(&["shm"]);
+    let pool = connect(&blades);
+    let mut lane = pool.lane().expect("lane");
+    let segment = segment_of(&pool, 2);
+    let pages = sample(2);
+    write(&mut lane, segment, &pages);
+    blades.stop(0);
+    assert_reads_back(&mut lane, segment, &pages);
+    assert!(write(&mut lane, segment, &[9]).iter().all(Result::is_ok));
+    assert_reads_back(&mut lane, segment, &[9]);
+    let refused = pool.allocate_superpage(segment, 2);
+    assert!(matches!(refused, Err(PoolError::BladeLost { .. })), "{refused:?}");
+    pool.keep_alive();
+    assert_reads_back(&mut lane, segment, &pages);
+    assert_eq!(pool.lost()[0].address, blades.addresses[0].to_string());
+}
+
+#[test]
+fn a_lost_blade_takes_only_its_own_pages() {
+    let mut blades = Blades::start(&["tcp", "unix"]);
+    let pool = connect(&blades);
+    let mut lane = pool.lane().expect("lane");
+    let segment = segment_of(&pool, 2);
+    let pages = [3, SUPERPAGE_PAGES + 3];
+    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    blades.stop(0);
+    let (done, _local) = read(&mut lane, segment, &pages);
+    let lost: Vec<_> = done.iter().filter(|it| it.is_err()).collect();
+    assert!(matches!(lost[..], [Err(PageError::BladeLost(blade))] if blade.0 == 0), "{done:?}");
+    let survivor = if done[0].is_ok() { pages[0] } else { pages[1] };
+    assert_reads_back(&mut lane, segment, &[survivor]);
+    pool.allocate_superpage(segment, 2).expect("the other blade gives");
+    let lost = pool.lost();
+    assert_eq!(lost.len(), 1);
+    assert_eq!(lost[0].address, pool.describe(lost[0].blade));
+}
+
+#[test]
+fn reads_in_flight_when_the_blade_dies_end() {
+    for transport in ["unix", "tcp"] {
+        let mut blades = Blades::start(&[transport]);
+        let pool = connect(&blades);
+        let mut lane = pool.lane().expect("lane");
+        let segment = segment_of(&pool, 4);
+        let pages: Vec<u32> = (0..4 * SUPERPAGE_PAGES).step_by(2).collect();
+        write(&mut lane, segment, &pages);
+        let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
+        submit_reads(&mut lane, segment, &pages, &mut local);
+        blades.stop(0);
+        for (token, (&page, done)) in (0u64..).zip(pages.iter().zip(finish(&mut lane, pages.len())))
+        {
+            match done {
+                Ok(()) => assert!(*local.bytes(token) == pattern(u64::from(page)), "page {page}"),
+                Err(error) => assert!(matches!(error, PageError::BladeLost(_)), "{error:?}"),
+            }
+        }
+    }
+}
+
+/// Cuts every connection of the pool, as a network that resets them would.
+fn cut_connections(pool: &Pool) -> usize {
+    let ours = (0..65536).filter(|&fd| pool.owns_descriptor(fd));
+    ours.filter(|&fd| {
+        // SAFETY: the pool has it open and nobody closes it during this test.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::net::shutdown(fd, rustix::net::Shutdown::Both).is_ok()
+    })
+    .count()
+}
+
+#[test]
+fn a_cut_network_is_survived() {
+    for transport in ["unix", "tcp"] {
+        let blades = Blades::start(&[transport]);
+        let pool = connect(&blades);
+        let mut lane = pool.lane().expect("lane");
+        let segment = segment_of(&pool, 2);
+        for round in 0..30u32 {
+            let mut pages: Vec<u32> = (0..300).map(|it| (it * 7 + round * 13) % 8192).collect();
+            pages.sort_unstable();
+            pages.dedup();
+            let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
+            let writes: Vec<_> = (0u64..)
+                .zip(&pages)
+                .map(|(token, &page)| PageWrite {
+                    at: SegmentPage { segment, page },
+                    from: local.at(token),
+                    token,
+                })
+                .collect();
+            // SAFETY: the pages outlive the wait for their completions.
+            unsafe { lane.write(&writes) }.expect("submitted");
+            assert_eq!(cut_connections(&pool), 2);
+            assert!(finish(&mut lane, pages.len()).iter().all(Result::is_ok));
+            assert_reads_back(&mut lane, segment, &pages);
+            pool.keep_alive();
+        }
+        pool.allocate_superpage(segment, 2).expect("the control connection came back too");
+        assert!(pool.lost().is_empty());
+    }
+}
+
+#[test]
+fn a_lease_that_ran_out_is_noticed_and_takes_no_page() {
+    let mut blades = Blades::start(&[]);
+    let lease = Duration::ZERO;
+    blades.add("shm", BladeConfig { lease, ..BladeConfig::default() });
+    let pool = connect(&blades);
+    let mut lane = pool.lane().expect("lane");
+    let segment = segment_of(&pool, 1);
+    pool.keep_alive();
+    assert!(write(&mut lane, segment, &[1]).iter().all(Result::is_ok));
+    assert_eq!(cut_connections(&pool), 1);
+    blades.wait_until_forgotten();
+    assert_reads_back(&mut lane, segment, &[1]);
+    pool.keep_alive();
+    assert!(pool.lost()[0].reason.contains("lease"));
+    // What it holds stays its own, even when another client would need the room.
+    let other = connect(&blades);
+    let theirs = other.create_segment().expect("segment");
+    let last = (0..).find(|&sma| other.allocate_superpage(theirs, sma).is_err());
+    assert_eq!(last, Some(63), "one of the blade's 64 superpages is held");
+    assert_reads_back(&mut lane, segment, &[1]);
+    assert!(write(&mut lane, segment, &[2]).iter().all(Result::is_ok));
+    assert_reads_back(&mut lane, segment, &[1, 2]);
+    assert!(pool.allocate_superpage(segment, 1).is_err());
+    drop((pool, lane));
+    other.allocate_superpage(theirs, 63).expect("there is room as soon as nobody holds it");
+}
+
+#[test]
+fn a_token_of_another_blade_opens_nothing() {
+    let (blades, others) = (Blades::start(&["shm"]), Blades::start(&["shm"]));
+    let token = {
+        let pool = connect(&blades);
+        let segment = segment_of(&pool, 1);
+        pool.freeze(segment).expect("frozen")
+    };
+    let refused = connect(&others).attach(&token);
+    assert!(matches!(refused, Err(PoolError::OtherBlade { .. })), "{refused:?}");
+}
+
+/// The child's part of the fork test; true if all is as it should be.
+fn child(inherited: Pool, mut config: PoolConfig, token: &FrozenToken, pages: &[u32]) -> bool {
+    let Some(old) = (0..65536).find(|&fd| inherited.owns_descriptor(fd)) else {
+        return false;
+    };
+    inherited.forget_after_fork();
+    // SAFETY: only asked whether it is open.
+    let old = unsafe { BorrowedFd::borrow_raw(old) };
+    let closed = rustix::io::fcntl_getfd(old).is_err();
+    let Ok(client) = farpool_pool::fresh_client() else {
+        return false;
+    };
+    config.client = client;
+    let Ok(pool) = Pool::connect(config) else {
+        return false;
+    };
+    let (Ok(mut lane), Ok(base)) = (pool.lane(), pool.attach(token)) else {
+        return false;
+    };
+    let (done, local) = read(&mut lane, base, pages);
+    let same = (0u64..).zip(pages).all(|(t, &p)| *local.bytes(t) == pattern(u64::from(p)));
+    let refused = write(&mut lane, base, &pages[..1]) == [Err(PageError::Frozen)];
+    let own = segment_of(&pool, 1);
+    let written = write(&mut lane, own, &[5]) == [Ok(())];
+    pool.goodbye();
+    closed && same && refused && written && done.iter().all(Result::is_ok)
+}
+
+#[test]
+fn a_forked_child_reads_what_its_parent_froze() {
+    for transport in ["shm", "unix", "tcp"] {
+        let blades = Blades::start(&[transport, transport]);
+        let config = config(&blades);
+        let pool = Pool::connect(config.clone()).expect("connect");
+        let mut lane = pool.lane().expect("lane");
+        let segment = segment_of(&pool, 2);
+        let pages = sample(2);
+        write(&mut lane, segment, &pages);
+        let token = pool.freeze(segment).expect("frozen");
+        // SAFETY: the child only uses this pool, memory (glibc's allocator survives fork) and sockets,
+        // and leaves by _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            std::mem::forget(lane);
+            let good = child(pool, config, &token, &pages);
+            // SAFETY: ends the process at once, which is what is wanted.
+            unsafe { libc::_exit(if good { 0 } else { 1 }) };
+        }
+        assert!(pid > 0, "fork");
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "the child over {transport}");
+        assert_reads_back(&mut lane, segment, &pages);
+        assert!(pool.thaw(segment).expect("answered"), "the child has left");
+        assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+        pool.goodbye();
+        drop(pool);
+        blades.wait_until_unused();
+    }
+}
