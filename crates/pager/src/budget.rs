@@ -1,0 +1,281 @@
+//! How much local memory this process may still take: its part of the one limit of the tree.
+//!
+//! The kernel's own count of resident pages is the truth; the pager does not keep a second one. Between
+//! two looks at it, threads spend from an allowance.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicI64, AtomicU32};
+use std::time::Duration;
+
+use farpool_board::{Board, Counter, ProcessState, Slot};
+use farpool_uffd::PAGE_BYTES;
+
+use crate::sys;
+
+/// The allowance at which the evictor starts: 1/64 of the limit in pages, within these bounds. It fills the
+/// allowance up to [`FULL_MARKS`] times as much, and keeps one more in the victim buffer.
+const LOW_MARK_PAGES: std::ops::RangeInclusive<i64> = 128..=4096;
+const LOW_MARK_PART: i64 = 64;
+const FULL_MARKS: i64 = 3;
+/// The processes of a tree share the mark; below this, evicting in batches would not pay.
+const LEAST_MARK_PAGES: i64 = 32;
+
+/// Resident pages of a process as the kernel counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    pub anonymous_pages: u64,
+    /// Pages of files and shared memory.
+    pub shared_pages: u64,
+}
+
+/// What the evictor has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Pages to move out.
+    pub evict_pages: i64,
+    /// Free frames to give back to the kernel.
+    pub release_pages: i64,
+}
+
+/// The tree's memory, summed over the board.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tree {
+    pub resident_pages: i64,
+    pub far_pages: i64,
+    pub evictable_pages: i64,
+    pub active_processes: i64,
+    /// Pages of files and shared memory, which are counted at most as half of the limit: programs need
+    /// some memory besides their code, and the kernel can drop most of these pages by itself.
+    pub shared_pages: i64,
+}
+
+/// The spending side.
+#[derive(Debug)]
+pub struct Budget {
+    statm: OwnedFd,
+    /// What may be spent in all, and what was: both only count on, so that nothing spent while the allowance is
+    /// set anew is forgotten.
+    granted_pages: AtomicI64,
+    spent_pages: AtomicI64,
+    low_pages: AtomicI64,
+    kick: AtomicU32,
+}
+
+impl Budget {
+    pub fn new() -> Result<Budget, std::io::Error> {
+        Ok(Budget {
+            statm: open_statm()?,
+            granted_pages: AtomicI64::new(0),
+            spent_pages: AtomicI64::new(0),
+            low_pages: AtomicI64::new(*LOW_MARK_PAGES.start()),
+            kick: AtomicU32::new(0),
+        })
+    }
+
+    /// Takes pages from the allowance if it has that many.
+    pub fn try_spend(&self, pages: i64) -> bool {
+        let before = self.spent_pages.fetch_add(pages, Relaxed);
+        let enough = self.granted_pages.load(Relaxed) - before >= pages;
+        if !enough {
+            self.spent_pages.fetch_sub(pages, Relaxed);
+        }
+        enough
+    }
+
+    /// Takes pages in any case; the evictor makes up for it.
+    pub fn overdraw(&self, pages: i64) {
+        self.spent_pages.fetch_add(pages, Relaxed);
+    }
+
+    /// Puts back what was not used.
+    pub fn refund(&self, pages: i64) {
+        self.spent_pages.fetch_sub(pages, Relaxed);
+    }
+
+    pub fn allowance(&self) -> i64 {
+        self.granted_pages.load(Relaxed) - self.spent_pages.load(Relaxed)
+    }
+
+    pub fn low_mark(&self) -> i64 {
+        self.low_pages.load(Relaxed)
+    }
+
+    /// Wakes the evictor if the allowance or the victim buffer is low.
+    pub fn kick_if_low(&self, free_frames: i64) {
+        if wants_eviction(self.allowance(), self.low_mark(), free_frames) {
+            self.kick();
+        }
+    }
+
+    pub fn kick(&self) {
+        if self.kick.swap(1, SeqCst) == 0 {
+            sys::wake(&self.kick);
+        }
+    }
+
+    /// Waits for a kick, at most for `timeout`.
+    pub fn wait_for_kick(&self, timeout: Duration) {
+        if self.kick.swap(0, SeqCst) == 0 {
+            sys::wait(&self.kick, 0, Some(timeout));
+            self.kick.store(0, SeqCst);
+        }
+    }
+
+    /// Reads the kernel's count, publishes it, sets the allowance anew and says what is to be done.
+    pub fn refresh(&self, board: &Board, slot: &Slot, free_frames: i64) -> Work {
+        let spent = self.spent_pages.load(Relaxed);
+        publish(slot, read_resident(&self.statm).unwrap_or_default());
+        let tree = Tree::read(board);
+        let limit = limit_pages(board, &tree);
+        let low = low_mark(limit, tree.active_processes);
+        self.low_pages.store(low, Relaxed);
+        let mine = pages_of(slot.get(Counter::EvictablePages));
+        let (allowance, work) = decide(limit, low, &tree, mine, free_frames);
+        self.granted_pages.store(spent + allowance, Relaxed);
+        work
+    }
+}
+
+/// Many processes keep a smaller allowance each. Pure.
+fn low_mark(limit: i64, active_processes: i64) -> i64 {
+    let mark = (limit / LOW_MARK_PART).clamp(*LOW_MARK_PAGES.start(), *LOW_MARK_PAGES.end());
+    (mark / active_processes.max(1)).max(LEAST_MARK_PAGES)
+}
+
+/// Whether the allowance is low, or near the limit the victim buffer. Pure.
+fn wants_eviction(allowance: i64, low: i64, free_frames: i64) -> bool {
+    allowance < low || (allowance <= FULL_MARKS * low && free_frames < low / 2)
+}
+
+/// Splits what is free, or what is missing, among the active processes. Pure.
+pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
+    let headroom = limit - tree.counted_pages(limit);
+    let allowance = (headroom / tree.active_processes.max(1)).max(0);
+    let missing = (-headroom).max(0);
+    let evictable = tree.evictable_pages.max(mine).max(1);
+    // Rounded up, so that the shares of all cover what is missing.
+    let my_part = (missing * mine + evictable - 1) / evictable;
+    let refill = if allowance < low { FULL_MARKS * low - allowance } else { 0 };
+    let surplus = (free_frames - FULL_MARKS * low).max(0);
+    let release_pages = (my_part + refill).max(surplus);
+    // What is released leaves the buffer; one mark of victims stays there for a second chance.
+    let kept = if wants_eviction(allowance, low, free_frames) { low } else { 0 };
+    let evict_pages = (my_part + refill + kept - free_frames).max(0);
+    (allowance, Work { evict_pages, release_pages })
+}
+
+/// The limit that holds now, in pages: the fixed one, or the share of all the tree's memory.
+pub fn limit_pages(board: &Board, tree: &Tree) -> i64 {
+    let header = board.header();
+    let fixed = pages_of(header.limit_bytes.load(Relaxed) / PAGE_BYTES as u64);
+    let percent = i64::from(header.local_percent.load(Relaxed));
+    let all = tree.resident_pages + tree.shared_pages + tree.far_pages;
+    fixed.max(all * percent / 100)
+}
+
+impl Tree {
+    pub fn read(board: &Board) -> Tree {
+        let mut tree = Tree {
+            resident_pages: pages_of(board.header().unpublished_pages.load(Relaxed)),
+            ..Tree::default()
+        };
+        let mut shared = 0;
+        for slot in board.processes() {
+            tree.resident_pages += pages_of(slot.get(Counter::ResidentPages));
+            tree.far_pages += pages_of(slot.get(Counter::FarPages));
+            tree.evictable_pages += pages_of(slot.get(Counter::EvictablePages));
+            tree.active_processes += i64::from(slot.state() == ProcessState::Active);
+            // Files and shared memory are mostly the same ones in every process of a tree.
+            shared = shared.max(pages_of(slot.get(Counter::SharedPages)));
+        }
+        tree.shared_pages = shared;
+        tree
+    }
+
+    /// The pages that count against a limit.
+    pub fn counted_pages(&self, limit: i64) -> i64 {
+        self.resident_pages + self.shared_pages.min(limit / 2)
+    }
+}
+
+/// Writes a process's resident pages on the board.
+pub fn publish(slot: &Slot, resident: Resident) {
+    slot.set(Counter::ResidentPages, resident.anonymous_pages);
+    slot.set(Counter::SharedPages, resident.shared_pages);
+}
+
+/// Opens the calling process's statm.
+pub fn open_statm() -> Result<OwnedFd, std::io::Error> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/statm", flags, Mode::empty())?)
+}
+
+/// Reads an open statm: total, resident and shared pages come first.
+pub fn read_resident(statm: &OwnedFd) -> Option<Resident> {
+    let mut buffer = [0_u8; 128];
+    let length = rustix::io::pread(statm, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..length]).ok()?;
+    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    Some(Resident { anonymous_pages: resident.saturating_sub(shared), shared_pages: shared })
+}
+
+fn pages_of(pages: u64) -> i64 {
+    i64::try_from(pages).unwrap_or(i64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tree(resident_pages: i64, evictable_pages: i64, active_processes: i64) -> Tree {
+        Tree { resident_pages, evictable_pages, active_processes, ..Tree::default() }
+    }
+
+    #[test]
+    fn with_room_nothing_is_evicted() {
+        let (allowance, work) = decide(10_000, 128, &tree(2_000, 1_500, 1), 1_500, 0);
+        assert_eq!((allowance, work), (8_000, Work::default()));
+    }
+
+    #[test]
+    fn at_the_limit_the_allowance_is_filled_from_evictions() {
+        let (allowance, work) = decide(10_000, 128, &tree(10_000, 9_000, 1), 9_000, 10);
+        assert_eq!((allowance, work.evict_pages, work.release_pages), (0, 384 + 128 - 10, 384));
+    }
+
+    #[test]
+    fn above_the_limit_frames_go_back_to_the_kernel() {
+        let (_, work) = decide(10_000, 128, &tree(10_500, 9_000, 1), 9_000, 300);
+        assert_eq!(work.release_pages, 500 + 384);
+        assert_eq!(work.evict_pages, 884 - 300 + 128);
+    }
+
+    #[test]
+    fn statm_is_read() {
+        let resident = read_resident(&open_statm().expect("statm")).expect("fields");
+        assert!(resident.anonymous_pages > 10 && resident.shared_pages > 10);
+    }
+
+    proptest! {
+        /// Together the processes release at least what is missing, and never promise more than there is.
+        #[test]
+        fn shares_cover_what_is_missing(
+            limit in 1_000_i64..100_000, over in -50_000_i64..50_000,
+            evictable in proptest::collection::vec(1_i64..50_000, 1..8),
+        ) {
+            let total: i64 = evictable.iter().sum();
+            let count = i64::try_from(evictable.len()).expect("few");
+            let tree = tree((limit + over).max(0), total, count);
+            let decided: Vec<(i64, Work)> =
+                evictable.iter().map(|mine| decide(limit, 128, &tree, *mine, 0)).collect();
+            let released: i64 = decided.iter().map(|(_, work)| work.release_pages).sum();
+            let allowed: i64 = decided.iter().map(|(allowance, _)| allowance).sum();
+            prop_assert!(released >= tree.resident_pages - limit);
+            prop_assert!(allowed <= (limit - tree.resident_pages).max(0));
+        }
+    }
+}

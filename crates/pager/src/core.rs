@@ -1,0 +1,391 @@
+//! What all threads of an active pager share.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use farpool_board::{Board, Counter, Settings, Slot};
+use farpool_pool::{Pool, PoolError, SegmentHandle, SegmentPage};
+use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd};
+
+use crate::budget::Budget;
+use crate::crew::Crew;
+use crate::frames::Frames;
+use crate::page::MAX_LAYERS;
+use crate::registry::Registry;
+use crate::serve::fail_closed;
+use crate::space::{Page, Space};
+use crate::streams::Streams;
+use crate::sys;
+
+/// Threads look at the deadlines of what they have in flight this often.
+pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
+
+/// Everything the fault, eviction and steward threads of one process share. Lives for ever.
+#[derive(Debug)]
+pub struct Core {
+    pub uffd: Uffd,
+    pub pagemap: Pagemap,
+    pub pool: Pool,
+    pub frames: Frames,
+    pub layers: Layers,
+    pub budget: Budget,
+    pub gate: Gate,
+    pub streams: Streams,
+    pub crew: Crew,
+    pub settings: Settings,
+    pub board: &'static Board,
+    pub slot: &'static Slot,
+    pub space: &'static Space,
+    pub registry: &'static Mutex<Registry>,
+    /// A blade refused memory; allocations may have to fail.
+    pub full: AtomicBool,
+    /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in vain.
+    pub barren: AtomicBool,
+    /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
+    loss_reported: Mutex<bool>,
+    /// Pages were shared with a parent or a child: writing to them takes memory without a fault that the
+    /// pager sees.
+    pub shares: AtomicBool,
+    /// Ranges the program gave up for now, for the evictor.
+    retired: Mutex<Vec<(usize, usize)>>,
+}
+
+/// What a core is made of.
+#[derive(Debug)]
+pub struct Parts {
+    pub uffd: Uffd,
+    pub pagemap: Pagemap,
+    pub pool: Pool,
+    pub settings: Settings,
+    pub board: &'static Board,
+    pub slot: &'static Slot,
+    pub space: &'static Space,
+    pub registry: &'static Mutex<Registry>,
+}
+
+impl Core {
+    pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
+        Ok(Core {
+            uffd: parts.uffd,
+            pagemap: parts.pagemap,
+            pool: parts.pool,
+            frames: Frames::new()?,
+            layers: Layers::default(),
+            budget: Budget::new()?,
+            gate: Gate::default(),
+            streams: Streams::new(&parts.settings),
+            crew: Crew::new(),
+            settings: parts.settings,
+            board: parts.board,
+            slot: parts.slot,
+            space: parts.space,
+            registry: parts.registry,
+            full: AtomicBool::new(false),
+            barren: AtomicBool::new(false),
+            loss_reported: Mutex::new(false),
+            shares: AtomicBool::new(false),
+            retired: Mutex::default(),
+        })
+    }
+
+    /// A fork shares the process's pages from now on.
+    pub fn note_fork(&self) {
+        self.shares.store(true, Relaxed);
+        self.crew.note_shared_memory();
+    }
+
+    /// Whether waiting for the evictor would be in vain.
+    pub fn is_vain(&self) -> bool {
+        self.full.load(Relaxed) || self.barren.load(Relaxed)
+    }
+
+    pub fn count(&self, counter: Counter, amount: u64) {
+        self.slot.add(counter, amount);
+    }
+
+    /// Has the evictor move all of a range out soon.
+    pub fn retire(&self, start: usize, end: usize) {
+        if let Ok(mut retired) = self.retired.lock() {
+            retired.push((start, end));
+        }
+        self.budget.kick();
+    }
+
+    /// The next range to move out.
+    pub fn next_retired(&self) -> Option<(usize, usize)> {
+        self.retired.lock().ok()?.pop()
+    }
+
+    /// Where a page's copy is, if its layer exists.
+    pub fn place(&self, page: Page, layer: usize) -> Option<SegmentPage> {
+        Some(SegmentPage { segment: self.layers.segment(layer)?, page: page.segment_page() })
+    }
+
+    /// Makes later touches of a lost page a SIGBUS, and says so once.
+    pub fn poison(&self, page: Page, reason: &dyn std::fmt::Display) {
+        self.count(Counter::Lost, 1);
+        // First the message: the woken thread's SIGBUS may end the process at once.
+        let mut reported = self.loss_reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut *reported, true) {
+            let lost: Vec<String> = self
+                .pool
+                .lost()
+                .iter()
+                .map(|blade| format!("{} ({})", blade.address, blade.reason))
+                .collect();
+            let blades =
+                if lost.is_empty() { self.settings.blades.join(", ") } else { lost.join(", ") };
+            sys::say(&format!(
+                "far memory is lost: {reason}; page {} of segment {}, blade {blades}. Touching a lost page \
+                 stops the program with SIGBUS; nothing is ever made up. Restart the blade, then the program.",
+                page.segment_page(),
+                self.layers.current(),
+            ));
+        }
+        drop(reported);
+        let _ = self.uffd.poison(page.address(), PAGE_BYTES);
+        let _ = self.uffd.wake(page.address(), PAGE_BYTES);
+    }
+
+    /// Says once for the whole tree that the pool is full.
+    pub fn report_full(&self, error: &PoolError) {
+        self.full.store(true, Relaxed);
+        if self.board.header().full_reported.swap(1, SeqCst) == 0 {
+            sys::say(&format!(
+                "{error}. The program goes on with the far memory it has; give it more with --quota, more \
+                 blades, or a larger --local."
+            ));
+        }
+    }
+}
+
+/// The number of no layer.
+#[allow(clippy::cast_possible_truncation)] // MAX_LAYERS is 8.
+const NO_LAYER: u8 = MAX_LAYERS as u8;
+
+/// Frozen layers and the current one, by their number in page states.
+#[derive(Debug)]
+pub struct Layers {
+    /// Segment handle + 1; 0 = none.
+    handles: [AtomicU8; MAX_LAYERS],
+    /// Layer that takes evictions; `MAX_LAYERS` = none yet.
+    current: AtomicU8,
+    /// Held while a layer begins, gets memory, or is frozen. Who holds it must look at the gate.
+    pub changing: Mutex<()>,
+}
+
+impl Default for Layers {
+    fn default() -> Layers {
+        let current = AtomicU8::new(NO_LAYER);
+        Layers { handles: Default::default(), current, changing: Mutex::new(()) }
+    }
+}
+
+impl Layers {
+    pub fn segment(&self, layer: usize) -> Option<SegmentHandle> {
+        let handle = self.handles.get(layer)?.load(SeqCst);
+        SegmentHandle::from_index(usize::from(handle.checked_sub(1)?))
+    }
+
+    /// The layer that takes evictions; `MAX_LAYERS` if there is none.
+    pub fn current(&self) -> usize {
+        usize::from(self.current.load(SeqCst))
+    }
+
+    /// Numbers of the live layers.
+    pub fn live(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..MAX_LAYERS).filter(|layer| self.segment(*layer).is_some())
+    }
+
+    pub fn set(&self, layer: usize, segment: Option<SegmentHandle>) {
+        let handle = segment.and_then(|segment| u8::try_from(segment.index() + 1).ok());
+        self.handles[layer].store(handle.unwrap_or(0), SeqCst);
+    }
+
+    pub fn set_current(&self, layer: usize) {
+        self.current.store(u8::try_from(layer).unwrap_or(NO_LAYER), SeqCst);
+    }
+
+    /// The current layer, made if there is none.
+    pub fn current_or_new(&self, pool: &Pool) -> Result<usize, PoolError> {
+        let current = self.current();
+        if current < MAX_LAYERS {
+            return Ok(current);
+        }
+        let segment = pool.create_segment()?;
+        // Fork keeps one layer free, so there always is a number left.
+        let free = (0..MAX_LAYERS).find(|layer| self.segment(*layer).is_none()).unwrap_or(0);
+        self.set(free, Some(segment));
+        self.set_current(free);
+        Ok(free)
+    }
+}
+
+/// Lets a forking thread have the pager to itself.
+///
+/// While the gate is shut, only faults of the forking thread are served, and none at all until the steward has
+/// brought everything to rest; others are passed over and woken afterwards, so that they are reported
+/// again. The page table and the states that a child inherits are therefore of one moment.
+///
+/// Nothing is noted of faults that are passed over, so a fault thread may be stopped anywhere. If it saw the gate
+/// shut, it had read its message before the gate opened; and the wake-up that follows the opening reaches
+/// every thread whose fault the kernel has reported until then, read or not. If it saw it open, it serves.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// Thread that may pass alone; 0 = open.
+    holder: AtomicU32,
+    /// Fault threads that have something under way.
+    inside: AtomicU32,
+}
+
+/// As holder of the gate: no thread may pass (no thread has this number).
+const NOBODY: u32 = u32::MAX;
+
+impl Gate {
+    /// Enters for a fault of `thread`; false while somebody else holds the gate: the fault is then reported
+    /// again.
+    pub fn enter(&self, thread: u32, _page_address: usize) -> bool {
+        self.inside.fetch_add(1, SeqCst);
+        let holder = self.holder.load(SeqCst);
+        if holder == 0 || holder == thread {
+            return true;
+        }
+        self.leave();
+        false
+    }
+
+    pub fn leave(&self) {
+        self.inside.fetch_sub(1, SeqCst);
+    }
+
+    pub fn is_shut(&self) -> bool {
+        self.holder.load(SeqCst) != 0
+    }
+
+    /// Shuts the gate for all and waits until nobody is inside. The forking thread waits for the steward and
+    /// has no fault; a message of it that was read earlier and is only now looked at is stale.
+    pub fn shut(&self) {
+        self.holder.store(NOBODY, SeqCst);
+        while self.inside.load(SeqCst) != 0 {
+            sys::pause();
+        }
+    }
+
+    /// Everything is at rest: the forking thread may pass.
+    pub fn admit(&self, thread: u32, uffd: &Uffd) {
+        self.change_holder(thread, uffd);
+    }
+
+    /// Opens it and has all faults reported again.
+    pub fn open(&self, uffd: &Uffd) {
+        self.change_holder(0, uffd);
+    }
+
+    fn change_holder(&self, holder: u32, uffd: &Uffd) {
+        self.holder.store(holder, SeqCst);
+        if let Err(error) = uffd.wake_all() {
+            fail_closed(&format!("threads that wait for pages cannot be woken: {error}"));
+        }
+    }
+}
+
+/// Repeats a batch operation while the kernel says that the address space is just changing.
+pub fn until_settled(mut operation: impl FnMut(usize) -> Outcome) -> Outcome {
+    let mut done_bytes = 0;
+    loop {
+        let outcome = operation(done_bytes);
+        done_bytes += outcome.done_bytes;
+        if outcome.errno != Some(libc::EAGAIN) {
+            return Outcome { done_bytes, errno: outcome.errno };
+        }
+        rustix::thread::sched_yield();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_uffd::{Message, register_mode};
+    use std::time::{Duration, Instant};
+
+    const PAGES: usize = 2048;
+
+    fn registered() -> Option<(&'static Uffd, usize)> {
+        let uffd = match Uffd::open(farpool_uffd::features::THREAD_ID, true) {
+            Ok(uffd) => Box::leak(Box::new(uffd)),
+            Err(error) => {
+                eprintln!("SKIPPED: {error}");
+                return None;
+            }
+        };
+        let area = sys::map_local(PAGES * PAGE_BYTES).expect("map");
+        uffd.register(area, PAGES * PAGE_BYTES, register_mode::MISSING).expect("register");
+        Some((uffd, area))
+    }
+
+    fn touch(address: usize) {
+        // SAFETY: a page of the test's own mapping, which is never unmapped.
+        unsafe { std::ptr::read_volatile(address as *const u8) };
+    }
+
+    /// Touching threads, two fault threads, and a gate that is shut and opened all the time: every fault is
+    /// served in the end.
+    #[test]
+    fn no_fault_is_forgotten_when_the_gate_opens() {
+        let Some((uffd, area)) = registered() else { return };
+        let gate: &'static Gate = Box::leak(Box::default());
+        let over: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let serve = move || {
+            let mut messages = [Message::default(); 2];
+            while !over.load(SeqCst) {
+                for message in uffd.read(&mut messages).unwrap_or_default() {
+                    let event = message.event();
+                    let address = event.page_address.expect("a page fault");
+                    if gate.enter(event.thread, address) {
+                        uffd.zero(address, PAGE_BYTES, false);
+                        uffd.wake(address, PAGE_BYTES).expect("wake");
+                        gate.leave();
+                    }
+                }
+                std::thread::yield_now();
+            }
+        };
+        let servers = [std::thread::spawn(serve), std::thread::spawn(serve)];
+        let touchers: Vec<_> = (0..4)
+            .map(|first| {
+                std::thread::spawn(move || {
+                    (first..PAGES).step_by(4).for_each(|page| touch(area + page * PAGE_BYTES));
+                })
+            })
+            .collect();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while touchers.iter().any(|toucher| !toucher.is_finished()) {
+            gate.shut();
+            gate.admit(sys::thread_id(), uffd);
+            gate.open(uffd);
+            assert!(Instant::now() < deadline, "a fault was forgotten");
+            std::thread::yield_now();
+        }
+        over.store(true, SeqCst);
+        for server in servers {
+            server.join().expect("server");
+        }
+    }
+
+    #[test]
+    fn only_the_holder_passes_and_only_when_it_is_admitted() {
+        let Some((uffd, area)) = registered() else { return };
+        let gate = Gate::default();
+        let tries = || [1, 2].map(|thread| gate.enter(thread, area));
+        gate.shut();
+        assert_eq!(tries(), [false, false]);
+        gate.admit(2, uffd);
+        assert_eq!(tries(), [false, true]);
+        gate.leave();
+        gate.open(uffd);
+        assert_eq!(tries(), [true, true]);
+        assert_eq!(gate.inside.load(SeqCst), 2);
+    }
+}

@@ -1,0 +1,643 @@
+//! The evictor: one thread that keeps a reserve of free frames.
+//!
+//! It walks the program's chunks in the order of the victim policy. For each chunk it takes:
+//! 1. `claim`: the pages to move out go into phase Evicting; far and never-touched pages between them
+//!    are claimed too, so that one UFFDIO_MOVE can take the whole stretch, holes and all;
+//! 2. `move_out`: the kernel takes the pages out of the program, atomically, so no write can be lost;
+//! 3. `settle`: what arrived in the tray (the page map says) is in phase Victim;
+//! 4. `write`: the victims go to the blade; when all are acknowledged the tray's frames are free.
+//!
+//! The registry's lock is held during 1 to 3, so nothing is unmapped or discarded meanwhile. It is
+//! not held while a blade is waited for.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use farpool_board::Counter;
+use farpool_policy::{Choice, ChunkSweep, SweepPolicy, VictimKind};
+use farpool_pool::{Completion, Lane, PageWrite, PoolError};
+use farpool_uffd::{PAGE_BYTES, PageRange, category};
+
+use crate::budget::Work;
+use crate::core::{Core, EXPIRY_STEP, until_settled};
+use crate::density::Density;
+use crate::evict_shared::InPlace;
+use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
+use crate::page::{MAX_LAYERS, PageState, Phase};
+use crate::resident_map::{ResidentMap, page_bits};
+use crate::serve::fail_closed;
+use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Page, Superpage};
+use crate::sys;
+
+/// Trays on their way to the blades at a time: enough to keep a network busy.
+const MAX_TRAYS_IN_FLIGHT: usize = 16;
+/// Without anything to do the budget is looked at this often.
+const IDLE_STEP: Duration = Duration::from_millis(20);
+/// After a fork memory grows by copy-on-write, unseen: looked at often while it does (2 ms are 8 MB at 1 us a
+/// page), and more often than otherwise while it does not.
+const GROWING_STEP: Duration = Duration::from_millis(2);
+const SHARING_STEP: Duration = Duration::from_millis(10);
+const MOST_STEPS: u32 = 16;
+/// When nothing could be evicted (all pinned, pool full), wait this long before the next try.
+const BACK_OFF: Duration = Duration::from_millis(5);
+/// Frames of retired pages are released when there are so many: few calls, and the limit is not strained.
+const RETIRED_FRAMES: i64 = 512;
+/// In Solo the evictor works on the faulting thread's CPU, so much at a time (about half a millisecond), and
+/// pauses for so long unless it is called.
+const BURST_PAGES: i64 = 256;
+const BREATH: Duration = Duration::from_micros(100);
+/// Chunks looked at in vain before the evictor gives up for now: one lap at most.
+const MAX_BARREN_CHUNKS: usize = 1 << 16;
+/// A full pool is asked again after this time.
+const FULL_RETRY: Duration = Duration::from_millis(500);
+/// The pager's own memory is counted this often.
+const OWN_STEP: Duration = Duration::from_millis(200);
+pub(crate) const CHUNK_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Evictor {
+    pub(crate) core: &'static Core,
+    pub(crate) lane: Lane,
+    sweep: ChunkSweep,
+    map: ResidentMap,
+    pub(crate) writes: Vec<PageWrite>,
+    pub(crate) done: Vec<Completion>,
+    /// Pages of each tray that the blade has not acknowledged yet.
+    unacknowledged: Box<[u8]>,
+    taken: Vec<TakenTray>,
+    trays_in_flight: usize,
+    full_until: Option<Instant>,
+    /// When deadlines were last looked at.
+    expired: Instant,
+    density: Density,
+    pub(crate) in_place: InPlace,
+    own_counted: Instant,
+    resident_before: u64,
+}
+
+impl Evictor {
+    pub fn new(core: &'static Core, lane: Lane, victims: VictimKind) -> Evictor {
+        let seed = u64::from(core.slot.pid.load(Relaxed));
+        Evictor {
+            core,
+            lane,
+            sweep: ChunkSweep::new(victims, 0, seed),
+            map: ResidentMap::new(),
+            writes: Vec::with_capacity(CHUNK_PAGES),
+            done: Vec::with_capacity(MAX_TRAYS_IN_FLIGHT * CHUNK_PAGES),
+            unacknowledged: vec![0; TRAYS].into_boxed_slice(),
+            taken: Vec::with_capacity(TRAYS),
+            trays_in_flight: 0,
+            full_until: None,
+            expired: Instant::now(),
+            density: Density::default(),
+            in_place: InPlace::default(),
+            own_counted: Instant::now(),
+            resident_before: 0,
+        }
+    }
+
+    /// Evicts until the process ends.
+    pub fn run(mut self) -> ! {
+        self.core.crew.be_evictor();
+        loop {
+            self.publish();
+            self.check_deadlines();
+            self.evict_retired();
+            let free = self.core.frames.free();
+            let work = self.core.budget.refresh(self.core.board, self.core.slot, free);
+            if work == Work::default() {
+                self.rest();
+            } else {
+                self.work(work);
+            }
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        if self.trays_in_flight > 0 && now >= self.expired + EXPIRY_STEP {
+            self.expired = now;
+            self.lane.expire(now, &mut self.done);
+            self.settle_done();
+        }
+    }
+
+    fn rest(&mut self) {
+        self.drain();
+        let shares = self.core.shares.load(Relaxed);
+        let resident = self.core.slot.get(Counter::ResidentPages);
+        let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
+        // In a large tree every process looks less often: together they would look all the time.
+        let processes = u32::try_from(self.core.board.processes().count()).unwrap_or(1);
+        let growing = GROWING_STEP * processes.clamp(1, MOST_STEPS);
+        let most = match (shares, grows) {
+            (true, true) => growing.min(IDLE_STEP),
+            (true, false) => growing.max(SHARING_STEP),
+            (false, _) => IDLE_STEP,
+        };
+        self.core.budget.wait_for_kick(most);
+    }
+
+    /// One burst. On the CPU of the faulting thread it is a short one: faults wait for its end.
+    fn work(&mut self, work: Work) {
+        let near = self.core.crew.evictor_is_near();
+        let most = if near { BURST_PAGES } else { i64::MAX };
+        let evicted = self.evict(work.evict_pages.min(most));
+        self.collect();
+        if self.trays_in_flight > 0 {
+            self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+        }
+        let released = self.release(work.release_pages.min(most));
+        self.core.budget.refund(released);
+        self.density.judge(&self.core.crew);
+        self.core.frames.announce();
+        if evicted == 0 && released == 0 {
+            self.drain();
+            self.core.barren.store(self.core.frames.free() == 0, Relaxed);
+            self.core.budget.wait_for_kick(BACK_OFF);
+        } else {
+            self.core.barren.store(false, Relaxed);
+            if near && self.core.budget.allowance() > 0 {
+                self.core.budget.wait_for_kick(BREATH);
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let core = self.core;
+        if self.own_counted.elapsed() >= OWN_STEP {
+            self.own_counted = Instant::now();
+            core.slot.set(Counter::PagerPages, own_pages(core));
+        }
+        let count = core.space.count();
+        let far =
+            |id| core.space.by_id(id).map_or(0, |page| u64::from(page.far_pages.load(Relaxed)));
+        let far: u64 = (0..count).map(far).sum();
+        let buffer = core.frames.count();
+        core.slot.set(Counter::FarPages, far);
+        core.slot.set(Counter::BufferPages, buffer);
+        // Not waited for: the steward holds it while it waits, before a fork, for this thread's writes.
+        let Ok(registry) = core.registry.try_lock() else { return };
+        let mapped = (registry.bytes() / PAGE_BYTES) as u64;
+        drop(registry);
+        let resident = core.slot.get(Counter::ResidentPages);
+        core.slot.set(Counter::EvictablePages, mapped.min(resident));
+    }
+
+    /// Moves out about `pages`; returns how many it was.
+    fn evict(&mut self, pages: i64) -> i64 {
+        self.sweep.grow(self.core.space.count() * CHUNKS);
+        let mut evicted = 0;
+        let barren_limit = (self.core.space.count() * CHUNKS).min(MAX_BARREN_CHUNKS);
+        let mut barren = 0;
+        while evicted < pages && barren <= barren_limit {
+            let Some(chunk) = self.sweep.next_chunk() else {
+                break;
+            };
+            // Busy: the steward is at work; what is under way must not wait for it.
+            let Some(moved) = self.evict_chunk(chunk, false) else {
+                break;
+            };
+            evicted += moved;
+            self.core.crew.has_progressed(1);
+            barren = if moved > 0 { 0 } else { barren + 1 };
+            self.collect();
+            if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
+                self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+            }
+            if moved > 0 && self.core.budget.allowance() < 0 {
+                break;
+            }
+        }
+        evicted
+    }
+
+    /// Moves out what the program said it does not need soon, all of it.
+    fn evict_retired(&mut self) {
+        while let Some((start, end)) = self.core.next_retired() {
+            let mut at = start & !(CHUNK_BYTES - 1);
+            while at < end {
+                if let Some(page) = self.core.space.page(at) {
+                    let number = page.superpage.id() as usize * CHUNKS + page.chunk();
+                    self.empty_tray(page.superpage, page.chunk());
+                    if self.evict_chunk(number, true).is_none() {
+                        // The steward is at work, which may wait for our writes.
+                        self.drain();
+                        sys::pause();
+                        continue;
+                    }
+                    self.collect();
+                    if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
+                        self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+                    }
+                    self.release(self.core.frames.free() - RETIRED_FRAMES);
+                    self.density.judge(&self.core.crew);
+                }
+                at += CHUNK_BYTES;
+            }
+        }
+    }
+
+    /// Lets go of the chunk's pages in the victim buffer, for as long as it has some it is passed over.
+    fn empty_tray(&mut self, superpage: &'static Superpage, chunk: usize) {
+        if superpage.trays[chunk].load(SeqCst) == NO_TRAY {
+            return;
+        }
+        self.drain();
+        self.core.frames.take_tray_of(superpage, chunk, &mut self.taken);
+        self.core.frames.release(&mut self.taken);
+        self.core.frames.retire_all();
+    }
+
+    /// Moves a chunk's victims out, or all its pages; returns how many there were. None: not now.
+    fn evict_chunk(&mut self, number: usize, all: bool) -> Option<i64> {
+        let core = self.core;
+        let superpage = core.space.by_id(number / CHUNKS)?;
+        let chunk = number % CHUNKS;
+        if superpage.trays[chunk].load(SeqCst) != NO_TRAY || !self.may_write(superpage) {
+            return Some(0);
+        }
+        let registry = core.registry.try_lock().ok()?;
+        if core.gate.is_shut() {
+            return None;
+        }
+        // A fork since `may_write` has begun a new layer. From here on none can begin before the tray
+        // is written: it waits for the lock, and then for the tray.
+        let layer = core.layers.current();
+        if !has_memory(superpage, layer) {
+            return Some(0);
+        }
+        let resident = self.map.resident(core, &registry, superpage, chunk);
+        if resident == 0 {
+            return Some(0);
+        }
+        let tray = core.frames.take_empty()?;
+        let hot = superpage.hot[chunk].load(Relaxed);
+        let choice = if all {
+            Choice { take: resident, clear_hot: resident }
+        } else {
+            self.sweep.choose(number, resident, hot)
+        };
+        superpage.hot[chunk].fetch_and(!choice.clear_hot, Relaxed);
+        if choice.take == 0 {
+            core.frames.return_empty(tray);
+            return Some(0);
+        }
+        let mut claim = claim(superpage, chunk, choice.take, resident);
+        let written = self.write_shared(superpage, chunk, layer, &mut claim);
+        self.move_out(superpage, chunk, tray, &claim);
+        let moved = self.settle(superpage, chunk, tray, &claim);
+        self.map.forget(chunk);
+        drop(registry);
+        if moved == 0 {
+            core.frames.return_empty(tray);
+            return Some(written);
+        }
+        core.count(Counter::Evictions, u64::from(moved.count_ones()));
+        self.density.add(moved);
+        self.write(superpage, tray, layer);
+        Some(written + i64::from(moved.count_ones()))
+    }
+
+    fn may_write(&mut self, superpage: &Superpage) -> bool {
+        if has_memory(superpage, self.core.layers.current()) {
+            return true;
+        }
+        if self.full_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        match self.allocate(superpage) {
+            Ok(()) => true,
+            Err(error) => {
+                self.full_until = Some(Instant::now() + FULL_RETRY);
+                self.core.report_full(&error);
+                false
+            }
+        }
+    }
+
+    fn allocate(&mut self, superpage: &Superpage) -> Result<(), PoolError> {
+        let _changing = self.core.layers.changing.lock();
+        if self.core.gate.is_shut() {
+            // A child must not inherit the mark of memory that only its parent has.
+            return Ok(());
+        }
+        let layer = self.core.layers.current_or_new(&self.core.pool)?;
+        if let Some(segment) = self.core.layers.segment(layer) {
+            self.core.pool.allocate_superpage(segment, superpage.id())?;
+            superpage.allocated.fetch_or(1 << layer, SeqCst);
+            self.core.full.store(false, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn move_out(&self, superpage: &Superpage, chunk: usize, tray: u16, claim: &Claim) {
+        for (first, count) in runs(claim.mask()) {
+            self.move_run(superpage, chunk, tray, claim, first..first + count);
+        }
+    }
+
+    /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known to be
+    /// far, and the kernel moves pieces of one mapping only: gaps of other mappings are never touched.
+    fn move_run(
+        &self,
+        superpage: &Superpage,
+        chunk: usize,
+        tray: u16,
+        claim: &Claim,
+        run: Range<usize>,
+    ) {
+        let program = superpage.base() + chunk * CHUNK_BYTES;
+        let buffer = self.core.frames.tray_address(tray);
+        let refuse = |page: usize| {
+            self.core.count(Counter::Refused, 1);
+            superpage.hot[chunk].fetch_or(1 << page, Relaxed);
+        };
+        let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
+        while next < run.end {
+            if !claim.is_resident(next) {
+                next += 1;
+                continue;
+            }
+            let (from, to) = (program + next * PAGE_BYTES, buffer + next * PAGE_BYTES);
+            let count = most.min(run.end - next);
+            let outcome = self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true);
+            let moved = outcome.done_bytes / PAGE_BYTES;
+            next += moved;
+            if moved > 0 {
+                (most, unshared) = ((most * 2).min(CHUNK_PAGES), false);
+                continue;
+            }
+            match outcome.errno {
+                None | Some(libc::EAGAIN) => {}
+                // Shared since a fork: made this process's own, it can be moved. Pinned by the
+                // kernel for I/O: it stays EBUSY and stays where it is.
+                Some(libc::EBUSY) if !unshared => {
+                    unshared = true;
+                    let _ = sys::unshare(from, PAGE_BYTES);
+                }
+                // More than one mapping: a smaller piece may be of one.
+                Some(errno) if errno != libc::EBUSY && count > 1 => most = count / 2,
+                // Pinned, read-only, or not the program's any more: it stays.
+                _ => {
+                    refuse(next);
+                    (next, unshared) = (next + 1, false);
+                }
+            }
+        }
+    }
+
+    /// Sets the states by what really arrived; returns the bits of the victims.
+    fn settle(
+        &mut self,
+        superpage: &'static Superpage,
+        chunk: usize,
+        tray: u16,
+        claim: &Claim,
+    ) -> u64 {
+        let arrived = self.arrived(tray);
+        if arrived & !claim.mask() != 0 {
+            fail_closed(&format!(
+                "tray {tray} of the victim buffer holds frames {arrived:#x} where only {:#x} can be",
+                claim.mask()
+            ));
+        }
+        if arrived != 0 {
+            self.core.frames.fill(tray, superpage, chunk, arrived);
+        }
+        for index in bits(claim.mask()) {
+            let cell = &superpage.pages[chunk * CHUNK_PAGES + index];
+            let before = claim.before[index];
+            if arrived & (1 << index) != 0 {
+                cell.store(PageState::UNTOUCHED.with_phase(Phase::Victim));
+            } else {
+                cell.store(before);
+            }
+        }
+        arrived
+    }
+
+    fn arrived(&mut self, tray: u16) -> u64 {
+        let start = self.core.frames.tray_address(tray);
+        let mut ranges = [PageRange::default(); CHUNK_PAGES];
+        let end = start + CHUNK_PAGES * PAGE_BYTES;
+        let any = category::PRESENT | category::SWAPPED;
+        match self.core.pagemap.scan(start, end, any, &mut ranges) {
+            Ok((found, walked)) if walked == end => {
+                found.iter().fold(0, |mask, range| mask | page_bits(range, start, CHUNK_PAGES))
+            }
+            Ok((_, walked)) => fail_closed(&format!(
+                "the page map of the victim buffer ends at {walked:#x}, not at {end:#x}"
+            )),
+            Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
+        }
+    }
+
+    fn write(&mut self, superpage: &'static Superpage, tray: u16, layer: usize) {
+        let writing = self.core.frames.begin_write(tray, layer);
+        self.writes.clear();
+        for index in bits(writing) {
+            let slot = FrameSlot { tray, index: u8::try_from(index).unwrap_or(0) };
+            let Some(page) = self.core.frames.victim(slot) else {
+                self.core.frames.end_write(slot);
+                continue;
+            };
+            debug_assert!(std::ptr::eq(page.superpage, superpage));
+            let Some(at) = self.core.place(page, layer) else {
+                continue;
+            };
+            let from = self.core.frames.address(slot) as *const u8;
+            let token = u64::from(tray) << 8 | index as u64;
+            self.writes.push(PageWrite { at, from, token });
+        }
+        let count = self.writes.len();
+        if count == 0 {
+            self.core.frames.push_clean(tray);
+            return;
+        }
+        self.unacknowledged[usize::from(tray)] = u8::try_from(count).unwrap_or(u8::MAX);
+        self.trays_in_flight += 1;
+        // SAFETY: the frames of a tray in flight belong to the evictor until its pages are acknowledged.
+        if let Err(error) = unsafe { self.lane.write(&self.writes) } {
+            sys::say(&format!("an eviction could not be sent: {error}"));
+            let failed = std::mem::take(&mut self.writes);
+            for write in &failed {
+                self.acknowledge(write.token, false);
+            }
+            self.writes = failed;
+        }
+    }
+
+    fn collect(&mut self) {
+        self.lane.poll(&mut self.done);
+        self.settle_done();
+    }
+
+    pub(crate) fn settle_done(&mut self) {
+        while let Some(completion) = self.done.pop() {
+            self.acknowledge(completion.token, completion.result.is_ok());
+        }
+    }
+
+    fn acknowledge(&mut self, token: u64, stored: bool) {
+        if self.in_place.take(token, stored) {
+            return;
+        }
+        let Ok(tray) = u16::try_from(token >> 8) else {
+            return;
+        };
+        let slot = FrameSlot { tray, index: (token & 0xff) as u8 };
+        self.core.frames.end_write(slot);
+        if stored {
+            self.core.count(Counter::PagesWritten, 1);
+        } else {
+            self.put_back(slot);
+        }
+        let left = &mut self.unacknowledged[usize::from(tray)];
+        *left -= 1;
+        if *left == 0 {
+            self.trays_in_flight -= 1;
+            self.core.frames.push_clean(tray);
+        }
+    }
+
+    /// The blade did not take the page: it goes back into the program, where it is safe.
+    fn put_back(&mut self, slot: FrameSlot) {
+        let Some(page) = self.core.frames.victim(slot) else {
+            return;
+        };
+        let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else {
+            return;
+        };
+        let (to, from) = (page.address(), self.core.frames.address(slot));
+        let outcome =
+            until_settled(|_| self.core.uffd.move_pages(to, from, PAGE_BYTES, true, false));
+        if outcome.errno.is_none() {
+            self.core.frames.moved_away(slot);
+            page.cell().store(state.with_phase(Phase::Resident));
+        } else {
+            let copied = until_settled(|_| self.core.uffd.copy(to, from, PAGE_BYTES, true));
+            match copied.errno {
+                None => {
+                    self.core.frames.invalidate(slot);
+                    page.cell().store(state.with_phase(Phase::Resident));
+                }
+                // The mapping is gone; whoever unmaps it clears the state.
+                Some(libc::ENOENT | libc::ESRCH) => page.cell().store(state),
+                Some(errno) => fail_closed(&format!(
+                    "page {to:#x}, which the blade did not take, cannot be put back: {}",
+                    std::io::Error::from_raw_os_error(errno)
+                )),
+            }
+        }
+        let _ = self.core.uffd.wake(to, PAGE_BYTES);
+        self.full_until = Some(Instant::now() + FULL_RETRY);
+    }
+
+    fn wait_for_blade(&mut self, most_in_flight: usize) {
+        while self.trays_in_flight > most_in_flight {
+            self.lane.wait(&mut self.done);
+            self.settle_done();
+        }
+    }
+
+    fn drain(&mut self) {
+        self.wait_for_blade(0);
+    }
+
+    /// Gives the oldest free frames back to the kernel, about `pages` of them; returns how many it was.
+    fn release(&mut self, pages: i64) -> i64 {
+        let Some(least) = usize::try_from(pages).ok().filter(|least| *least > 0) else {
+            return 0;
+        };
+        self.core.frames.take_trays(least, &mut self.taken);
+        let released = self.taken.iter().map(TakenTray::pages).sum();
+        self.core.frames.release(&mut self.taken);
+        released
+    }
+}
+
+/// Whether a superpage has memory in a layer.
+fn has_memory(superpage: &Superpage, layer: usize) -> bool {
+    layer < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << layer) != 0
+}
+
+/// Resident pages of the pager's own mappings.
+fn own_pages(core: &Core) -> u64 {
+    let mut ranges = [PageRange::default(); 64];
+    let mut pages = 0;
+    for (start, bytes) in sys::own_mappings() {
+        let (mut from, end) = (start, start + bytes);
+        while from < end {
+            let found = core.pagemap.scan(from, end, category::PRESENT, &mut ranges);
+            let Ok((found, walked)) = found else { break };
+            pages += found.iter().map(|range| range.pages() as u64).sum::<u64>();
+            if walked <= from {
+                break;
+            }
+            from = walked;
+        }
+    }
+    pages
+}
+
+/// Pages of a chunk that the evictor owns for a moment.
+pub(crate) struct Claim {
+    /// Pages to move out.
+    taken: u64,
+    /// Pages between them that are not there.
+    gaps: u64,
+    before: [PageState; CHUNK_PAGES],
+}
+
+impl Claim {
+    fn mask(&self) -> u64 {
+        self.taken | self.gaps
+    }
+
+    /// Pages to move out.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// The state a page had.
+    pub(crate) fn before(&self, index: usize) -> PageState {
+        self.before[index]
+    }
+
+    /// These pages are not the claim's any more; somebody else has set their states.
+    pub(crate) fn release(&mut self, pages: u64) {
+        self.taken &= !pages;
+        self.gaps &= !pages;
+    }
+
+    fn is_resident(&self, index: usize) -> bool {
+        self.taken & (1 << index) != 0
+    }
+}
+
+fn claim(superpage: &'static Superpage, chunk: usize, take: u64, resident: u64) -> Claim {
+    let mut claim = Claim { taken: 0, gaps: 0, before: [PageState::UNTOUCHED; CHUNK_PAGES] };
+    let (first, last) = (take.trailing_zeros() as usize, 63 - take.leading_zeros() as usize);
+    for index in first..=last {
+        let wanted = take & (1 << index) != 0;
+        let absent = resident & (1 << index) == 0;
+        let page = Page { superpage, index: chunk * CHUNK_PAGES + index };
+        let state = page.cell().load();
+        let claimable = match state.phase() {
+            Phase::Untouched => wanted || absent,
+            Phase::Resident => wanted,
+            Phase::Far => absent,
+            _ => false,
+        };
+        if claimable && page.cell().change(state, state.with_phase(Phase::Evicting)) {
+            claim.before[index] = state;
+            let set = if wanted { &mut claim.taken } else { &mut claim.gaps };
+            *set |= 1 << index;
+        }
+    }
+    claim
+}

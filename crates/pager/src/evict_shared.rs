@@ -1,0 +1,135 @@
+//! Evicting pages that a fork shares with another process.
+//!
+//! UFFDIO_MOVE takes only pages of one process. Making them its own first, by copying, would take memory just
+//! when it is short: right after a fork each process would copy what all of them share. So such pages are
+//! written to the blade from where they are, protected against writing meanwhile, and then let go:
+//! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
+//! 2. they are write-protected: a writing thread faults, and waits too;
+//! 3. they are written to the blade, and acknowledged;
+//! 4. the mapping is dropped, and only then is the phase Far.
+//!
+//! The kernel cannot write to them for a device either: it pins a page for that only after making it the
+//! process's own. The registry's lock is held all the time, so no fork and no unmapping comes between.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use farpool_board::Counter;
+use farpool_pool::PageWrite;
+use farpool_uffd::PAGE_BYTES;
+
+use crate::evict::{Claim, Evictor};
+use crate::frames::{bits, runs};
+use crate::page::{PageState, Phase};
+use crate::space::{CHUNK_PAGES, Page, Superpage};
+use crate::sys;
+
+/// Marks the tokens of pages that are written from where they are.
+const IN_PLACE: u64 = 1 << 32;
+
+/// What became of the pages under way.
+#[derive(Debug, Default)]
+pub struct InPlace {
+    waiting: u64,
+    stored: u64,
+}
+
+impl InPlace {
+    /// Takes the completion of such a page; false: it is another's.
+    pub fn take(&mut self, token: u64, stored: bool) -> bool {
+        if token & IN_PLACE == 0 {
+            return false;
+        }
+        let bit = 1 << (token & 63);
+        self.waiting &= !bit;
+        self.stored |= if stored { bit } else { 0 };
+        true
+    }
+}
+
+impl Evictor {
+    /// Moves out the claimed pages of a chunk that another process maps too, and takes them from the claim.
+    /// Returns how many there were. The registry must be locked.
+    pub(crate) fn write_shared(
+        &mut self,
+        superpage: &'static Superpage,
+        chunk: usize,
+        layer: usize,
+        claim: &mut Claim,
+    ) -> i64 {
+        if !self.core.shares.load(SeqCst) {
+            return 0;
+        }
+        let start = superpage.base() + chunk * CHUNK_PAGES * PAGE_BYTES;
+        let shared =
+            self.core.pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0) & claim.taken();
+        let protected = self.protect(start, shared);
+        if protected == 0 {
+            return 0;
+        }
+        let stored = self.store(superpage, chunk, layer, protected);
+        for (first, count) in runs(stored) {
+            let _ =
+                sys::advise(start + first * PAGE_BYTES, count * PAGE_BYTES, libc::MADV_DONTNEED);
+        }
+        superpage.far_pages.fetch_add(stored.count_ones(), SeqCst);
+        for index in bits(protected) {
+            let far = PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(layer);
+            let state = if stored & (1 << index) == 0 { claim.before(index) } else { far };
+            superpage.pages[chunk * CHUNK_PAGES + index].store(state);
+        }
+        for (first, count) in runs(protected & !stored) {
+            let from = start + first * PAGE_BYTES;
+            let _ = self.core.uffd.write_protect(from, count * PAGE_BYTES, false);
+        }
+        let _ = self.core.uffd.wake(start, CHUNK_PAGES * PAGE_BYTES);
+        claim.release(protected);
+        let count = stored.count_ones();
+        self.core.count(Counter::Evictions, u64::from(count));
+        self.core.count(Counter::PagesWritten, u64::from(count));
+        i64::from(count)
+    }
+
+    fn protect(&self, start: usize, pages: u64) -> u64 {
+        let mut protected = 0;
+        for (first, count) in runs(pages) {
+            let from = start + first * PAGE_BYTES;
+            if self.core.uffd.write_protect(from, count * PAGE_BYTES, true).is_ok() {
+                (first..first + count).for_each(|index| protected |= 1 << index);
+            }
+        }
+        protected
+    }
+
+    /// Writes the pages to the blade; returns the bits of those it has.
+    fn store(
+        &mut self,
+        superpage: &'static Superpage,
+        chunk: usize,
+        layer: usize,
+        pages: u64,
+    ) -> u64 {
+        let mut writes = std::mem::take(&mut self.writes);
+        writes.clear();
+        for index in bits(pages) {
+            let page = Page { superpage, index: chunk * CHUNK_PAGES + index };
+            if let Some(at) = self.core.place(page, layer) {
+                let from = page.address() as *const u8;
+                writes.push(PageWrite { at, from, token: IN_PLACE | index as u64 });
+            }
+        }
+        self.in_place = InPlace::default();
+        writes.iter().for_each(|write| self.in_place.waiting |= 1 << (write.token & 63));
+        // SAFETY: the pages stay mapped while the registry is locked, and nobody writes to protected ones.
+        let sent = unsafe { self.lane.write(&writes) };
+        self.writes = writes;
+        if let Err(error) = sent {
+            sys::say(&format!("an eviction could not be sent: {error}"));
+            return 0;
+        }
+        while self.in_place.waiting != 0 {
+            self.lane.wait(&mut self.done);
+            self.settle_done();
+        }
+        self.in_place.stored
+    }
+}

@@ -1,0 +1,177 @@
+//! Which ranges of the program's addresses are far-eligible. Pure: it knows addresses, not memory.
+
+use std::collections::BTreeMap;
+
+/// What is known of a far range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    pub start: usize,
+    pub end: usize,
+    /// Locked by the program (mlock): nothing of it is moved out.
+    pub pinned: bool,
+}
+
+impl Region {
+    pub fn bytes(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// Disjoint far ranges, by address.
+#[derive(Debug, Default)]
+pub struct Registry {
+    by_start: BTreeMap<usize, Region>,
+    bytes: usize,
+    generation: u64,
+}
+
+impl Registry {
+    /// Bytes of all ranges together.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Changes with every change of the ranges.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Adds `[start, end)`, replacing whatever stood there.
+    pub fn add(&mut self, start: usize, end: usize) {
+        self.insert(Region { start, end, pinned: false });
+    }
+
+    fn insert(&mut self, region: Region) {
+        if region.start >= region.end {
+            return;
+        }
+        self.remove(region.start, region.end);
+        self.bytes += region.bytes();
+        self.by_start.insert(region.start, region);
+        self.generation += 1;
+    }
+
+    /// Takes `[start, end)` out, splitting ranges at its ends; returns the parts that were far.
+    pub fn remove(&mut self, start: usize, end: usize) -> Vec<Region> {
+        let parts = self.overlapping(start, end);
+        for part in &parts {
+            let whole = self.containing(part.start);
+            let Some(whole) = whole else { continue };
+            self.by_start.remove(&whole.start);
+            self.bytes -= part.bytes();
+            for (left, right) in [(whole.start, part.start), (part.end, whole.end)] {
+                if left < right {
+                    self.by_start.insert(left, Region { start: left, end: right, ..whole });
+                }
+            }
+        }
+        if !parts.is_empty() {
+            self.generation += 1;
+        }
+        parts
+    }
+
+    /// The parts of `[start, end)` that are far, clipped to it.
+    pub fn overlapping(&self, start: usize, end: usize) -> Vec<Region> {
+        let mut parts = Vec::new();
+        let first = self.containing(start).map_or(start, |region| region.start);
+        for region in self.by_start.range(first..end).map(|(_, region)| *region) {
+            let clipped = Region {
+                start: region.start.max(start),
+                end: region.end.min(end),
+                pinned: region.pinned,
+            };
+            if clipped.start < clipped.end {
+                parts.push(clipped);
+            }
+        }
+        parts
+    }
+
+    /// The first far part of `[start, end)`, as start and end.
+    pub fn first_in(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        let first = self.containing(start).map_or(start, |region| region.start);
+        let (_, region) = self.by_start.range(first..end.max(first)).next()?;
+        let part = (region.start.max(start), region.end.min(end));
+        (part.0 < part.1).then_some(part)
+    }
+
+    /// Marks the far parts of `[start, end)` as pinned or not.
+    pub fn pin(&mut self, start: usize, end: usize, pinned: bool) {
+        for part in self.remove(start, end) {
+            self.insert(Region { pinned, ..part });
+        }
+    }
+
+    /// All ranges in order.
+    pub fn iter(&self) -> impl Iterator<Item = Region> + '_ {
+        self.by_start.values().copied()
+    }
+
+    fn containing(&self, address: usize) -> Option<Region> {
+        let (_, region) = self.by_start.range(..=address).next_back()?;
+        (region.end > address).then_some(*region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add(usize, usize),
+        Remove(usize, usize),
+        Pin(usize, usize, bool),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let range = (0_usize..60, 1_usize..20).prop_map(|(start, len)| (start, start + len));
+        let step = (range, 0..4).prop_map(|((start, end), kind)| match kind {
+            0 | 1 => Step::Add(start, end),
+            2 => Step::Remove(start, end),
+            _ => Step::Pin(start, end, start % 2 == 0),
+        });
+        proptest::collection::vec(step, 1..40)
+    }
+
+    proptest! {
+        /// The registry against an array that says for each address: not far, far, pinned.
+        #[test]
+        fn behaves_like_an_array(steps in steps()) {
+            let mut registry = Registry::default();
+            let mut model = [None::<bool>; 80];
+            for step in steps {
+                match step {
+                    Step::Add(start, end) => {
+                        registry.add(start, end);
+                        model[start..end].fill(Some(false));
+                    }
+                    Step::Remove(start, end) => {
+                        let removed: usize = registry.remove(start, end).iter().map(Region::bytes).sum();
+                        let expected = model[start..end].iter().flatten().count();
+                        prop_assert_eq!(removed, expected);
+                        model[start..end].fill(None);
+                    }
+                    Step::Pin(start, end, pinned) => {
+                        registry.pin(start, end, pinned);
+                        model[start..end].iter_mut().flatten().for_each(|cell| *cell = pinned);
+                    }
+                }
+                for start in [0, 20, 60] {
+                    let parts = registry.overlapping(start, 60);
+                    let first = parts.first().map(|part| (part.start, part.end));
+                    prop_assert_eq!(registry.first_in(start, 60), first);
+                }
+                let mut seen = [None; 80];
+                for region in registry.overlapping(0, 80) {
+                    prop_assert!(seen[region.start..region.end].iter().all(Option::is_none));
+                    seen[region.start..region.end].fill(Some(region.pinned));
+                }
+                prop_assert_eq!(&seen[..], &model[..]);
+                prop_assert_eq!(registry.bytes(), model.iter().flatten().count());
+            }
+        }
+    }
+}

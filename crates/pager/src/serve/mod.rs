@@ -1,0 +1,686 @@
+//! A fault thread: takes page faults, answers them.
+//!
+//! The life of a fault, in order (each stage is one function below):
+//! 1. `lead`, `follow`: the message is read from userfaultfd, on the CPU where the fault happened if it
+//!    can be had (see [`crate::crew`]);
+//! 2. `serve`: the page's phase decides: zero pages, the victim buffer, or a fetch;
+//! 3. `fetch`: the page and the prefetcher's candidates are claimed, given frames, and requested at once;
+//! 4. `land`: frames that have arrived are moved into the program, which wakes the thread;
+//! 5. `account`: counters, and a kick for the evictor when the reserve is low.
+//!
+//! Invariants: nothing here allocates after start, takes the registry's lock, or waits without bound on
+//! the evictor: when no frame becomes free in time, memory goes over the limit by a page and that is
+//! counted, for a program that waits for ever is worse.
+
+mod first_touch;
+
+use std::time::{Duration, Instant};
+
+use farpool_board::Counter;
+use farpool_policy::PrefetchWindow;
+use farpool_pool::{Completion, Lane, PageError, PageRead};
+use farpool_uffd::{Event, Message, Outcome, PAGE_BYTES};
+
+use crate::core::{Core, EXPIRY_STEP, until_settled};
+use crate::crew::{Follow, MEMBER_STEP, Watch};
+use crate::frames::{FrameRun, FrameSlot};
+use crate::page::Phase;
+use crate::space::Page;
+use crate::sys;
+
+/// Messages taken with one read.
+const MESSAGES: usize = 8;
+/// Pages one thread can have requested at a time; at the limit it finishes those first.
+const MAX_FLIGHTS: usize = 512;
+/// Pages of a thread's own for fetches while there is no free frame; beyond, faults wait.
+const STAGE_PAGES: usize = 64;
+/// Fetches of fewer pages are copied into new pages, which costs a copy; moving a frame in costs a TLB flush,
+/// and an interrupt of each other CPU that runs the program.
+const LEAST_MOVED_PAGES: usize = 8;
+/// First touches in a row fill up to this many pages ahead.
+const MAX_ZERO_RUN: usize = 64;
+/// A fault waits at most this long, in total, for the evictor to free a frame.
+const FRAME_WAIT: Duration = Duration::from_millis(50);
+/// A fault waits at most this long for the allowance to be filled before it takes from the victim buffer.
+const ROOM_WAIT: Duration = Duration::from_millis(5);
+/// With a full pool, or with all memory pinned, hardly anything can be freed: the program is slowed, and goes
+/// over the limit.
+const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
+/// One look at the frames at least this often while waiting.
+const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
+
+/// Where an arriving page is put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    /// A frame of the buffer; it is moved into the program.
+    Slot(FrameSlot),
+    /// A page of this thread's own; it is copied into a new frame.
+    Stage(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    page: Page,
+    frame: Frame,
+    demand: bool,
+    started: Instant,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct FaultThread {
+    core: &'static Core,
+    lane: Lane,
+    window: PrefetchWindow,
+    flights: Vec<Option<Flight>>,
+    free_flights: Vec<usize>,
+    claimed: Vec<Page>,
+    reads: Vec<PageRead>,
+    done: Vec<Completion>,
+    landed: Vec<Flight>,
+    stage: usize,
+    free_stage: Vec<usize>,
+    zeros: usize,
+    /// Times this thread has entered the gate and not left it.
+    passes: u32,
+    /// When deadlines were last looked at.
+    expired: Instant,
+}
+
+impl FaultThread {
+    pub fn new(core: &'static Core, lane: Lane) -> Result<Self, std::io::Error> {
+        let bytes = (STAGE_PAGES + MAX_ZERO_RUN) * PAGE_BYTES;
+        let stage = sys::map_local(bytes)?;
+        sys::advise(stage, bytes, libc::MADV_DONTFORK)?;
+        Ok(FaultThread {
+            core,
+            lane,
+            window: PrefetchWindow::EMPTY,
+            flights: vec![None; MAX_FLIGHTS],
+            free_flights: (0..MAX_FLIGHTS).collect(),
+            claimed: Vec::with_capacity(MAX_FLIGHTS),
+            reads: Vec::with_capacity(MAX_FLIGHTS),
+            done: Vec::with_capacity(MAX_FLIGHTS),
+            landed: Vec::with_capacity(MAX_FLIGHTS),
+            stage,
+            free_stage: (0..STAGE_PAGES).collect(),
+            zeros: stage + STAGE_PAGES * PAGE_BYTES,
+            passes: 0,
+            expired: Instant::now(),
+        })
+    }
+
+    /// Serves faults until the process ends, alone or with the crowd.
+    pub fn lead(mut self, cpu: usize) -> ! {
+        self.core.crew.be_lead();
+        let mut messages = [Message::default(); MESSAGES];
+        let mut follow = Follow::new();
+        let mut waited = false;
+        let mut crowded = false;
+        loop {
+            let crowd = !self.core.crew.is_solo();
+            if crowd && !crowded {
+                sys::pin_to(cpu);
+            }
+            crowded = crowd;
+            match self.read_messages(&mut messages) {
+                0 => {
+                    self.wait_for_anything(None);
+                    waited = true;
+                }
+                count => {
+                    let thread = messages[0].event().thread;
+                    self.serve_all(&messages[..count]);
+                    self.core.crew.advance(&mut follow, count, thread, waited);
+                    waited = false;
+                }
+            }
+        }
+    }
+
+    /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then it looks after the lead.
+    pub fn follow(mut self, cpu: usize, watches: bool) -> ! {
+        sys::pin_to(cpu);
+        let mut messages = [Message::default(); MESSAGES];
+        let mut watch = Watch::new();
+        loop {
+            if self.lane.in_flight() == 0 {
+                if watches {
+                    self.core.crew.watch(&mut watch, &self.core.uffd);
+                    sys::pin_to(cpu);
+                }
+                self.core.crew.wait_for_crowd();
+            }
+            match self.read_messages(&mut messages) {
+                0 => self.wait_for_anything(Some(MEMBER_STEP)),
+                count => self.serve_all(&messages[..count]),
+            }
+        }
+    }
+
+    fn serve_all(&mut self, messages: &[Message]) {
+        for message in messages {
+            self.take(message.event());
+        }
+        self.check_deadlines();
+        self.land();
+        self.leave_when_idle();
+    }
+
+    /// Reads waiting messages; 0 when there are none.
+    fn read_messages(&mut self, messages: &mut [Message]) -> usize {
+        match self.core.uffd.read(messages) {
+            Ok(messages) => messages.len(),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => 0,
+                _ => fail_closed(&format!("userfaultfd cannot be read: {error}")),
+            },
+        }
+    }
+
+    /// Sleeps until there is a fault, an answer of a blade, or a deadline to check, at most for `most`;
+    /// then takes in what blades have answered.
+    fn wait_for_anything(&mut self, most: Option<Duration>) {
+        use rustix::event::{PollFd, PollFlags, Timespec};
+        let uffd = &self.core.uffd;
+        let mut fds: [PollFd<'_>; 1 + farpool_pool::MAX_BLADES] =
+            std::array::from_fn(|_| PollFd::new(uffd, PollFlags::IN));
+        let busy = self.lane.in_flight() > 0;
+        let mut count = 1;
+        if busy {
+            for (entry, fd) in fds[1..].iter_mut().zip(self.lane.descriptors()) {
+                *entry = PollFd::from_borrowed_fd(fd, PollFlags::IN);
+                count += 1;
+            }
+        }
+        let most = if busy { Some(most.unwrap_or(EXPIRY_STEP).min(EXPIRY_STEP)) } else { most };
+        let timeout = most.and_then(|most| Timespec::try_from(most).ok());
+        let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+        self.check_deadlines();
+        if busy {
+            self.land();
+            self.leave_when_idle();
+        }
+    }
+
+    /// Looks at the deadlines of what is in flight when it is time, however many faults there are.
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        if self.lane.in_flight() > 0 && now >= self.expired + EXPIRY_STEP {
+            self.expired = now;
+            self.lane.expire(now, &mut self.done);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let Some(address) = event.page_address else {
+            return;
+        };
+        if self.core.frames.contains(address) {
+            fail_closed(&format!("a frame of the victim buffer is missing at {address:#x}"));
+        }
+        if !self.core.gate.enter(event.thread, address) {
+            return;
+        }
+        self.passes += 1;
+        self.core.count(Counter::Faults, 1);
+        self.serve(event, address);
+        if self.core.gate.is_shut() {
+            // The forking thread must find everything settled when it goes on.
+            while self.lane.in_flight() > 0 {
+                self.lane.wait(&mut self.done);
+                self.land();
+            }
+        }
+        self.leave_when_idle();
+        self.core.budget.kick_if_low(self.core.frames.free());
+    }
+
+    /// What is still in flight keeps this thread inside the gate.
+    fn leave_when_idle(&mut self) {
+        if self.lane.in_flight() == 0 && self.done.is_empty() {
+            for _ in 0..std::mem::take(&mut self.passes) {
+                self.core.gate.leave();
+            }
+        }
+    }
+
+    fn serve(&mut self, event: Event, address: usize) {
+        let started = Instant::now();
+        let Some(page) = self.core.space.page_or_new(address) else {
+            fail_closed(&format!("address {address:#x} is far but beyond the table of superpages"));
+        };
+        loop {
+            let state = page.cell().load();
+            let served = match state.phase() {
+                Phase::Untouched | Phase::Resident if event.is_protected => self.unprotect(page),
+                Phase::Untouched => self.zero_fill(page, event),
+                Phase::Resident => self.refill(page),
+                Phase::Victim => self.take_back(page),
+                Phase::Far => match page.cell().claim(Phase::Far, Phase::Fetching) {
+                    Some(_) => {
+                        self.fetch(page, event.thread, started);
+                        return;
+                    }
+                    None => false,
+                },
+                // Whoever fetches it wakes all who wait for it.
+                Phase::Fetching => return,
+                Phase::Lost => {
+                    let _ = self.core.uffd.poison(address, PAGE_BYTES);
+                    self.wake(page);
+                    true
+                }
+                // The evictor itself found nothing there: the program discarded it past us, which leaves zeros.
+                Phase::Evicting if self.core.crew.is_evictor(event.thread) => {
+                    let _ = self.core.uffd.zero(address, PAGE_BYTES, true);
+                    true
+                }
+                Phase::Evicting => {
+                    rustix::thread::sched_yield();
+                    false
+                }
+            };
+            if served {
+                self.record(started, false);
+                return;
+            }
+        }
+    }
+
+    /// The evictor protected the page and could not move it out after all.
+    fn unprotect(&mut self, page: Page) -> bool {
+        // It fails when the mapping is gone; the thread tries again in any case.
+        let _ = self.core.uffd.write_protect(page.address(), PAGE_BYTES, false);
+        self.wake(page);
+        true
+    }
+
+    /// The page is still in the victim buffer: it goes back, and is spared the next time.
+    fn take_back(&mut self, page: Page) -> bool {
+        let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else {
+            return false;
+        };
+        let Some((slot, stays)) = self.core.frames.locate(page) else {
+            fail_closed(&format!("page {:#x} is a victim but not in the buffer", page.address()));
+        };
+        let outcome = if stays { None } else { Some(self.move_in(page, slot, 1)) };
+        match outcome {
+            Some(Outcome { errno: None, .. }) => self.core.frames.moved_away(slot),
+            _ => {
+                let address = self.core.frames.address(slot);
+                let copied = until_settled(|_| {
+                    self.core.uffd.copy(page.address(), address, PAGE_BYTES, false)
+                });
+                match copied.errno {
+                    None | Some(libc::EEXIST) => {}
+                    // The mapping is gone; whoever unmaps it clears the state.
+                    Some(libc::ENOENT | libc::ESRCH) => {
+                        page.cell().store(state);
+                        self.wake(page);
+                        return true;
+                    }
+                    // As a victim again it could pass for written, which it may not be.
+                    Some(errno) => fail_closed(&format!(
+                        "page {:#x} cannot be taken back: {}",
+                        page.address(),
+                        std::io::Error::from_raw_os_error(errno)
+                    )),
+                }
+                self.core.budget.overdraw(1);
+                self.core.frames.invalidate(slot);
+            }
+        }
+        page.superpage.hot[page.chunk()].fetch_or(page.bit(), std::sync::atomic::Ordering::Relaxed);
+        page.cell().store(state.with_phase(Phase::Resident));
+        self.core.count(Counter::VictimHits, 1);
+        self.wake(page);
+        true
+    }
+
+    /// Requests a page that the caller has claimed, and what the prefetcher expects after it.
+    fn fetch(&mut self, page: Page, thread: u32, started: Instant) {
+        while self.free_flights.len() < 1 + farpool_policy::MAX_PREFETCH_PAGES as usize {
+            self.lane.wait(&mut self.done);
+            self.land();
+        }
+        self.claimed.clear();
+        self.claimed.push(page);
+        if !self.core.gate.is_shut() {
+            self.core.streams.expect(thread, page.address(), &mut self.window);
+            self.claim_window();
+        }
+        self.assign_frames(started);
+        self.core.count(Counter::DemandFetches, 1);
+        self.core.count(Counter::Prefetches, (self.reads.len().max(1) - 1) as u64);
+        if self.reads.is_empty() {
+            return;
+        }
+        // SAFETY: each target is a frame that this thread has taken for the page and gives away only in
+        // `land`, after the completion.
+        if let Err(error) = unsafe { self.lane.read(&self.reads) } {
+            self.fail_reads(&error);
+        }
+        self.reads.clear();
+        self.land();
+    }
+
+    fn claim_window(&mut self) {
+        for number in self.window.pages() {
+            let Ok(address) = usize::try_from(number).map(|number| number * PAGE_BYTES) else {
+                break;
+            };
+            let Some(page) = self.core.space.page(address) else {
+                continue;
+            };
+            if page.cell().claim(Phase::Far, Phase::Fetching).is_some() {
+                self.claimed.push(page);
+            }
+        }
+    }
+
+    /// Gives each claimed page a frame, in neighbouring ones where there are any; prefetches that get none
+    /// are dropped. Fills `reads`.
+    fn assign_frames(&mut self, started: Instant) {
+        let mut next = 0;
+        let copied = if self.claimed.len() < LEAST_MOVED_PAGES { self.claimed.len() } else { 0 };
+        while next < copied && !self.free_stage.is_empty() && self.spend(1, next == 0) {
+            let stage = self.stage_page();
+            self.depart(next, Frame::Stage(stage), started);
+            next += 1;
+        }
+        while next < self.claimed.len() {
+            let wanted = self.claimed.len() - next;
+            if let Some(run) = self.frame_run(wanted) {
+                for offset in 0..run.count {
+                    self.depart(next + offset, Frame::Slot(run.slot(offset)), started);
+                }
+                next += run.count;
+                continue;
+            }
+            if next > 0 {
+                break;
+            }
+            match self.frame(true) {
+                Some(slot) => self.depart(0, Frame::Slot(slot), started),
+                None => {
+                    let stage = self.stage_page();
+                    self.depart(0, Frame::Stage(stage), started);
+                }
+            }
+            next = 1;
+        }
+        for page in &self.claimed[next.min(self.claimed.len())..] {
+            self.unfetch(*page);
+            let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
+        }
+    }
+
+    fn depart(&mut self, claimed: usize, frame: Frame, started: Instant) {
+        let page = self.claimed[claimed];
+        let state = page.cell().load();
+        let Some(at) = self.core.place(page, state.layer()) else {
+            fail_closed(&format!(
+                "page {:#x} is in layer {} which is gone",
+                page.address(),
+                state.layer()
+            ));
+        };
+        let Some(flight) = self.free_flights.pop() else {
+            fail_closed("more pages requested than there are places for");
+        };
+        let into = match frame {
+            Frame::Slot(slot) => self.core.frames.address(slot),
+            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
+        };
+        self.flights[flight] = Some(Flight { page, frame, demand: claimed == 0, started });
+        self.reads.push(PageRead { at, into: into as *mut u8, token: flight as u64 });
+    }
+
+    fn stage_page(&mut self) -> usize {
+        loop {
+            if let Some(index) = self.free_stage.pop() {
+                return index;
+            }
+            self.lane.wait(&mut self.done);
+            self.land();
+        }
+    }
+
+    /// Free frames without waiting, but not the last ones, which are for demand.
+    fn frame_run(&self, wanted: usize) -> Option<FrameRun> {
+        let (run, _) = self.core.frames.take(wanted)?;
+        Some(run)
+    }
+
+    /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU when this
+    /// thread does not, is given the time to make room.
+    fn spend(&mut self, pages: usize, waits: bool) -> bool {
+        let pages = i64::try_from(pages).unwrap_or(1);
+        let core = self.core;
+        if core.budget.try_spend(pages) {
+            return true;
+        }
+        if !waits || !core.crew.is_solo() || core.gate.is_shut() || core.is_vain() {
+            return false;
+        }
+        let deadline = Instant::now() + ROOM_WAIT;
+        loop {
+            let version = core.frames.version();
+            if core.budget.try_spend(pages) {
+                return true;
+            }
+            if Instant::now() >= deadline || core.gate.is_shut() {
+                return false;
+            }
+            core.budget.kick();
+            core.frames.wait(version, FRAME_WAIT_STEP);
+        }
+    }
+
+    /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or cannot
+    /// be helped).
+    fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
+        let wait = if self.core.is_vain() { FRAME_WAIT_VAIN } else { FRAME_WAIT };
+        let deadline = Instant::now() + wait;
+        loop {
+            let version = self.core.frames.version();
+            if let Some((run, _)) = self.core.frames.take(1) {
+                return Some(run.first);
+            }
+            if self.core.budget.try_spend(1) {
+                return None;
+            }
+            if Instant::now() >= deadline || self.core.gate.is_shut() {
+                if may_overrun {
+                    self.core.count(Counter::Overruns, 1);
+                    self.core.budget.overdraw(1);
+                }
+                return None;
+            }
+            self.core.budget.kick();
+            self.core.frames.wait(version, FRAME_WAIT_STEP);
+        }
+    }
+
+    /// Puts what has arrived into the program.
+    fn land(&mut self) {
+        self.lane.poll(&mut self.done);
+        while let Some(completion) = self.done.pop() {
+            let Ok(index) = usize::try_from(completion.token) else {
+                continue;
+            };
+            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            self.free_flights.push(index);
+            match completion.result {
+                Ok(()) => self.landed.push(flight),
+                Err(error) => self.lose(flight, error),
+            }
+        }
+        if self.landed.is_empty() {
+            return;
+        }
+        let mut landed = std::mem::take(&mut self.landed);
+        landed.sort_unstable_by_key(|flight| (!flight.demand, flight.page.address()));
+        let mut rest = &landed[..];
+        while !rest.is_empty() {
+            let count = self.place_run(rest);
+            rest = &rest[count..];
+        }
+        landed.clear();
+        self.landed = landed;
+    }
+
+    /// Places the first flight and those that follow it in the program and in the buffer alike.
+    fn place_run(&mut self, flights: &[Flight]) -> usize {
+        let first = flights[0];
+        let Frame::Slot(slot) = first.frame else {
+            self.record_arrivals(&flights[..1]);
+            self.place_copy(first);
+            return 1;
+        };
+        let mut count = 1;
+        while let Some(next) = flights.get(count) {
+            let neighbour = Frame::Slot(FrameRun { first: slot, count }.slot(count));
+            let follows = next.page.address() == first.page.address() + count * PAGE_BYTES;
+            if !follows || next.frame != neighbour {
+                break;
+            }
+            count += 1;
+        }
+        self.record_arrivals(&flights[..count]);
+        let outcome = self.move_in(first.page, slot, count);
+        let moved = outcome.done_bytes / PAGE_BYTES;
+        for (offset, flight) in flights[..count].iter().enumerate() {
+            let Frame::Slot(slot) = flight.frame else {
+                continue;
+            };
+            if offset < moved {
+                self.core.frames.moved_away(slot);
+                self.arrive(*flight);
+            } else {
+                self.place_copy(*flight);
+            }
+        }
+        if self.core.gate.is_shut() || moved < count {
+            let _ = self.core.uffd.wake(first.page.address(), count * PAGE_BYTES);
+        }
+        count
+    }
+
+    /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
+    fn place_copy(&mut self, flight: Flight) {
+        let source = match flight.frame {
+            Frame::Slot(slot) => self.core.frames.address(slot),
+            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
+        };
+        let address = flight.page.address();
+        // While a thread forks the state must be set before it is woken.
+        let wakes = !self.core.gate.is_shut();
+        let outcome = until_settled(|_| self.core.uffd.copy(address, source, PAGE_BYTES, wakes));
+        match flight.frame {
+            Frame::Slot(slot) => {
+                self.core.budget.overdraw(1);
+                self.core.frames.give_back(slot);
+            }
+            Frame::Stage(index) => self.free_stage.push(index),
+        }
+        if matches!(outcome.errno, None | Some(libc::EEXIST)) {
+            self.arrive(flight);
+        } else {
+            // The mapping is gone; whoever unmaps it clears the state.
+            self.unfetch(flight.page);
+        }
+        if outcome.errno.is_some() || !wakes {
+            self.wake(flight.page);
+        }
+    }
+
+    fn arrive(&mut self, flight: Flight) {
+        self.leave_blade(flight.page, Phase::Resident);
+    }
+
+    /// A page that was being fetched is no longer far. Counted only now: as long as the count is not 0, the
+    /// blade's memory stays.
+    fn leave_blade(&self, page: Page, phase: Phase) {
+        let cell = page.cell();
+        cell.store(cell.load().with_phase(phase));
+        page.superpage.far_pages.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at
+    /// once, and what comes after is its time.
+    fn record_arrivals(&self, flights: &[Flight]) {
+        for flight in flights.iter().filter(|flight| flight.demand) {
+            self.record(flight.started, true);
+        }
+    }
+
+    fn unfetch(&self, page: Page) {
+        let cell = page.cell();
+        cell.store(cell.load().with_phase(Phase::Far));
+    }
+
+    fn lose(&mut self, flight: Flight, error: PageError) {
+        match flight.frame {
+            Frame::Slot(slot) => self.core.frames.give_back(slot),
+            Frame::Stage(index) => self.free_stage.push(index),
+        }
+        if !flight.demand {
+            // Nobody asked for it yet; it is tried again when somebody does.
+            self.unfetch(flight.page);
+            return self.wake(flight.page);
+        }
+        self.leave_blade(flight.page, Phase::Lost);
+        self.core.poison(flight.page, &error);
+    }
+
+    fn fail_reads(&mut self, error: &dyn std::fmt::Display) {
+        for read in std::mem::take(&mut self.reads) {
+            let Ok(index) = usize::try_from(read.token) else {
+                continue;
+            };
+            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            self.free_flights.push(index);
+            sys::say(&format!("a fetch could not be sent: {error}"));
+            self.lose(flight, PageError::NotAllocated);
+        }
+    }
+
+    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the states
+    /// must be set first.
+    fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Outcome {
+        let (to, from) = (page.address(), self.core.frames.address(slot));
+        let wake = !self.core.gate.is_shut();
+        until_settled(|done| {
+            self.core.uffd.move_pages(
+                to + done,
+                from + done,
+                count * PAGE_BYTES - done,
+                wake,
+                false,
+            )
+        })
+    }
+
+    fn wake(&self, page: Page) {
+        let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
+    }
+
+    fn record(&self, started: Instant, fetched: bool) {
+        let latency_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let slot = self.core.slot;
+        let histogram = if fetched { &slot.fetch_latency } else { &slot.other_latency };
+        histogram.record(latency_ns);
+    }
+}
+
+/// Ends the process: going on could give the program wrong data.
+pub fn fail_closed(reason: &str) -> ! {
+    sys::say(&format!("{reason}; the program is stopped, for it could otherwise read wrong data"));
+    std::process::abort();
+}

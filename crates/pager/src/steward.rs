@@ -1,0 +1,545 @@
+//! The steward: the one thread that changes which memory is far, on behalf of the program.
+//!
+//! Before the limit is near it only watches the resident set, and everything is left to the kernel
+//! (`watch`). Then it registers the far ranges with userfaultfd and starts the fault threads and
+//! the evictor (`activate`), and from then on answers the program's requests ([`crate::requests`]).
+
+mod carry;
+mod inherited;
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use farpool_board::{Board, Counter, ProcessState};
+use farpool_pool::{Completion, Lane, PageRead, PageWrite};
+use farpool_uffd::{PAGE_BYTES, PageRange, category, register_mode};
+
+use crate::budget::{self, Tree};
+use crate::core::Core;
+use crate::evict::Evictor;
+use crate::page::{MAX_LAYERS, PageState, Phase};
+use crate::registry::{Region, Registry};
+use crate::requests::{Answer, Kind, Request};
+use crate::serve::{FaultThread, fail_closed};
+use crate::space::{NO_TRAY, Page, SUPERPAGE_BYTES, known_pages, known_superpages};
+use crate::{Pager, StartError, sys};
+use carry::Carry;
+
+/// Memory is registered when the tree is this close to its limit: 1/32 of it, within these bounds.
+const MARGIN_PART: i64 = 32;
+const MARGIN_PAGES: std::ops::RangeInclusive<i64> = 1024..=16_384;
+/// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
+/// touching huge pages.
+const GROWTH_PAGES_PER_MS: i64 = 2_500;
+/// Between two looks at the resident set, at the least and at the most.
+const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
+/// When active there is nothing to watch; requests ring the bell.
+const ACTIVE_STEP: Duration = Duration::from_secs(1);
+/// Pages carried at a time from one address to another.
+const CARRY_PAGES: usize = 64;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Steward {
+    pager: &'static Pager,
+    core: &'static Core,
+    lane: Lane,
+    done: Vec<Completion>,
+    /// Local memory for pages on their way from one place of the blade to another.
+    carry: usize,
+    lease_kept: Instant,
+}
+
+impl Steward {
+    pub fn new(pager: &'static Pager, core: &'static Core) -> Result<Steward, StartError> {
+        let lane = core.pool.lane()?;
+        let carry = sys::map_local(CARRY_PAGES * PAGE_BYTES)?;
+        Ok(Steward {
+            pager,
+            core,
+            lane,
+            done: Vec::with_capacity(CARRY_PAGES),
+            carry,
+            lease_kept: Instant::now(),
+        })
+    }
+
+    /// Watches, then serves requests, until the process ends.
+    pub fn run(mut self, statm: &std::os::fd::OwnedFd) -> ! {
+        while !self.pager.is_active() {
+            let bell = self.pager.requests.bell();
+            let resident = budget::read_resident(statm).unwrap_or_default();
+            budget::publish(self.core.slot, resident);
+            match next_look(self.core.board) {
+                Some(pause) => {
+                    self.keep_lease();
+                    self.pager.requests.wait(bell, pause);
+                }
+                None => self.activate(),
+            }
+        }
+        self.serve()
+    }
+
+    /// Serves requests until the process ends.
+    pub fn serve(mut self) -> ! {
+        let pager = self.pager;
+        loop {
+            let bell = pager.requests.bell();
+            // Between the two ends of a fork nothing may change but what its thread asks for.
+            let forking = Cell::new(self.core.gate.is_shut());
+            pager.requests.serve(
+                |kind| !forking.get() || kind == Kind::FinishFork,
+                |request| {
+                    let result = self.handle(request);
+                    forking.set(self.core.gate.is_shut());
+                    result
+                },
+            );
+            pager.requests.wait(bell, ACTIVE_STEP);
+            self.keep_lease();
+        }
+    }
+
+    /// Tells the blades now and then that this process lives.
+    fn keep_lease(&mut self) {
+        if self.lease_kept.elapsed() >= self.core.pool.lease() / 3 {
+            self.core.pool.keep_alive();
+            self.lease_kept = Instant::now();
+        }
+    }
+
+    /// Registers what is far, and starts to serve and to evict.
+    pub fn activate(&mut self) {
+        // Starting a thread takes locks of the C library, which a thread of the program may hold while it waits
+        // for a page: faults must be served from the first registered page on.
+        // The evictor's way to the blades is made before too: memory grows while one connects.
+        let evictor = start_fault_threads(self.core).and_then(|()| make_evictor(self.core));
+        let evictor = evictor.unwrap_or_else(|error| {
+            fail_closed(&format!("the pager's threads cannot be started: {error}"))
+        });
+        // From here on no thread of the program takes the registry's lock.
+        let doors = (!self.pager.is_active()).then(|| self.pager.lock_doors());
+        let Ok(mut registry) = self.pager.registry.lock() else {
+            fail_closed("the registry of far memory is broken");
+        };
+        let regions: Vec<Region> = registry.iter().collect();
+        for region in regions {
+            self.register(&mut registry, region);
+        }
+        self.pager.set_active();
+        drop((registry, doors));
+        self.core.slot.set_state(ProcessState::Active);
+        // Only now: what is moved out of unregistered memory would read as zeros.
+        if let Err(error) = sys::spawn(c"farpool-evict", Box::new(move || evictor.run())) {
+            fail_closed(&format!("the evictor cannot be started: {error}"));
+        }
+    }
+
+    /// Registers a range with userfaultfd and makes its resident superpages known to the evictor. False: it
+    /// stays local, and nothing of it was moved out; who holds pages of it must end the process.
+    fn register(&self, registry: &mut Registry, region: Region) -> bool {
+        let registered = self.core.uffd.register(
+            region.start,
+            region.bytes(),
+            register_mode::MISSING | register_mode::WP,
+        );
+        if registered.is_err() {
+            // The program has changed it past us (a raw system call), or has a userfaultfd of its own
+            // there: it stays local.
+            self.core.count(Counter::Refused, 1);
+            registry.remove(region.start, region.end);
+            let _ = self.core.uffd.unregister(region.start, region.bytes());
+            if known_pages(self.core.space, region.start, region.end).any(is_elsewhere) {
+                fail_unregistered(region.start);
+            }
+            return false;
+        }
+        self.learn(region);
+        true
+    }
+
+    /// Makes the resident superpages of a region known to the evictor.
+    fn learn(&self, region: Region) {
+        let mut ranges = [PageRange::default(); 64];
+        let mut from = region.start;
+        while from < region.end {
+            let found = self.core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
+            let Ok((found, walked)) = found else { return };
+            for range in found {
+                let (mut at, end) = (range.first(), range.last());
+                while at < end {
+                    let _ = self.core.space.page_or_new(at);
+                    at = (at & !(SUPERPAGE_BYTES - 1)) + SUPERPAGE_BYTES;
+                }
+            }
+            if walked <= from {
+                return;
+            }
+            from = walked;
+        }
+    }
+
+    fn handle(&mut self, request: Request) -> Result<Answer, i32> {
+        let pager = self.pager;
+        match request.kind {
+            Kind::PrepareFork => {
+                self.prepare_fork(u32::try_from(request.start).unwrap_or(0))?;
+            }
+            Kind::FinishFork => {
+                self.core.gate.open(&self.core.uffd);
+                // Requests that came meanwhile have rung already.
+                pager.requests.ring();
+            }
+            Kind::FindFar => {
+                let registry = pager.registry.lock().map_err(|_| libc::EDEADLK)?;
+                return Ok(registry.first_in(request.start, request.end).unwrap_or_default());
+            }
+            _ => self.change(request)?,
+        }
+        Ok(Answer::default())
+    }
+
+    /// Changes what is far.
+    fn change(&mut self, request: Request) -> Result<(), i32> {
+        let pager = self.pager;
+        let (start, end) = (request.start, request.end);
+        let mut registry = pager.registry.lock().map_err(|_| libc::EDEADLK)?;
+        match request.kind {
+            Kind::Add => {
+                registry.remove(start, end);
+                self.forget(start, end);
+                registry.add(start, end);
+                self.register(&mut registry, Region { start, end, pinned: false });
+            }
+            Kind::Remove => {
+                if !registry.remove(start, end).is_empty() {
+                    self.forget(start, end);
+                }
+            }
+            Kind::Discard if request.extra == libc::MADV_FREE as usize => {
+                return self.free(&registry, start, end);
+            }
+            Kind::Discard => {
+                for part in registry.overlapping(start, end) {
+                    self.forget(part.start, part.end);
+                }
+                let advice = i32::try_from(request.extra).unwrap_or(libc::MADV_DONTNEED);
+                return advise(start, end, advice);
+            }
+            Kind::Pin => registry.pin(start, end, true),
+            Kind::Unpin => registry.pin(start, end, false),
+            Kind::Retire => self.core.retire(start, end),
+            Kind::Carry => return self.carry(&mut registry, &Carry::new(&request)),
+            Kind::PrepareFork | Kind::FinishFork | Kind::FindFar => {}
+        }
+        Ok(())
+    }
+
+    /// MADV_FREE: what can be far is discarded at once. Pages the kernel may drop at any time must not come into the
+    /// victim buffer, from which it would drop them too. Goes on after an error, as the kernel does.
+    fn free(&self, registry: &Registry, start: usize, end: usize) -> Result<(), i32> {
+        let (mut from, mut result) = (start, Ok(()));
+        for part in registry.overlapping(start, end) {
+            if from < part.start {
+                result = result.and(advise(from, part.start, libc::MADV_FREE));
+            }
+            self.forget(part.start, part.end);
+            result = result.and(advise(part.start, part.end, libc::MADV_DONTNEED));
+            from = part.end;
+        }
+        if from < end {
+            result = result.and(advise(from, end, libc::MADV_FREE));
+        }
+        result
+    }
+
+    /// Forgets what the pager holds of a range: its pages read as zeros from now on, unless they are
+    /// resident. The registry must be locked, so that nothing is moved out meanwhile.
+    fn forget(&self, start: usize, end: usize) {
+        for page in known_pages(self.core.space, start, end) {
+            self.forget_page(page);
+        }
+        for superpage in known_superpages(self.core.space, start, end) {
+            superpage.hot.iter().for_each(|hot| hot.store(0, Relaxed));
+            self.free_if_empty(superpage);
+        }
+    }
+
+    fn forget_page(&self, page: Page) {
+        loop {
+            let state = page.cell().load();
+            let forgotten = match state.phase() {
+                Phase::Untouched => true,
+                Phase::Resident | Phase::Lost => page.cell().change(state, PageState::UNTOUCHED),
+                Phase::Far => {
+                    let changed = page.cell().change(state, PageState::UNTOUCHED);
+                    if changed {
+                        page.superpage.far_pages.fetch_sub(1, Relaxed);
+                    }
+                    changed
+                }
+                Phase::Victim => self.forget_victim(page, state),
+                // Whoever owns it lets it go soon.
+                Phase::Fetching | Phase::Evicting => {
+                    sys::pause();
+                    false
+                }
+            };
+            if forgotten {
+                return;
+            }
+        }
+    }
+
+    fn forget_victim(&self, page: Page, state: PageState) -> bool {
+        if !page.cell().change(state, state.with_phase(Phase::Fetching)) {
+            return false;
+        }
+        if let Some((slot, _)) = self.core.frames.locate(page) {
+            self.core.frames.invalidate(slot);
+        }
+        page.cell().store(PageState::UNTOUCHED);
+        true
+    }
+
+    /// Gives a superpage's memory back to the blade when none of its pages is there any more.
+    fn free_if_empty(&self, superpage: &'static crate::space::Superpage) {
+        // The evictor may be about to get memory for it.
+        let Ok(_changing) = self.core.layers.changing.lock() else { return };
+        let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
+        if superpage.far_pages.load(SeqCst) != 0 || in_buffer {
+            return;
+        }
+        let current = self.core.layers.current();
+        // Frozen layers are immutable; they go as a whole.
+        if current < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << current) != 0 {
+            let Some(segment) = self.core.layers.segment(current) else {
+                return;
+            };
+            superpage.allocated.fetch_and(!(1 << current), SeqCst);
+            let _ = self.core.pool.free_superpage(segment, superpage.id());
+        }
+    }
+
+    /// Writes the page in `carry` to `target`'s place in `layer` and makes it far there. `changing` must be
+    /// locked, for the layer may get memory, and `target` must be the caller's.
+    fn store_page(&mut self, target: Page, layer: usize) -> Result<(), i32> {
+        let superpage = target.superpage;
+        let segment = self.core.layers.segment(layer).ok_or(libc::EFAULT)?;
+        if superpage.allocated.load(SeqCst) & (1 << layer) == 0 {
+            self.core.pool.allocate_superpage(segment, superpage.id()).map_err(|_| libc::ENOMEM)?;
+            superpage.allocated.fetch_or(1 << layer, SeqCst);
+        }
+        let at = self.core.place(target, layer).ok_or(libc::EFAULT)?;
+        let write = PageWrite { at, from: self.carry as *const u8, token: 0 };
+        // SAFETY: `carry` is this thread's own memory, and nothing touches it before `await_one`.
+        unsafe { self.lane.write(&[write]) }.map_err(|_| libc::EIO)?;
+        self.await_one()?;
+        superpage.far_pages.fetch_add(1, Relaxed);
+        target.cell().store(PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(layer));
+        Ok(())
+    }
+
+    /// Reads one page; its target lies in `carry`.
+    fn read_page(&mut self, read: PageRead) -> Result<(), i32> {
+        // SAFETY: `carry` is this thread's own memory, and nothing touches it before `await_one`.
+        unsafe { self.lane.read(&[read]) }.map_err(|_| libc::EIO)?;
+        self.await_one()
+    }
+
+    fn await_one(&mut self) -> Result<(), i32> {
+        self.done.clear();
+        while self.done.is_empty() {
+            self.lane.wait(&mut self.done);
+        }
+        match self.done.first() {
+            Some(Completion { result: Ok(()), .. }) => Ok(()),
+            _ => Err(libc::EIO),
+        }
+    }
+
+    // ---- fork ------------------------------------------------------------------------------------
+
+    /// Brings everything to rest so that the child's copy of the address space and of the states is of
+    /// one moment: only the forking thread's faults are served, nothing is evicted, the victim
+    /// buffer is empty, and what is far is in frozen layers.
+    fn prepare_fork(&mut self, thread: u32) -> Result<(), i32> {
+        // First the lock, then the gate: the evictor, which reads pages of the program where they are while it has the
+        // lock, may have a fault of its own.
+        let _registry = self.pager.registry.lock().map_err(|_| libc::EDEADLK)?;
+        self.core.gate.shut();
+        self.core.note_fork();
+        self.empty_buffer();
+        let result = {
+            let _changing = self.core.layers.changing.lock();
+            self.freeze()
+        };
+        match result {
+            Ok(()) => self.core.gate.admit(thread, &self.core.uffd),
+            Err(_) => self.core.gate.open(&self.core.uffd),
+        }
+        result
+    }
+
+    /// Waits until the evictor has written all it moved out, and lets all victims become far.
+    fn empty_buffer(&self) {
+        let mut taken = Vec::new();
+        loop {
+            self.core.frames.take_trays(usize::MAX, &mut taken);
+            self.core.frames.release(&mut taken);
+            if self.core.frames.is_empty() {
+                return;
+            }
+            self.core.budget.kick();
+            sys::pause();
+        }
+    }
+
+    /// Freezes the current layer and keeps the tokens of all layers where the child finds them.
+    fn freeze(&mut self) -> Result<(), i32> {
+        self.thin_out_layers()?;
+        let mut tokens = [None; MAX_LAYERS];
+        for layer in self.core.layers.live() {
+            let Some(segment) = self.core.layers.segment(layer) else {
+                continue;
+            };
+            match self.core.pool.freeze(segment) {
+                Ok(token) => tokens[layer] = Some(token),
+                Err(error) => {
+                    sys::say(&format!("fork is refused, for far memory cannot be shared: {error}"));
+                    return Err(libc::ENOMEM);
+                }
+            }
+        }
+        self.core.layers.set_current(MAX_LAYERS);
+        self.pager.inheritance.set(tokens);
+        Ok(())
+    }
+
+    /// Keeps two layers free (the next current one of parent and child): gives up layers that nothing
+    /// is in any more, then carries the smallest ones into the current one.
+    fn thin_out_layers(&mut self) -> Result<(), i32> {
+        loop {
+            let mut pages = [0_usize; MAX_LAYERS];
+            let count = self.core.space.count();
+            for id in 0..count {
+                let Some(superpage) = self.core.space.by_id(id) else {
+                    continue;
+                };
+                if superpage.far_pages.load(SeqCst) == 0 {
+                    continue;
+                }
+                let states = superpage.pages.iter().map(crate::page::PageCell::load);
+                for state in states.filter(|state| state.phase() == Phase::Far) {
+                    pages[state.layer()] += 1;
+                }
+            }
+            let current = self.core.layers.current();
+            let live: Vec<usize> = self.core.layers.live().collect();
+            for layer in live.iter().filter(|layer| pages[**layer] == 0 && **layer != current) {
+                self.drop_layer(*layer);
+            }
+            let left: Vec<usize> = self.core.layers.live().collect();
+            if left.len() <= MAX_LAYERS - 2 {
+                return Ok(());
+            }
+            let into =
+                self.core.layers.current_or_new(&self.core.pool).map_err(|_| libc::ENOMEM)?;
+            let smallest =
+                left.into_iter().filter(|layer| *layer != into).min_by_key(|l| pages[*l]);
+            self.merge_layer(smallest.ok_or(libc::ENOMEM)?, into)?;
+        }
+    }
+
+    fn merge_layer(&mut self, layer: usize, into: usize) -> Result<(), i32> {
+        for id in 0..self.core.space.count() {
+            let Some(superpage) = self.core.space.by_id(id) else {
+                continue;
+            };
+            for index in 0..superpage.pages.len() {
+                let page = Page { superpage, index };
+                let state = page.cell().load();
+                if state.phase() != Phase::Far || state.layer() != layer {
+                    continue;
+                }
+                let from = self.core.place(page, layer).ok_or(libc::EFAULT)?;
+                self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
+                self.store_page(page, into)?;
+                // It was counted there already; a page that could not be stored stays so.
+                superpage.far_pages.fetch_sub(1, Relaxed);
+            }
+        }
+        self.drop_layer(layer);
+        Ok(())
+    }
+
+    fn drop_layer(&self, layer: usize) {
+        let Some(segment) = self.core.layers.segment(layer) else {
+            return;
+        };
+        for id in 0..self.core.space.count() {
+            if let Some(superpage) = self.core.space.by_id(id) {
+                superpage.allocated.fetch_and(!(1 << layer), SeqCst);
+            }
+        }
+        self.core.layers.set(layer, None);
+        let _ = self.core.pool.detach(segment);
+    }
+}
+
+/// madvise on the program's behalf; the error is an errno.
+fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
+    sys::advise(start, end - start, advice)
+        .map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
+}
+
+/// Whether a page's contents are not where the program could see them without the pager.
+fn is_elsewhere(page: Page) -> bool {
+    matches!(page.cell().load().phase(), Phase::Far | Phase::Victim | Phase::Lost)
+}
+
+/// The program would read zeros where pages of it are far.
+fn fail_unregistered(start: usize) -> ! {
+    fail_closed(&format!(
+        "memory at {start:#x} that was moved out cannot be registered with userfaultfd again"
+    ));
+}
+
+/// Starts the fault threads, one for each CPU.
+fn start_fault_threads(core: &'static Core) -> Result<(), StartError> {
+    let cpus = core.crew.cpus();
+    let wanted = core.settings.pager_threads as usize;
+    let count = if wanted == 0 { cpus.len() } else { wanted };
+    core.crew.set_members(count);
+    let mut begun = Vec::with_capacity(count);
+    for index in 0..count {
+        let thread = FaultThread::new(core, core.pool.lane()?)?;
+        let cpu = cpus[index % cpus.len()];
+        let body = move || {
+            if index == 0 { thread.lead(cpu) } else { thread.follow(cpu, index == 1) }
+        };
+        begun.push(sys::spawn(c"farpool-fault", Box::new(body))?);
+    }
+    begun.into_iter().for_each(sys::Begun::wait);
+    Ok(())
+}
+
+fn make_evictor(core: &'static Core) -> Result<Evictor, StartError> {
+    let victims = core.settings.victim_policy.parse().unwrap_or_default();
+    Ok(Evictor::new(core, core.pool.lane()?, victims))
+}
+
+/// How long until the resident set has to be looked at again; None: the limit is near.
+pub fn next_look(board: &Board) -> Option<Duration> {
+    let tree = Tree::read(board);
+    let limit = budget::limit_pages(board, &tree);
+    let margin = (limit / MARGIN_PART).clamp(*MARGIN_PAGES.start(), *MARGIN_PAGES.end());
+    let room = limit - margin - tree.counted_pages(limit);
+    if room <= 0 {
+        return None;
+    }
+    let pause_ms = (room / GROWTH_PAGES_PER_MS).clamp(*WATCH_MS.start(), *WATCH_MS.end());
+    Some(Duration::from_millis(u64::try_from(pause_ms).unwrap_or(1)))
+}

@@ -1,0 +1,452 @@
+//! The pager's own memory, futexes and threads: everything that must not go through the program's
+//! interposed functions.
+//!
+//! `unsafe` of this crate lives here, in [`crate::space`] and in [`crate::frames`].
+
+use std::io::Error;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::time::Duration;
+
+use farpool_uffd::PAGE_BYTES;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+/// Stack of a pager thread: deep enough for connecting to a blade, small enough to forget.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
+/// comes for each 256 MiB of far memory).
+const COUNTED_MAPPINGS: usize = 1024;
+static MAPPINGS: [(AtomicUsize, AtomicUsize); COUNTED_MAPPINGS] =
+    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; COUNTED_MAPPINGS];
+static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Maps anonymous memory that stays local. Untouched parts cost nothing.
+pub fn map_local(bytes: usize) -> Result<usize, Error> {
+    let base = map_uncounted(bytes)?;
+    let index = MAPPING_COUNT.fetch_add(1, Relaxed);
+    if let Some((start, length)) = MAPPINGS.get(index) {
+        start.store(base, Relaxed);
+        length.store(bytes, Relaxed);
+    }
+    Ok(base)
+}
+
+/// As [`map_local`], for memory that does not count as the pager's own: the victim buffer.
+pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
+    Ok(base? as usize)
+}
+
+/// The pager's own mappings as (start, bytes).
+pub fn own_mappings() -> impl Iterator<Item = (usize, usize)> {
+    let count = MAPPING_COUNT.load(Relaxed).min(COUNTED_MAPPINGS);
+    MAPPINGS[..count].iter().map(|(start, length)| (start.load(Relaxed), length.load(Relaxed)))
+}
+
+/// Applies kernel advice to the pager's own or the program's memory, on the program's behalf.
+pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
+    // SAFETY: the caller owns the range, or the program asked for exactly this call; madvise checks
+    // the range itself.
+    let result = unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Moves a mapping of the program to `to`, on the program's behalf (mremap with a fixed address).
+pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Result<(), i32> {
+    let flags = flags | libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the program asked for exactly this call, and waits for it.
+    let result = unsafe { libc::syscall(libc::SYS_mremap, start, old, new, flags, to) };
+    if result == -1 {
+        Err(Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
+    } else {
+        Ok(())
+    }
+}
+
+/// Unmaps the pager's own memory.
+pub fn unmap(start: usize, bytes: usize) {
+    // SAFETY: only called with ranges that `map_local` returned and that nobody refers to any more.
+    let _ = unsafe { rustix::mm::munmap(start as *mut _, bytes) };
+}
+
+/// Gives the frames of the pager's own pages back to the kernel.
+pub fn release(start: usize, bytes: usize) {
+    // SAFETY: only called on pages of the frame pool that hold nothing any more.
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, bytes, Advice::LinuxDontNeed) };
+}
+
+/// Makes a present page writable and this process's own (ends copy-on-write sharing), without
+/// touching it from user space.
+pub fn unshare(start: usize, bytes: usize) -> Result<(), Error> {
+    advise(start, bytes, libc::MADV_POPULATE_WRITE)
+}
+
+/// Fills pages of the pager's own memory with zeros.
+pub fn zero_pages(address: usize, pages: usize) {
+    // SAFETY: the caller owns these mapped pages of the frame pool.
+    unsafe { std::ptr::write_bytes(address as *mut u8, 0, pages * PAGE_BYTES) }
+}
+
+/// Waits while `word` holds `expected`, at most for `timeout`.
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let timeout = timeout.and_then(|time| futex::Timespec::try_from(time).ok());
+    // An error is a wake-up like any other: the caller looks again.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
+}
+
+/// Wakes all threads that wait on `word`.
+pub fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+/// Kernel id of the calling thread.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
+/// Gives the calling thread a descriptor table of its own, empty.
+///
+/// The program may close every descriptor it can name, and none of the pager's is among them; nor
+/// does the pager hold the program's pipes open. Threads started from here on share the new table.
+pub fn leave_descriptor_table() -> Result<(), Error> {
+    // SAFETY: closes descriptors of the calling thread's private copy of the table only.
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+    };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Binds the calling thread to one CPU; a refusal costs speed only.
+pub fn pin_to(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Lets a thread of this process run on these CPUs only, without one; a refusal costs speed only.
+pub fn confine(thread: u32, cpus: &[usize], without: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().filter(|cpu| **cpu != without).for_each(|cpu| set.set(*cpu));
+    let pid = i32::try_from(thread).ok().and_then(rustix::process::Pid::from_raw);
+    if let (Some(_), false) = (pid, cpus.is_empty()) {
+        let _ = rustix::thread::sched_setaffinity(pid, &set);
+    }
+}
+
+/// Puts a thread under SCHED_IDLE (or back under SCHED_OTHER); says whether the kernel let us.
+pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
+    let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: a thread id and a pointer to a live sched_param.
+    let result = unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &raw const parameter)
+    };
+    result == 0
+}
+
+/// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a privilege
+/// (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
+pub fn may_change_policy() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    const NICE_0: u64 = 20;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nice);
+    let has_right =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
+    has_right || limit.current.is_none_or(|current| current >= NICE_0)
+}
+
+/// The CPU a thread of this process ran on last (field 39 of its stat).
+pub fn cpu_of(thread: u32) -> Option<usize> {
+    use rustix::fs::{Mode, OFlags};
+    use std::io::Write;
+    let mut path = [0_u8; 64];
+    // The last byte stays 0, which ends the path.
+    write!(&mut path[..63], "/proc/self/task/{thread}/stat").ok()?;
+    let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let mut buffer = [0_u8; 1024];
+    let length = rustix::io::read(&file, &mut buffer).ok()?;
+    let text = buffer.get(..length)?;
+    // Fields are counted after the name's closing parenthesis.
+    let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
+    let field = text[after_name..].split(|byte| *byte == b' ').nth(37)?;
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Sleeps for a moment, so that a thread under SCHED_IDLE gets to what it is waited for.
+pub fn pause() {
+    std::thread::sleep(Duration::from_micros(20));
+}
+
+/// CPUs the process may use.
+pub fn allowed_cpus() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return vec![0];
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// The thread that is just starting a pager thread; 0 = none. What the C library allocates for it
+/// meanwhile (thread-local storage) must be local memory.
+static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);
+
+/// Whether an allocation of the calling thread is for a pager thread and must be local.
+#[inline]
+pub fn is_internal_allocation() -> bool {
+    let starting = STARTING_THREAD.load(Relaxed);
+    starting != 0 && starting == thread_id()
+}
+
+/// Work of a thread.
+pub type Body = Box<dyn FnOnce() + Send>;
+
+/// Starts a detached thread with all signals blocked, so that no handler of the program ever runs on it.
+///
+/// Not `std::thread`: that one allocates thread-local state through destructors of the C library,
+/// whose memory is the program's and may be far.
+///
+/// The C library's own beginning of a thread reads the locale, which may be far: a thread that is to serve faults
+/// must be past that before memory is registered. See [`Begun::wait`].
+pub fn spawn(name: &'static std::ffi::CStr, body: Body) -> Result<Begun, Error> {
+    let begun = Begun(Arc::default());
+    let argument = Box::into_raw(Box::new(Start { name, body, begun: begun.clone() }));
+    // SAFETY: plain pthread calls on locals; `argument` is handed to exactly one `entry`, or taken
+    // back when no thread was made.
+    unsafe {
+        let mut blocked = std::mem::zeroed::<libc::sigset_t>();
+        let mut before = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut blocked);
+        let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, &raw mut before);
+        STARTING_THREAD.store(thread_id(), SeqCst);
+        let mut thread = std::mem::zeroed::<libc::pthread_t>();
+        let result =
+            libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument.cast());
+        STARTING_THREAD.store(0, SeqCst);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        libc::pthread_attr_destroy(&raw mut attributes);
+        if result != 0 {
+            drop(Box::from_raw(argument));
+            return Err(Error::from_raw_os_error(result));
+        }
+    }
+    Ok(begun)
+}
+
+/// Says when a thread's body begins.
+#[derive(Clone, Debug)]
+pub struct Begun(Arc<AtomicU32>);
+
+impl Begun {
+    /// Waits for it.
+    pub fn wait(self) {
+        while self.0.load(SeqCst) == 0 {
+            wait(&self.0, 0, None);
+        }
+    }
+}
+
+/// What a thread is started with.
+struct Start {
+    name: &'static std::ffi::CStr,
+    body: Body,
+    begun: Begun,
+}
+
+extern "C" fn entry(argument: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `spawn` made this box and gave it to this thread only.
+    let start = *unsafe { Box::from_raw(argument.cast::<Start>()) };
+    start.begun.0.store(1, SeqCst);
+    wake(&start.begun.0);
+    // The name is for people who look at threads; a refusal is no harm.
+    let _ = rustix::thread::set_name(start.name);
+    (start.body)();
+    std::ptr::null_mut()
+}
+
+/// Blocks every signal for the calling thread until dropped: a handler that ran while the thread holds
+/// the registry's lock could need that lock itself.
+#[derive(Debug)]
+pub struct SignalGuard {
+    before: u64,
+}
+
+impl SignalGuard {
+    pub fn block_all() -> SignalGuard {
+        let mut before = 0_u64;
+        set_signal_mask(u64::MAX, Some(&mut before));
+        SignalGuard { before }
+    }
+}
+
+impl Drop for SignalGuard {
+    fn drop(&mut self) {
+        set_signal_mask(self.before, None);
+    }
+}
+
+fn set_signal_mask(mask: u64, before: Option<&mut u64>) {
+    let before = before.map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: both pointers are null or point to a kernel-sized (8 byte) signal set.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const mask,
+            before,
+            8_usize,
+        );
+    }
+}
+
+/// Writes a message to the program's standard error, wherever that goes by now; never waits for a reader.
+///
+/// The pager holds none of the program's descriptors open (a reader at the other end of a pipe would
+/// wait for ever), so it looks for the program's descriptor 2 anew for each message.
+pub fn say(message: &str) {
+    let line = format!("farpool: {message}\n");
+    if !write_to_same_file(line.as_bytes()) {
+        write_to_reopened(line.as_bytes());
+    }
+}
+
+/// Writes to the very file or socket that the program has open, so that what it writes next comes behind
+/// the message and not over it. False if it is something else (a write to a pipe or a terminal could wait,
+/// and O_NONBLOCK would be set for the program too) or cannot be had: the program closed it, its main
+/// thread has ended, pidfd_getfd(2) is forbidden. A process may always look into itself: neither Yama nor
+/// a program that is not dumpable forbids it.
+fn write_to_same_file(line: &[u8]) -> bool {
+    use rustix::fs::FileType;
+    use rustix::net::SendFlags;
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let descriptor = pidfd_open(getpid(), PidfdFlags::empty())
+        .and_then(|program| pidfd_getfd(&program, 2, PidfdGetfdFlags::empty()));
+    let Ok(descriptor) = descriptor else {
+        return false;
+    };
+    let Ok(stat) = rustix::fs::fstat(&descriptor) else {
+        return false;
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => rustix::io::write(&descriptor, line).is_ok(),
+        FileType::Socket => {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            rustix::net::send(&descriptor, line, flags).is_ok()
+        }
+        _ => false,
+    }
+}
+
+fn write_to_reopened(line: &[u8]) {
+    use rustix::fs::{Mode, OFlags};
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let path = format!("/proc/{pid}/fd/2");
+    if let Ok(descriptor) = rustix::fs::open(path.as_str(), flags, Mode::empty()) {
+        let _ = rustix::io::write(&descriptor, line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Set in the test's child, whose descriptor 2 is what is tested.
+    const CHILD: &str = "FARPOOL_TEST_SAYS";
+
+    /// Runs this test binary with `stderr` as its descriptor 2; there, [`speaker`] speaks.
+    fn speak_to(stderr: impl Into<Stdio>, fill: bool) {
+        let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
+        command.args(["--exact", "sys::tests::speaker", "--nocapture"]);
+        command.env(CHILD, if fill { "fill" } else { "" });
+        let status = command.stdout(Stdio::null()).stderr(stderr).status();
+        assert!(status.expect("it starts").success());
+    }
+
+    /// Not a test by itself: the child of the others.
+    #[test]
+    fn speaker() {
+        let Ok(how) = std::env::var(CHILD) else {
+            return;
+        };
+        let mut stderr = std::io::stderr();
+        stderr.write_all(b"before\n").expect("before");
+        if how == "fill" {
+            let flags = rustix::fs::fcntl_getfl(&stderr).expect("flags");
+            let nonblocking = flags | rustix::fs::OFlags::NONBLOCK;
+            rustix::fs::fcntl_setfl(&stderr, nonblocking).expect("non-blocking");
+            while stderr.write(&[b'x'; 4096]).is_ok() {}
+            rustix::fs::fcntl_setfl(&stderr, flags).expect("blocking");
+        }
+        let done = Arc::new(AtomicU32::new(0));
+        let tell = Arc::clone(&done);
+        let body = move || {
+            leave_descriptor_table().expect("a table of its own");
+            say("message");
+            tell.store(1, SeqCst);
+            wake(&tell);
+        };
+        spawn(c"speaker", Box::new(body)).expect("a thread");
+        while done.load(SeqCst) == 0 {
+            wait(&done, 0, None);
+        }
+        if how != "fill" {
+            stderr.write_all(b"after\n").expect("after");
+        }
+    }
+
+    const ALL: &str = "before\nfarpool: message\nafter\n";
+
+    #[test]
+    fn in_a_file_a_message_stands_between_the_programs_own_lines() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::memfd_create("stderr", flags).expect("a file"));
+        speak_to(file.try_clone().expect("a copy"), false);
+        let mut text = String::new();
+        file.rewind().expect("the start");
+        file.read_to_string(&mut text).expect("text");
+        assert_eq!(text, ALL);
+    }
+
+    #[test]
+    fn a_socket_and_a_pipe_carry_messages_too() {
+        let (mut reader, writer) = UnixStream::pair().expect("sockets");
+        speak_to(OwnedFd::from(writer), false);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("text");
+        assert_eq!(text, ALL);
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        speak_to(writer, false);
+        text.clear();
+        reader.read_to_string(&mut text).expect("text");
+        assert_eq!(text, ALL);
+    }
+
+    /// The child ends although nobody reads.
+    #[test]
+    fn a_message_never_waits_for_a_reader() {
+        let (_reader, writer) = std::io::pipe().expect("a pipe");
+        speak_to(writer, true);
+        let (_reader, writer) = UnixStream::pair().expect("sockets");
+        speak_to(OwnedFd::from(writer), true);
+    }
+}
