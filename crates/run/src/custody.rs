@@ -1,0 +1,100 @@
+//! The keeper holds a duplicate of every userfaultfd of the tree.
+//!
+//! When the last reference to a userfaultfd goes, missing pages silently read as zeros. The pager's own
+//! reference lives as long as its process; but a child of vfork shares the process's memory and can
+//! outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
+//! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farpool_uffd::{Message, PAGE_BYTES, Uffd};
+use rustix::fs::OFlags;
+
+/// Name of the socket in a run's directory, where processes hand their duplicates over.
+pub const CUSTODY_SOCKET: &str = "keeper.sock";
+/// No program has memory here (below vm.mmap_min_addr's default), so probing changes nothing.
+const PROBED_ADDRESS: usize = 0x8000;
+
+#[derive(Debug)]
+struct Held {
+    pid: u32,
+    uffd: Uffd,
+}
+
+/// See the module's description.
+#[derive(Clone, Debug, Default)]
+pub struct Custody {
+    held: Arc<Mutex<Vec<Held>>>,
+}
+
+impl Custody {
+    /// Starts to accept duplicates.
+    pub fn start(directory_socket: &Path) -> Result<Custody, std::io::Error> {
+        let listener = UnixListener::bind(directory_socket)?;
+        let custody = Custody::default();
+        let held = Arc::clone(&custody.held);
+        let accept = move || {
+            for stream in listener.incoming().flatten() {
+                // A process that sends nonsense has no duplicate here; nobody else is concerned.
+                if let Some(entry) = receive(&stream) {
+                    held.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+                }
+            }
+        };
+        std::thread::Builder::new().name("farpool-custody".into()).spawn(accept)?;
+        Ok(custody)
+    }
+
+    /// Drops what is no longer needed, and ends orphans. `alive` says whether a process still lives.
+    pub fn sweep(&self, alive: impl Fn(u32) -> bool) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.retain(|entry| {
+            if alive(entry.pid) {
+                return true;
+            }
+            let memory_is_gone =
+                entry.uffd.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno == Some(libc::ESRCH);
+            if !memory_is_gone {
+                end_orphans(&entry.uffd);
+            }
+            !memory_is_gone
+        });
+    }
+}
+
+/// Somebody still uses the memory of a process that is dead: poisons what they wait for.
+fn end_orphans(uffd: &Uffd) {
+    // The flag is of the open file; the dead process's threads no longer read it.
+    if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
+        return;
+    }
+    let mut messages = [Message::default(); 16];
+    while let Ok(waiting) = uffd.read(&mut messages) {
+        for address in waiting.iter().filter_map(|message| message.event().page_address) {
+            let _ = uffd.poison(address, PAGE_BYTES);
+            let _ = uffd.wake(address, PAGE_BYTES);
+        }
+    }
+}
+
+fn receive(stream: &UnixStream) -> Option<Held> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut pid = [0_u8; 4];
+    let mut parts = [std::io::IoSliceMut::new(&mut pid)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let received = rustix::net::recvmsg(stream, &mut parts, &mut ancillary, flags).ok()?;
+    let mut descriptors = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor: OwnedFd = descriptors.next()?.next()?;
+    // The answer lets the process go on: from here on it is safe.
+    (received.bytes == pid.len()).then_some(())?;
+    rustix::io::write(stream, &[1]).ok()?;
+    Some(Held { pid: u32::from_le_bytes(pid), uffd: Uffd::adopt(descriptor) })
+}

@@ -1,0 +1,360 @@
+//! The keeper: starts the program, watches over its tree, passes signals and the exit code on.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use farpool_blade::{BladeConfig, Server, Serving};
+use farpool_board::{BOARD_VARIABLE, Board, Counter, ProcessState, Settings, Slot};
+use farpool_wire::Address;
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions, getrlimit};
+use signal_hook::consts::signal;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+
+use crate::custody::{CUSTODY_SOCKET, Custody};
+use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
+use crate::program;
+use crate::stats::{self, Peak, ProcessStatistics};
+use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
+
+/// Signals passed on to the program; those of the terminal reach it anyway.
+const FORWARDED: [i32; 8] = [
+    signal::SIGTERM,
+    signal::SIGINT,
+    signal::SIGQUIT,
+    signal::SIGHUP,
+    signal::SIGUSR1,
+    signal::SIGUSR2,
+    signal::SIGWINCH,
+    signal::SIGCONT,
+];
+/// Processes without a pager are counted this often.
+const WATCH_STEP: Duration = Duration::from_millis(20);
+const PRELOAD_NAME: &str = "libfarpool_preload.so";
+
+/// Runs the program to its end, and its descendants to theirs; returns the program's exit code (128 + the
+/// signal's number if a signal ended it).
+pub fn run(options: &RunOptions) -> Result<i32, RunError> {
+    let path = program::find(&options.program)?;
+    program::check(&path)?;
+    let preload = preload_path(options)?;
+    check_limit(options.local)?;
+    let directory = RunDirectory::make()?;
+    let descriptors = getrlimit(Resource::Nofile); // before the blade raises it for itself
+    let (blades, private_blade) = blades(options, &directory)?;
+    let board_path = directory.join(BOARD);
+    let board = Board::create(&board_path, &settings(options, blades, &path))?;
+    let custody_path = directory.join(CUSTODY_SOCKET);
+    let custody = Custody::start(&custody_path)
+        .map_err(|error| RunError::Directory { path: custody_path, error })?;
+    open_to_others(&directory)?;
+    let kernel = |what| move |error| RunError::Kernel { what, error };
+    become_subreaper().map_err(kernel("the keeper cannot adopt the program's children"))?;
+    let child = Arc::new(AtomicI32::new(0));
+    forward_signals(&child).map_err(kernel("signals cannot be passed on"))?;
+    let program = start(options, &path, &preload, &board_path, descriptors)
+        .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
+    child.store(program, Relaxed);
+    let mut keeper =
+        Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
+    let status = keeper.watch(program);
+    keeper.finish(options);
+    if let Some(blade) = private_blade {
+        blade.shutdown();
+    }
+    Ok(exit_code(status))
+}
+
+struct Keeper {
+    board: Board,
+    custody: Custody,
+    gone: ProcessStatistics,
+    peak: Peak,
+}
+
+impl Keeper {
+    /// Waits for the program and for all its descendants; returns the program's status.
+    fn watch(&mut self, program: i32) -> ExitStatus {
+        let mut status = ExitStatus::from_raw(0);
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, wait_status))) => {
+                    if pid.as_raw_nonzero().get() == program {
+                        status = ExitStatus::from_raw(wait_status.as_raw());
+                    }
+                    self.sweep();
+                }
+                Ok(None) => {
+                    self.count_native();
+                    std::thread::sleep(WATCH_STEP);
+                }
+                Err(_) => {
+                    // No children are left.
+                    return status;
+                }
+            }
+        }
+    }
+
+    /// Publishes the resident set of processes that have no pager of their own.
+    fn count_native(&mut self) {
+        self.peak.observe(&self.board);
+        let mut somebody_ended = false;
+        for slot in self.board.processes() {
+            let pid = slot.pid.load(Relaxed);
+            match read_resident(pid) {
+                Some((anonymous, shared)) if slot.state() == ProcessState::Native => {
+                    slot.set(Counter::ResidentPages, anonymous);
+                    slot.set(Counter::SharedPages, shared);
+                }
+                Some(_) => {}
+                None => somebody_ended = true,
+            }
+        }
+        if somebody_ended {
+            self.sweep();
+        }
+    }
+
+    /// Frees the slots of processes that are gone, keeping what they counted.
+    fn sweep(&mut self) {
+        let ended: Vec<ProcessStatistics> =
+            self.board.processes().filter_map(|slot| self.sweep_slot(slot)).collect();
+        for process in ended {
+            self.gone.add(&process);
+        }
+        self.custody.sweep(is_alive);
+    }
+
+    fn sweep_slot(&self, slot: &Slot) -> Option<ProcessStatistics> {
+        let pid = slot.pid.load(Relaxed);
+        if is_alive(pid) && start_ticks(pid) == Some(slot.start_ticks.load(Relaxed)) {
+            return None;
+        }
+        let ended = ProcessStatistics::of(slot).ended();
+        self.board.release(slot);
+        Some(ended)
+    }
+
+    fn finish(&mut self, options: &RunOptions) {
+        self.sweep();
+        let statistics = stats::collect(&self.board, &self.gone, self.peak);
+        if let Some(path) = &options.stats_file {
+            let text = format!("{:#}\n", statistics.to_json());
+            if let Err(error) = std::fs::write(path, text) {
+                eprintln!(
+                    "farpool: the statistics cannot be written to {}: {error}",
+                    path.display()
+                );
+            }
+        }
+        let lost = statistics.total.counter("lost");
+        if lost > 0 {
+            eprintln!("farpool: {lost} pages of the program were lost with their blade");
+        }
+    }
+}
+
+/// Changes the local memory of a run that is under way; returns the limit it had, in bytes.
+pub fn set_limit(board_path: &Path, local: LocalLimit) -> Result<u64, RunError> {
+    check_limit(local)?;
+    let board = Board::open(board_path, true)?;
+    let (limit_bytes, percent) = limit_numbers(local);
+    let before = board.header().limit_bytes.swap(limit_bytes, Relaxed);
+    board.header().local_percent.store(percent, Relaxed);
+    Ok(before)
+}
+
+/// A limit as the board keeps it: bytes, and a percentage or 0.
+fn limit_numbers(local: LocalLimit) -> (u64, u32) {
+    match local {
+        LocalLimit::Bytes(bytes) => (bytes, 0),
+        LocalLimit::Percent(percent) => (PERCENT_FLOOR_BYTES, percent),
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+fn start(
+    options: &RunOptions,
+    path: &Path,
+    preload: &Path,
+    board: &Path,
+    descriptors: Rlimit,
+) -> Result<i32, std::io::Error> {
+    let mut libraries = preload.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    let mut command = Command::new(path);
+    command
+        .arg0(&options.program)
+        .args(&options.arguments)
+        .env("LD_PRELOAD", libraries)
+        .env(BOARD_VARIABLE, board);
+    let keeper = rustix::process::getpid();
+    // SAFETY: only async-signal-safe system calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            // The keeper may have died before the line above took effect.
+            if rustix::process::getppid() != Some(keeper) {
+                return Err(std::io::Error::from_raw_os_error(libc::EPIPE));
+            }
+            rustix::process::setrlimit(Resource::Nofile, descriptors)?;
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    Ok(i32::try_from(child.id()).unwrap_or(0))
+}
+
+fn forward_signals(child: &Arc<AtomicI32>) -> Result<(), std::io::Error> {
+    let mut signals = SignalsInfo::<WithOrigin>::new(FORWARDED)?;
+    let child = Arc::clone(child);
+    std::thread::Builder::new().name("farpool-signals".into()).spawn(move || {
+        for origin in &mut signals {
+            // Without a sender it came from the terminal, which sent it to the program as well.
+            let pid = child.load(Relaxed);
+            if origin.process.is_some() && pid > 0 {
+                // SAFETY: sends a signal to our own child; a child that is gone is an error we ignore.
+                unsafe { libc::kill(pid, origin.signal) };
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn become_subreaper() -> Result<(), std::io::Error> {
+    // SAFETY: PR_SET_CHILD_SUBREAPER takes a plain number.
+    let result = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1_usize, 0, 0, 0) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings {
+    let (limit_bytes, local_percent) = limit_numbers(options.local);
+    Settings {
+        limit_bytes,
+        local_percent,
+        quota_bytes: quota_bytes(options),
+        blades,
+        allow_remote_tcp: options.allow_remote_tcp,
+        when_full: options.when_full,
+        victim_policy: options.victim_policy.clone(),
+        prefetch_policy: options.prefetch_policy.clone(),
+        pager_threads: options.pager_threads,
+        threshold_bytes: options.threshold_bytes,
+        deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
+        program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    }
+}
+
+fn check_limit(local: LocalLimit) -> Result<(), RunError> {
+    match local {
+        LocalLimit::Bytes(asked) if asked < LIMIT_MIN_BYTES => {
+            Err(RunError::LimitTooSmall { asked })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The blades to use, as clients address them, and the private one if none was named.
+fn blades(
+    options: &RunOptions,
+    directory: &RunDirectory,
+) -> Result<(Vec<String>, Option<Serving>), RunError> {
+    for address in &options.blades {
+        let parsed: Result<Address, _> = address.parse();
+        if let Err(error) = parsed {
+            let reason = error.to_string();
+            return Err(RunError::Address { address: address.clone(), reason });
+        }
+    }
+    if !options.blades.is_empty() {
+        return Ok((options.blades.clone(), None));
+    }
+    let socket = directory.join(BLADE_SOCKET);
+    let to_address = |scheme: &str| format!("{scheme}://{}", socket.display());
+    let listen: Address =
+        to_address("unix").parse().map_err(|error: farpool_wire::AddressError| {
+            RunError::Address { address: to_address("unix"), reason: error.to_string() }
+        })?;
+    let config = BladeConfig { memory_bytes: quota_bytes(options), ..BladeConfig::default() };
+    let serving = Server::bind(&[listen], config)?.serve()?;
+    Ok((vec![to_address("shm")], Some(serving)))
+}
+
+fn quota_bytes(options: &RunOptions) -> u64 {
+    options.quota_bytes.unwrap_or_else(machine_bytes)
+}
+
+fn machine_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
+}
+
+/// Root's runs can be used by programs that change their user: nobody can guess the directory's name.
+fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    for name in [BOARD, BLADE_SOCKET, CUSTODY_SOCKET] {
+        let path = directory.join(name);
+        if path.exists() {
+            let permissions = std::fs::Permissions::from_mode(0o666);
+            std::fs::set_permissions(&path, permissions)
+                .map_err(|error| RunError::Directory { path, error })?;
+        }
+    }
+    Ok(())
+}
+
+/// Beside the executable (a build tree), or in `../lib/farpool` (an installation).
+fn preload_path(options: &RunOptions) -> Result<PathBuf, RunError> {
+    if let Some(path) = &options.preload {
+        return if path.exists() {
+            Ok(path.clone())
+        } else {
+            Err(RunError::NoPreload { path: path.clone() })
+        };
+    }
+    let kernel = |error| RunError::Kernel { what: "the executable's path is not known", error };
+    let executable = std::env::current_exe().map_err(kernel)?;
+    let directory = executable.parent().unwrap_or(Path::new("/")).to_owned();
+    let beside = directory.join(PRELOAD_NAME);
+    let candidates = [
+        beside.clone(),
+        // Test binaries of a build tree are one level deeper.
+        directory.join("..").join(PRELOAD_NAME),
+        directory.join("../lib/farpool").join(PRELOAD_NAME),
+    ];
+    let found = candidates.into_iter().find(|path| path.exists());
+    found.ok_or(RunError::NoPreload { path: beside })
+}
+
+/// Anonymous and shared resident pages of a process.
+fn read_resident(pid: u32) -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    Some((resident.saturating_sub(shared), shared))
+}
+
+fn start_ticks(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}

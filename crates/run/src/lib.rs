@@ -1,0 +1,111 @@
+//! `farpool run`: starts a program with the pager inside it, and stays as its keeper.
+//!
+//! The keeper ([`keeper`]) owns what all processes of the program's tree share: the board with the
+//! one limit, the private blade if no other was named, the statistics, signals and the exit code. It
+//! is a parent, nothing else: no page of the program passes through it.
+//!
+//! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
+
+mod custody;
+mod directory;
+mod keeper;
+mod program;
+mod stats;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use farpool_board::WhenFull;
+
+pub use directory::runs;
+pub use keeper::{run, set_limit};
+pub use program::ProgramError;
+pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
+
+/// Local memory of the program's whole process tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalLimit {
+    Bytes(u64),
+    /// Share of all memory the tree holds, near and far, but at least [`PERCENT_FLOOR_BYTES`].
+    Percent(u32),
+}
+
+/// With a percentage, local memory never falls below this: a runtime alone needs it.
+pub const PERCENT_FLOOR_BYTES: u64 = 16 << 20;
+/// The least local memory that can be asked for; below, the pager itself would not fit.
+pub const LIMIT_MIN_BYTES: u64 = 4 << 20;
+
+/// What to run, and how.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    pub program: OsString,
+    pub arguments: Vec<OsString>,
+    pub local: LocalLimit,
+    /// Blade addresses (numeric); empty: a private blade inside the keeper.
+    pub blades: Vec<String>,
+    /// Far memory for each process, and the size of a private blade; None: the machine's memory.
+    pub quota_bytes: Option<u64>,
+    pub victim_policy: String,
+    pub prefetch_policy: String,
+    pub when_full: WhenFull,
+    /// 0: one for each CPU.
+    pub pager_threads: u32,
+    pub threshold_bytes: u64,
+    pub deadline: Duration,
+    pub allow_remote_tcp: bool,
+    /// Where to write the final statistics as JSON.
+    pub stats_file: Option<PathBuf>,
+    /// Says nothing unless something fails.
+    pub quiet: bool,
+    /// The preload library, if it is not beside the executable.
+    pub preload: Option<PathBuf>,
+}
+
+impl RunOptions {
+    /// The usual settings for a program.
+    pub fn new(program: impl Into<OsString>, local: LocalLimit) -> RunOptions {
+        RunOptions {
+            program: program.into(),
+            arguments: Vec::new(),
+            local,
+            blades: Vec::new(),
+            quota_bytes: None,
+            victim_policy: "clock".into(),
+            prefetch_policy: "sequential".into(),
+            when_full: WhenFull::Slow,
+            pager_threads: 0,
+            threshold_bytes: 64 << 10,
+            deadline: Duration::from_secs(10),
+            allow_remote_tcp: false,
+            stats_file: None,
+            quiet: false,
+            preload: None,
+        }
+    }
+}
+
+/// Why a program could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error(transparent)]
+    Board(#[from] farpool_board::BoardError),
+    #[error("the private blade cannot be started: {0}")]
+    Blade(#[from] farpool_blade::ServeError),
+    #[error("the blade address {address} is not usable: {reason}")]
+    Address { address: String, reason: String },
+    #[error("--local {asked} is too small; give at least {LIMIT_MIN_BYTES} bytes (4MiB)")]
+    LimitTooSmall { asked: u64 },
+    #[error(
+        "no directory for this run: {path}: {error}; set XDG_RUNTIME_DIR to one you may write to"
+    )]
+    Directory { path: PathBuf, error: std::io::Error },
+    #[error(
+        "the preload library is missing: {path}; build it (make build) or install it beside the binary"
+    )]
+    NoPreload { path: PathBuf },
+    #[error("{what}: {error}")]
+    Kernel { what: &'static str, error: std::io::Error },
+}

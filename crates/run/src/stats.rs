@@ -1,0 +1,179 @@
+//! The statistics of a run, read from its board.
+
+use std::path::Path;
+
+use farpool_board::{BUCKET_COUNT, Board, BoardError, Counter, ProcessState, Slot, quantile_ns};
+
+/// Counters of one process, or of all processes of a run together.
+#[derive(Clone, Debug)]
+pub struct ProcessStatistics {
+    pub pid: u32,
+    pub name: String,
+    pub active: bool,
+    pub counters: Vec<(&'static str, u64)>,
+    /// Latencies of faults that needed a fetch, and of the others.
+    pub fetch_latency: [u64; BUCKET_COUNT],
+    pub other_latency: [u64; BUCKET_COUNT],
+}
+
+/// A run as a whole.
+#[derive(Clone, Debug)]
+pub struct RunStatistics {
+    pub program: String,
+    pub keeper_pid: u32,
+    pub limit_bytes: u64,
+    pub blades: Vec<String>,
+    pub processes: Vec<ProcessStatistics>,
+    /// Sums over processes that are gone and those that live.
+    pub total: ProcessStatistics,
+    pub peak: Peak,
+}
+
+/// The most that was seen at a time, summed over the tree.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peak {
+    pub far_pages: u64,
+    pub pager_pages: u64,
+    pub buffer_pages: u64,
+}
+
+impl Peak {
+    /// Takes what the board says now into account.
+    pub fn observe(&mut self, board: &Board) {
+        let sum = |counter| board.processes().map(|slot| slot.get(counter)).sum::<u64>();
+        self.far_pages = self.far_pages.max(sum(Counter::FarPages));
+        self.pager_pages = self.pager_pages.max(sum(Counter::PagerPages));
+        self.buffer_pages = self.buffer_pages.max(sum(Counter::BufferPages));
+    }
+}
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Counters with the names they have in JSON and tables.
+const COUNTERS: [(Counter, &str); 16] = [
+    (Counter::Faults, "faults"),
+    (Counter::ZeroFills, "zero_fills"),
+    (Counter::VictimHits, "victim_hits"),
+    (Counter::DemandFetches, "demand_fetches"),
+    (Counter::Prefetches, "prefetches"),
+    (Counter::Evictions, "evictions"),
+    (Counter::PagesWritten, "pages_written"),
+    (Counter::Refused, "refused"),
+    (Counter::Lost, "lost"),
+    (Counter::Overruns, "overruns"),
+    (Counter::ResidentPages, "resident_pages"),
+    (Counter::FarPages, "far_pages"),
+    (Counter::EvictablePages, "evictable_pages"),
+    (Counter::BufferPages, "buffer_pages"),
+    (Counter::SharedPages, "shared_pages"),
+    (Counter::PagerPages, "pager_pages"),
+];
+
+/// Reads a run's statistics from its board.
+pub fn read_statistics(board_path: &Path) -> Result<RunStatistics, BoardError> {
+    let board = Board::open(board_path, false)?;
+    let mut peak = Peak::default();
+    peak.observe(&board);
+    Ok(collect(&board, &ProcessStatistics::empty(), peak))
+}
+
+/// Sums up a board; `gone` holds what processes had counted before their slots were freed.
+pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatistics {
+    let settings = board.header().settings();
+    let processes: Vec<ProcessStatistics> = board.processes().map(ProcessStatistics::of).collect();
+    let mut total = gone.clone();
+    processes.iter().for_each(|process| total.add(process));
+    RunStatistics {
+        program: settings.program,
+        keeper_pid: board.header().keeper_pid.load(std::sync::atomic::Ordering::Relaxed),
+        limit_bytes: settings.limit_bytes,
+        blades: settings.blades,
+        processes,
+        total,
+        peak,
+    }
+}
+
+impl ProcessStatistics {
+    pub fn empty() -> ProcessStatistics {
+        ProcessStatistics {
+            pid: 0,
+            name: String::new(),
+            active: false,
+            counters: COUNTERS.iter().map(|(_, name)| (*name, 0)).collect(),
+            fetch_latency: [0; BUCKET_COUNT],
+            other_latency: [0; BUCKET_COUNT],
+        }
+    }
+
+    pub fn of(slot: &Slot) -> ProcessStatistics {
+        let mut statistics = ProcessStatistics {
+            pid: slot.pid.load(std::sync::atomic::Ordering::Relaxed),
+            name: slot.name(),
+            active: slot.state() == ProcessState::Active,
+            counters: COUNTERS.iter().map(|(counter, name)| (*name, slot.get(*counter))).collect(),
+            ..ProcessStatistics::empty()
+        };
+        slot.fetch_latency.add_to(&mut statistics.fetch_latency);
+        slot.other_latency.add_to(&mut statistics.other_latency);
+        statistics
+    }
+
+    /// A process that ended: only what grows is kept, gauges are gone with it.
+    pub fn ended(mut self) -> ProcessStatistics {
+        for (name, value) in &mut self.counters {
+            if name.ends_with("_pages") {
+                *value = 0;
+            }
+        }
+        self
+    }
+
+    pub fn add(&mut self, other: &ProcessStatistics) {
+        self.active |= other.active;
+        for ((_, sum), (_, value)) in self.counters.iter_mut().zip(&other.counters) {
+            *sum += value;
+        }
+        let latencies = self.fetch_latency.iter_mut().zip(&other.fetch_latency);
+        latencies.for_each(|(sum, value)| *sum += value);
+        let latencies = self.other_latency.iter_mut().zip(&other.other_latency);
+        latencies.for_each(|(sum, value)| *sum += value);
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
+    }
+
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut object = serde_json::Map::new();
+        object.insert("pid".into(), self.pid.into());
+        object.insert("name".into(), self.name.clone().into());
+        object.insert("active".into(), self.active.into());
+        for (name, value) in &self.counters {
+            object.insert((*name).into(), (*value).into());
+        }
+        for (name, sums) in [("fetch", &self.fetch_latency), ("other", &self.other_latency)] {
+            for (quantile, fraction) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
+                let value = quantile_ns(sums, fraction);
+                object.insert(format!("{name}_{quantile}_ns"), value.into());
+            }
+        }
+        object.into()
+    }
+}
+
+impl RunStatistics {
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "program": self.program,
+            "keeper_pid": self.keeper_pid,
+            "limit_bytes": self.limit_bytes,
+            "blades": self.blades,
+            "far_pages_peak": self.peak.far_pages,
+            "pager_bytes": self.peak.pager_pages * PAGE_BYTES,
+            "victim_buffer_bytes": self.peak.buffer_pages * PAGE_BYTES,
+            "total": self.total.to_json(),
+            "processes": self.processes.iter().map(ProcessStatistics::to_json).collect::<Vec<_>>(),
+        })
+    }
+}
