@@ -1,0 +1,35 @@
+//! The measurements: programs that load memory in known ways, the machine's floors, and the rows
+//! that set Farpool beside them.
+//!
+//! * [`workload_main`] runs one workload in this process and prints one line of JSON. It is what
+//!   `farpool run` is pointed at: an ordinary program with ordinary memory.
+//! * [`bench_main`] measures floors in this process, starts programs with and without Farpool (and
+//!   under the kernel's own swapping), and gives the rows of the table "how fast".
+//! * [`stage`] runs programs in every place that memory can be, [`RedisClient`] and [`Zipf`] ask
+//!   redis: for whoever else measures programs.
+//!
+//! A value is only worth something beside what the machine can do at best, so each row carries the
+//! floor measured in the same run. Nothing here is a test: no bar fails a build.
+
+mod args;
+mod blade_read;
+mod error;
+mod floor;
+mod latency;
+mod machine;
+mod program;
+mod report;
+mod row;
+pub mod stage;
+mod sys;
+mod units;
+mod workload;
+
+pub use args::BenchArgs;
+pub use error::BenchError;
+pub use machine::Machine;
+pub use program::{RedisClient, Zipf};
+pub use report::{Bar, Report, Row, Unit};
+pub use row::bench_main;
+pub use units::{format_bytes, parse_bytes};
+pub use workload::{WorkloadArgs, WorkloadName, WorkloadReport, workload_main};

@@ -1,0 +1,206 @@
+//! The rows: which there are, what each needs, and measuring those that are asked for.
+//!
+//! An experiment is what is measured in one go and gives one or a few rows. One that cannot be made
+//! on this machine gives its rows as skipped, with the reason; wrong data ends everything.
+
+mod fault;
+mod limit;
+mod programs;
+mod throughput;
+
+use crate::floor::Floors;
+use crate::machine::{Machine, meminfo_bytes};
+use crate::report::{Report, Row, Unit};
+use crate::stage::{self, Stage, progress, watch_signals};
+use crate::{BenchArgs, BenchError};
+use std::path::Path;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// Longest a single program may take: swapping to a slow disk is slow.
+const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE_QUICK: Duration = Duration::from_secs(180);
+
+/// What experiments share.
+pub(crate) struct Lab {
+    stage: Stage,
+    floors: Floors,
+    quick: bool,
+    swap: bool,
+}
+
+type Run = fn(&Lab, &Experiment) -> Result<Vec<Row>, BenchError>;
+
+/// A named measurement. Its rows' names are the experiment's, or start with it.
+pub(crate) struct Experiment {
+    name: String,
+    unit: Unit,
+    run: Run,
+}
+
+impl Lab {
+    fn new(args: &BenchArgs) -> Result<Self, BenchError> {
+        let this = || std::env::current_exe().map_err(BenchError::os("find the farpool binary"));
+        let farpool = args.farpool.clone().map_or_else(this, Ok)?;
+        let folder = args.dir.join(stage::own_name());
+        std::fs::create_dir_all(&folder)
+            .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
+        let patience = if args.quick { PATIENCE_QUICK } else { PATIENCE };
+        Ok(Self {
+            stage: Stage { farpool, folder, patience },
+            floors: Floors::new(args.quick),
+            quick: args.quick,
+            swap: !args.no_swap,
+        })
+    }
+
+    /// Bytes to work on: `full`, a quarter of it in a quick run, never more than a quarter of what
+    /// this machine has free: the blade holds what is not local.
+    fn bytes(&self, full: u64) -> u64 {
+        let wanted = if self.quick { full / 4 } else { full };
+        let free = meminfo_bytes("MemAvailable").unwrap_or(wanted * 4);
+        wanted.min(free / 4) & !(MIB - 1)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Only programs' own files are in it; what cannot be removed is harmless.
+        let _ = std::fs::remove_dir_all(&self.stage.folder);
+    }
+}
+
+/// All experiments, in the order of the table.
+fn experiments() -> Vec<Experiment> {
+    let mut all = vec![
+        experiment("floor", Unit::Nanoseconds, fault::floors),
+        experiment("fault.shm", Unit::Nanoseconds, fault::shm),
+        experiment("fault.tcp", Unit::Nanoseconds, fault::tcp),
+        experiment("scan.shm", Unit::BytesPerSecond, throughput::scan),
+        experiment("evict.shm", Unit::Nanoseconds, throughput::evict),
+        experiment("blade.tcp", Unit::BytesPerSecond, throughput::blade_tcp),
+        experiment("fits", Unit::Seconds, throughput::fits),
+        experiment("pager.memory", Unit::Bytes, limit::pager_memory),
+    ];
+    all.extend(limit::NAMES.map(|name| experiment(name, Unit::Bytes, limit::run)));
+    all.extend(programs::NAMES.map(|name| experiment(name, Unit::OpsPerSecond, programs::run)));
+    all
+}
+
+fn experiment(name: &str, unit: Unit, run: Run) -> Experiment {
+    Experiment { name: name.to_owned(), unit, run }
+}
+
+/// Whether `asked` names the experiment, a group of experiments or one row of it.
+fn is_asked(asked: &[String], name: &str) -> bool {
+    let matches = |asked: &String| name.starts_with(asked.as_str()) || asked.starts_with(name);
+    asked.is_empty() || asked.iter().any(matches)
+}
+
+/// Measures, or compares two files, and prints the result to stdout.
+///
+/// # Errors
+/// No row of that name, files that cannot be read or written, wrong data, an interruption. Missing a
+/// bar is none.
+pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
+    if let [first, second] = args.compare.as_slice() {
+        return compare(first, second);
+    }
+    let mut chosen = experiments();
+    chosen.retain(|experiment| is_asked(&args.rows, &experiment.name));
+    if chosen.is_empty() {
+        let names: Vec<_> = experiments().into_iter().map(|e| e.name).collect();
+        let message = format!("no row is called so; there are {}", names.join(", "));
+        return Err(BenchError::Arguments(message));
+    }
+    let mut report = Report { machine: Machine::here(), quick: args.quick, rows: Vec::new() };
+    if args.list {
+        chosen.iter().for_each(|experiment| println!("{}", experiment.name));
+        return Ok(report);
+    }
+    report.rows = measure(args, &chosen)?;
+    if let Some(path) = &args.out {
+        report.write(path)?;
+    }
+    print!("{}", if args.json { report.json_lines() } else { report.table() });
+    Ok(report)
+}
+
+fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
+    let (first, second) = (Report::read(first)?, Report::read(second)?);
+    print!("{}", first.compared_with(&second));
+    Ok(second)
+}
+
+fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<Vec<Row>, BenchError> {
+    watch_signals()?;
+    stage::remove_leftovers(&args.dir);
+    let lab = Lab::new(args)?;
+    let mut rows = Vec::new();
+    for (i, experiment) in chosen.iter().enumerate() {
+        progress(&format!("[{}/{}] {}", i + 1, chosen.len(), experiment.name));
+        rows.extend(rows_of(&lab, experiment)?);
+    }
+    progress("");
+    if !args.rows.is_empty() {
+        rows.retain(|row: &Row| is_asked(&args.rows, &row.name));
+    }
+    Ok(rows)
+}
+
+/// What one program's failure means for the whole: a row without a value and the reason, unless data
+/// was wrong or the user wants to stop.
+fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    match (experiment.run)(lab, experiment) {
+        Ok(rows) => Ok(rows),
+        Err(error @ (BenchError::WrongData { .. } | BenchError::Interrupted)) => Err(error),
+        Err(error) => Ok(vec![Row::skipped(&experiment.name, experiment.unit, error.to_string())]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(names: &[&str]) -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn rows_are_chosen_by_group_by_name_and_by_their_parts() {
+        assert!(is_asked(&[], "fault.shm"));
+        assert!(is_asked(&asked(&["fault"]), "fault.shm"));
+        assert!(is_asked(&asked(&["fault.shm.p99"]), "fault.shm"));
+        assert!(!is_asked(&asked(&["fault.tcp", "program"]), "fault.shm"));
+    }
+
+    #[test]
+    fn names_are_unique_and_unknown_ones_are_refused_with_the_list() {
+        let mut names: Vec<_> = experiments().into_iter().map(|e| e.name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        let args = BenchArgs { rows: asked(&["nonsense"]), ..BenchArgs::default() };
+        let refusal = bench_main(&args).expect_err("there is no such row").to_string();
+        assert!(refusal.contains("fault.shm") && refusal.contains("limit.redis"), "{refusal}");
+    }
+
+    #[test]
+    fn failures_become_skipped_rows_but_wrong_data_ends_everything() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let args = BenchArgs { dir: dir.path().to_owned(), ..BenchArgs::default() };
+        let lab = Lab::new(&args).expect("a lab needs only a folder");
+        let lacking = experiment("x", Unit::Seconds, |_, _| {
+            Err(BenchError::Lacking("redis-server is not installed".to_owned()))
+        });
+        let rows = rows_of(&lab, &lacking).expect("a lack is no failure");
+        assert_eq!((rows[0].value, rows[0].note.as_str()), (None, "redis-server is not installed"));
+        let wrong = experiment("x", Unit::Seconds, |_, _| {
+            Err(BenchError::WrongData { workload: "sort", detail: String::new() })
+        });
+        assert!(rows_of(&lab, &wrong).is_err());
+        drop(lab);
+        assert_eq!(std::fs::read_dir(dir.path()).map_or(9, Iterator::count), 0);
+    }
+}

@@ -1,0 +1,85 @@
+//! Throughput: sequential reading, evicting, the blade by itself, and a program that fits.
+
+use super::{Experiment, Lab, MIB};
+use crate::BenchError;
+use crate::latency::median;
+use crate::program::Workload;
+use crate::report::{Bar, Row, Unit};
+use crate::stage::{Blade, Place, progress};
+use crate::sys::PAGE_BYTES;
+use crate::workload::WorkloadName;
+use std::time::Duration;
+
+const SCAN_BYTES: u64 = 512 * MIB;
+const EVICT_BYTES: u64 = 512 * MIB;
+const FITTING_BYTES: u64 = 256 * MIB;
+/// Times a program that fits is run each way, in turn; medians are compared.
+const FITTING_RUNS: usize = 7;
+const BLADE_BYTES: u64 = 256 * MIB;
+
+/// One word of every page in order, seven eighths of them far.
+pub(super) fn scan(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    let floor = PAGE_BYTES as f64 / (lab.floors.uffd_copy_page_ns()? * 1e-9);
+    let bytes = lab.bytes(SCAN_BYTES);
+    let args = &["--step-bytes", "4096", "--passes", "4"];
+    let scan = Workload { name: WorkloadName::Scan, bytes, args };
+    let (report, _) = scan.run(&lab.stage, Place::Shm(bytes / 8), bytes * 2)?;
+    let bytes_s = report.ops as f64 * PAGE_BYTES as f64 / report.seconds;
+    let row =
+        Row::beside(&experiment.name, bytes_s, floor, Unit::BytesPerSecond, Bar::AtLeast(0.6));
+    Ok(vec![row.note("floor: UFFDIO_COPY in batches of 64 pages")])
+}
+
+/// Pages pushed out on request, each written before.
+pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    let floor_ns = lab.floors.move_page_ns()?;
+    let bytes = lab.bytes(EVICT_BYTES);
+    let evict = Workload { name: WorkloadName::Evict, bytes, args: &[] };
+    let (report, _) = evict.run(&lab.stage, Place::Shm(bytes / 2), bytes * 2)?;
+    if report.ops == 0 {
+        return Err(BenchError::Lacking("MADV_PAGEOUT moved no page out".to_owned()));
+    }
+    let page_ns = report.seconds * 1e9 / report.ops as f64;
+    let row = Row::beside(&experiment.name, page_ns, floor_ns, Unit::Nanoseconds, Bar::AtMost(1.5));
+    Ok(vec![row.note("per page; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
+}
+
+/// Reads of 32 KiB straight from a blade over TCP, many in flight.
+pub(super) fn blade_tcp(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    let floor = lab.floors.stream_bytes_s()?;
+    let bytes = lab.bytes(BLADE_BYTES);
+    let blade = Blade::start(&lab.stage.farpool, bytes * 2)?;
+    let bytes_s = crate::blade_read::bytes_s(&blade.address, bytes, read_time(lab))?;
+    let row =
+        Row::beside(&experiment.name, bytes_s, floor, Unit::BytesPerSecond, Bar::AtLeast(0.7));
+    Ok(vec![row.note("floor: bare send/receive loop of 32 KiB blocks")])
+}
+
+fn read_time(lab: &Lab) -> Duration {
+    Duration::from_secs(if lab.quick { 1 } else { 3 })
+}
+
+/// A program that fits into local memory, with Farpool and without, first touches included.
+pub(super) fn fits(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
+    let names = [WorkloadName::Alloc, WorkloadName::Mstress, WorkloadName::Sort];
+    names.map(|name| fits_one(lab, name)).into_iter().collect()
+}
+
+fn fits_one(lab: &Lab, name: WorkloadName) -> Result<Row, BenchError> {
+    let bytes = lab.bytes(FITTING_BYTES);
+    let program = Workload { name, bytes, args: &[] };
+    let seconds = |place| {
+        let (report, _) = program.run(&lab.stage, place, bytes * 2)?;
+        Ok::<f64, BenchError>(report.fill_seconds + report.seconds)
+    };
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for run in 0..FITTING_RUNS {
+        progress(&format!("fits.{}: {} of {FITTING_RUNS}", name.as_str(), run + 1));
+        without.push(seconds(Place::Local)?);
+        with.push(seconds(Place::Shm(bytes * 3))?);
+    }
+    let (with, without) = (median(&with), median(&without));
+    let name = format!("fits.{}", name.as_str());
+    let row = Row::beside(name, with, without, Unit::Seconds, Bar::AtMost(1.02));
+    Ok(row.note("floor: without farpool"))
+}

@@ -1,0 +1,80 @@
+//! What it takes to run real programs and measure them: start and end them, know what they hold in
+//! memory, and put them under Farpool, under the kernel's own swapping, or under nothing.
+//!
+//! Invariants:
+//! * everything set up (process, control group, swap) is an owner that takes it down when dropped;
+//! * SIGINT and SIGTERM only set a flag, and every loop that waits looks at it, so an interrupted run
+//!   ends through the same drops as a failed one.
+
+mod cgroup;
+mod memory;
+mod place;
+mod process;
+mod swap;
+
+pub(crate) use memory::Peak;
+pub(crate) use place::Blade;
+pub use place::{Launch, Place, Stage};
+pub(crate) use process::run_to_end;
+pub use process::{Running, check_interrupted, progress, watch_signals};
+
+use crate::BenchError;
+use std::path::Path;
+
+/// How everything is named that outlives a process which is killed, the process id behind it.
+const OWN_NAME: &str = "farpool-stage-";
+
+/// A name of this process's own for a folder or a control group. [`remove_leftovers`] knows it.
+#[must_use]
+pub fn own_name() -> String {
+    format!("{OWN_NAME}{}", std::process::id())
+}
+
+/// Takes down what processes that were killed left behind: control groups, and in `folder` folders of
+/// [`own_name`] with the swap files in them.
+pub fn remove_leftovers(folder: &Path) {
+    cgroup::remove_leftovers();
+    for left in leftovers(folder) {
+        swap::remove_file(&left);
+        // Best effort: it holds only programs' own files.
+        let _ = std::fs::remove_dir_all(left);
+    }
+}
+
+/// What lies in `folder` under the name of a process that is gone.
+fn leftovers(folder: &Path) -> impl Iterator<Item = std::path::PathBuf> {
+    let is_left = |path: &std::path::PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        let id = name.strip_prefix(OWN_NAME).and_then(|id| id.parse::<u32>().ok());
+        id.is_some_and(|id| !Path::new(&format!("/proc/{id}")).exists())
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(is_left)
+}
+
+/// Why something could not be done on this machine: a reason to skip a row, not a failure.
+pub(crate) fn lacking(reason: impl Into<String>) -> BenchError {
+    BenchError::Lacking(reason.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_processes_that_are_gone_left_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ended = std::process::Command::new("true").spawn().expect("true starts");
+        ended.wait().expect("it ends");
+        let gone = folder.path().join(format!("{OWN_NAME}{}", ended.id()));
+        let ours = folder.path().join(own_name());
+        let other = folder.path().join("other");
+        for folder in [&gone, &ours, &other] {
+            std::fs::create_dir(folder).expect("a folder in it");
+            std::fs::write(folder.join("kernel.swap"), "").expect("a file in that");
+        }
+        remove_leftovers(folder.path());
+        assert!(!gone.exists());
+        assert!(ours.join("kernel.swap").exists() && other.join("kernel.swap").exists());
+    }
+}

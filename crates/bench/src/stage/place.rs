@@ -1,0 +1,233 @@
+//! Where a program's memory is while it runs, and the command that puts it there.
+
+use super::cgroup::Cgroup;
+use super::lacking;
+use super::process::{Finished, Running, run_to_end};
+use super::swap::Swap;
+use crate::BenchError;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Far memory and swap are this many times what a program needs, so that neither is ever full.
+const ROOM_FACTOR: u64 = 3;
+
+/// Where a program's memory is. Limits are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// All local, without Farpool.
+    Local,
+    /// Under Farpool with its own blade on this machine (shared memory).
+    Shm(u64),
+    /// Under Farpool with a blade over TCP loopback.
+    Tcp(u64),
+    /// Under a memory limit of the kernel's, with a swap file on this machine's disk.
+    Disk(u64),
+    /// Under a memory limit of the kernel's, with swap in compressed memory.
+    Zram(u64),
+}
+
+/// What every run of a program needs to know.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    /// The farpool binary.
+    pub farpool: PathBuf,
+    /// Folder on a disk, for swap files and whatever a program needs.
+    pub folder: PathBuf,
+    /// Longest any program may take.
+    pub patience: Duration,
+}
+
+/// A command that starts a program in its place, with what has to outlive the program.
+#[derive(Debug)]
+pub struct Launch {
+    /// To be started with [`Running::start`], or as it stands.
+    pub command: Command,
+    // In the order in which they have to be taken down.
+    _group: Option<Cgroup>,
+    swap: Option<Swap>,
+    _blade: Option<Blade>,
+}
+
+impl Place {
+    /// Whether the kernel swaps there: what it cannot run is a result of its own.
+    #[must_use]
+    pub fn is_swap(self) -> bool {
+        matches!(self, Self::Disk(_) | Self::Zram(_))
+    }
+
+    /// Whether the program runs under Farpool.
+    #[must_use]
+    pub fn is_far(self) -> bool {
+        matches!(self, Self::Shm(_) | Self::Tcp(_))
+    }
+}
+
+impl Launch {
+    /// Local memory that the kernel takes for what it has swapped to zram, in bytes.
+    #[must_use]
+    pub fn zram_bytes(&self) -> Option<u64> {
+        self.swap.as_ref().and_then(Swap::memory_bytes)
+    }
+
+    fn of(command: Command) -> Self {
+        Self { command, _group: None, swap: None, _blade: None }
+    }
+}
+
+impl Stage {
+    /// Sets the place up for a program that needs about `need_bytes` in all.
+    ///
+    /// # Errors
+    /// This machine lacks what the place needs, or does not permit it.
+    pub fn launch(
+        &self,
+        place: Place,
+        program: &[OsString],
+        need_bytes: u64,
+    ) -> Result<Launch, BenchError> {
+        let room_bytes = need_bytes.saturating_mul(ROOM_FACTOR);
+        match place {
+            Place::Local => Ok(Launch::of(command(program))),
+            Place::Shm(limit_bytes) => Ok(self.far(program, limit_bytes, None)),
+            Place::Tcp(limit_bytes) => {
+                let blade = Blade::start(&self.farpool, room_bytes)?;
+                Ok(self.far(program, limit_bytes, Some(blade)))
+            }
+            Place::Disk(limit_bytes) => {
+                grouped(program, limit_bytes, Swap::file(&self.folder, room_bytes)?)
+            }
+            Place::Zram(limit_bytes) => grouped(program, limit_bytes, Swap::zram(room_bytes)?),
+        }
+    }
+
+    /// Runs a program to its end in its place.
+    pub(crate) fn run(
+        &self,
+        place: Place,
+        program: &[OsString],
+        input: &[u8],
+        need_bytes: u64,
+    ) -> Result<Finished, BenchError> {
+        let mut launch = self.launch(place, program, need_bytes)?;
+        let name =
+            program.first().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        run_to_end(&format!("{name} ({place:?})"), &mut launch.command, input, self.patience)
+    }
+
+    /// Where the statistics of the last run under Farpool are.
+    #[must_use]
+    pub fn stats_file(&self) -> PathBuf {
+        self.folder.join("stats.json")
+    }
+
+    fn far(&self, program: &[OsString], limit_bytes: u64, blade: Option<Blade>) -> Launch {
+        let stats = self.stats_file();
+        // A file of the last run must not pass for this one's.
+        let _ = std::fs::remove_file(&stats);
+        let mut command = Command::new(&self.farpool);
+        command.args(["run", "--quiet", "--local", &limit_bytes.to_string()]);
+        command.arg("--stats").arg(&stats);
+        if let Some(blade) = &blade {
+            command.args(["--blade", &blade.address]);
+        }
+        command.arg("--").args(program);
+        Launch { _blade: blade, ..Launch::of(command) }
+    }
+}
+
+fn command(program: &[OsString]) -> Command {
+    let mut words = program.iter();
+    let mut command = Command::new(words.next().cloned().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+/// A shell joins the group first and then becomes the program, so not a page escapes the limit.
+fn grouped(program: &[OsString], limit_bytes: u64, swap: Swap) -> Result<Launch, BenchError> {
+    let group = Cgroup::with_limit(limit_bytes)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
+    command.arg(group.members_file()).args(program);
+    Ok(Launch { _group: Some(group), swap: Some(swap), ..Launch::of(command) })
+}
+
+/// A blade process on a loopback TCP port of the kernel's choice; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Blade {
+    /// Where it listens, as in `tcp://127.0.0.1:40001`.
+    pub address: String,
+    _running: Running,
+}
+
+impl Blade {
+    /// Starts a blade and waits until it says that it is ready.
+    pub(crate) fn start(farpool: &Path, memory_bytes: u64) -> Result<Self, BenchError> {
+        let mut command = Command::new(farpool);
+        command.args(["blade", "--json", "--listen", "tcp://127.0.0.1:0", "--memory"]);
+        command.arg(memory_bytes.next_multiple_of(16 << 20).to_string());
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut running = Running::start("farpool blade", command)?;
+        let mut line = String::new();
+        if let Some(stdout) = running.stdout() {
+            let read = BufReader::new(stdout).read_line(&mut line);
+            read.map_err(BenchError::os("wait for the blade"))?;
+        }
+        let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+        match ready["listen"][0].as_str() {
+            Some(address) => Ok(Self { address: address.to_owned(), _running: running }),
+            None => {
+                running.wait(Duration::from_secs(2))?;
+                Err(lacking(format!("the blade says {:?} and is not ready", line.trim())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(folder: &Path) -> Stage {
+        Stage {
+            farpool: PathBuf::from("farpool"),
+            folder: folder.to_owned(),
+            patience: Duration::from_secs(60),
+        }
+    }
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_far_program_is_run_by_farpool_with_its_limit() {
+        let stage = stage(Path::new("/var/tmp"));
+        let launch = stage.launch(Place::Shm(1 << 20), &words(&["prog", "arg"]), 1 << 30);
+        let launch = launch.expect("nothing is started yet");
+        let args: Vec<_> = launch.command.get_args().map(|a| a.to_string_lossy()).collect();
+        let expected = ["run", "--quiet", "--local", "1048576", "--stats"];
+        assert_eq!(args[..5], expected);
+        assert_eq!(args[6..], ["--", "prog", "arg"]);
+    }
+
+    /// Makes a real swap file and control group, where the machine lets us.
+    #[test]
+    fn a_program_under_kernel_swap_keeps_its_data_and_leaves_nothing_behind() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a folder on a disk");
+        let script = "a=$(head -c 24000000 /dev/zero | tr '\\0' x); echo ${#a}";
+        for place in [Place::Disk(12 << 20), Place::Zram(12 << 20)] {
+            let stage = stage(folder.path());
+            match stage.run(place, &words(&["sh", "-c", script]), b"", 100 << 20) {
+                Ok(done) => assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "24000000"),
+                Err(BenchError::Lacking(reason)) => eprintln!("skipped {place:?}: {reason}"),
+                Err(error) => panic!("{place:?}: {error}"),
+            }
+            let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+            assert!(!swaps.contains(&folder.path().display().to_string()), "{swaps}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).map_or(9, Iterator::count), 0);
+    }
+}
