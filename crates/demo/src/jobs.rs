@@ -1,0 +1,287 @@
+//! The two jobs of a row, and the folder they work in.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use farpool_bench::BenchError;
+use farpool_bench::stage::{self, Launch, Running, Stage, progress};
+
+use crate::error::{During, Error};
+use crate::memory::Peak;
+use crate::place::Place;
+use crate::records::{self, Records};
+use crate::redis::{self, ANSWER_PATIENCE, Beliefs};
+use crate::{Options, latency::Latencies};
+
+/// Records of the Python job: about half of what redis holds.
+const PYTHON_RECORDS: u64 = 40_000;
+/// Lookups of the Python job.
+const PYTHON_LOOKUPS: u64 = 20_000;
+/// How long the Python job may take: all-local it needs about 2 s, and nobody waits for ever to see
+/// how slow the kernel's swap can be.
+const PYTHON_PATIENCE: Duration = Duration::from_secs(30);
+/// How long redis may take to answer after its start.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+/// How often a starting redis is asked.
+const START_POLL: Duration = Duration::from_millis(10);
+
+/// What the demo works on and with.
+#[derive(Debug)]
+pub struct Workspace {
+    pub records: Records,
+    requests: u64,
+    stage: Stage,
+    /// Holds the stage's folder.
+    _folder: TempDir,
+}
+
+/// Most anonymous memory each job had resident when all was local.
+#[derive(Clone, Copy, Debug)]
+pub struct Footprint {
+    pub redis_bytes: u64,
+    pub python_bytes: u64,
+}
+
+/// Faults that needed a fetch from a blade, as the keeper reports them.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub count: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// What a row measured, with the digests that must be equal in all rows.
+#[derive(Clone, Debug)]
+pub struct Results {
+    pub load: Duration,
+    pub requests_per_s: f64,
+    pub gets: Latencies,
+    pub scan: Duration,
+    pub redis_peak_bytes: u64,
+    pub faults: Option<Faults>,
+    pub python: Result<PythonResults, Stopped>,
+    /// Local memory that zram took for what redis had swapped.
+    pub zram_bytes: Option<u64>,
+    pub redis_digest: String,
+}
+
+/// What the Python job measured.
+#[derive(Clone, Debug)]
+pub struct PythonResults {
+    pub took: Duration,
+    pub peak_bytes: u64,
+    pub digest: String,
+}
+
+/// How the kernel ended a job that it could not run under its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// Killed: out of memory under the limit, although swap had room.
+    OutOfMemory,
+    /// Not done at the deadline.
+    TooSlow,
+}
+
+struct RedisResults {
+    load: Duration,
+    mixed: redis::Mixed,
+    scan: Duration,
+    scan_digest: u64,
+    peak_bytes: u64,
+    zram_bytes: Option<u64>,
+    faults: Option<Faults>,
+}
+
+impl Workspace {
+    /// Collects the records into a folder of the demo's own.
+    pub fn prepare(options: &Options) -> Result<Workspace, Error> {
+        progress("collecting this machine's records");
+        let folder = tempfile::Builder::new()
+            .prefix(&stage::own_name())
+            .rand_bytes(0)
+            .tempdir_in(&options.folder)
+            .during("making a folder for the records")?;
+        let records = records::collect(folder.path().join("records"), options.records_bytes)?;
+        let farpool = options.farpool.clone();
+        let stage = Stage { farpool, folder: folder.path().to_owned(), patience: PYTHON_PATIENCE };
+        Ok(Workspace { records, requests: options.requests, stage, _folder: folder })
+    }
+
+    /// The row that all others are compared with; its limits are what it has resident.
+    pub fn run_all_local(&self) -> Result<(Results, Footprint), Error> {
+        let results = self.run(Place::Local, &Footprint { redis_bytes: 0, python_bytes: 0 })?;
+        let footprint = Footprint {
+            redis_bytes: results.redis_peak_bytes,
+            python_bytes: results.python.as_ref().map_or(0, |python| python.peak_bytes),
+        };
+        Ok((results, footprint))
+    }
+
+    /// One row; `all` is what the jobs have resident when all is local.
+    pub fn run(&self, place: Place, all: &Footprint) -> Result<Results, Error> {
+        let redis = self.redis(place.of_bytes(all.redis_bytes), all.redis_bytes)?;
+        let python = self.python(place.of_bytes(all.python_bytes), all.python_bytes)?;
+        #[expect(clippy::cast_precision_loss, reason = "requests are far below 2^52")]
+        let requests = redis.mixed.requests as f64;
+        Ok(Results {
+            load: redis.load,
+            requests_per_s: requests / redis.mixed.took.as_secs_f64(),
+            gets: redis.mixed.gets,
+            scan: redis.scan,
+            redis_peak_bytes: redis.peak_bytes,
+            faults: redis.faults,
+            python,
+            zram_bytes: redis.zram_bytes,
+            redis_digest: format!("{:016x}-{:016x}", redis.mixed.digest, redis.scan_digest),
+        })
+    }
+
+    fn redis(&self, place: stage::Place, need_bytes: u64) -> Result<RedisResults, Error> {
+        let socket = self.stage.folder.join("redis.sock");
+        let mut launch = self.stage.launch(place, &redis_words(&socket), need_bytes)?;
+        let log = self.quieten(&mut launch)?;
+        let mut server = Running::start_as_given("redis-server", &mut launch.command)?;
+        wait_ready(&mut server, &socket, &log)?;
+        let peak = Peak::watch(server.id());
+        let work = || -> Result<RedisResults, Error> {
+            let mut beliefs = Beliefs::of(&self.records);
+            let load = redis::load(&socket, &self.records)?;
+            let mixed = redis::mix(&socket, &self.records, &mut beliefs, self.requests)?;
+            let (scan, scan_digest) = redis::scan(&socket, &self.records, &beliefs)?;
+            let (peak_bytes, zram_bytes) = (peak.bytes(), launch.zram_bytes());
+            Ok(RedisResults {
+                load,
+                mixed,
+                scan,
+                scan_digest,
+                peak_bytes,
+                zram_bytes,
+                faults: None,
+            })
+        };
+        let worked = work().map_err(|error| explained(error, &log));
+        server.end();
+        let faults = place.is_far().then(|| read_faults(&self.stage.stats_file()));
+        Ok(RedisResults { faults: faults.flatten(), ..worked? })
+    }
+
+    fn python(
+        &self,
+        place: stage::Place,
+        need_bytes: u64,
+    ) -> Result<Result<PythonResults, Stopped>, Error> {
+        let script = self.stage.folder.join("job.py");
+        std::fs::write(&script, include_str!("job.py")).during("writing the Python job")?;
+        let words = [
+            python_program(),
+            script.into(),
+            self.records.path.clone().into(),
+            PYTHON_RECORDS.to_string().into(),
+            PYTHON_LOOKUPS.to_string().into(),
+        ];
+        let mut launch = self.stage.launch(place, &words, need_bytes)?;
+        let log = self.quieten(&mut launch)?;
+        launch.command.stdout(Stdio::piped());
+        let started = Instant::now();
+        let mut job = Running::start_as_given("python3", &mut launch.command)?;
+        let peak = Peak::watch(job.id());
+        let ended = job.wait(PYTHON_PATIENCE);
+        let took = started.elapsed();
+        // Under the kernel's swap this is a result, in every other place an error.
+        let how = ended.as_ref().err().filter(|_| place.is_swap()).and_then(stopped_by);
+        if let Some(how) = how {
+            return Ok(Err(how));
+        }
+        ended.map_err(|error| explained(error.into(), &log))?;
+        let digest = read_digest(&mut job)?;
+        Ok(Ok(PythonResults { took, peak_bytes: peak.bytes(), digest }))
+    }
+
+    /// Sends what the program says to a file, to be shown when it fails.
+    fn quieten(&self, launch: &mut Launch) -> Result<PathBuf, Error> {
+        let path = self.stage.folder.join("program.log");
+        let file = std::fs::File::create(&path).during("making a log file")?;
+        let also = file.try_clone().during("making a log file")?;
+        launch.command.stdin(Stdio::null()).stdout(file).stderr(also);
+        Ok(path)
+    }
+}
+
+fn stopped_by(error: &BenchError) -> Option<Stopped> {
+    match error {
+        BenchError::TooSlow { .. } => Some(Stopped::TooSlow),
+        BenchError::Killed { .. } | BenchError::Program { .. } => Some(Stopped::OutOfMemory),
+        _ => None,
+    }
+}
+
+/// The digest in the JSON that the Python job wrote.
+fn read_digest(job: &mut Running) -> Result<String, Error> {
+    let mut text = String::new();
+    if let Some(mut output) = job.stdout() {
+        output.read_to_string(&mut text).during("reading the Python job's output")?;
+    }
+    let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+    let digest = answer["digest"].as_str().map(str::to_owned);
+    digest.ok_or_else(|| Error::Program(format!("the Python job says {:?}", text.trim())))
+}
+
+/// A server in memory only, reached through a socket in the demo's own folder.
+fn redis_words(socket: &Path) -> Vec<OsString> {
+    let folder = socket.parent().unwrap_or(Path::new("/")).as_os_str().to_owned();
+    let mut words: Vec<OsString> =
+        ["redis-server", "--port", "0", "--save", "", "--appendonly"].map(OsString::from).to_vec();
+    words.extend(["no", "--daemonize", "no", "--unixsocket"].map(OsString::from));
+    words.extend([socket.as_os_str().to_owned(), "--dir".into(), folder]);
+    words
+}
+
+/// The distribution's Python where there is one: wrappers of version managers are shell scripts.
+fn python_program() -> OsString {
+    let distribution = Path::new("/usr/bin/python3");
+    if distribution.exists() { distribution.into() } else { "python3".into() }
+}
+
+fn wait_ready(server: &mut Running, socket: &Path, log: &Path) -> Result<(), Error> {
+    let deadline = Instant::now() + START_PATIENCE;
+    while !redis::answers(socket) {
+        server.check_alive().map_err(|error| explained(error.into(), log))?;
+        if Instant::now() > deadline {
+            return Err(explained(Error::Program("redis-server does not answer".into()), log));
+        }
+        thread::sleep(START_POLL);
+    }
+    Ok(())
+}
+
+/// Adds the last line that the program wrote: usually the reason, unless it is still running.
+fn explained(error: Error, log: &Path) -> Error {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    match error {
+        Error::Program(what) => Error::Program(format!("{what}: {}", last.trim())),
+        Error::Io { what, source } if source.kind() == io::ErrorKind::WouldBlock => {
+            Error::Program(format!("{what}: no answer for {} s", ANSWER_PATIENCE.as_secs()))
+        }
+        Error::Io { what, source } => Error::Program(format!("{what}: {source}: {}", last.trim())),
+        error => error,
+    }
+}
+
+/// The fault latency of the statistics that the keeper wrote.
+fn read_faults(stats: &Path) -> Option<Faults> {
+    let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).ok()?).ok()?;
+    let number = |name: &str| stats["total"][name].as_u64();
+    Some(Faults {
+        count: number("demand_fetches")?,
+        p50_ns: number("fetch_p50_ns")?,
+        p99_ns: number("fetch_p99_ns")?,
+    })
+}
