@@ -1,0 +1,281 @@
+//! The command line: every subcommand and flag is defined here once; parsing, help, manual pages,
+//! completions and the keys of the configuration file all come from these definitions.
+//!
+//! The `*Settings` structs are both a group of flags and a table of the configuration file, so a
+//! flag `--when-full` of `run`, the variable `FARPOOL_RUN_WHEN_FULL` and the key
+//! `run.when-full` can never drift apart. All their fields are optional: `config.rs` fills what a
+//! stronger source left open from a weaker one.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::values::{Backing, BladeAddress, LocalLimit, Prefetch, Size, Span, Victim, WhenFull};
+
+/// Run unmodified Linux programs with part of their memory on other machines.
+#[derive(Debug, Parser)]
+#[command(name = "farpool", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "\
+Flags are stronger than FARPOOL_* variables, variables than the configuration file\n\
+(/etc/farpool.toml, then $XDG_CONFIG_HOME/farpool/config.toml).\n\
+Exit codes: 0 done, 1 failed, 2 wrong usage; `farpool run` passes on the program's own.")]
+pub struct Cli {
+    /// Read this configuration file instead of the usual ones
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "FARPOOL_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program with a limit on its local memory and the rest on blades
+    Run(RunArgs),
+    /// Offer this machine's memory to clients
+    Blade(BladeArgs),
+    /// Show what running programs and blades are doing
+    Stat(StatArgs),
+    /// Change the local memory of a program that runs under `farpool run`
+    Limit(LimitArgs),
+    /// Say what this machine can do, and the remedy for what it cannot
+    Doctor(DoctorArgs),
+    /// Run real jobs on real records: all-local, on far memory, on the kernel's swap
+    Demo(DemoArgs),
+    /// Measure, each row beside the floor of this machine
+    Bench(farpool_bench::BenchArgs),
+    /// Run one of the workloads that `bench` measures
+    #[command(hide = true)]
+    Workload(farpool_bench::WorkloadArgs),
+    /// Print a shell's completion script
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one page per subcommand
+    Man(ManArgs),
+    /// Check or show the configuration
+    Config(ConfigArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool run --local 256MiB -- redis-server --port 7777\n  \
+farpool run --local 25% --blade unix:///run/farpool/blade.sock -- python3 job.py\n\n\
+Without --blade the far memory is a private blade inside the keeper, in this machine's memory.")]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub settings: RunSettings,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+/// The flags of `run` and the table `[run]`.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RunSettings {
+    /// Local memory for the whole process tree: a size, or a share of what it asks for (25%)
+    #[arg(long, value_name = "SIZE|PCT", env = "FARPOOL_RUN_LOCAL", hide_env_values = true)]
+    pub local: Option<LocalLimit>,
+    /// A blade to use: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
+    #[arg(long, value_name = "ADDR", env = "FARPOOL_RUN_BLADE", hide_env_values = true)]
+    #[arg(value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blade: Vec<BladeAddress>,
+    /// Most far memory the process tree may use [default: what the blades grant]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_QUOTA", hide_env_values = true)]
+    pub quota: Option<Size>,
+    /// How victims are chosen: clock, fifo, lru, random or sieve [default: clock]
+    #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_POLICY", hide_env_values = true)]
+    pub policy: Option<Victim>,
+    /// What is fetched ahead: none, sequential or trend [default: sequential]
+    #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_PREFETCH", hide_env_values = true)]
+    pub prefetch: Option<Prefetch>,
+    /// When the pool is full: let allocations fail, or go on slowly in local memory [default: slow]
+    #[arg(long, value_enum, env = "FARPOOL_RUN_WHEN_FULL", hide_env_values = true)]
+    pub when_full: Option<WhenFull>,
+    /// Threads that serve faults in each process [default: one per core]
+    #[arg(long, value_name = "N", env = "FARPOOL_RUN_PAGER_THREADS", hide_env_values = true)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub pager_threads: Option<u16>,
+    /// Smallest mapping that becomes far memory [default: 64KiB]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_THRESHOLD", hide_env_values = true)]
+    pub threshold: Option<Size>,
+    /// Write the run's statistics to this file as JSON when the program ends
+    #[arg(long, value_name = "FILE", env = "FARPOOL_RUN_STATS", hide_env_values = true)]
+    pub stats: Option<PathBuf>,
+    /// Allow blades beyond this machine's loopback: pages then travel unencrypted
+    #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub allow_remote_tcp: Option<bool>,
+    /// Print nothing but errors
+    #[arg(long, short, value_name = "BOOL", env = "FARPOOL_RUN_QUIET", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub quiet: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool blade --memory 8GiB --listen unix:///run/farpool/blade.sock --listen tcp://127.0.0.1:7070")]
+pub struct BladeArgs {
+    #[command(flatten)]
+    pub settings: BladeSettings,
+    /// Print the ready line as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The flags of `blade` and the table `[blade]`.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct BladeSettings {
+    /// Memory to offer; given out in superpages of 16 MiB
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_MEMORY", hide_env_values = true)]
+    pub memory: Option<Size>,
+    /// Where to listen: unix:///path.sock (serves shm:// too) or tcp://ip:port; may be repeated
+    #[arg(long, value_name = "ADDR", env = "FARPOOL_BLADE_LISTEN", hide_env_values = true)]
+    #[arg(value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub listen: Vec<BladeAddress>,
+    /// What the memory is made of: memfd, anonymous, hugetlb or file:PATH [default: memfd]
+    #[arg(long, value_name = "KIND", env = "FARPOOL_BLADE_BACKING", hide_env_values = true)]
+    pub backing: Option<Backing>,
+    /// Most memory one client may use [default: all that is offered]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_QUOTA", hide_env_values = true)]
+    pub quota: Option<Size>,
+    /// How long a client that was lost keeps its memory [default: 10s]
+    #[arg(long, value_name = "TIME", env = "FARPOOL_BLADE_LEASE", hide_env_values = true)]
+    pub lease: Option<Span>,
+    /// Threads that serve clients [default: one per core]
+    #[arg(long, value_name = "N", env = "FARPOOL_BLADE_THREADS", hide_env_values = true)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Allow listening beyond loopback: pages then travel unencrypted and anyone may connect
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "FARPOOL_BLADE_ALLOW_REMOTE_TCP",
+        hide_env_values = true
+    )]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub allow_remote_tcp: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  farpool limit 4711 512MiB")]
+pub struct LimitArgs {
+    /// The keeper (`farpool run`) or any process of its tree
+    pub pid: u32,
+    /// Local memory for the whole process tree from now on: a size, or a share (25%)
+    #[arg(value_name = "SIZE|PCT")]
+    pub local: LocalLimit,
+}
+
+#[derive(Debug, Args)]
+pub struct StatArgs {
+    #[command(flatten)]
+    pub settings: StatSettings,
+    /// Print JSON: one object with the programs and the blades
+    #[arg(long)]
+    pub json: bool,
+    /// Print again every so many seconds until interrupted
+    #[arg(long, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub watch: Option<u64>,
+}
+
+/// The flags of `stat` and the table `[stat]`.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct StatSettings {
+    /// A blade to ask besides this machine's programs; may be repeated
+    #[arg(long, value_name = "ADDR", env = "FARPOOL_STAT_BLADE", hide_env_values = true)]
+    #[arg(value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blade: Vec<BladeAddress>,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON: one object with every check
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Print the rows as JSON as well, one object per row
+    #[arg(long)]
+    pub json: bool,
+    /// How much of the machine's records to load
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub records: Size,
+    /// Requests of the query mix per run
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    pub requests: u64,
+    /// Folder for the records and the swap file; must be on a disk, not in memory
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Only the rows whose name contains this; the all-local row always runs
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Write farpool.1 and one page per subcommand into this folder
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum ConfigAction {
+    /// Read the configuration files and say whether they are right
+    Check,
+    /// Print the settings that files and variables give together, as TOML
+    Dump,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_setting_has_a_variable_named_after_its_table_and_flag() {
+        for name in ["run", "blade", "stat"] {
+            let command = Cli::command();
+            let sub = command.find_subcommand(name).expect(name);
+            for arg in sub.get_arguments().filter(|arg| arg.get_env().is_some()) {
+                let flag = arg.get_long().expect("settings are flags");
+                let expected = format!("FARPOOL_{name}_{flag}").to_uppercase().replace('-', "_");
+                assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(expected.as_str()));
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `farpool blade`: wires to the blade's server; starts, says it is ready, waits for a signal.
+
+use std::io::{Write, stdout};
+use std::path::Path;
+
+use anyhow::Context;
+use farpool_blade::{BladeConfig, Server};
+use farpool_wire::Address;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::{BladeArgs, BladeSettings};
+use crate::commands::refuse_remote;
+use crate::config::UsageError;
+use crate::logging;
+use crate::notify::notify;
+use crate::values::{Backing, Size, Span};
+
+/// Serves until SIGINT or SIGTERM, then removes its socket files.
+pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
+    let settings = &args.settings;
+    let config = config(settings)?;
+    let addresses: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
+    if addresses.is_empty() {
+        let how = "no address to listen on; give --listen unix:///path.sock or tcp://ip:port";
+        return Err(UsageError(how.into()).into());
+    }
+    refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
+    logging::start()?;
+    // Taken before anything is set up, so that no signal can leave a socket file behind.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
+    addresses.iter().filter_map(Address::socket_path).try_for_each(make_folder)?;
+    let memory_bytes = config.memory_bytes;
+    let serving = Server::bind(&addresses, config)?.serve()?;
+    say_ready(memory_bytes, serving.addresses(), args.json)?;
+    let signal = signals.forever().next();
+    tracing::info!(signal, "stopping");
+    tell_systemd("STOPPING=1");
+    serving.shutdown();
+    Ok(0)
+}
+
+/// The blade's settings; what was left open stays at the blade's defaults.
+fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
+    let missing = || UsageError("the offer is missing; give --memory SIZE".into());
+    let Size(memory_bytes) = settings.memory.ok_or_else(missing)?;
+    let mut config = BladeConfig { memory_bytes, ..BladeConfig::default() };
+    config.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
+    if let Some(Backing(backing)) = &settings.backing {
+        config.backing = backing.clone();
+    }
+    if let Some(Size(bytes)) = settings.quota {
+        config.quota_limit_bytes = bytes;
+    }
+    if let Some(Span(lease)) = settings.lease {
+        config.lease = lease;
+    }
+    if let Some(threads) = settings.threads {
+        config.threads = threads.into();
+    }
+    Ok(config)
+}
+
+/// /run is empty after each start of a machine: the socket's own folder is made when missing.
+fn make_folder(socket: &Path) -> anyhow::Result<()> {
+    let Some(folder) = socket.parent() else {
+        return Ok(());
+    };
+    match std::fs::create_dir(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("the folder {} cannot be made", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The one line on standard output: scripts wait for it and learn the ports that were chosen.
+fn say_ready(memory_bytes: u64, addresses: &[Address], json: bool) -> anyhow::Result<()> {
+    let listen: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let line = if json {
+        let pid = std::process::id();
+        json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen })
+            .to_string()
+    } else {
+        format!("ready: {} on {}", Size(memory_bytes), listen.join(" "))
+    };
+    writeln!(stdout(), "{line}").context("standard output is closed")?;
+    tell_systemd("READY=1");
+    Ok(())
+}
+
+fn tell_systemd(state: &str) {
+    if let Err(error) = notify(state) {
+        tracing::warn!(%error, state, "systemd does not take the message");
+    }
+}

@@ -1,0 +1,350 @@
+//! `farpool doctor`: what this machine can do, each lack with its remedy in one sentence.
+//!
+//! Every answer comes from trying the thing, never from the kernel's version, which is printed
+//! for information only. Exit code 0 when `farpool run` can work here, 1 otherwise.
+
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io::{self, stdout};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use farpool_uffd::{Pagemap, category, features};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+use crate::args::DoctorArgs;
+use crate::probe;
+use crate::terminal::{self, Tone};
+
+/// Descriptors the keeper wants: one userfaultfd and a few sockets per process of the tree.
+const NOFILE_WANTED: u64 = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    /// There and working.
+    Ok,
+    /// Not there; `farpool run` needs it.
+    Missing,
+    /// Not there; `farpool run` works without it, slower or with less.
+    Absent,
+    /// Nothing to judge, good to know.
+    Info,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    found: String,
+    remedy: Option<&'static str>,
+}
+
+impl Check {
+    /// Something `run` needs.
+    fn needed<T>(
+        name: &'static str,
+        tried: &Result<T, impl Display>,
+        remedy: &'static str,
+    ) -> Check {
+        Check::tried(name, tried, Status::Missing, remedy)
+    }
+
+    /// Something `run` can do without.
+    fn wanted<T>(
+        name: &'static str,
+        tried: &Result<T, impl Display>,
+        remedy: &'static str,
+    ) -> Check {
+        Check::tried(name, tried, Status::Absent, remedy)
+    }
+
+    fn tried<T>(
+        name: &'static str,
+        tried: &Result<T, impl Display>,
+        lack: Status,
+        remedy: &'static str,
+    ) -> Check {
+        match tried {
+            Ok(_) => Check { name, status: Status::Ok, found: "works".into(), remedy: None },
+            Err(error) => {
+                Check { name, status: lack, found: error.to_string(), remedy: Some(remedy) }
+            }
+        }
+    }
+
+    fn info(name: &'static str, found: impl Into<String>) -> Check {
+        Check { name, status: Status::Info, found: found.into(), remedy: None }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    can_run: bool,
+    checks: Vec<Check>,
+}
+
+/// Prints the report.
+pub fn main(args: &DoctorArgs) -> anyhow::Result<u8> {
+    let checks = examine();
+    let can_run = checks.iter().all(|check| check.status != Status::Missing);
+    let report = Report { can_run, checks };
+    if args.json {
+        terminal::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+    } else {
+        terminal::print(&for_people(&report))?;
+    }
+    Ok(u8::from(!can_run))
+}
+
+fn for_people(report: &Report) -> String {
+    let colour = terminal::may_colour(&stdout());
+    let widest = report.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Check { name, status, found, remedy } in &report.checks {
+        let (mark, tone) = match status {
+            Status::Ok => ("ok     ", Tone::Good),
+            Status::Missing => ("MISSING", Tone::Bad),
+            Status::Absent => ("absent ", Tone::Faint),
+            Status::Info => ("info   ", Tone::Faint),
+        };
+        text += &format!("{}  {name:<widest$}  {found}\n", terminal::toned(mark, tone, colour));
+        if let Some(remedy) = remedy {
+            text += &format!("{:9}{:<widest$}  -> {remedy}\n", "", "");
+        }
+    }
+    let can = if report.can_run { "can" } else { "can NOT" };
+    text + &format!("\nfarpool run {can} work here\n")
+}
+
+fn examine() -> Vec<Check> {
+    let mut checks = vec![
+        Check::info("kernel", read("/proc/sys/kernel/osrelease")),
+        Check::info("cores", cores()),
+        page_size(),
+    ];
+    checks.extend(userfaultfd());
+    checks.extend(kernel_interfaces());
+    checks.extend(limits());
+    checks.extend(memory());
+    checks.push(preload());
+    checks
+}
+
+fn userfaultfd() -> Vec<Check> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd");
+    let features = farpool_uffd::probe_features();
+    let mut checks = vec![
+        Check::wanted(
+            "userfaultfd-device",
+            &device,
+            "let your user open it: sudo setfacl -m u:$USER:rw /dev/userfaultfd",
+        ),
+        Check::info("unprivileged-userfaultfd", read("/proc/sys/vm/unprivileged_userfaultfd")),
+        Check::needed(
+            "userfaultfd",
+            &features,
+            "open /dev/userfaultfd to your user, or use a kernel built with CONFIG_USERFAULTFD",
+        ),
+    ];
+    let offered = features.unwrap_or(0);
+    checks.extend(FEATURES.iter().map(|feature| feature.check(offered)));
+    checks
+}
+
+/// A userfaultfd feature the pager uses, with what its lack means.
+struct Feature {
+    name: &'static str,
+    bit: u64,
+    lack: Status,
+    remedy: &'static str,
+}
+
+/// In the order of `UFFD_FEATURE_*`. Those the pager cannot do without are `Missing` when absent.
+const FEATURES: [Feature; 6] = [
+    Feature {
+        name: "uffd-thread-id",
+        bit: features::THREAD_ID,
+        lack: Status::Absent,
+        remedy: "faults are then not counted per thread",
+    },
+    Feature {
+        name: "uffd-exact-address",
+        bit: features::EXACT_ADDRESS,
+        lack: Status::Absent,
+        remedy: "faults are then known by page only, which is all the pager needs",
+    },
+    Feature {
+        name: "uffd-wp-unpopulated",
+        bit: features::WP_UNPOPULATED,
+        lack: Status::Absent,
+        remedy: "clean pages are then written to the blade again",
+    },
+    Feature {
+        name: "uffd-poison",
+        bit: features::POISON,
+        lack: Status::Missing,
+        remedy: "use a kernel with UFFDIO_POISON: lost pages must give SIGBUS, never zeros",
+    },
+    Feature {
+        name: "uffd-wp-async",
+        bit: features::WP_ASYNC,
+        lack: Status::Absent,
+        remedy: "use a kernel with UFFD_FEATURE_WP_ASYNC, or clean pages are written again",
+    },
+    Feature {
+        name: "uffd-move",
+        bit: features::MOVE,
+        lack: Status::Missing,
+        remedy: "use a kernel with UFFDIO_MOVE: pages must leave a program without a lost write",
+    },
+];
+
+impl Feature {
+    fn check(&self, offered: u64) -> Check {
+        let there = offered & self.bit != 0;
+        Check {
+            name: self.name,
+            status: if there { Status::Ok } else { self.lack },
+            found: if there { "works" } else { "not offered by this kernel" }.into(),
+            remedy: (!there).then_some(self.remedy),
+        }
+    }
+}
+
+fn kernel_interfaces() -> Vec<Check> {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let memfd = rustix::fs::memfd_create("farpool-doctor", flags).map_err(io::Error::from);
+    vec![
+        Check::wanted(
+            "pagemap-scan",
+            &pagemap_scan(),
+            "use a kernel with PAGEMAP_SCAN, or clean pages are written to the blade again",
+        ),
+        Check::needed(
+            "memfd",
+            &memfd,
+            "allow memfd_create (seccomp filters of containers forbid it at times)",
+        ),
+        Check::wanted(
+            "io-uring",
+            &probe::io_uring(),
+            "blades use epoll then; to allow io_uring: sudo sysctl kernel.io_uring_disabled=0",
+        ),
+    ]
+}
+
+/// Scans nothing, in the way the evictor will scan.
+fn pagemap_scan() -> io::Result<()> {
+    Pagemap::open()?.scan(0, 0, category::WRITTEN, &mut []).map(drop)
+}
+
+fn limits() -> Vec<Check> {
+    let limit = |which| getrlimit(which).current;
+    let shown = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
+    let nofile = limit(Resource::Nofile);
+    let enough = nofile.is_none_or(|limit| limit >= NOFILE_WANTED);
+    vec![
+        Check {
+            name: "open-files",
+            status: if enough { Status::Ok } else { Status::Absent },
+            found: shown(nofile),
+            remedy: (!enough).then_some("raise it for large process trees: ulimit -n 4096"),
+        },
+        Check::info("locked-memory-bytes", shown(limit(Resource::Memlock))),
+        Check::info("max-map-count", read("/proc/sys/vm/max_map_count")),
+    ]
+}
+
+fn memory() -> Vec<Check> {
+    vec![
+        Check::info("memory-cgroup", memory_cgroup()),
+        Check::info("swap", swap()),
+        Check::info("zram", if exists("/sys/class/zram-control") { "there" } else { "none" }),
+        Check::info("transparent-huge-pages", read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        Check::info("huge-pages-free", meminfo("HugePages_Free:")),
+        Check::info("memory-available-kib", meminfo("MemAvailable:")),
+    ]
+}
+
+fn memory_cgroup() -> &'static str {
+    let v2 = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    if v2.split_whitespace().any(|name| name == "memory") {
+        "v2"
+    } else if exists("/sys/fs/cgroup/memory/memory.limit_in_bytes") {
+        "v1"
+    } else {
+        "none"
+    }
+}
+
+fn swap() -> String {
+    let devices = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let names: Vec<&str> =
+        devices.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    if names.is_empty() { "none".into() } else { names.join(" ") }
+}
+
+fn meminfo(key: &str) -> String {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    line.and_then(|rest| rest.split_whitespace().next()).unwrap_or("unknown").to_owned()
+}
+
+fn cores() -> String {
+    std::thread::available_parallelism().map_or("unknown".into(), |cores| cores.to_string())
+}
+
+/// The pager, the blades and the protocol know pages of one size.
+fn page_size() -> Check {
+    let bytes = rustix::param::page_size();
+    let fits = bytes == farpool_uffd::PAGE_BYTES;
+    Check {
+        name: "page-bytes",
+        status: if fits { Status::Ok } else { Status::Missing },
+        found: bytes.to_string(),
+        remedy: (!fits).then_some("boot a kernel with pages of 4096 bytes"),
+    }
+}
+
+fn exists(path: &str) -> bool {
+    fs::exists(path).unwrap_or(false)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned())
+}
+
+/// Starts a small program with the library preloaded: the loader says on stderr when it cannot.
+fn preload() -> Check {
+    Check::needed(
+        "preload",
+        &try_preload(),
+        "build or install the library beside the binary: make build, or make install",
+    )
+}
+
+fn try_preload() -> io::Result<()> {
+    let library = preload_library()?;
+    let output = Command::new("true")
+        .env("LD_PRELOAD", &library)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()?;
+    match output.status.success() && output.stderr.is_empty() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+/// Where `make build` and `make install` put the library, seen from the binary.
+fn preload_library() -> io::Result<PathBuf> {
+    const NAME: &str = "libfarpool_preload.so";
+    let binary = std::env::current_exe()?.canonicalize()?;
+    let folder = binary.parent().unwrap_or(&binary);
+    [folder.join(NAME), folder.join("../lib/farpool").join(NAME)]
+        .into_iter()
+        .find(|path| path.exists())
+        .ok_or_else(|| io::Error::other(format!("{NAME} is not beside {}", binary.display())))
+}

@@ -1,0 +1,56 @@
+//! `farpool run`: wires to the keeper.
+
+use farpool_run::{RunError, RunOptions};
+
+use crate::args::RunArgs;
+use crate::commands::refuse_remote;
+use crate::config::UsageError;
+use crate::values::{Size, WhenFull};
+
+/// Runs the program; the result is its own exit code, 128 + n when signal n ended it.
+pub fn main(args: RunArgs) -> anyhow::Result<u8> {
+    refuse_remote(&args.settings.blade, args.settings.allow_remote_tcp)?;
+    let options = options(args)?;
+    let code = farpool_run::run(&options).map_err(|error| match error {
+        RunError::LimitTooSmall { .. } | RunError::Address { .. } => {
+            UsageError(error.to_string()).into()
+        }
+        error => anyhow::Error::from(error),
+    })?;
+    Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
+}
+
+/// The keeper's options; what was left open stays at the keeper's defaults.
+fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
+    let RunArgs { settings, program } = args;
+    let missing = |what: &str| UsageError(format!("{what} is missing; see farpool run --help"));
+    let mut words = program.into_iter();
+    let program = words.next().ok_or_else(|| missing("the program"))?;
+    let local = settings.local.ok_or_else(|| missing("--local SIZE or --local PCT"))?;
+    let mut options = RunOptions::new(program, local.into());
+    options.arguments = words.collect();
+    options.blades = settings.blade.iter().map(ToString::to_string).collect();
+    options.quota_bytes = settings.quota.map(|Size(bytes)| bytes);
+    options.stats_file = settings.stats;
+    options.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
+    options.quiet = settings.quiet == Some(true);
+    if let Some(policy) = settings.policy {
+        options.victim_policy = policy.to_string();
+    }
+    if let Some(prefetch) = settings.prefetch {
+        options.prefetch_policy = prefetch.to_string();
+    }
+    if let Some(when_full) = settings.when_full {
+        options.when_full = match when_full {
+            WhenFull::Fail => farpool_board::WhenFull::Fail,
+            WhenFull::Slow => farpool_board::WhenFull::Slow,
+        };
+    }
+    if let Some(threads) = settings.pager_threads {
+        options.pager_threads = threads.into();
+    }
+    if let Some(Size(bytes)) = settings.threshold {
+        options.threshold_bytes = bytes;
+    }
+    Ok(options)
+}

@@ -1,0 +1,248 @@
+//! `farpool stat`: what programs and blades are doing, from the runs' boards and the blades' own
+//! counters. Reading them costs a program nothing.
+
+use std::io::{IsTerminal, stdout};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farpool_board::quantile_ns;
+use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
+use farpool_run::{ProcessStatistics, RunStatistics, read_statistics, runs};
+use farpool_wire::{BladeTotals, ClientUsage, Purpose, Request, Response};
+use serde_json::{Value, json};
+
+use crate::args::StatArgs;
+use crate::terminal::{self, table};
+
+/// How long a blade may take to answer before it is shown as unreachable.
+const BLADE_DEADLINE: Duration = Duration::from_secs(2);
+/// A page in MiB, as a shift of the page count.
+const PAGES_PER_MIB_SHIFT: u32 = 8;
+
+/// What one blade says of itself, or why it says nothing.
+type BladeAnswer = Result<(BladeTotals, Vec<ClientUsage>), String>;
+
+/// Prints once, or again and again.
+pub fn main(args: &StatArgs) -> anyhow::Result<u8> {
+    loop {
+        let runs = live_runs();
+        let blades: Vec<(Address, BladeAnswer)> =
+            args.settings.blade.iter().map(|at| (at.0.clone(), ask(&at.0))).collect();
+        terminal::print(&match args.json {
+            true => format!("{}\n", as_json(&runs, &blades)),
+            false => tables(&runs, &blades, args.watch.is_some()),
+        })?;
+        let Some(seconds) = args.watch else {
+            return Ok(u8::from(blades.iter().any(|(_, answer)| answer.is_err())));
+        };
+        thread::sleep(Duration::from_secs(seconds));
+    }
+}
+
+/// The runs whose keepers live; a board that cannot be read belongs to a run that just ended.
+fn live_runs() -> Vec<RunStatistics> {
+    let alive = |run: &RunStatistics| {
+        std::path::Path::new("/proc").join(run.keeper_pid.to_string()).exists()
+    };
+    runs().iter().filter_map(|board| read_statistics(board).ok()).filter(alive).collect()
+}
+
+/// Asks a blade for its counters and its clients.
+fn ask(address: &Address) -> BladeAnswer {
+    let session = Session {
+        address: address.clone(),
+        client: ClientId(0),
+        client_name: "farpool stat".into(),
+        purpose: Purpose::Monitor,
+        quota_bytes: 0,
+        deadline: BLADE_DEADLINE,
+        // The user named the address; only counters travel.
+        allow_remote_tcp: true,
+        descriptors: Arc::new(DescriptorSet::default()),
+    };
+    let mut control = Control::connect(Arc::new(session), 0).map_err(|error| error.to_string())?;
+    let mut all = Vec::new();
+    loop {
+        let skip_clients = u32::try_from(all.len()).map_err(|error| error.to_string())?;
+        let answer = control.call(&Request::Stat { skip_clients }).map_err(|e| e.to_string())?;
+        let Response::Stat { totals, clients } = answer.response else {
+            return Err("the blade answers something else than was asked".into());
+        };
+        all.extend_from_slice(clients);
+        if clients.is_empty() || all.len() >= totals.clients.get() as usize {
+            return Ok((totals, all));
+        }
+    }
+}
+
+fn as_json(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)]) -> Value {
+    json!({
+        "programs": runs.iter().map(RunStatistics::to_json).collect::<Vec<_>>(),
+        "blades": blades.iter().map(blade_json).collect::<Vec<_>>(),
+    })
+}
+
+fn blade_json((address, answer): &(Address, BladeAnswer)) -> Value {
+    let address = address.to_string();
+    match answer {
+        Err(error) => json!({ "address": address, "error": error }),
+        Ok((totals, clients)) => json!({
+            "address": address,
+            "capacity_bytes": totals.capacity_bytes.get(),
+            "used_bytes": totals.used_bytes.get(),
+            "superpages_held": totals.superpages_held.get(),
+            "uptime_ms": totals.uptime_ms.get(),
+            "pages_read": totals.pages_read.get(),
+            "pages_written": totals.pages_written.get(),
+            "requests": totals.requests.get(),
+            "requests_refused": totals.requests_refused.get(),
+            "bad_frames": totals.bad_frames.get(),
+            "leases_expired": totals.leases_expired.get(),
+            "superpages_scrubbed": totals.superpages_scrubbed.get(),
+            "connections": totals.connections.get(),
+            "segments": totals.segments.get(),
+            "clients": clients.iter().map(client_json).collect::<Vec<_>>(),
+        }),
+    }
+}
+
+fn client_json(client: &ClientUsage) -> Value {
+    json!({
+        "number": client.number.get(),
+        "name": client.name(),
+        "pid": client.pid.get(),
+        "quota_bytes": client.quota_bytes.get(),
+        "used_bytes": client.used_bytes.get(),
+        "pages_read": client.pages_read.get(),
+        "pages_written": client.pages_written.get(),
+        "connections": client.connections.get(),
+        "segments": client.segments.get(),
+        "lease_left_ms": client.lease_left_ms.get(),
+    })
+}
+
+/// Both tables; over the last ones when watching on a terminal.
+fn tables(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)], watching: bool) -> String {
+    let clear = match watching && stdout().is_terminal() {
+        true => "\x1b[H\x1b[J",
+        false => "",
+    };
+    let between = if blades.is_empty() { "" } else { "\n" };
+    format!("{clear}{}{between}{}", programs_table(runs), blades_table(blades))
+}
+
+const PROGRAM_HEADER: [&str; 13] = [
+    "program",
+    "pid",
+    "local MiB",
+    "far MiB",
+    "faults",
+    "fetches",
+    "prefetched",
+    "victim hits",
+    "evicted",
+    "written",
+    "fetch p50 us",
+    "p99",
+    "lost",
+];
+
+fn programs_table(runs: &[RunStatistics]) -> String {
+    if runs.is_empty() {
+        return "no program runs on far memory now\n".into();
+    }
+    let rows = runs.iter().flat_map(|run| {
+        let head = program_row(&run.program, run.keeper_pid, &run.total);
+        let below = run
+            .processes
+            .iter()
+            .map(|process| program_row(&format!("  {}", process.name), process.pid, process));
+        std::iter::once(head).chain(below.collect::<Vec<_>>())
+    });
+    table(&PROGRAM_HEADER, &rows.collect::<Vec<_>>())
+}
+
+fn program_row(name: &str, pid: u32, numbers: &ProcessStatistics) -> Vec<String> {
+    let count = |name| numbers.counter(name).to_string();
+    let mib = |name| (numbers.counter(name) >> PAGES_PER_MIB_SHIFT).to_string();
+    let latency =
+        |fraction| quantile_ns(&numbers.fetch_latency, fraction).map_or("-".into(), microseconds);
+    vec![
+        name.to_owned(),
+        pid.to_string(),
+        mib("resident_pages"),
+        mib("far_pages"),
+        count("faults"),
+        count("demand_fetches"),
+        count("prefetches"),
+        count("victim_hits"),
+        count("evictions"),
+        count("pages_written"),
+        latency(0.5),
+        latency(0.99),
+        count("lost"),
+    ]
+}
+
+fn microseconds(ns: u64) -> String {
+    format!("{}.{}", ns / 1000, ns % 1000 / 100)
+}
+
+const BLADE_HEADER: [&str; 10] = [
+    "blade",
+    "used MiB",
+    "of MiB",
+    "clients",
+    "segments",
+    "read MiB",
+    "written MiB",
+    "requests",
+    "refused",
+    "bad frames",
+];
+
+fn blades_table(blades: &[(Address, BladeAnswer)]) -> String {
+    let mut rows = Vec::new();
+    let mut unreachable = String::new();
+    for (address, answer) in blades {
+        match answer {
+            Ok((totals, clients)) => {
+                rows.push(blade_row(address, totals));
+                rows.extend(clients.iter().map(client_row));
+            }
+            Err(error) => unreachable += &format!("{error}\n"),
+        }
+    }
+    let shown = if rows.is_empty() { String::new() } else { table(&BLADE_HEADER, &rows) };
+    shown + &unreachable
+}
+
+fn blade_row(address: &Address, totals: &BladeTotals) -> Vec<String> {
+    let pages = |pages: u64| (pages >> PAGES_PER_MIB_SHIFT).to_string();
+    vec![
+        address.to_string(),
+        (totals.used_bytes.get() >> 20).to_string(),
+        (totals.capacity_bytes.get() >> 20).to_string(),
+        totals.clients.to_string(),
+        totals.segments.to_string(),
+        pages(totals.pages_read.get()),
+        pages(totals.pages_written.get()),
+        totals.requests.to_string(),
+        totals.requests_refused.to_string(),
+        totals.bad_frames.to_string(),
+    ]
+}
+
+fn client_row(client: &ClientUsage) -> Vec<String> {
+    let pages = |pages: u64| (pages >> PAGES_PER_MIB_SHIFT).to_string();
+    vec![
+        format!("  {} (pid {})", client.name(), client.pid),
+        (client.used_bytes.get() >> 20).to_string(),
+        (client.quota_bytes.get() >> 20).to_string(),
+        String::new(),
+        client.segments.to_string(),
+        pages(client.pages_read.get()),
+        pages(client.pages_written.get()),
+    ]
+}

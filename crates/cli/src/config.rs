@@ -1,0 +1,138 @@
+//! Where settings come from: flags, then `FARPOOL_*` variables (clap reads both), then files.
+//!
+//! Files are TOML with one table per subcommand and the flag's long name as key. The user's file
+//! is stronger than the machine's, key by key; `--config FILE` replaces both. A key that is not
+//! known is an error that names it and its file: a misspelt limit must not be silently no limit.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::{CommandFactory, FromArgMatches};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{BladeSettings, Cli, Command, RunSettings, StatSettings};
+
+/// The machine's configuration file.
+pub const SYSTEM_FILE: &str = "/etc/farpool.toml";
+/// The user's configuration file, below `$XDG_CONFIG_HOME` or `~/.config`.
+pub const USER_FILE: &str = "farpool/config.toml";
+
+/// A wrong use of the program: reported on one line, exit code 2.
+#[derive(Debug)]
+pub struct UsageError(pub String);
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// One configuration file, or several laid over each other.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Config {
+    pub run: RunSettings,
+    pub blade: BladeSettings,
+    pub stat: StatSettings,
+}
+
+/// Fills each named field that is still open from the weaker source.
+macro_rules! fill_options {
+    ($strong:ident, $weak:ident: $($field:ident),*) => {
+        $( $strong.$field = $strong.$field.take().or($weak.$field); )*
+    };
+}
+
+/// The same for lists: a stronger list replaces a weaker one, it is not added to it.
+fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
+    if strong.is_empty() {
+        *strong = weak;
+    }
+}
+
+impl RunSettings {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: RunSettings) {
+        fill_options!(self, weak: local, quota, policy, prefetch, when_full, pager_threads,
+            threshold, stats, allow_remote_tcp, quiet);
+        fill_list(&mut self.blade, weak.blade);
+    }
+}
+
+impl BladeSettings {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: BladeSettings) {
+        fill_options!(self, weak: memory, backing, quota, lease, threads, allow_remote_tcp);
+        fill_list(&mut self.listen, weak.listen);
+    }
+}
+
+impl StatSettings {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: StatSettings) {
+        fill_list(&mut self.blade, weak.blade);
+    }
+}
+
+impl Config {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: Config) {
+        self.run.fill_from(weak.run);
+        self.blade.fill_from(weak.blade);
+        self.stat.fill_from(weak.stat);
+    }
+
+    fn from_file(path: &Path) -> Result<Config, UsageError> {
+        let wrong = |why: &dyn fmt::Display| {
+            UsageError(format!("the configuration file {}: {why}", path.display()))
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        toml::from_str(&text).map_err(|error| wrong(&error.to_string().trim_end()))
+    }
+
+    /// Reads and merges the files, the strongest first.
+    pub fn from_files(files: &[PathBuf]) -> Result<Config, UsageError> {
+        let mut merged = Config::default();
+        for file in files {
+            merged.fill_from(Config::from_file(file)?);
+        }
+        Ok(merged)
+    }
+
+    /// The settings that the variables give, each read through the definition of its flag.
+    pub fn from_variables() -> Result<Config, clap::Error> {
+        let parsed = |name: &str, rest: &[&str]| {
+            let words = ["farpool", name].into_iter().chain(rest.iter().copied());
+            Cli::from_arg_matches(&Cli::command().try_get_matches_from(words)?)
+        };
+        let mut config = Config::default();
+        if let Command::Run(args) = parsed("run", &["--", "program"])?.command {
+            config.run = args.settings;
+        }
+        if let Command::Blade(args) = parsed("blade", &[])?.command {
+            config.blade = args.settings;
+        }
+        if let Command::Stat(args) = parsed("stat", &[])?.command {
+            config.stat = args.settings;
+        }
+        Ok(config)
+    }
+}
+
+/// The files to read, the strongest first: the chosen one alone, or those of the usual that exist.
+pub fn files(chosen: Option<&Path>) -> Vec<PathBuf> {
+    match chosen {
+        Some(path) => vec![path.to_path_buf()],
+        None => usual_files().into_iter().filter(|path| path.exists()).collect(),
+    }
+}
+
+/// The files that are read when none is chosen, the strongest first.
+pub fn usual_files() -> Vec<PathBuf> {
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    home.map(|home| home.join(USER_FILE)).into_iter().chain([PathBuf::from(SYSTEM_FILE)]).collect()
+}

@@ -1,0 +1,69 @@
+//! `farpool`: the one binary. Parses the command line and hands over; the rooms below do the work.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage (flags, variables, configuration). `farpool run`
+//! passes on the exit code of the program, 128 + n when signal n ended it.
+
+mod args;
+mod commands;
+mod config;
+mod logging;
+mod notify;
+mod probe;
+mod terminal;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use config::{Config, UsageError};
+
+/// Wrong flags, variables or configuration; clap uses the same.
+const EXIT_USAGE: u8 = 2;
+/// Anything else that went wrong.
+const EXIT_FAILED: u8 = 1;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => ExitCode::from(report(&error)),
+    }
+}
+
+/// Runs the subcommand; its result is the exit code.
+fn dispatch(cli: Cli) -> anyhow::Result<u8> {
+    let files = || Config::from_files(&config::files(cli.config.as_deref()));
+    match cli.command {
+        Command::Run(mut args) => {
+            args.settings.fill_from(files()?.run);
+            commands::run::main(args)
+        }
+        Command::Blade(mut args) => {
+            args.settings.fill_from(files()?.blade);
+            commands::blade::main(&args)
+        }
+        Command::Stat(mut args) => {
+            args.settings.fill_from(files()?.stat);
+            commands::stat::main(&args)
+        }
+        Command::Limit(args) => commands::limit::main(&args),
+        Command::Doctor(args) => commands::doctor::main(&args),
+        Command::Demo(args) => commands::demo::main(&args),
+        Command::Bench(args) => commands::bench::bench(&args),
+        Command::Workload(args) => commands::bench::workload(&args),
+        Command::Completions(args) => commands::generate::completions(&args),
+        Command::Man(args) => commands::generate::man(&args),
+        Command::Config(args) => commands::config::main(&args, cli.config.as_deref()),
+    }
+}
+
+/// Prints the error with its causes once; the result is the exit code.
+fn report(error: &anyhow::Error) -> u8 {
+    eprintln!("farpool: {error:#}");
+    match error.downcast_ref::<UsageError>() {
+        Some(_) => EXIT_USAGE,
+        None => EXIT_FAILED,
+    }
+}

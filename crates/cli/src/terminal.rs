@@ -1,0 +1,68 @@
+//! What is printed for people: colours only where they are wanted, columns that line up.
+
+use std::io::{self, IsTerminal, Write, stdout};
+
+/// True when `stream` is a terminal and the user has not asked for plain text (NO_COLOR).
+pub fn may_colour(stream: &impl IsTerminal) -> bool {
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    stream.is_terminal() && !no_colour && !dumb
+}
+
+/// Writes to standard output; a reader that has seen enough (`farpool stat | head`) is no error.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        written => written,
+    }
+}
+
+/// The colours in use, each a role rather than a hue.
+#[derive(Clone, Copy, Debug)]
+pub enum Tone {
+    Good,
+    Bad,
+    Faint,
+}
+
+/// `text` in its tone, or unchanged when colours are off.
+pub fn toned(text: &str, tone: Tone, colour: bool) -> String {
+    let code = match tone {
+        Tone::Good => "32",
+        Tone::Bad => "31",
+        Tone::Faint => "2",
+    };
+    if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// Rows under a header, columns two spaces apart: the first to the left, the others to the right.
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let header: Vec<String> = header.iter().map(|&name| name.to_owned()).collect();
+    let all = || std::iter::once(&header).chain(rows);
+    let widths: Vec<usize> = (0..header.len())
+        .map(|at| all().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max())
+        .map(|widest| widest.unwrap_or(0))
+        .collect();
+    all().map(|row| line(row, &widths)).collect()
+}
+
+fn line(row: &[String], widths: &[usize]) -> String {
+    let cells = row.iter().zip(widths).enumerate().map(|(at, (cell, width))| match at {
+        0 => format!("{cell:<width$}"),
+        _ => format!("  {cell:>width$}"),
+    });
+    format!("{}\n", cells.collect::<String>().trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_at_the_widest_cell() {
+        let rows = [vec!["redis".into(), "7".into()], vec!["a".into(), "12345".into()]];
+        let text = table(&["program", "faults"], &rows);
+        assert_eq!(text, "program  faults\nredis         7\na         12345\n");
+    }
+}

@@ -1,0 +1,302 @@
+//! Values people write on the command line, in variables and in the configuration file.
+//!
+//! One parser per kind, so a size means the same in all three places. Sizes are binary whichever
+//! suffix is used (`2G` and `2GiB` are both 2^31 bytes), because memory is; a bare number is bytes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use farpool_blade::{BackingKind, BackingKindError};
+use farpool_policy::{PrefetchKind, UnknownPolicy, VictimKind};
+use farpool_wire::Address;
+use serde::{Deserialize, Deserializer, de};
+
+/// A number of bytes, written as `4096`, `512KiB`, `256MiB`, `2G`, `1.5GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+/// Suffixes and the power of two each stands for.
+const SUFFIXES: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let not_a_size = || format!("{text:?} is not a size; write it as 256MiB, 2G or 4096");
+        let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (digits, suffix) = text.split_at(split);
+        let suffix = suffix.trim().to_ascii_lowercase();
+        let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
+        let (_, shift) = SUFFIXES.iter().find(|(name, _)| *name == unit).ok_or_else(not_a_size)?;
+        let bytes = scaled(digits, *shift).ok_or_else(not_a_size)?;
+        match bytes {
+            0 => Err(format!("{text:?} is no memory at all; give a size above zero")),
+            bytes => Ok(Size(bytes)),
+        }
+    }
+}
+
+/// `digits` x 2^`shift` in whole numbers, with up to three decimals; none when it is no number
+/// or does not fit.
+fn scaled(digits: &str, shift: u32) -> Option<u64> {
+    let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
+    if whole.is_empty() || decimals.len() > 3 {
+        return None;
+    }
+    let thousandths: u128 = format!("{whole}{decimals:0<3}").parse().ok()?;
+    u64::try_from(thousandths.checked_mul(1 << shift)? / 1000).ok()
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        match named.iter().find(|(_, shift)| self.0 != 0 && self.0.trailing_zeros() >= *shift) {
+            Some((name, shift)) => write!(to, "{}{name}", self.0 >> shift),
+            None => write!(to, "{}", self.0),
+        }
+    }
+}
+
+/// How much local memory a program may have: a size, or a share of what it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalLimit {
+    /// At most this many bytes.
+    Bytes(u64),
+    /// At most this share of the far-eligible memory the program has asked for, 1 to 100.
+    Percent(u8),
+}
+
+impl From<LocalLimit> for farpool_run::LocalLimit {
+    fn from(local: LocalLimit) -> farpool_run::LocalLimit {
+        match local {
+            LocalLimit::Bytes(bytes) => farpool_run::LocalLimit::Bytes(bytes),
+            LocalLimit::Percent(percent) => farpool_run::LocalLimit::Percent(percent.into()),
+        }
+    }
+}
+
+impl FromStr for LocalLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(number) = text.strip_suffix('%') else {
+            return text.parse().map(|Size(bytes)| LocalLimit::Bytes(bytes));
+        };
+        match number.trim().parse() {
+            Ok(percent @ 1..=100) => Ok(LocalLimit::Percent(percent)),
+            _ => Err(format!("{text:?} is not a share; write a whole number from 1% to 100%")),
+        }
+    }
+}
+
+impl fmt::Display for LocalLimit {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LocalLimit::Bytes(bytes) => Size(*bytes).fmt(to),
+            LocalLimit::Percent(percent) => write!(to, "{percent}%"),
+        }
+    }
+}
+
+/// A span of time, written as `500ms`, `10s`, `2m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let units = [("ms", 1), ("s", 1_000), ("m", 60_000)];
+        units
+            .iter()
+            .find_map(|(suffix, ms)| Some((text.strip_suffix(suffix)?, *ms)))
+            .and_then(|(number, ms)| number.parse::<u64>().ok()?.checked_mul(ms))
+            .filter(|ms| *ms > 0)
+            .map(|ms| Span(Duration::from_millis(ms)))
+            .ok_or_else(|| format!("{text:?} is not a span of time; write it as 500ms, 10s or 2m"))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_millis() {
+            ms if ms % 60_000 == 0 => write!(to, "{}m", ms / 60_000),
+            ms if ms % 1_000 == 0 => write!(to, "{}s", ms / 1_000),
+            ms => write!(to, "{ms}ms"),
+        }
+    }
+}
+
+/// What a blade's memory is made of, by the name that [`farpool_blade`] knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing(pub BackingKind);
+
+impl FromStr for Backing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Backing).map_err(|error: BackingKindError| error.to_string())
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            BackingKind::Memfd => write!(to, "memfd"),
+            BackingKind::Anonymous => write!(to, "anonymous"),
+            BackingKind::Hugetlb => write!(to, "hugetlb"),
+            BackingKind::File(path) => write!(to, "file:{}", path.display()),
+        }
+    }
+}
+
+/// Where a blade is, as [`farpool_wire::Address`] reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BladeAddress(pub Address);
+
+impl FromStr for BladeAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map(BladeAddress)
+            .map_err(|error: farpool_wire::AddressError| error.to_string())
+    }
+}
+
+impl fmt::Display for BladeAddress {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(to)
+    }
+}
+
+/// What happens when neither local memory nor the pool has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WhenFull {
+    /// The program's next allocation fails.
+    Fail,
+    /// The program goes on with what local memory holds, slowly.
+    Slow,
+}
+
+impl FromStr for WhenFull {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false)
+            .map_err(|_| format!("{text:?} is neither fail nor slow"))
+    }
+}
+
+impl fmt::Display for WhenFull {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            WhenFull::Fail => "fail",
+            WhenFull::Slow => "slow",
+        })
+    }
+}
+
+/// How victims are chosen, by the name that [`farpool_policy`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim(pub VictimKind);
+
+/// What is fetched ahead, by the name that [`farpool_policy`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch(pub PrefetchKind);
+
+/// Parses and prints as the type inside does.
+macro_rules! named_by {
+    ($($kind:ident),*) => {$(
+        impl FromStr for $kind {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                text.parse().map($kind).map_err(|error: UnknownPolicy| error.to_string())
+            }
+        }
+
+        impl fmt::Display for $kind {
+            fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(to)
+            }
+        }
+    )*};
+}
+
+named_by!(Victim, Prefetch);
+
+/// Reads a value from the configuration file with the parser of the command line.
+macro_rules! written_as_text {
+    ($($kind:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $kind {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                String::deserialize(from)?.parse().map_err(de::Error::custom)
+            }
+        }
+
+        impl serde::Serialize for $kind {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+    )*};
+}
+
+written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, WhenFull, Victim, Prefetch);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_binary_with_any_suffix() {
+        let bytes = |text: &str| text.parse::<Size>().map(|Size(bytes)| bytes);
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("2G"), Ok(2 << 30));
+        assert_eq!(bytes("2gb"), Ok(2 << 30));
+        assert_eq!(bytes("256MiB"), Ok(256 << 20));
+        assert_eq!(bytes("256 MiB"), Ok(256 << 20));
+        assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(bytes("0.25KiB"), Ok(256));
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_an_example() {
+        for text in ["", "G", "12parsecs", "-1", "1e9", "0", "1.2345G", ".5G", "99999999999P", "3%"]
+        {
+            let error = text.parse::<Size>().expect_err(text);
+            assert!(error.contains(text), "{error} does not name {text}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_as_the_largest_whole_unit() {
+        for text in ["1PiB", "2GiB", "1536MiB", "4KiB", "4097"] {
+            assert_eq!(text.parse::<Size>().expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_local_limit_is_a_size_or_a_share() {
+        assert_eq!("25%".parse(), Ok(LocalLimit::Percent(25)));
+        assert_eq!("1GiB".parse(), Ok(LocalLimit::Bytes(1 << 30)));
+        for text in ["0%", "101%", "%", "12.5%", "-5%"] {
+            assert!(text.parse::<LocalLimit>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_and_backings_read_back_what_they_print() {
+        for text in ["500ms", "10s", "2m"] {
+            assert_eq!(text.parse::<Span>().expect(text).to_string(), text);
+        }
+        for text in ["memfd", "anonymous", "hugetlb", "file:/dev/dax0.0"] {
+            assert_eq!(text.parse::<Backing>().expect(text).to_string(), text);
+        }
+        assert!("10".parse::<Span>().is_err());
+        assert!("0s".parse::<Span>().is_err());
+        assert!("file:".parse::<Backing>().is_err());
+    }
+}

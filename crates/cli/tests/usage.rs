@@ -1,0 +1,189 @@
+//! What people see: help, mistakes and their messages, generated pages, the configuration.
+
+mod common;
+
+use std::path::Path;
+
+use common::{ended, farpool};
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder for the test")
+}
+
+#[test]
+fn help_names_every_subcommand_and_the_exit_codes() {
+    let home = home();
+    let (code, help, _) = ended(farpool(home.path()).arg("--help"));
+    assert_eq!(code, 0);
+    for name in ["run", "blade", "stat", "doctor", "completions", "man", "config"] {
+        assert!(help.contains(&format!("\n  {name} ")), "{name} is not in\n{help}");
+    }
+    assert!(help.contains("Exit codes: 0 done, 1 failed, 2 wrong usage"), "{help}");
+}
+
+#[test]
+fn mistakes_exit_with_2_and_name_what_is_wrong() {
+    let home = home();
+    let program = ["--", "true"];
+    let mistakes: &[(&[&str], &str)] = &[
+        (&["run", "--local", "12parsecs"], "12parsecs"),
+        (&["run", "--local", "0%"], "from 1% to 100%"),
+        (&["run"], "--local"),
+        (&["run", "--local", "1G", "--blade", "http://x"], "http://x"),
+        (&["run", "--local", "1G", "--blade", "tcp://localhost:1"], "numeric address"),
+        (&["run", "--local", "1G", "--blade", "tcp://192.0.2.1:1"], "--allow-remote-tcp"),
+        (&["run", "--local", "1G", "--when-full", "panic"], "panic"),
+        (&["run", "--local", "1G", "--pager-threads", "0"], "0"),
+        (&["run", "--local", "1G", "--policy", "oracle"], "oracle"),
+        (&["run", "--local", "1G", "--prefetch", "oracle"], "oracle"),
+    ];
+    for (words, expected) in mistakes {
+        let (code, _, error) = ended(farpool(home.path()).args(*words).args(program));
+        assert_eq!(code, 2, "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+    }
+}
+
+#[test]
+fn a_blade_needs_memory_and_an_address_of_this_machine() {
+    let home = home();
+    let mistakes: &[(&[&str], &str)] = &[
+        (&["--listen", "unix:///x.sock"], "--memory"),
+        (&["--memory", "1G"], "--listen"),
+        (&["--memory", "1G", "--listen", "tcp://0.0.0.0:7070"], "--allow-remote-tcp"),
+        (&["--memory", "1G", "--listen", "unix:///x", "--backing", "tape"], "tape"),
+        (&["--memory", "1G", "--listen", "unix:///x", "--lease", "10"], "10s"),
+    ];
+    for (words, expected) in mistakes {
+        let (code, _, error) = ended(farpool(home.path()).arg("blade").args(*words));
+        assert_eq!(code, 2, "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("a folder");
+    std::fs::write(path, text).expect("the file is written");
+}
+
+#[test]
+fn an_unknown_key_is_refused_by_name_with_its_file() {
+    let home = home();
+    let file = home.path().join("wrong.toml");
+    write(&file, "[run]\nlocl = \"1GiB\"\n");
+    let config = ["--config", file.to_str().expect("the path is text")];
+    for words in [&["config", "check"][..], &["run", "--local", "1G", "--", "true"][..]] {
+        let (code, _, error) = ended(farpool(home.path()).args(config).args(words));
+        assert_eq!(code, 2, "{error}");
+        assert!(error.contains("locl") && error.contains("wrong.toml"), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_value_in_a_file_is_refused_as_on_the_command_line() {
+    let home = home();
+    let file = home.path().join("farpool.toml");
+    write(&file, "[run]\nlocal = \"lots\"\n");
+    let (code, _, error) =
+        ended(farpool(home.path()).arg("--config").arg(&file).args(["config", "check"]));
+    assert_eq!(code, 2);
+    assert!(error.contains("lots") && error.contains("farpool.toml"), "{error}");
+}
+
+#[test]
+fn a_file_that_was_named_must_exist() {
+    let home = home();
+    let (code, _, error) =
+        ended(farpool(home.path()).args(["--config", "/nowhere.toml", "config", "check"]));
+    assert_eq!(code, 2);
+    assert!(error.contains("/nowhere.toml"), "{error}");
+}
+
+#[test]
+fn variables_are_stronger_than_files_and_the_users_file_than_none() {
+    let home = home();
+    write(
+        &home.path().join(".config/farpool/config.toml"),
+        "[run]\nlocal = \"1GiB\"\nquota = \"4GiB\"\nquiet = true\nblade = [\"unix:///a\"]\n\
+         [blade]\nlease = \"30s\"\n",
+    );
+    let (code, dump, _) = ended(
+        farpool(home.path())
+            .args(["config", "dump"])
+            .env("FARPOOL_RUN_LOCAL", "25%")
+            .env("FARPOOL_RUN_BLADE", "unix:///b,tcp://127.0.0.1:7"),
+    );
+    assert_eq!(code, 0);
+    let dump: toml::Table = dump.parse().expect("the dump is TOML");
+    assert_eq!(dump["run"]["local"].as_str(), Some("25%"));
+    assert_eq!(dump["run"]["quota"].as_str(), Some("4GiB"));
+    assert_eq!(dump["run"]["quiet"].as_bool(), Some(true));
+    let blades = ["unix:///b", "tcp://127.0.0.1:7"].map(toml::Value::from).to_vec();
+    assert_eq!(dump["run"]["blade"].as_array(), Some(&blades));
+    assert_eq!(dump["blade"]["lease"].as_str(), Some("30s"));
+}
+
+#[test]
+fn flags_are_stronger_than_variables() {
+    let home = home();
+    // The variable alone would be refused; the flag takes its place before anyone looks at it.
+    let words = ["blade", "--memory", "1G", "--listen", "tcp://192.0.2.1:1"];
+    let (code, _, error) = ended(
+        farpool(home.path()).args(words).env("FARPOOL_BLADE_LISTEN", "unix:///never-used.sock"),
+    );
+    assert_eq!(code, 2);
+    assert!(error.contains("tcp://192.0.2.1:1"), "{error}");
+    let (code, _, error) = ended(
+        farpool(home.path())
+            .args(words)
+            .arg("--allow-remote-tcp=false")
+            .env("FARPOOL_BLADE_ALLOW_REMOTE_TCP", "true"),
+    );
+    assert_eq!(code, 2);
+    assert!(error.contains("--allow-remote-tcp"), "{error}");
+}
+
+#[test]
+fn completions_and_pages_come_for_every_subcommand() {
+    let home = home();
+    let (code, script, _) = ended(farpool(home.path()).args(["completions", "bash"]));
+    assert_eq!(code, 0);
+    assert!(script.contains("--when-full"), "the flags are completed");
+    let out = home.path().join("man");
+    let (code, ..) = ended(farpool(home.path()).args(["man", "--out"]).arg(&out));
+    assert_eq!(code, 0);
+    for name in ["farpool.1", "farpool-run.1", "farpool-blade.1", "farpool-doctor.1"] {
+        let page = std::fs::read_to_string(out.join(name)).expect(name);
+        assert!(page.starts_with(".ie") && page.contains(".TH"), "{name} is roff");
+    }
+}
+
+#[test]
+fn doctor_gives_every_lack_a_remedy_and_a_matching_exit_code() {
+    let home = home();
+    let (code, json, _) = ended(farpool(home.path()).args(["doctor", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).expect("it prints JSON");
+    let checks = report["checks"].as_array().expect("there are checks");
+    let named = |name: &str| checks.iter().any(|check| check["name"] == name);
+    for name in [
+        "kernel",
+        "userfaultfd",
+        "uffd-move",
+        "uffd-poison",
+        "pagemap-scan",
+        "memfd",
+        "io-uring",
+        "memory-cgroup",
+        "open-files",
+        "preload",
+    ] {
+        assert!(named(name), "{name} is not checked");
+    }
+    for check in checks {
+        let lacks = check["status"] == "missing" || check["status"] == "absent";
+        assert_eq!(lacks, check["remedy"].is_string(), "{check}");
+    }
+    let can_run = checks.iter().all(|check| check["status"] != "missing");
+    assert_eq!(report["can_run"], can_run);
+    assert_eq!(code, i32::from(!can_run));
+}
