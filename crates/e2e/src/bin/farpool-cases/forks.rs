@@ -1,0 +1,141 @@
+//! Forks beside what other threads and signal handlers are doing.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::memory::*;
+
+const MIB: usize = 1 << 20;
+
+/// Forks; the child does `work` and ends, the parent waits for it.
+fn fork_once(work: impl FnOnce()) {
+    // SAFETY: the child calls nothing that another thread could have left locked, and ends with _exit.
+    match unsafe { libc::fork() } {
+        -1 => different("fork"),
+        0 => {
+            work();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: a live place for the status.
+            while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
+                require(errno() == libc::EINTR, "waitpid");
+            }
+            require(status == 0, &format!("the child ended with {status:#x}"));
+        }
+    }
+}
+
+/// glibc clears the data of the parent's other threads in the child before any handler runs. That lies among
+/// ordinary blocks of the heap, which must keep what they hold.
+pub fn fork_thread_data() {
+    const BLOCK_WORDS: usize = 64;
+    let (tell, told) = std::sync::mpsc::channel();
+    let holder = std::thread::spawn(move || {
+        // Beyond 32 keys the data of a thread is in a block of 512 bytes from calloc.
+        let keys: Vec<libc::pthread_key_t> = (0..100)
+            .map(|_| {
+                let mut key = 0;
+                // SAFETY: a live place for the key.
+                let result = unsafe { libc::pthread_key_create(&raw mut key, None) };
+                require(result == 0, "pthread_key_create");
+                key
+            })
+            .collect();
+        let mut blocks = Vec::new();
+        for key in keys.iter().skip(40).step_by(8) {
+            blocks.extend((0..40).map(|number| vec![number + 1_u64; BLOCK_WORDS]));
+            // SAFETY: a key of this thread's own; the value is only stored.
+            let result = unsafe { libc::pthread_setspecific(*key, blocks.as_ptr().cast()) };
+            require(result == 0, "pthread_setspecific");
+        }
+        require(tell.send(blocks).is_ok(), "sending");
+        loop {
+            std::thread::park();
+        }
+    });
+    let Ok(blocks) = told.recv() else { different("receiving") };
+    let _ballast = ballast();
+    fork_once(|| {
+        for block in &blocks {
+            require(
+                block.iter().all(|word| *word == block[0] && *word != 0),
+                "a block of the heap",
+            );
+        }
+    });
+    require(!holder.is_finished(), "the other thread is there all the while");
+}
+
+/// One thread holds glibc's lock of open files most of the time, and waits for a far buffer of one, while another
+/// forks.
+pub fn fork_stdio() {
+    const FILES: usize = 200;
+    static OVER: AtomicBool = AtomicBool::new(false);
+    let buffers = map(0, FILES * PAGE, READ_WRITE, 0);
+    let files: Vec<usize> = (0..FILES)
+        .map(|number| {
+            let buffer = buffers + number * PAGE;
+            // SAFETY: a buffer that is never unmapped.
+            unsafe {
+                let file = libc::tmpfile();
+                require(!file.is_null(), "tmpfile");
+                let result = libc::setvbuf(file, buffer as *mut _, libc::_IOFBF, PAGE);
+                require(result == 0, "setvbuf");
+                file as usize
+            }
+        })
+        .collect();
+    let _ballast = ballast();
+    let flusher = std::thread::spawn(move || {
+        while !OVER.load(SeqCst) {
+            // SAFETY: files that stay open; null means all of them.
+            unsafe {
+                for file in &files {
+                    libc::fputc(1, *file as *mut libc::FILE);
+                }
+                libc::fflush(std::ptr::null_mut());
+            }
+        }
+    });
+    let retirer = std::thread::spawn(move || {
+        while !OVER.load(SeqCst) {
+            let errno = advise(buffers, FILES * PAGE, libc::MADV_PAGEOUT);
+            require(errno == 0, "MADV_PAGEOUT");
+        }
+    });
+    (0..100).for_each(|_| fork_once(|| {}));
+    OVER.store(true, SeqCst);
+    require(flusher.join().is_ok() && retirer.join().is_ok(), "a thread");
+}
+
+/// A handler that maps and unmaps memory is not run while the pager rests for a fork.
+pub fn fork_signals() {
+    extern "C" fn handle(_: libc::c_int) {
+        let start = map(0, MIB, READ_WRITE, 0);
+        slice(start, 1)[0] = 1;
+        require(unmap(start, MIB) == 0, "munmap");
+    }
+    let kept = Filled::new(16 * MIB, 1);
+    let ballast = ballast();
+    let step = libc::timeval { tv_sec: 0, tv_usec: 500 };
+    let timer = libc::itimerval { it_interval: step, it_value: step };
+    // SAFETY: the handler makes plain system calls only.
+    unsafe {
+        let handler: extern "C" fn(libc::c_int) = handle;
+        require(libc::signal(libc::SIGALRM, handler as usize) != libc::SIG_ERR, "signal");
+        require(
+            libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) == 0,
+            "setitimer",
+        );
+    }
+    for _ in 0..30 {
+        slice(ballast.start, ballast.bytes).iter().step_by(16 * PAGE).for_each(|byte| {
+            std::hint::black_box(*byte);
+        });
+        fork_once(|| {});
+    }
+    kept.check();
+}

@@ -1,0 +1,21 @@
+//! Small programs, each of which does one thing to its far memory that once went wrong or easily could.
+//!
+//! `farpool-cases NAME`: first more memory than the limit is touched (see `ballast`), so that the
+//! pager is active and older pages are on the blade; then the case runs. Exit code 0 means that all was
+//! as without Farpool, 9 wrong data, 8 another difference.
+
+mod cases;
+mod forks;
+mod memory;
+mod programs;
+
+fn main() {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let Some((_, case)) = cases::ALL.iter().find(|(known, _)| *known == name) else {
+        let names: Vec<&str> = cases::ALL.iter().map(|(name, _)| *name).collect();
+        eprintln!("farpool-cases: no case {name:?}; there are {}", names.join(", "));
+        std::process::exit(2);
+    };
+    case();
+    println!("ok");
+}

@@ -1,0 +1,120 @@
+//! Copies between pages through pipes, files, O_DIRECT and io_uring: the kernel touches far buffers.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use io_uring::{IoUring, opcode, types};
+
+use crate::region::PAGE;
+use crate::sys;
+
+const URING_ENTRIES: u32 = 64;
+
+/// What one thread copies through.
+#[derive(Debug)]
+pub struct Files {
+    pipe: (std::io::PipeReader, std::io::PipeWriter),
+    plain: File,
+    /// None where the file system knows no O_DIRECT.
+    direct: Option<File>,
+    ring: Option<Ring>,
+}
+
+struct Ring(IoUring);
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Ring")
+    }
+}
+
+impl Files {
+    /// Opens everything; the files have no names once it is done.
+    pub fn open(directory: &Path, seed: u64) -> Files {
+        let Ok(pipe) = std::io::pipe() else { sys::unexpected("pipe") };
+        let open = |kind: &str, flags: i32| {
+            let path = directory.join(format!("stress-{}-{seed:x}-{kind}", std::process::id()));
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(true).custom_flags(flags);
+            let file = options.open(&path).ok();
+            let _ = std::fs::remove_file(&path);
+            file
+        };
+        let Some(plain) = open("plain", 0) else { sys::unexpected("creating a file") };
+        let ring = IoUring::new(URING_ENTRIES).ok().map(Ring);
+        Files { pipe, plain, direct: open("direct", libc::O_DIRECT), ring }
+    }
+
+    /// write(2) and read(2); the pages must fit the pipe.
+    pub fn through_pipe(&mut self, from: usize, to: usize, pages: usize) {
+        let written = self.pipe.1.write_all(sys::bytes(from, pages));
+        let read = self.pipe.0.read_exact(sys::bytes(to, pages));
+        if written.is_err() || read.is_err() {
+            sys::unexpected("copying through a pipe");
+        }
+    }
+
+    /// pwrite(2) and pread(2).
+    pub fn through_file(&mut self, from: usize, to: usize, pages: usize) {
+        copy_through(&self.plain, from, to, pages);
+    }
+
+    /// The same past the page cache: the kernel pins the pages for the time of the transfer.
+    pub fn through_direct(&mut self, from: usize, to: usize, pages: usize) {
+        copy_through(self.direct.as_ref().unwrap_or(&self.plain), from, to, pages);
+    }
+
+    /// One request for each page, all at once, past the page cache.
+    pub fn through_uring(&mut self, from: usize, to: usize, pages: usize) {
+        let file = self.direct.as_ref().unwrap_or(&self.plain).as_raw_fd();
+        let Some(Ring(ring)) = &mut self.ring else {
+            return copy_through(&self.plain, from, to, pages);
+        };
+        let length = u32::try_from(PAGE).unwrap_or(0);
+        let write = |page: usize| {
+            let buffer = (from + page * PAGE) as *const u8;
+            opcode::Write::new(types::Fd(file), buffer, length).offset((page * PAGE) as u64).build()
+        };
+        submit_all(ring, (0..pages).map(write).collect());
+        let read = |page: usize| {
+            let buffer = (to + page * PAGE) as *mut u8;
+            opcode::Read::new(types::Fd(file), buffer, length).offset((page * PAGE) as u64).build()
+        };
+        submit_all(ring, (0..pages).map(read).collect());
+    }
+}
+
+fn copy_through(file: &File, from: usize, to: usize, pages: usize) {
+    let written = file.write_all_at(sys::bytes(from, pages), 0);
+    let read = file.read_exact_at(sys::bytes(to, pages), 0);
+    if let (Err(error), _) | (_, Err(error)) = (written, read) {
+        sys::say(&format!("copying through a file: {error}\n"));
+        sys::unexpected("copying through a file");
+    }
+}
+
+fn submit_all(ring: &mut IoUring, entries: Vec<io_uring::squeue::Entry>) {
+    let count = entries.len();
+    for entry in &entries {
+        // SAFETY: the buffers belong to this thread, which waits for all completions below.
+        if unsafe { ring.submission().push(entry) }.is_err() {
+            sys::unexpected("io_uring submission");
+        }
+    }
+    let mut done = 0;
+    while done < count {
+        if ring.submit_and_wait(1).is_err() {
+            sys::unexpected("io_uring_enter");
+        }
+        for completion in ring.completion() {
+            done += 1;
+            if usize::try_from(completion.result()).ok() != Some(PAGE) {
+                sys::say(&format!("io_uring completed with {}\n", completion.result()));
+                sys::unexpected("io_uring transfer");
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A `farpool blade` for one test.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use crate::{binaries, tree};
+
+/// How programs reach the blade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Shm,
+    Unix,
+    Tcp,
+}
+
+/// A blade process with a directory of its own.
+#[derive(Debug)]
+pub struct Blade {
+    child: Child,
+    socket: PathBuf,
+    tcp: String,
+    _directory: tempfile::TempDir,
+}
+
+impl Blade {
+    /// A blade of this much memory (`512MiB`) that listens on a unix socket and on a port of loopback.
+    pub fn start(memory: &str) -> Blade {
+        Blade::start_with(memory, &[])
+    }
+
+    /// The same with further options.
+    pub fn start_with(memory: &str, options: &[&str]) -> Blade {
+        let command = Command::new(binaries::program("farpool"));
+        Blade::start_command(command, memory, "tcp://127.0.0.1:0", options)
+    }
+
+    /// The same by a command that runs `farpool` elsewhere, listening on `tcp`.
+    pub fn start_command(mut command: Command, memory: &str, tcp: &str, options: &[&str]) -> Blade {
+        let directory = tempfile::tempdir().expect("a directory for the socket");
+        let socket = directory.path().join("blade.sock");
+        let listen = format!("unix://{}", socket.display());
+        command.args(["blade", "--json", "--memory", memory, "--listen", &listen, "--listen", tcp]);
+        let mut child = command
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("farpool blade");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        let _ = BufReader::new(stdout).read_line(&mut line);
+        let address = line.split('"').find(|word| word.starts_with("tcp://"));
+        let tcp = address.unwrap_or_else(|| panic!("the blade said {line:?}")).to_owned();
+        Blade { child, socket, tcp, _directory: directory }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its address for a program.
+    pub fn address(&self, transport: Transport) -> String {
+        match transport {
+            Transport::Shm => format!("shm://{}", self.socket.display()),
+            Transport::Unix => format!("unix://{}", self.socket.display()),
+            Transport::Tcp => self.tcp.clone(),
+        }
+    }
+
+    /// IP and port.
+    pub fn tcp(&self) -> &str {
+        self.tcp.trim_start_matches("tcp://")
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Stops it for a while (SIGSTOP), and lets it go on (SIGCONT).
+    pub fn pause(&self, paused: bool) {
+        tree::signal(self.pid(), if paused { libc::SIGSTOP } else { libc::SIGCONT });
+    }
+
+    /// Superpages in use, as `farpool stat` has it.
+    pub fn stat(&self) -> serde_json::Value {
+        let output = Command::new(binaries::program("farpool"))
+            .args(["stat", "--json", "--blade", &self.address(Transport::Unix)])
+            .output()
+            .expect("farpool stat");
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+impl Drop for Blade {
+    fn drop(&mut self) {
+        tree::end(self.child.id());
+        let _ = self.child.wait();
+    }
+}

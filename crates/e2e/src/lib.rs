@@ -1,0 +1,70 @@
+//! The harness of the end-to-end tests: real processes of the real binary, held by guards.
+//!
+//! * [`binaries`]: finds `farpool` and its preload library, building both when they are missing or stale;
+//! * [`run`]: `farpool run` of a program, with its output, its exit code and its statistics;
+//! * [`blade`]: a `farpool blade` of its own;
+//! * [`tree`]: the processes below one, to be counted, measured and ended;
+//! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
+//! * [`network`]: two network namespaces joined by a veth pair.
+//!
+//! Every guard ends what it started when it is dropped, also while a test panics. Waits are for
+//! conditions and have a deadline; nothing sleeps for a fixed time and hopes.
+//!
+//! The programs come from the directory of the test's own profile, where `cargo build --workspace` has put
+//! them, or from FARPOOL_E2E_DIR (a directory with `farpool`, `libfarpool_preload.so` and this crate's
+//! programs, such as target/release).
+
+pub mod binaries;
+pub mod blade;
+pub mod network;
+pub mod proxy;
+pub mod run;
+pub mod tree;
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// A condition that has not come true by then never will.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at a condition.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Waits until `condition` gives a value.
+///
+/// # Panics
+/// When it has given none within `patience`; `what` says what was waited for.
+pub fn wait_until<T>(
+    what: &str,
+    patience: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {patience:?} in vain: {what}");
+        std::thread::sleep(STEP);
+    }
+}
+
+/// One test of a binary at a time: they share two cores, and some of them measure.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Says visibly that a test cannot run here; the test then returns.
+pub fn skip(reason: &str) {
+    println!("SKIPPED: {reason}");
+}
+
+/// Whether a program is installed; if not, the test is skipped with that reason.
+pub fn have(program: &str) -> bool {
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&search).any(|directory| directory.join(program).is_file());
+    if !found {
+        skip(&format!("{program} is not installed"));
+    }
+    found
+}

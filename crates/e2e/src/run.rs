@@ -1,0 +1,277 @@
+//! `farpool run` of a program.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::{binaries, tree, wait_until};
+
+/// A program to be run on far memory, or all-local for comparison.
+#[derive(Debug)]
+pub struct Run {
+    command: Command,
+    stats: Option<PathBuf>,
+    directory: Option<tempfile::TempDir>,
+    patience: Duration,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit code of `farpool run` (or of the program itself, 128 + n for signal n).
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+    /// The `total` object of the statistics; null for an all-local run.
+    pub stats: serde_json::Value,
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    stdout: Arc<Mutex<Vec<u8>>>,
+    stderr: Arc<Mutex<Vec<u8>>>,
+    readers: Vec<std::thread::JoinHandle<()>>,
+    stats: Option<PathBuf>,
+    _directory: Option<tempfile::TempDir>,
+    patience: Duration,
+}
+
+impl Run {
+    /// `farpool run --local LIMIT [options] -- PROGRAM`; options must come before [`Run::program`].
+    pub fn far(limit: &str) -> Run {
+        let directory = tempfile::tempdir().expect("a directory for the statistics");
+        let stats = directory.path().join("stats.json");
+        let mut command = Command::new(binaries::program("farpool"));
+        command.args(["run", "--local", limit, "--stats"]).arg(&stats);
+        Run::with(command, Some(stats), Some(directory))
+    }
+
+    /// The same program without Farpool.
+    pub fn local(program: impl AsRef<OsStr>) -> Run {
+        Run::with(Command::new(program), None, None)
+    }
+
+    /// Any other command, such as one inside a network namespace.
+    pub fn with(
+        mut command: Command,
+        stats: Option<PathBuf>,
+        directory: Option<tempfile::TempDir>,
+    ) -> Run {
+        command.stdin(Stdio::null());
+        Run { command, stats, directory, patience: Duration::from_secs(60) }
+    }
+
+    /// Uses a blade.
+    #[must_use]
+    pub fn blade(self, address: &str) -> Run {
+        self.args(["--blade", address])
+    }
+
+    /// The program, after all options.
+    #[must_use]
+    pub fn program(self, program: impl Into<OsString>) -> Run {
+        self.args([OsString::from("--"), program.into()])
+    }
+
+    /// One of this crate's programs.
+    #[must_use]
+    pub fn own_program(self, name: &str) -> Run {
+        self.program(binaries::program(name))
+    }
+
+    /// Further arguments.
+    #[must_use]
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Run {
+        self.command.args(arguments);
+        self
+    }
+
+    /// A variable for `farpool` and the program.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Run {
+        self.command.env(name, value);
+        self
+    }
+
+    /// The directory to run in.
+    #[must_use]
+    pub fn directory(mut self, path: &std::path::Path) -> Run {
+        self.command.current_dir(path);
+        self
+    }
+
+    /// How long the program may take.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Run {
+        self.patience = patience;
+        self
+    }
+
+    /// Starts it.
+    pub fn start(mut self) -> Running {
+        let mut child = self
+            .command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
+        let (stdout, stderr) = (Arc::default(), Arc::default());
+        let readers =
+            vec![collect(child.stdout.take(), &stdout), collect(child.stderr.take(), &stderr)];
+        Running {
+            child,
+            stdout,
+            stderr,
+            readers,
+            stats: self.stats,
+            _directory: self.directory,
+            patience: self.patience,
+        }
+    }
+
+    /// Runs it to its end.
+    pub fn finish(self) -> Outcome {
+        self.start().finish()
+    }
+}
+
+impl Running {
+    /// Process id of the keeper (of the program itself in an all-local run).
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Process id of the program itself.
+    pub fn program_pid(&self) -> u32 {
+        let pid = self.pid();
+        wait_until("the program to start", self.patience, || {
+            tree::descendants(pid).into_iter().min_by_key(|below| parent_distance(*below, pid))
+        })
+    }
+
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// Waits until it has written `text` to standard output `times` times.
+    pub fn wait_for_output(&mut self, text: &str, times: usize) {
+        let deadline = std::time::Instant::now() + self.patience;
+        while self.stdout().matches(text).count() < times {
+            let ended = self.child.try_wait().expect("wait");
+            assert!(
+                ended.is_none() && std::time::Instant::now() < deadline,
+                "{text:?} never came ({ended:?}); stdout: {} stderr: {}",
+                self.stdout(),
+                self.stderr()
+            );
+            std::thread::sleep(crate::STEP);
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> Outcome {
+        let deadline = std::time::Instant::now() + self.patience;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                break status;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "not ended after {:?}; stdout: {} stderr: {}",
+                self.patience,
+                self.stdout(),
+                self.stderr()
+            );
+            std::thread::sleep(crate::STEP);
+        };
+        for reader in std::mem::take(&mut self.readers) {
+            let _ = reader.join();
+        }
+        let stats = self.stats.as_ref().and_then(|path| std::fs::read(path).ok());
+        let stats =
+            stats.and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
+        Outcome {
+            code: code(status),
+            stdout: self.stdout(),
+            stderr: self.stderr(),
+            stats: stats.map_or(serde_json::Value::Null, |stats| stats["total"].clone()),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            tree::end(self.pid());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Outcome {
+    /// A counter of the whole run.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.stats[name].as_u64().unwrap_or(0)
+    }
+
+    /// # Panics
+    /// Unless the program ended with 0.
+    pub fn require_success(&self) -> &Outcome {
+        assert_eq!(self.code, 0, "stdout: {} stderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// # Panics
+    /// Unless pages really went out and came back: a test on memory that fits proves nothing.
+    pub fn require_far(&self) -> &Outcome {
+        let (out, back) = (self.counter("pages_written"), self.counter("demand_fetches"));
+        assert!(out > 0 && back > 0, "{out} pages written, {back} fetched: nothing was far");
+        assert_eq!(self.counter("lost"), 0, "pages were lost: {}", self.stderr);
+        self
+    }
+}
+
+fn parent_distance(pid: u32, root: u32) -> usize {
+    tree::descendants(root).iter().filter(|other| tree::descendants(**other).contains(&pid)).count()
+}
+
+fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+fn text(bytes: &Mutex<Vec<u8>>) -> String {
+    let bytes = bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn collect(
+    stream: Option<impl Read + Send + 'static>,
+    into: &Arc<Mutex<Vec<u8>>>,
+) -> std::thread::JoinHandle<()> {
+    let into = Arc::clone(into);
+    std::thread::spawn(move || {
+        let Some(stream) = stream else { return };
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            into.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut line);
+        }
+    })
+}

@@ -1,0 +1,263 @@
+//! What goes wrong, and what then: blades that die, stop, or lie; programs and keepers that are killed; full
+//! pools. Wrong data (exit code 9 of the stress program) is never an answer.
+
+use std::time::Duration;
+
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::proxy::{Fault, Proxy};
+use farpool_e2e::run::{Outcome, Run, Running};
+use farpool_e2e::{PATIENCE, binaries, tree, turn, wait_until};
+
+/// 128 + SIGBUS.
+const SIGBUS_CODE: i32 = 135;
+const THREADS: usize = 2;
+
+/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns.
+fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
+    let run = addresses.iter().fold(Run::far("16MiB"), |run, address| run.blade(address));
+    let mut running = run
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
+        .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
+        .args(["--ops", "discard,heap,pipe,protect"])
+        .start();
+    running.wait_for_output("filled", THREADS);
+    running
+}
+
+fn require_sigbus(outcome: &Outcome, address: &str) {
+    assert_eq!(outcome.code, SIGBUS_CODE, "stdout: {} stderr: {}", outcome.stdout, outcome.stderr);
+    let named = outcome.stderr.contains("far memory is lost") && outcome.stderr.contains(address);
+    assert!(named, "the message does not name the blade {address}: {}", outcome.stderr);
+    assert!(outcome.counter("lost") > 0, "lost pages are counted: {:?}", outcome.stats);
+}
+
+#[test]
+fn a_blade_that_is_killed_ends_the_program_with_a_clear_message() {
+    let _turn = turn();
+    for (transport, seed) in [(Transport::Tcp, 1), (Transport::Unix, 2)] {
+        let mut blade = Blade::start("512MiB");
+        let address = blade.address(transport);
+        let running = started(&[&address], 60, seed);
+        blade.kill();
+        require_sigbus(&running.finish(), &address);
+    }
+}
+
+#[test]
+fn of_two_blades_the_dead_one_is_named() {
+    let _turn = turn();
+    let (mut one, other) = (Blade::start("512MiB"), Blade::start("512MiB"));
+    let (first, second) = (one.address(Transport::Tcp), other.address(Transport::Tcp));
+    let running = started(&[&first, &second], 60, 3);
+    one.kill();
+    let outcome = running.finish();
+    require_sigbus(&outcome, &first);
+    assert!(
+        !outcome.stderr.contains(&second),
+        "the other blade is not to blame: {}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_blade_that_pauses_is_waited_for() {
+    let _turn = turn();
+    let blade = Blade::start("512MiB");
+    for (transport, seed) in [(Transport::Tcp, 4), (Transport::Unix, 5)] {
+        let running = started(&[&blade.address(transport)], 5, seed);
+        blade.pause(true);
+        // The time is what is tested: well below the deadline of 10 s, well above any usual answer.
+        std::thread::sleep(Duration::from_secs(2));
+        blade.pause(false);
+        running.finish().require_success().require_far();
+    }
+}
+
+#[test]
+fn a_blade_that_pauses_too_long_is_lost() {
+    let _turn = turn();
+    let blade = Blade::start("512MiB");
+    let address = blade.address(Transport::Tcp);
+    let running = started(&[&address], 60, 6);
+    blade.pause(true);
+    let outcome = running.finish();
+    blade.pause(false);
+    require_sigbus(&outcome, &address);
+}
+
+/// After a fault of the network the program goes on with right data, or ends with the message; nothing else.
+fn network_fault(fault: Fault, seed: u32) {
+    let blade = Blade::start("512MiB");
+    let proxy = Proxy::start(blade.tcp());
+    let running = started(&[proxy.address()], 3, seed);
+    proxy.order(fault);
+    let outcome = running.finish();
+    assert_eq!(proxy.done(), 1, "no answer carried pages: {}", outcome.stdout);
+    if outcome.code != 0 {
+        require_sigbus(&outcome, proxy.address());
+    }
+    println!("{fault:?}: exit code {}, {}", outcome.code, outcome.stderr.trim());
+}
+
+#[test]
+fn an_answer_cut_in_mid_page() {
+    let _turn = turn();
+    network_fault(Fault::CutMidPage, 7);
+}
+
+#[test]
+fn an_answer_with_a_flipped_bit() {
+    let _turn = turn();
+    network_fault(Fault::FlipBit, 8);
+}
+
+#[test]
+fn an_answer_that_comes_twice() {
+    let _turn = turn();
+    network_fault(Fault::Repeat, 9);
+}
+
+#[test]
+fn garbage_between_answers() {
+    let _turn = turn();
+    network_fault(Fault::Garbage, 10);
+}
+
+#[test]
+fn answers_out_of_order() {
+    let _turn = turn();
+    network_fault(Fault::Reorder, 11);
+}
+
+fn used_bytes(blade: &Blade) -> u64 {
+    blade.stat()["blades"][0]["used_bytes"].as_u64().expect("used_bytes")
+}
+
+#[test]
+fn a_killed_program_gives_its_memory_back() {
+    let _turn = turn();
+    let blade = Blade::start_with("512MiB", &["--lease", "1s"]);
+    for (seed, transport) in [(12, Transport::Shm), (13, Transport::Unix), (14, Transport::Tcp)] {
+        let running = started(&[&blade.address(transport)], 60, seed);
+        wait_until("memory in use", PATIENCE, || (used_bytes(&blade) > 0).then_some(()));
+        tree::signal(running.program_pid(), libc::SIGKILL);
+        let outcome = running.finish();
+        assert_eq!(outcome.code, 128 + libc::SIGKILL, "{}", outcome.stderr);
+        wait_until("the lease to end", Duration::from_secs(10), || {
+            (used_bytes(&blade) == 0).then_some(())
+        });
+    }
+}
+
+#[test]
+fn programs_killed_at_any_moment_leave_nothing() {
+    let _turn = turn();
+    let blade = Blade::start_with("1GiB", &["--lease", "1s"]);
+    for round in 0..6 {
+        let running = Run::far("16MiB")
+            .blade(&blade.address(if round % 2 == 0 { Transport::Tcp } else { Transport::Shm }))
+            .own_program("farpool-stress")
+            .args(["--mib", "64", "--threads", "2", "--seconds", "30", "--seed", "77"])
+            .start();
+        let pid = running.program_pid();
+        // Different moments of start, activation and paging.
+        std::thread::sleep(Duration::from_millis(round * 90));
+        tree::signal(pid, libc::SIGKILL);
+        assert_eq!(running.finish().code, 128 + libc::SIGKILL);
+    }
+    wait_until("all leases to end", Duration::from_secs(10), || {
+        (used_bytes(&blade) == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_program_does_not_outlive_its_keeper() {
+    let _turn = turn();
+    let running = started(&[], 60, 15);
+    let (keeper, program) = (running.pid(), running.program_pid());
+    tree::signal(keeper, libc::SIGKILL);
+    wait_until("the program to end", Duration::from_secs(10), || {
+        (!tree::is_alive(program)).then_some(())
+    });
+}
+
+#[test]
+fn a_full_pool_fails_allocations_if_so_chosen() {
+    let _turn = turn();
+    let blade = Blade::start("32MiB");
+    let outcome = Run::far("16MiB")
+        .args(["--when-full", "fail"])
+        .blade(&blade.address(Transport::Tcp))
+        .own_program("farpool-cases")
+        .args(["fill-until-refused"])
+        .finish();
+    outcome.require_success();
+    assert!(outcome.stdout.contains("refused"), "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("--quota"), "the message says what to do: {}", outcome.stderr);
+}
+
+#[test]
+fn a_full_pool_slows_the_program_otherwise() {
+    let _turn = turn();
+    let blade = Blade::start("64MiB");
+    let outcome = Run::far("48MiB")
+        .blade(&blade.address(Transport::Tcp))
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", "2", "--seconds", "2", "--ops", "touch"])
+        .patience(Duration::from_secs(120))
+        .finish();
+    outcome.require_success();
+    assert!(outcome.stderr.contains("--quota"), "the message says what to do: {}", outcome.stderr);
+}
+
+#[test]
+fn a_quota_is_a_full_pool_too() {
+    let _turn = turn();
+    let outcome = Run::far("16MiB")
+        .args(["--quota", "32MiB", "--when-full", "fail"])
+        .own_program("farpool-cases")
+        .args(["fill-until-refused"])
+        .finish();
+    outcome.require_success();
+    assert!(outcome.stdout.contains("refused"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_blade_that_is_not_there_is_named() {
+    let _turn = turn();
+    let outcome = Run::far("16MiB")
+        .blade("tcp://127.0.0.1:1")
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--seconds", "1"])
+        .finish();
+    assert_ne!(outcome.code, 0);
+    assert!(outcome.stderr.contains("127.0.0.1:1"), "{}", outcome.stderr);
+}
+
+#[test]
+fn tcp_beyond_loopback_is_refused() {
+    let outcome = Run::far("16MiB").blade("tcp://192.0.2.9:7070").program("true").finish();
+    assert_ne!(outcome.code, 0);
+    assert!(outcome.stderr.contains("allow-remote-tcp"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_static_program_is_refused() {
+    if !farpool_e2e::have("gcc") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let (source, program) = (directory.path().join("s.c"), directory.path().join("static-program"));
+    std::fs::write(&source, "int main(void) { return 0; }").expect("source");
+    let mut gcc = std::process::Command::new("gcc");
+    let built = gcc.arg("-static").arg(&source).arg("-o").arg(&program).output().expect("gcc");
+    if !built.status.success() {
+        return farpool_e2e::skip("gcc builds no static programs here (no libc.a)");
+    }
+    let outcome = Run::far("16MiB").program(program).finish();
+    assert_ne!(outcome.code, 0);
+    assert!(outcome.stderr.contains("statically linked"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("static-program"), "{}", outcome.stderr);
+    assert!(binaries::program("farpool").exists());
+}

@@ -1,0 +1,120 @@
+//! `farpool-stress` and the small cases in real processes: every transport, little and much local memory.
+
+use std::time::Duration;
+
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::run::{Outcome, Run};
+use farpool_e2e::turn;
+
+/// Everything but fork, which has rows of its own.
+const QUIET_OPS: &str =
+    "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring";
+const ALL_OPS: &str =
+    "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring,fork";
+/// What the stress program maps.
+const STRESS_MIB: u64 = 96;
+
+fn stress(run: Run, ops: &str, threads: u32, seed: u64) -> Outcome {
+    let mib = STRESS_MIB.to_string();
+    let outcome = run
+        .own_program("farpool-stress")
+        .args(["--mib", &mib, "--threads", &threads.to_string(), "--seconds", "3"])
+        .args(["--seed", &seed.to_string(), "--ops", ops])
+        .patience(Duration::from_secs(100))
+        .finish();
+    outcome.require_success();
+    outcome
+}
+
+fn limit(percent: u64) -> String {
+    format!("{}KiB", (STRESS_MIB * 1024 * percent / 100).max(4096))
+}
+
+#[test]
+fn shm_from_one_to_ninety_percent() {
+    let _turn = turn();
+    for (percent, seed) in [(1, 11), (10, 12), (25, 13), (50, 14), (90, 15)] {
+        let outcome = stress(Run::far(&limit(percent)), QUIET_OPS, 4, seed);
+        outcome.require_far();
+    }
+}
+
+#[test]
+fn shm_with_forks() {
+    let _turn = turn();
+    for (percent, seed) in [(40, 21), (70, 22), (90, 23)] {
+        stress(Run::far(&limit(percent)), ALL_OPS, 3, seed).require_far();
+    }
+}
+
+#[test]
+fn unix_and_tcp() {
+    let _turn = turn();
+    let blade = Blade::start("1GiB");
+    for (transport, percent, seed) in
+        [(Transport::Unix, 10, 31), (Transport::Tcp, 10, 32), (Transport::Tcp, 60, 33)]
+    {
+        let run = Run::far(&limit(percent)).blade(&blade.address(transport));
+        stress(run, QUIET_OPS, 4, seed).require_far();
+    }
+}
+
+#[test]
+fn tcp_with_forks() {
+    let _turn = turn();
+    let blade = Blade::start("2GiB");
+    let run = Run::far(&limit(60)).blade(&blade.address(Transport::Tcp));
+    stress(run, ALL_OPS, 3, 41).require_far();
+}
+
+#[test]
+fn two_blades() {
+    let _turn = turn();
+    let (one, other) = (Blade::start("1GiB"), Blade::start("1GiB"));
+    for (transport, ops, percent, seed) in [
+        (Transport::Shm, QUIET_OPS, 20, 51),
+        (Transport::Tcp, QUIET_OPS, 20, 52),
+        (Transport::Unix, ALL_OPS, 60, 53),
+    ] {
+        let run = Run::far(&limit(percent));
+        let run = run.blade(&one.address(transport)).blade(&other.address(transport));
+        stress(run, ops, 3, seed).require_far();
+    }
+    let used = |blade: &Blade| blade.stat()["blades"][0]["pages_written"].as_u64();
+    assert!(used(&one) > Some(0) && used(&other) > Some(0), "both blades are used");
+}
+
+fn case(name: &str, limit: &str) {
+    let _turn = turn();
+    let outcome = Run::far(limit).own_program("farpool-cases").args([name]).finish();
+    outcome.require_success();
+    assert!(outcome.counter("pages_written") > 0, "nothing was far: {:?}", outcome.stats);
+}
+
+macro_rules! cases {
+    ($($test:ident $name:literal $limit:literal)*) => {$(
+        #[test]
+        fn $test() {
+            case($name, $limit);
+        }
+    )*};
+}
+
+cases! {
+    a_move_leaves_nothing_unknown_behind "mremap-resident-twice" "24MiB"
+    mremap_of_read_only_memory "mremap-read-only" "24MiB"
+    mremap_keeps_the_protection "mremap-no-access" "24MiB"
+    several_mappings_move_together "mremap-several" "24MiB"
+    a_munmap_that_fails_changes_nothing "munmap-refused" "24MiB"
+    a_mapping_that_fails_changes_nothing "mmap-fixed-refused" "24MiB"
+    an_advice_that_fails_changes_nothing "madvise-refused" "24MiB"
+    a_discard_of_locked_memory "discard-locked" "24MiB"
+    memory_given_up_is_gone_at_once "free-at-once" "24MiB"
+    many_small_mappings_are_held_to_the_limit "many-mappings" "24MiB"
+    a_chain_of_forks "fork-chain" "96MiB"
+    signals_during_forks "fork-signals" "24MiB"
+    files_that_are_flushed_during_forks "fork-stdio" "24MiB"
+    data_of_other_threads_after_fork "fork-thread-data" "24MiB"
+    pages_lent_to_a_pipe "vmsplice" "24MiB"
+    environments_of_the_programs_making "environments" "24MiB"
+}
