@@ -1,0 +1,64 @@
+# Farpool: every task of a person or of CI, by name. `make help` lists them.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET_DIR)/release
+FARPOOL := $(RELEASE)/farpool
+SHELL := /bin/bash
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help build test lint demo bench man completions install uninstall clean deps
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what building, testing and the demo need and what is missing
+	@scripts/install-deps.sh
+
+build: ## build the release binary and the preload library into target/release
+	@scripts/install-deps.sh build
+	cargo build --release --workspace
+
+test: deps ## run every test; the last line says how many passed, failed and were skipped
+	scripts/test.sh
+
+lint: ## check formatting and clippy's warnings
+	@scripts/install-deps.sh build
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+demo: deps build ## run the main job on real records and print the table
+	$(FARPOOL) demo
+
+bench: deps build ## measure, each row beside this machine's floor
+	$(FARPOOL) bench
+
+man: build ## write the manual pages into target/man
+	$(FARPOOL) man --out $(TARGET_DIR)/man
+
+completions: build ## write the shell completions into target/completions
+	@mkdir -p $(TARGET_DIR)/completions
+	$(FARPOOL) completions bash >$(TARGET_DIR)/completions/farpool
+	$(FARPOOL) completions zsh >$(TARGET_DIR)/completions/_farpool
+	$(FARPOOL) completions fish >$(TARGET_DIR)/completions/farpool.fish
+
+install: man completions ## install under PREFIX (default /usr/local); DESTDIR is honoured
+	install -Dm755 $(FARPOOL) $(DESTDIR)$(PREFIX)/bin/farpool
+	install -Dm755 $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_preload.so
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
+	install -Dm644 $(TARGET_DIR)/completions/_farpool $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
+	install -Dm644 $(TARGET_DIR)/completions/farpool.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
+
+uninstall: ## remove what install put under PREFIX
+	rm -rf $(DESTDIR)$(PREFIX)/lib/farpool
+	rm -f $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/share/man/man1/farpool{,-*}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
+	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
+	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
+
+clean: ## remove what the build made
+	cargo clean

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Installs what building and testing Farpool needs and what is missing, and nothing else.
+#
+# Quiet and quick when all is there. No service is started, enabled or left enabled by it.
+# With the argument `build` it looks only at what `make build` needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PURPOSE=${1:-all}
+RUST_MIN=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
+
+missing=()
+need() { # need PACKAGE COMMAND: the package is missing when the command is
+    command -v "$2" >/dev/null 2>&1 || missing+=("$1")
+}
+
+at_least() { # at_least HAVE WANT: versions compared number by number
+    [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n1)" = "$2" ]
+}
+
+cargo_is_enough() {
+    local have
+    have=$(cargo --version 2>/dev/null | cut -d' ' -f2) || return 1
+    [ -n "$have" ] && at_least "$have" "$RUST_MIN"
+}
+
+find_missing() {
+    need build-essential cc
+    need build-essential make
+    [ "$PURPOSE" = build ] && return
+    need redis-server redis-server
+    need redis-tools redis-cli
+    need sqlite3 sqlite3
+    need python3 python3
+    need default-jdk-headless javac # with the compiler: the tests' Java programs come as source
+    need iproute2 ip
+    need util-linux mkswap
+    need procps ps
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
+        || command -v postgres >/dev/null 2>&1 || missing+=(postgresql)
+}
+
+give_up() {
+    echo "install-deps: $1" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_install() {
+    command -v apt-get >/dev/null 2>&1 || give_up "this machine has no apt-get; install by hand: $*"
+    [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null \
+        || give_up "root is needed; run: sudo apt-get install $*"
+}
+
+apt_updated=
+apt() {
+    if [ -z "$apt_updated" ]; then
+        as_root apt-get -qq update
+        apt_updated=1
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install "$@" >/dev/null
+}
+
+# Package scripts ask policy-rc.d before they start a service; 101 means "not allowed".
+forbid_services() {
+    [ -e /usr/sbin/policy-rc.d ] && return
+    trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' | as_root tee /usr/sbin/policy-rc.d >/dev/null
+    as_root chmod 755 /usr/sbin/policy-rc.d
+}
+
+# Programs are wanted, not a database cluster on disk and services at the next boot.
+install_postgresql() {
+    local conf=/etc/postgresql-common/createcluster.conf
+    if [ ! -e "$conf" ]; then
+        apt postgresql-common
+        as_root sed -ri 's/^#?create_main_cluster.*/create_main_cluster = false/' "$conf"
+    fi
+    apt postgresql
+}
+
+disable_service() {
+    command -v systemctl >/dev/null 2>&1 && as_root systemctl disable "$1" >/dev/null 2>&1 || true
+}
+
+install_packages() {
+    local package
+    can_install "${missing[@]}"
+    forbid_services
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+    echo "install-deps: installing ${missing[*]}"
+    for package in "${missing[@]}"; do
+        case $package in
+        postgresql) install_postgresql && disable_service postgresql ;;
+        redis-server) apt redis-server && disable_service redis-server ;;
+        *) apt "$package" ;;
+        esac
+    done
+}
+
+candidate() { # the version apt would install, empty when it knows none
+    apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \([0-9.]*\).*/\1/p'
+}
+
+# The distribution's newest Rust first (Debian 12 carries one as rustc-web), rustup's otherwise.
+install_rust() {
+    local have
+    have=$(cargo --version 2>/dev/null | cut -d' ' -f2 || true)
+    echo "install-deps: Rust $RUST_MIN or newer is needed, found ${have:-none}"
+    can_install cargo
+    as_root apt-get -qq update
+    apt_updated=1
+    if at_least "$(candidate rustc)" "$RUST_MIN"; then
+        apt rustc cargo rustfmt rust-clippy
+    elif at_least "$(candidate rustc-web)" "$RUST_MIN"; then
+        apt rustc-web cargo-web rustfmt-web rust-web-clippy
+    elif command -v rustup >/dev/null 2>&1 || { [ -n "$(candidate rustup)" ] && apt rustup; }; then
+        rustup toolchain install stable --profile minimal -c rustfmt -c clippy && rustup default stable
+    fi
+    hash -r
+    cargo_is_enough || give_up "no Rust $RUST_MIN or newer could be installed; \
+install it from https://rustup.rs, then run this again"
+}
+
+find_missing
+[ "${#missing[@]}" = 0 ] || install_packages
+cargo_is_enough || install_rust
