@@ -302,9 +302,13 @@ impl Evictor {
         Some(written + i64::from(moved.count_ones()))
     }
 
+    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a lost blade stay local:
+    /// to send them there would only bring them back, over and over.
     fn may_write(&mut self, superpage: &Superpage) -> bool {
-        if has_memory(superpage, self.core.layers.current()) {
-            return true;
+        let layer = self.core.layers.current();
+        if has_memory(superpage, layer) {
+            let segment = self.core.layers.segment(layer);
+            return segment.is_some_and(|it| self.core.pool.can_store(it, superpage.id()));
         }
         if self.full_until.is_some_and(|until| Instant::now() < until) {
             return false;

@@ -261,6 +261,12 @@ impl Frames {
         Some((slot, stays))
     }
 
+    /// Whether the blade is still being sent something that was at this page. With the registry locked nothing
+    /// new is sent of a page that is no victim.
+    pub fn is_being_written(&self, page: Page) -> bool {
+        self.locate(page).is_some_and(|(_, stays)| stays)
+    }
+
     /// The frame at `slot` was moved into the program.
     pub fn moved_away(&self, slot: FrameSlot) {
         let entry = &self.trays[usize::from(slot.tray)];

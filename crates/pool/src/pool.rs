@@ -184,6 +184,13 @@ impl Pool {
         PoolError::Full { blades: blades.join("; ") }
     }
 
+    /// Whether the superpage has memory on a blade that is not known to be lost. Lock-free.
+    pub fn can_store(&self, s: SegmentHandle, sma: u32) -> bool {
+        let place = self.segment(s).map().get(sma);
+        let blade = place.and_then(|place| self.shared.blades.get(usize::from(place.blade.0)));
+        blade.is_some_and(|blade| blade.data_loss.get().is_none())
+    }
+
     /// Gives the superpage's memory back; nothing happens if it has none. No page of it may be in
     /// flight.
     ///

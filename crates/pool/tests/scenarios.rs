@@ -216,6 +216,9 @@ fn a_lost_blade_takes_only_its_own_pages() {
     let survivor = if done[0].is_ok() { pages[0] } else { pages[1] };
     assert_reads_back(&mut lane, segment, &[survivor]);
     pool.allocate_superpage(segment, 2).expect("the other blade gives");
+    let survivor_of = u32::from(done[0].is_err());
+    let can_store: Vec<u32> = (0..4).filter(|&sma| pool.can_store(segment, sma)).collect();
+    assert_eq!(can_store, [survivor_of, 2], "superpage 3 has no memory, one is lost");
     let lost = pool.lost();
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].address, pool.describe(lost[0].blade));

@@ -153,10 +153,20 @@ impl Steward {
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
         self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
+        self.await_eviction(held.target);
         let core = self.core;
         let _changing = core.layers.changing.lock();
         let layer = core.layers.current_or_new(&core.pool).map_err(|_| libc::ENOMEM)?;
         self.store_page(held.target, layer)
+    }
+
+    /// Waits until the evictor's write of what was at the page before is over: it travels on another connection
+    /// and could arrive after this thread's.
+    fn await_eviction(&self, page: Page) {
+        while self.core.frames.is_being_written(page) {
+            self.core.budget.kick();
+            sys::pause();
+        }
     }
 }
 

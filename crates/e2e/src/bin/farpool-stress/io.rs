@@ -1,4 +1,7 @@
 //! Copies between pages through pipes, files, O_DIRECT and io_uring: the kernel touches far buffers.
+//!
+//! Where memory is lost the kernel cannot raise SIGBUS: it refuses the call with EFAULT, or stops before the page.
+//! The program then touches the buffers itself, as any program does that goes on with them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -50,10 +53,13 @@ impl Files {
 
     /// write(2) and read(2); the pages must fit the pipe.
     pub fn through_pipe(&mut self, from: usize, to: usize, pages: usize) {
-        let written = self.pipe.1.write_all(sys::bytes(from, pages));
-        let read = self.pipe.0.read_exact(sys::bytes(to, pages));
-        if written.is_err() || read.is_err() {
-            sys::unexpected("copying through a pipe");
+        // The length is looked at before anything is read: a read of what was not written would wait for ever.
+        let written = self.pipe.1.write(sys::bytes(from, pages));
+        if !written.is_ok_and(|bytes| bytes == pages * PAGE) {
+            refused("writing to a pipe", from, pages);
+        }
+        if self.pipe.0.read_exact(sys::bytes(to, pages)).is_err() {
+            refused("reading from a pipe", to, pages);
         }
     }
 
@@ -88,12 +94,21 @@ impl Files {
 }
 
 fn copy_through(file: &File, from: usize, to: usize, pages: usize) {
-    let written = file.write_all_at(sys::bytes(from, pages), 0);
-    let read = file.read_exact_at(sys::bytes(to, pages), 0);
-    if let (Err(error), _) | (_, Err(error)) = (written, read) {
-        sys::say(&format!("copying through a file: {error}\n"));
-        sys::unexpected("copying through a file");
+    if file.write_all_at(sys::bytes(from, pages), 0).is_err() {
+        refused("writing to a file", from, pages);
     }
+    if file.read_exact_at(sys::bytes(to, pages), 0).is_err() {
+        refused("reading from a file", to, pages);
+    }
+}
+
+/// Ends the process: by SIGBUS if the buffer is lost, else because the call must not have failed.
+#[cold]
+fn refused(what: &str, buffer: usize, pages: usize) -> ! {
+    sys::bytes(buffer, pages).chunks(PAGE).for_each(|page| {
+        std::hint::black_box(page[0]);
+    });
+    sys::unexpected(what)
 }
 
 fn submit_all(ring: &mut IoUring, entries: Vec<io_uring::squeue::Entry>) {
