@@ -7,7 +7,8 @@
 mod carry;
 mod inherited;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::registry::{Region, Registry};
 use crate::requests::{Answer, Kind, Request};
 use crate::serve::{FaultThread, fail_closed};
-use crate::space::{NO_TRAY, Page, SUPERPAGE_BYTES, known_pages, known_superpages};
+use crate::space::{NO_TRAY, Page, SUPERPAGE_BYTES, Superpage, known_pages, known_superpages};
 use crate::{Pager, StartError, sys};
 use carry::Carry;
 
@@ -36,6 +37,8 @@ const GROWTH_PAGES_PER_MS: i64 = 2_500;
 const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
 /// When active there is nothing to watch; requests ring the bell.
 const ACTIVE_STEP: Duration = Duration::from_secs(1);
+/// Memory that could not be given back is tried again at most this often: each is a request to a blade.
+const EMPTY_STEP: Duration = Duration::from_millis(100);
 /// Pages carried at a time from one address to another.
 const CARRY_PAGES: usize = 64;
 
@@ -49,6 +52,9 @@ pub struct Steward {
     /// Local memory for pages on their way from one place of the blade to another.
     carry: usize,
     lease_kept: Instant,
+    /// Superpages that were empty when their memory could not be given back, and when that was last tried.
+    empty: RefCell<BTreeSet<u32>>,
+    emptied: Cell<Instant>,
 }
 
 impl Steward {
@@ -62,6 +68,8 @@ impl Steward {
             done: Vec::with_capacity(CARRY_PAGES),
             carry,
             lease_kept: Instant::now(),
+            empty: RefCell::default(),
+            emptied: Cell::new(Instant::now()),
         })
     }
 
@@ -99,6 +107,7 @@ impl Steward {
             );
             pager.requests.wait(bell, ACTIVE_STEP);
             self.keep_lease();
+            self.free_empty();
         }
     }
 
@@ -304,22 +313,42 @@ impl Steward {
         true
     }
 
-    /// Gives a superpage's memory back to the blade when none of its pages is there any more.
-    fn free_if_empty(&self, superpage: &'static crate::space::Superpage) {
+    /// Gives a superpage's memory back to the blade when none of its pages is there any more; later, if it cannot be
+    /// done now. The registry must be locked.
+    fn free_if_empty(&self, superpage: &'static Superpage) {
         // The evictor may be about to get memory for it.
         let Ok(_changing) = self.core.layers.changing.lock() else { return };
-        let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
-        if superpage.far_pages.load(SeqCst) != 0 || in_buffer {
-            return;
-        }
         let current = self.core.layers.current();
         // Frozen layers are immutable; they go as a whole.
-        if current < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << current) != 0 {
-            let Some(segment) = self.core.layers.segment(current) else {
-                return;
-            };
-            superpage.allocated.fetch_and(!(1 << current), SeqCst);
-            let _ = self.core.pool.free_superpage(segment, superpage.id());
+        let is_there =
+            current < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << current) != 0;
+        if !is_there || superpage.far_pages.load(SeqCst) != 0 {
+            return;
+        }
+        let Some(segment) = self.core.layers.segment(current) else {
+            return;
+        };
+        let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
+        superpage.allocated.fetch_and(!(1 << current), SeqCst);
+        // The blade refuses while any page of the segment is being written.
+        if in_buffer || self.core.pool.free_superpage(segment, superpage.id()).is_err() {
+            superpage.allocated.fetch_or(1 << current, SeqCst);
+            self.empty.borrow_mut().insert(superpage.id());
+        }
+    }
+
+    /// Tries again to give back the memory of superpages that were empty.
+    fn free_empty(&self) {
+        let is_due = self.emptied.get().elapsed() >= EMPTY_STEP;
+        if self.empty.borrow().is_empty() || !is_due || self.core.gate.is_shut() {
+            return;
+        }
+        self.emptied.set(Instant::now());
+        let Ok(_registry) = self.pager.registry.lock() else { return };
+        for id in self.empty.take() {
+            if let Some(superpage) = self.core.space.by_id(id as usize) {
+                self.free_if_empty(superpage);
+            }
         }
     }
 

@@ -180,14 +180,18 @@ impl Books {
         Ok(())
     }
 
+    /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any more.
     pub(crate) fn free(&mut self, segment: usize, sma: u32) -> Result<(), CallError> {
         let Some(segment) = self.id(segment) else {
             return Ok(());
         };
         let request = Request::FreeSuperpages { segment, first: SuperpageNumber(sma), count: 1 };
-        self.allocated_superpages = self.allocated_superpages.saturating_sub(1);
-        self.is_full = false;
-        done(self.control.call(&request), ErrorCode::NotAllocated)
+        let freed = done(self.control.call(&request), ErrorCode::NotAllocated);
+        if !matches!(freed, Err(CallError::Refused { .. })) {
+            self.allocated_superpages = self.allocated_superpages.saturating_sub(1);
+            self.is_full = false;
+        }
+        freed
     }
 
     pub(crate) fn freeze(&mut self, segment: usize) -> Result<(), CallError> {

@@ -99,6 +99,16 @@ pub enum PoolError {
         /// Its words.
         reason: String,
     },
+    /// Two blades say that they hold the superpage: either could be the wrong one.
+    #[error(
+        "superpage {superpage} of a shared segment is on blade {address} and on another one; neither is read"
+    )]
+    OnTwoBlades {
+        /// The superpage.
+        superpage: u32,
+        /// The address of the second blade.
+        address: String,
+    },
     /// The token names a blade process that is not in this pool, or was started anew since.
     #[error("the segment's blade {address} is not the one it was frozen on; it was restarted")]
     OtherBlade {

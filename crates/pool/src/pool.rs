@@ -195,7 +195,8 @@ impl Pool {
     /// flight.
     ///
     /// # Errors
-    /// The segment is frozen, or the blade refuses or is lost; the superpage is gone here all the same.
+    /// The segment is frozen, or the blade refuses, which it does while any page of the segment is being
+    /// written: the superpage then stays as it is. Or the blade is lost, and the superpage with it.
     pub fn free_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
@@ -204,11 +205,16 @@ impl Pool {
         };
         self.segment(s).map().set(sma, None);
         ledger.wait_for_lanes();
-        let charged = &mut ledger.charged_superpages[s.index()];
-        *charged = charged.saturating_sub(1);
         let blade = usize::from(place.blade.0);
         let freed = ledger.books[blade].free(s.index(), sma);
         self.note_loss(blade, &ledger.books[blade]);
+        if matches!(freed, Err(CallError::Refused { .. })) {
+            // Forgotten here, it would be given memory a second time, perhaps on another blade.
+            self.segment(s).map().set(sma, Some(place));
+        } else {
+            let charged = &mut ledger.charged_superpages[s.index()];
+            *charged = charged.saturating_sub(1);
+        }
         Ok(freed?)
     }
 
@@ -298,9 +304,15 @@ impl Pool {
                 .get_mut(number)
                 .ok_or(PoolError::BladeCount { given: limit, limit })?;
             let blade = blade_index(number);
+            let mut twice = None;
             books.attach(handle.index(), token, |sma, rmma| {
+                twice = twice.or(map.get(sma).map(|_| sma));
                 map.set(sma, Some(Place { blade, rmma }));
             })?;
+            if let Some(superpage) = twice {
+                let address = self.describe(blade).to_owned();
+                return Err(PoolError::OnTwoBlades { superpage, address });
+            }
         }
         Ok(())
     }

@@ -3,6 +3,8 @@
 mod common;
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::{Blades, Pages, config, connect, finish, pattern};
@@ -170,6 +172,41 @@ fn the_quota_holds_over_all_blades() {
     assert!(matches!(refused, Err(PoolError::Quota { quota_bytes: q }) if q == quota_bytes));
     pool.free_superpage(segment, 0).expect("freed");
     pool.allocate_superpage(segment, 3).expect("within the quota again");
+}
+
+/// A blade frees nothing of a segment that is being written to: the superpage stays then, and is never given
+/// memory on a second blade.
+#[test]
+fn memory_given_back_during_writes_is_never_in_two_places() {
+    let blades = Blades::start(&["unix", "unix"]);
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 4);
+    let over = AtomicBool::new(false);
+    let (freed, allocated): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut lane = pool.lane().expect("lane");
+            let pages: Vec<u32> = (0..3 * SUPERPAGE_PAGES).step_by(64).collect();
+            while !over.load(Relaxed) {
+                assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+            }
+        });
+        let round = |_| (pool.free_superpage(segment, 3), pool.allocate_superpage(segment, 3));
+        let rounds = (0..400).map(round).unzip();
+        over.store(true, Relaxed);
+        rounds
+    });
+    assert!(allocated.iter().all(Result::is_ok), "{allocated:?}");
+    assert!(freed.iter().any(Result::is_ok));
+    let refused: Vec<_> = freed.into_iter().filter_map(Result::err).collect();
+    assert!(!refused.is_empty(), "no free met a write: nothing was tested");
+    assert!(refused.iter().all(|error| matches!(error, PoolError::Refused { .. })), "{refused:?}");
+    let mut lane = pool.lane().expect("lane");
+    let page = 3 * SUPERPAGE_PAGES + 7;
+    write(&mut lane, segment, &[page]);
+    let token = pool.freeze(segment).expect("frozen");
+    let child = connect(&blades);
+    let theirs = child.attach(&token).expect("attached");
+    assert_reads_back(&mut child.lane().expect("lane"), theirs, &[page]);
 }
 
 #[test]

@@ -140,24 +140,35 @@ impl Steward {
         let Some((slot, _)) = self.core.frames.locate(page) else {
             return Err(libc::EFAULT);
         };
-        let source = self.core.frames.address(slot);
-        let outcome =
-            until_settled(|_| self.core.uffd.copy(target.address(), source, PAGE_BYTES, false));
-        self.core.budget.overdraw(1);
+        let copied = self.copy_in(target, self.core.frames.address(slot));
         self.core.frames.invalidate(slot);
-        outcome.errno.map_or(Ok(()), Err)?;
-        target.cell().store(PageState::UNTOUCHED.with_phase(Phase::Resident));
-        Ok(())
+        copied
     }
 
+    /// A far page is far at `target` too; where no blade has room for it, it comes into the program.
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
         self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
         self.await_eviction(held.target);
         let core = self.core;
-        let _changing = core.layers.changing.lock();
-        let layer = core.layers.current_or_new(&core.pool).map_err(|_| libc::ENOMEM)?;
-        self.store_page(held.target, layer)
+        let stored = {
+            let _changing = core.layers.changing.lock();
+            core.layers
+                .current_or_new(&core.pool)
+                .map_err(|_| libc::ENOMEM)
+                .and_then(|layer| self.store_page(held.target, layer))
+        };
+        stored.or_else(|_| self.copy_in(held.target, self.carry))
+    }
+
+    /// Copies the page at `source` into the program, to `target`, which the caller owns.
+    fn copy_in(&self, target: Page, source: usize) -> Result<(), i32> {
+        let copied =
+            until_settled(|_| self.core.uffd.copy(target.address(), source, PAGE_BYTES, false));
+        copied.errno.map_or(Ok(()), Err)?;
+        self.core.budget.overdraw(1);
+        target.cell().store(PageState::UNTOUCHED.with_phase(Phase::Resident));
+        Ok(())
     }
 
     /// Waits until the evictor's write of what was at the page before is over: it travels on another connection
