@@ -86,9 +86,21 @@ fn two_blades() {
 
 fn case(name: &str, limit: &str) {
     let _turn = turn();
-    let outcome = Run::far(limit).own_program("farpool-cases").args([name]).finish();
+    require_case(Run::far(limit), name);
+}
+
+fn require_case(run: Run, name: &str) {
+    let outcome = run.own_program("farpool-cases").args([name]).finish();
     outcome.require_success();
     assert!(outcome.counter("pages_written") > 0, "nothing was far: {:?}", outcome.stats);
+}
+
+/// Over a socket it is the pager that reads pages, not the kernel.
+#[test]
+fn shared_pages_that_nobody_may_read() {
+    let _turn = turn();
+    let blade = Blade::start("1GiB");
+    require_case(Run::far("24MiB").blade(&blade.address(Transport::Unix)), "fork-no-access");
 }
 
 macro_rules! cases {

@@ -73,14 +73,22 @@ pub struct Evictor {
     expired: Instant,
     density: Density,
     pub(crate) in_place: InPlace,
+    /// A chunk of local memory for copies of pages that a fork shares.
+    pub(crate) copies: usize,
     own_counted: Instant,
     resident_before: u64,
 }
 
 impl Evictor {
-    pub fn new(core: &'static Core, lane: Lane, victims: VictimKind) -> Evictor {
+    pub fn new(
+        core: &'static Core,
+        lane: Lane,
+        victims: VictimKind,
+    ) -> Result<Evictor, std::io::Error> {
         let seed = u64::from(core.slot.pid.load(Relaxed));
-        Evictor {
+        let copies = sys::map_local(CHUNK_BYTES)?;
+        sys::advise(copies, CHUNK_BYTES, libc::MADV_DONTFORK)?;
+        Ok(Evictor {
             core,
             lane,
             sweep: ChunkSweep::new(victims, 0, seed),
@@ -94,9 +102,10 @@ impl Evictor {
             expired: Instant::now(),
             density: Density::default(),
             in_place: InPlace::default(),
+            copies,
             own_counted: Instant::now(),
             resident_before: 0,
-        }
+        })
     }
 
     /// Evicts until the process ends.

@@ -2,10 +2,10 @@
 //!
 //! UFFDIO_MOVE takes only pages of one process. Making them its own first, by copying, would take memory just
 //! when it is short: right after a fork each process would copy what all of them share. So such pages are
-//! written to the blade from where they are, protected against writing meanwhile, and then let go:
+//! written to the blade while they stay where they are, protected against writing, and then let go:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
-//! 3. they are written to the blade, and acknowledged;
+//! 3. they are copied, written to the blade, and acknowledged; what the program may not read stays;
 //! 4. the mapping is dropped, and only then is the phase Far.
 //!
 //! The kernel cannot write to them for a device either: it pins a page for that only after making it the
@@ -100,6 +100,21 @@ impl Evictor {
         protected
     }
 
+    /// Copies the pages to `copies`; returns the bits of those that could be read.
+    fn copy(&self, start: usize, pages: u64) -> u64 {
+        let mut copied = 0;
+        for (first, count) in runs(pages) {
+            let mut next = first;
+            while next < first + count {
+                let at = next * PAGE_BYTES;
+                let read = sys::read_program(start + at, self.copies + at, first + count - next);
+                (next..next + read).for_each(|index| copied |= 1 << index);
+                next += read + 1; // the page it stopped at stays
+            }
+        }
+        copied
+    }
+
     /// Writes the pages to the blade; returns the bits of those it has.
     fn store(
         &mut self,
@@ -108,18 +123,19 @@ impl Evictor {
         layer: usize,
         pages: u64,
     ) -> u64 {
+        let start = superpage.base() + chunk * CHUNK_PAGES * PAGE_BYTES;
         let mut writes = std::mem::take(&mut self.writes);
         writes.clear();
-        for index in bits(pages) {
+        for index in bits(self.copy(start, pages)) {
             let page = Page { superpage, index: chunk * CHUNK_PAGES + index };
             if let Some(at) = self.core.place(page, layer) {
-                let from = page.address() as *const u8;
+                let from = (self.copies + index * PAGE_BYTES) as *const u8;
                 writes.push(PageWrite { at, from, token: IN_PLACE | index as u64 });
             }
         }
         self.in_place = InPlace::default();
         writes.iter().for_each(|write| self.in_place.waiting |= 1 << (write.token & 63));
-        // SAFETY: the pages stay mapped while the registry is locked, and nobody writes to protected ones.
+        // SAFETY: `copies` is this thread's own memory, and nothing touches it before all are acknowledged.
         let sent = unsafe { self.lane.write(&writes) };
         self.writes = writes;
         if let Err(error) = sent {

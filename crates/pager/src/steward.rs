@@ -557,7 +557,7 @@ fn start_fault_threads(core: &'static Core) -> Result<(), StartError> {
 
 fn make_evictor(core: &'static Core) -> Result<Evictor, StartError> {
     let victims = core.settings.victim_policy.parse().unwrap_or_default();
-    Ok(Evictor::new(core, core.pool.lane()?, victims))
+    Ok(Evictor::new(core, core.pool.lane()?, victims)?)
 }
 
 /// How long until the resident set has to be looked at again; None: the limit is near.

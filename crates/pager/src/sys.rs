@@ -58,6 +58,16 @@ pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
+/// Copies pages of the program to `to`, as far as the program could read them now; returns how many. Its threads
+/// may take the right to read away at any time, so they are never read without the kernel's help.
+pub fn read_program(from: usize, to: usize, pages: usize) -> usize {
+    let at = |base: usize| libc::iovec { iov_base: base as *mut _, iov_len: pages * PAGE_BYTES };
+    let (local, remote) = (at(to), at(from));
+    // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    usize::try_from(read).unwrap_or(0) / PAGE_BYTES
+}
+
 /// Moves a mapping of the program to `to`, on the program's behalf (mremap with a fixed address).
 pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Result<(), i32> {
     let flags = flags | libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;

@@ -1,6 +1,6 @@
 //! The cases.
 
-use crate::forks::{fork_signals, fork_stdio, fork_thread_data};
+use crate::forks::{fork_no_access, fork_signals, fork_stdio, fork_thread_data};
 use crate::memory::*;
 use crate::programs;
 
@@ -17,6 +17,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("free-at-once", free_at_once),
     ("many-mappings", many_mappings),
     ("fork-chain", fork_chain),
+    ("fork-no-access", fork_no_access),
     ("fork-signals", fork_signals),
     ("fork-stdio", fork_stdio),
     ("fork-thread-data", fork_thread_data),

@@ -28,6 +28,20 @@ fn fork_once(work: impl FnOnce()) {
     }
 }
 
+/// Pages shared by a fork are moved out although nobody may read them, or stay; they are never touched.
+pub fn fork_no_access() {
+    let far = ballast();
+    let hidden = Filled::new(12 * MIB, 5);
+    protect(hidden.start, hidden.bytes, libc::PROT_NONE);
+    fork_once(|| {
+        far.check();
+        protect(hidden.start, hidden.bytes, READ_WRITE);
+        hidden.check();
+    });
+    protect(hidden.start, hidden.bytes, READ_WRITE);
+    hidden.check();
+}
+
 /// glibc clears the data of the parent's other threads in the child before any handler runs. That lies among
 /// ordinary blocks of the heap, which must keep what they hold.
 pub fn fork_thread_data() {
