@@ -1,5 +1,6 @@
 //! What all threads of an active pager share.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +28,8 @@ pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 pub struct Core {
     pub uffd: Uffd,
     pub pagemap: Pagemap,
+    /// The program's memory as a file, see [`sys::read_program`].
+    pub memory: OwnedFd,
     pub pool: Pool,
     pub frames: Frames,
     pub layers: Layers,
@@ -57,6 +60,7 @@ pub struct Core {
 pub struct Parts {
     pub uffd: Uffd,
     pub pagemap: Pagemap,
+    pub memory: OwnedFd,
     pub pool: Pool,
     pub settings: Settings,
     pub board: &'static Board,
@@ -70,6 +74,7 @@ impl Core {
         Ok(Core {
             uffd: parts.uffd,
             pagemap: parts.pagemap,
+            memory: parts.memory,
             pool: parts.pool,
             frames: Frames::new()?,
             layers: Layers::default(),

@@ -5,7 +5,7 @@
 //! written to the blade while they stay where they are, protected against writing, and then let go:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
-//! 3. they are copied, written to the blade, and acknowledged; what the program may not read stays;
+//! 3. they are copied, written to the blade, and acknowledged;
 //! 4. the mapping is dropped, and only then is the phase Far.
 //!
 //! The kernel cannot write to them for a device either: it pins a page for that only after making it the
@@ -100,14 +100,15 @@ impl Evictor {
         protected
     }
 
-    /// Copies the pages to `copies`; returns the bits of those that could be read.
+    /// Copies the pages to `copies`; returns the bits of those that are there.
     fn copy(&self, start: usize, pages: u64) -> u64 {
         let mut copied = 0;
         for (first, count) in runs(pages) {
             let mut next = first;
             while next < first + count {
                 let at = next * PAGE_BYTES;
-                let read = sys::read_program(start + at, self.copies + at, first + count - next);
+                let left = first + count - next;
+                let read = sys::read_program(&self.core.memory, start + at, self.copies + at, left);
                 (next..next + read).for_each(|index| copied |= 1 << index);
                 next += read + 1; // the page it stopped at stays
             }

@@ -31,7 +31,7 @@ pub mod steward;
 pub mod streams;
 pub mod sys;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
@@ -309,10 +309,11 @@ impl Pager {
         let wanted =
             features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
         let (uffd, pagemap) = (Uffd::open(wanted, true)?, Pagemap::open()?);
+        let memory = sys::open_memory()?;
         if !inherits {
             self.watch_while_small(&statm);
         }
-        let core = self.make_core(uffd, pagemap)?;
+        let core = self.make_core(uffd, pagemap, memory)?;
         if inherits {
             self.inheritance.attach(core)?;
             core.note_fork();
@@ -330,7 +331,7 @@ impl Pager {
 
     /// Returns when the process has memory worth moving out: most processes of a tree never do, and
     /// are over before a blade would have answered them.
-    fn watch_while_small(&self, statm: &std::os::fd::OwnedFd) {
+    fn watch_while_small(&self, statm: &OwnedFd) {
         let small = (self.settings.limit_bytes / SMALL_PART).min(SMALL_BYTES) / PAGE_BYTES as u64;
         let mut before = 0;
         loop {
@@ -348,12 +349,18 @@ impl Pager {
         }
     }
 
-    fn make_core(&'static self, uffd: Uffd, pagemap: Pagemap) -> Result<&'static Core, StartError> {
+    fn make_core(
+        &'static self,
+        uffd: Uffd,
+        pagemap: Pagemap,
+        memory: OwnedFd,
+    ) -> Result<&'static Core, StartError> {
         let settings = self.board.header().settings();
         let pool = connect(&settings, self.slot())?;
         let parts = Parts {
             uffd,
             pagemap,
+            memory,
             pool,
             settings,
             board: self.board,

@@ -4,6 +4,7 @@
 //! `unsafe` of this crate lives here, in [`crate::space`] and in [`crate::frames`].
 
 use std::io::Error;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -58,13 +59,18 @@ pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// Copies pages of the program to `to`, as far as the program could read them now; returns how many. Its threads
-/// may take the right to read away at any time, so they are never read without the kernel's help.
-pub fn read_program(from: usize, to: usize, pages: usize) -> usize {
-    let at = |base: usize| libc::iovec { iov_base: base as *mut _, iov_len: pages * PAGE_BYTES };
-    let (local, remote) = (at(to), at(from));
+/// The program's memory as a file: pages are read through it whatever rights the program has to them.
+pub fn open_memory() -> Result<OwnedFd, Error> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/mem", flags, rustix::fs::Mode::empty())?)
+}
+
+/// Copies pages of the program to `to`; returns how many. Its threads may take the right to read them away at any
+/// time, so the pager never reads them itself.
+pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> usize {
+    let Ok(offset) = libc::off_t::try_from(from) else { return 0 };
     // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    let read = unsafe { libc::pread(memory.as_raw_fd(), to as *mut _, pages * PAGE_BYTES, offset) };
     usize::try_from(read).unwrap_or(0) / PAGE_BYTES
 }
 
@@ -373,7 +379,6 @@ fn write_to_reopened(line: &[u8]) {
 mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
-    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::process::{Command, Stdio};
     use std::sync::Arc;
