@@ -180,6 +180,18 @@ impl Running {
         }
     }
 
+    /// Waits until pages of it went out and came back: only then can a blade's end concern it.
+    pub fn wait_until_far(&self) {
+        wait_until("pages to go out and come back", self.patience, || {
+            let mut farpool = Command::new(binaries::program("farpool"));
+            let told = farpool.args(["stat", "--json"]).output().ok()?;
+            let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
+            let is_ours = |program: &&serde_json::Value| program["keeper_pid"] == self.pid();
+            let program = told["programs"].as_array()?.iter().find(is_ours)?;
+            (program["total"]["demand_fetches"].as_u64() > Some(0)).then_some(())
+        });
+    }
+
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_none()

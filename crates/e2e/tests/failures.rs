@@ -12,7 +12,8 @@ use farpool_e2e::{PATIENCE, binaries, tree, turn, wait_until};
 const SIGBUS_CODE: i32 = 135;
 const THREADS: usize = 2;
 
-/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns.
+/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns, and some of
+/// it has been far.
 fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
     let run = addresses.iter().fold(Run::far("16MiB"), |run, address| run.blade(address));
     let mut running = run
@@ -22,6 +23,7 @@ fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
         .args(["--ops", "discard,heap,pipe,protect"])
         .start();
     running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
     running
 }
 
@@ -50,6 +52,10 @@ fn of_two_blades_the_dead_one_is_named() {
     let (mut one, other) = (Blade::start("512MiB"), Blade::start("512MiB"));
     let (first, second) = (one.address(Transport::Tcp), other.address(Transport::Tcp));
     let running = started(&[&first, &second], 60, 3);
+    let is_used = |blade: &Blade| used_bytes(blade) > 0;
+    wait_until("both blades to be used", PATIENCE, || {
+        (is_used(&one) && is_used(&other)).then_some(())
+    });
     one.kill();
     let outcome = running.finish();
     require_sigbus(&outcome, &first);
