@@ -39,6 +39,8 @@ const STAGE_PAGES: usize = 64;
 const LEAST_MOVED_PAGES: usize = 8;
 /// First touches in a row fill up to this many pages ahead.
 const MAX_ZERO_RUN: usize = 64;
+/// In Solo the lead looks for an answer of a blade so long before it sleeps: about a round trip on a rack.
+const ANSWER_SPIN: Duration = Duration::from_micros(50);
 /// A fault waits at most this long, in total, for the evictor to free a frame.
 const FRAME_WAIT: Duration = Duration::from_millis(50);
 /// A fault waits at most this long for the allowance to be filled before it takes from the victim buffer.
@@ -195,7 +197,9 @@ impl FaultThread {
         }
         let most = if busy { Some(most.unwrap_or(EXPIRY_STEP).min(EXPIRY_STEP)) } else { most };
         let timeout = most.and_then(|most| Timespec::try_from(most).ok());
-        let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+        if !(busy && self.core.crew.is_solo() && is_soon_ready(&mut fds[..count])) {
+            let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+        }
         self.check_deadlines();
         if busy {
             self.land();
@@ -677,6 +681,20 @@ impl FaultThread {
         let histogram = if fetched { &slot.fetch_latency } else { &slot.other_latency };
         histogram.record(latency_ns);
     }
+}
+
+/// Looks for [`ANSWER_SPIN`] whether one of the descriptors is ready. Under SCHED_IDLE that takes the CPU from
+/// nobody, and saves the wake-up of a CPU that has gone to sleep.
+fn is_soon_ready(fds: &mut [rustix::event::PollFd<'_>]) -> bool {
+    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let until = Instant::now() + ANSWER_SPIN;
+    while rustix::event::poll(fds, Some(&zero)).is_ok_and(|ready| ready == 0) {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::hint::spin_loop();
+    }
+    true
 }
 
 /// Ends the process: going on could give the program wrong data.
