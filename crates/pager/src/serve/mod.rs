@@ -5,20 +5,21 @@
 //!    can be had (see [`crate::crew`]);
 //! 2. `serve`: the page's phase decides: zero pages, the victim buffer, or a fetch;
 //! 3. `fetch`: the page and the prefetcher's candidates are claimed, given frames, and requested at once;
-//! 4. `land`: frames that have arrived are moved into the program, which wakes the thread;
-//! 5. `account`: counters, and a kick for the evictor when the reserve is low.
+//! 4. `land` (in `landing`): frames that have arrived are moved into the program, which wakes the thread;
+//! 5. `take`, at its end: a kick for the evictor when the reserve is low.
 //!
 //! Invariants: nothing here allocates after start, takes the registry's lock, or waits without bound on
 //! the evictor: when no frame becomes free in time, memory goes over the limit by a page and that is
 //! counted, for a program that waits for ever is worse.
 
 mod first_touch;
+mod landing;
 
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
 use farpool_policy::PrefetchWindow;
-use farpool_pool::{Completion, Lane, PageError, PageRead};
+use farpool_pool::{Completion, Lane, PageRead};
 use farpool_uffd::{Event, Message, Outcome, PAGE_BYTES};
 
 use crate::core::{Core, EXPIRY_STEP, until_settled};
@@ -505,170 +506,6 @@ impl FaultThread {
             self.core.budget.kick();
             self.core.frames.wait(version, FRAME_WAIT_STEP);
         }
-    }
-
-    /// Puts what has arrived into the program.
-    fn land(&mut self) {
-        self.lane.poll(&mut self.done);
-        while let Some(completion) = self.done.pop() {
-            let Ok(index) = usize::try_from(completion.token) else {
-                continue;
-            };
-            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
-                continue;
-            };
-            self.free_flights.push(index);
-            match completion.result {
-                Ok(()) => self.landed.push(flight),
-                Err(error) => self.lose(flight, error),
-            }
-        }
-        if self.landed.is_empty() {
-            return;
-        }
-        let mut landed = std::mem::take(&mut self.landed);
-        landed.sort_unstable_by_key(|flight| (!flight.demand, flight.page.address()));
-        let mut rest = &landed[..];
-        while !rest.is_empty() {
-            let count = self.place_run(rest);
-            rest = &rest[count..];
-        }
-        landed.clear();
-        self.landed = landed;
-    }
-
-    /// Places the first flight and those that follow it in the program and in the buffer alike.
-    fn place_run(&mut self, flights: &[Flight]) -> usize {
-        let first = flights[0];
-        let Frame::Slot(slot) = first.frame else {
-            self.record_arrivals(&flights[..1]);
-            self.place_copy(first);
-            return 1;
-        };
-        let mut count = 1;
-        while let Some(next) = flights.get(count) {
-            let neighbour = Frame::Slot(FrameRun { first: slot, count }.slot(count));
-            let follows = next.page.address() == first.page.address() + count * PAGE_BYTES;
-            if !follows || next.frame != neighbour {
-                break;
-            }
-            count += 1;
-        }
-        self.record_arrivals(&flights[..count]);
-        let outcome = self.move_in(first.page, slot, count);
-        let moved = outcome.done_bytes / PAGE_BYTES;
-        for (offset, flight) in flights[..count].iter().enumerate() {
-            let Frame::Slot(slot) = flight.frame else {
-                continue;
-            };
-            if offset < moved {
-                self.core.frames.moved_away(slot);
-                self.arrive(*flight);
-            } else {
-                self.place_copy(*flight);
-            }
-        }
-        if self.core.gate.is_shut() || moved < count {
-            let _ = self.core.uffd.wake(first.page.address(), count * PAGE_BYTES);
-        }
-        count
-    }
-
-    /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
-    fn place_copy(&mut self, flight: Flight) {
-        let source = match flight.frame {
-            Frame::Slot(slot) => self.core.frames.address(slot),
-            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
-        };
-        let address = flight.page.address();
-        // While a thread forks the state must be set before it is woken.
-        let wakes = !self.core.gate.is_shut();
-        let outcome = until_settled(|_| self.core.uffd.copy(address, source, PAGE_BYTES, wakes));
-        match flight.frame {
-            Frame::Slot(slot) => {
-                self.core.budget.overdraw(1);
-                self.core.frames.give_back(slot);
-            }
-            Frame::Stage(index) => self.free_stage.push(index),
-        }
-        if matches!(outcome.errno, None | Some(libc::EEXIST)) {
-            self.arrive(flight);
-        } else {
-            // The mapping is gone; whoever unmaps it clears the state.
-            self.unfetch(flight.page);
-        }
-        if outcome.errno.is_some() || !wakes {
-            self.wake(flight.page);
-        }
-    }
-
-    fn arrive(&mut self, flight: Flight) {
-        self.leave_blade(flight.page, Phase::Resident);
-    }
-
-    /// A page that was being fetched is no longer far. Counted only now: as long as the count is not 0, the
-    /// blade's memory stays.
-    fn leave_blade(&self, page: Page, phase: Phase) {
-        let cell = page.cell();
-        cell.store(cell.load().with_phase(phase));
-        page.superpage.far_pages.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
-    }
-
-    /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at
-    /// once, and what comes after is its time.
-    fn record_arrivals(&self, flights: &[Flight]) {
-        for flight in flights.iter().filter(|flight| flight.demand) {
-            self.record(flight.started, true);
-        }
-    }
-
-    fn unfetch(&self, page: Page) {
-        let cell = page.cell();
-        cell.store(cell.load().with_phase(Phase::Far));
-    }
-
-    fn lose(&mut self, flight: Flight, error: PageError) {
-        match flight.frame {
-            Frame::Slot(slot) => self.core.frames.give_back(slot),
-            Frame::Stage(index) => self.free_stage.push(index),
-        }
-        if !flight.demand {
-            // Nobody asked for it yet; it is tried again when somebody does.
-            self.unfetch(flight.page);
-            return self.wake(flight.page);
-        }
-        self.leave_blade(flight.page, Phase::Lost);
-        self.core.poison(flight.page, &error);
-    }
-
-    fn fail_reads(&mut self, error: &dyn std::fmt::Display) {
-        for read in std::mem::take(&mut self.reads) {
-            let Ok(index) = usize::try_from(read.token) else {
-                continue;
-            };
-            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
-                continue;
-            };
-            self.free_flights.push(index);
-            sys::say(&format!("a fetch could not be sent: {error}"));
-            self.lose(flight, PageError::NotAllocated);
-        }
-    }
-
-    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the states
-    /// must be set first.
-    fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Outcome {
-        let (to, from) = (page.address(), self.core.frames.address(slot));
-        let wake = !self.core.gate.is_shut();
-        until_settled(|done| {
-            self.core.uffd.move_pages(
-                to + done,
-                from + done,
-                count * PAGE_BYTES - done,
-                wake,
-                false,
-            )
-        })
     }
 
     fn wake(&self, page: Page) {
