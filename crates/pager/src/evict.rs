@@ -86,8 +86,7 @@ impl Evictor {
         victims: VictimKind,
     ) -> Result<Evictor, std::io::Error> {
         let seed = u64::from(core.slot.pid.load(Relaxed));
-        let copies = sys::map_local(CHUNK_BYTES)?;
-        sys::advise(copies, CHUNK_BYTES, libc::MADV_DONTFORK)?;
+        let copies = sys::map_local_without_children(CHUNK_BYTES)?;
         Ok(Evictor {
             core,
             lane,

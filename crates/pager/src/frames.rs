@@ -114,7 +114,7 @@ impl Frames {
     pub fn new() -> Result<Frames, std::io::Error> {
         let base = sys::map_uncounted(TRAYS * TRAY_BYTES)?;
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
-        sys::advise(base, TRAYS * TRAY_BYTES, libc::MADV_DONTFORK)?;
+        sys::keep_from_children(base, TRAYS * TRAY_BYTES)?;
         sys::advise(base, TRAYS * TRAY_BYTES, libc::MADV_NOHUGEPAGE).ok();
         let trays = (0..TRAYS).map(|_| Tray::empty()).collect();
         let empty = (0..TRAYS).filter_map(|tray| u16::try_from(tray).ok()).collect();

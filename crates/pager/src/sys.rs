@@ -74,6 +74,37 @@ pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> u
     usize::try_from(read).unwrap_or(0) / PAGE_BYTES
 }
 
+/// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager needs for itself
+/// is tried so often, with a pause each time, before the program has to end for it.
+const TRIES: u32 = 200;
+const TRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Repeats an operation that fails with EAGAIN, for a second at most.
+fn until_available<T>(mut operation: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let mut tries = 1;
+    loop {
+        match operation() {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < TRIES => {
+                tries += 1;
+                std::thread::sleep(TRY_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// As [`map_local`], for memory that a forked child has no use for.
+pub fn map_local_without_children(bytes: usize) -> Result<usize, Error> {
+    let start = until_available(|| map_local(bytes))?;
+    keep_from_children(start, bytes)?;
+    Ok(start)
+}
+
+/// A forked child does not get this memory of the pager's.
+pub fn keep_from_children(start: usize, bytes: usize) -> Result<(), Error> {
+    until_available(|| advise(start, bytes, libc::MADV_DONTFORK))
+}
+
 /// Moves a mapping of the program to `to`, on the program's behalf (mremap with a fixed address).
 pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Result<(), i32> {
     let flags = flags | libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -247,14 +278,19 @@ pub fn spawn(name: &'static std::ffi::CStr, body: Body) -> Result<Begun, Error> 
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, &raw mut before);
         STARTING_THREAD.store(thread_id(), SeqCst);
         let mut thread = std::mem::zeroed::<libc::pthread_t>();
-        let result =
-            libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument.cast());
+        let created = until_available(|| {
+            let attributes = &raw const attributes;
+            match libc::pthread_create(&raw mut thread, attributes, entry, argument.cast()) {
+                0 => Ok(()),
+                errno => Err(Error::from_raw_os_error(errno)),
+            }
+        });
         STARTING_THREAD.store(0, SeqCst);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         libc::pthread_attr_destroy(&raw mut attributes);
-        if result != 0 {
+        if let Err(error) = created {
             drop(Box::from_raw(argument));
-            return Err(Error::from_raw_os_error(result));
+            return Err(error);
         }
     }
     Ok(begun)
@@ -377,6 +413,25 @@ fn write_to_reopened(line: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_is_lacking_for_a_moment_is_waited_for() {
+        let mut left = 3;
+        let result = super::until_available(|| {
+            left -= 1;
+            let lacking = super::Error::from_raw_os_error(libc::EAGAIN);
+            if left > 0 { Err(lacking) } else { Ok(left) }
+        });
+        assert_eq!(result.ok(), Some(0));
+        let refused = super::until_available(|| {
+            left += 1;
+            Err::<(), _>(super::Error::from_raw_os_error(libc::EPERM))
+        });
+        assert_eq!(
+            (refused.err().and_then(|error| error.raw_os_error()), left),
+            (Some(libc::EPERM), 1)
+        );
+    }
+
     use std::fs::File;
     use std::io::{Read, Seek, Write};
     use std::os::unix::net::UnixStream;

@@ -93,8 +93,7 @@ pub struct FaultThread {
 impl FaultThread {
     pub fn new(core: &'static Core, lane: Lane) -> Result<Self, std::io::Error> {
         let bytes = (STAGE_PAGES + MAX_ZERO_RUN) * PAGE_BYTES;
-        let stage = sys::map_local(bytes)?;
-        sys::advise(stage, bytes, libc::MADV_DONTFORK)?;
+        let stage = sys::map_local_without_children(bytes)?;
         Ok(FaultThread {
             core,
             lane,
