@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ pub struct Header {
     pub(crate) deadline_ms: AtomicU64,
     /// Pages of the tree that are resident and that no process publishes; written by the keeper.
     pub unpublished_pages: AtomicU64,
+    /// Which process is served first while the tree thrashes, and until when; the pager's own format.
+    pub turn: AtomicU64,
     /// Slots from this number on were never claimed, so a look at all processes is a short one.
     pub(crate) slots_used: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.

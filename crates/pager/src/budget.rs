@@ -5,19 +5,22 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicI64, AtomicU32};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_uffd::PAGE_BYTES;
 
 use crate::sys;
+use crate::turn::Turn;
 
 /// The allowance at which the evictor starts: 1/64 of the limit in pages, within these bounds. It fills the
 /// allowance up to [`FULL_MARKS`] times as much, and keeps one more in the victim buffer.
 const LOW_MARK_PAGES: std::ops::RangeInclusive<i64> = 128..=4096;
 const LOW_MARK_PART: i64 = 64;
 const FULL_MARKS: i64 = 3;
+/// The processes whose turn it is not keep this part of the limit free for the one whose turn it is.
+const TURN_ROOM_PART: i64 = 32;
 /// The processes of a tree share the mark; below this, evicting in batches would not pay.
 const LEAST_MARK_PAGES: i64 = 32;
 
@@ -28,6 +31,11 @@ pub struct Resident {
     /// Pages of files and shared memory.
     pub shared_pages: u64,
 }
+
+/// Pages that a process may keep whatever the limit says: with fewer, what is fetched for an instruction is moved
+/// out again before the instruction has run, and nobody gets anywhere. A process goes over its part of the limit by
+/// so much at the most.
+pub const LEAST_WORKING_PAGES: u64 = 256;
 
 /// What the evictor has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +62,10 @@ pub struct Tree {
 #[derive(Debug)]
 pub struct Budget {
     statm: OwnedFd,
+    /// Missing where the kernel does not let the process read it.
+    smaps: Option<OwnedFd>,
+    /// Anonymous pages that count with other processes, see [`Budget::look_at_shared`].
+    elsewhere_pages: AtomicU64,
     /// What may be spent in all, and what was: both only count on, so that nothing spent while the allowance is
     /// set anew is forgotten.
     granted_pages: AtomicI64,
@@ -66,6 +78,8 @@ impl Budget {
     pub fn new() -> Result<Budget, std::io::Error> {
         Ok(Budget {
             statm: open_statm()?,
+            smaps: open_of_process("/proc/self/smaps_rollup").ok(),
+            elsewhere_pages: AtomicU64::new(0),
             granted_pages: AtomicI64::new(0),
             spent_pages: AtomicI64::new(0),
             low_pages: AtomicI64::new(*LOW_MARK_PAGES.start()),
@@ -123,17 +137,36 @@ impl Budget {
     }
 
     /// Reads the kernel's count, publishes it, sets the allowance anew and says what is to be done.
-    pub fn refresh(&self, board: &Board, slot: &Slot, free_frames: i64) -> Work {
+    pub fn refresh(&self, board: &Board, slot: &Slot, free_frames: i64, turn: Turn) -> Work {
         let spent = self.spent_pages.load(Relaxed);
-        publish(slot, read_resident(&self.statm).unwrap_or_default());
+        let mut resident = read_resident(&self.statm).unwrap_or_default();
+        let elsewhere = self.elsewhere_pages.load(Relaxed);
+        resident.anonymous_pages = resident.anonymous_pages.saturating_sub(elsewhere);
+        publish(slot, resident);
         let tree = Tree::read(board);
         let limit = limit_pages(board, &tree);
         let low = low_mark(limit, tree.active_processes);
         self.low_pages.store(low, Relaxed);
         let mine = pages_of(slot.get(Counter::EvictablePages));
-        let (allowance, work) = decide(limit, low, &tree, mine, free_frames);
+        let (allowance, work) = match turn {
+            Turn::Nobodys => decide(limit, low, &tree, mine, free_frames),
+            Turn::Mine => decide_in_turn(limit, &tree, mine, free_frames),
+            Turn::Anothers(holder) => {
+                let theirs = evictable_pages_of(board, holder);
+                decide_out_of_turn(limit, &tree, mine, theirs, free_frames)
+            }
+        };
         self.granted_pages.store(spent + allowance, Relaxed);
         work
+    }
+
+    /// Counts anew which part of the anonymous pages counts with the other processes that a fork shares them with.
+    /// Twenty children of one parent would else be counted as twenty times what nobody has written to since. The
+    /// kernel walks all page tables for it, and pages may be written to at any time afterwards, so this is for
+    /// small processes, now and then; others, `counts` false, count in full.
+    pub fn look_at_shared(&self, counts: bool) {
+        let read = |smaps| if counts { read_elsewhere_pages(smaps) } else { None };
+        self.elsewhere_pages.store(self.smaps.as_ref().and_then(read).unwrap_or(0), Relaxed);
     }
 }
 
@@ -161,8 +194,42 @@ pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) ->
     let release_pages = (my_part + refill).max(surplus);
     // What is released leaves the buffer; one mark of victims stays there for a second chance.
     let kept = if wants_eviction(allowance, low, free_frames) { low } else { 0 };
-    let evict_pages = (my_part + refill + kept - free_frames).max(0);
-    (allowance, Work { evict_pages, release_pages })
+    let evict_pages = (my_part + refill + kept - free_frames).clamp(0, mine.max(0));
+    (allowance, Work { evict_pages, release_pages: release_pages.min(free_frames + evict_pages) })
+}
+
+/// As [`decide`], for the process whose turn it is: all that is free is its own, and it gives nothing up unless
+/// nobody else can. Pure.
+fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
+    let headroom = limit - tree.counted_pages(limit);
+    let missing = (-headroom).max(0);
+    let from_me = if tree.evictable_pages > mine { 0 } else { missing };
+    let evict_pages = (from_me - free_frames).clamp(0, mine.max(0));
+    let release_pages = from_me.min(free_frames + evict_pages);
+    (headroom.max(0), Work { evict_pages, release_pages })
+}
+
+/// As [`decide`], for the others: together they keep room for the one whose turn it is, who could give up `theirs`
+/// and does not. Pure.
+fn decide_out_of_turn(
+    limit: i64,
+    tree: &Tree,
+    mine: i64,
+    theirs: i64,
+    free_frames: i64,
+) -> (i64, Work) {
+    let headroom = limit - tree.counted_pages(limit);
+    let missing = (limit / TURN_ROOM_PART - headroom).max(0);
+    let evictable = (tree.evictable_pages - theirs).max(mine).max(1);
+    let my_part = (missing * mine + evictable - 1) / evictable;
+    let evict_pages = (my_part - free_frames).clamp(0, mine.max(0));
+    let release_pages = my_part.min(free_frames + evict_pages);
+    (0, Work { evict_pages, release_pages })
+}
+
+fn evictable_pages_of(board: &Board, pid: u32) -> i64 {
+    let slot = board.processes().find(|slot| slot.pid.load(Relaxed) == pid);
+    slot.map_or(0, |slot| pages_of(slot.get(Counter::EvictablePages)))
 }
 
 /// The limit that holds now, in pages: the fixed one, or the share of all the tree's memory.
@@ -207,9 +274,25 @@ pub fn publish(slot: &Slot, resident: Resident) {
 
 /// Opens the calling process's statm.
 pub fn open_statm() -> Result<OwnedFd, std::io::Error> {
+    open_of_process("/proc/self/statm")
+}
+
+fn open_of_process(path: &str) -> Result<OwnedFd, std::io::Error> {
     use rustix::fs::{Mode, OFlags};
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open("/proc/self/statm", flags, Mode::empty())?)
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The anonymous pages of an open smaps_rollup less the process's proportional part of them.
+fn read_elsewhere_pages(smaps: &OwnedFd) -> Option<u64> {
+    let mut buffer = [0_u8; 2048];
+    let length = rustix::io::pread(smaps, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..length]).ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let elsewhere = kib("Anonymous:")?.saturating_sub(kib("Pss_Anon:")?);
+    Some(elsewhere * 1024 / PAGE_BYTES as u64)
 }
 
 /// Reads an open statm: total, resident and shared pages come first.
@@ -255,13 +338,34 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_this_process_alone_are_not_elsewhere() {
+        let smaps = open_of_process("/proc/self/smaps_rollup").expect("smaps_rollup");
+        let resident = read_resident(&open_statm().expect("statm")).expect("fields");
+        // The test's own pages are shared with nobody, or with the few who started it.
+        let elsewhere = read_elsewhere_pages(&smaps).expect("fields");
+        assert!(elsewhere < resident.anonymous_pages / 2, "{elsewhere} of {resident:?}");
+    }
+
+    #[test]
+    fn in_turn_the_others_make_room() {
+        let tree = tree(10_000, 6_000, 5);
+        assert_eq!(decide_in_turn(10_000, &tree, 2_000, 0), (0, Work::default()));
+        let (allowance, work) = decide_out_of_turn(10_000, &tree, 1_000, 2_000, 10);
+        assert_eq!((allowance, work.evict_pages, work.release_pages), (0, 78 - 10, 78));
+        // With nobody else to give anything up, it is as alone.
+        let (_, work) = decide_in_turn(9_000, &tree, 6_000, 0);
+        assert_eq!((work.evict_pages, work.release_pages), (1_000, 1_000));
+    }
+
+    #[test]
     fn statm_is_read() {
         let resident = read_resident(&open_statm().expect("statm")).expect("fields");
         assert!(resident.anonymous_pages > 10 && resident.shared_pages > 10);
     }
 
     proptest! {
-        /// Together the processes release at least what is missing, and never promise more than there is.
+        /// Together the processes release at least what is missing, as far as they can, and never promise more than
+        /// there is.
         #[test]
         fn shares_cover_what_is_missing(
             limit in 1_000_i64..100_000, over in -50_000_i64..50_000,
@@ -274,7 +378,7 @@ mod tests {
                 evictable.iter().map(|mine| decide(limit, 128, &tree, *mine, 0)).collect();
             let released: i64 = decided.iter().map(|(_, work)| work.release_pages).sum();
             let allowed: i64 = decided.iter().map(|(allowance, _)| allowance).sum();
-            prop_assert!(released >= tree.resident_pages - limit);
+            prop_assert!(released >= (tree.resident_pages - limit).min(total));
             prop_assert!(allowed <= (limit - tree.resident_pages).max(0));
         }
     }

@@ -13,12 +13,13 @@ use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd};
 use crate::budget::Budget;
 use crate::crew::Crew;
 use crate::frames::Frames;
+use crate::late_pool::LatePool;
 use crate::page::MAX_LAYERS;
 use crate::registry::Registry;
 use crate::serve::fail_closed;
 use crate::space::{Page, Space};
 use crate::streams::Streams;
-use crate::sys;
+use crate::sys::{self, Latch};
 
 /// Threads look at the deadlines of what they have in flight this often.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
@@ -30,7 +31,7 @@ pub struct Core {
     pub pagemap: Pagemap,
     /// The program's memory as a file, see [`sys::read_program`].
     pub memory: OwnedFd,
-    pub pool: Pool,
+    pub pool: LatePool,
     pub frames: Frames,
     pub layers: Layers,
     pub budget: Budget,
@@ -53,6 +54,8 @@ pub struct Core {
     pub shares: AtomicBool,
     /// Ranges the program gave up for now, for the evictor.
     retired: Mutex<Vec<(usize, usize)>>,
+    /// Memory is registered.
+    pub registered: Latch,
 }
 
 /// What a core is made of.
@@ -61,7 +64,6 @@ pub struct Parts {
     pub uffd: Uffd,
     pub pagemap: Pagemap,
     pub memory: OwnedFd,
-    pub pool: Pool,
     pub settings: Settings,
     pub board: &'static Board,
     pub slot: &'static Slot,
@@ -75,7 +77,7 @@ impl Core {
             uffd: parts.uffd,
             pagemap: parts.pagemap,
             memory: parts.memory,
-            pool: parts.pool,
+            pool: LatePool::default(),
             frames: Frames::new()?,
             layers: Layers::default(),
             budget: Budget::new()?,
@@ -92,6 +94,7 @@ impl Core {
             loss_reported: Mutex::new(false),
             shares: AtomicBool::new(false),
             retired: Mutex::default(),
+            registered: Latch::default(),
         })
     }
 

@@ -19,7 +19,7 @@ use farpool_policy::{Choice, ChunkSweep, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use crate::budget::Work;
+use crate::budget::{LEAST_WORKING_PAGES, Work};
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::density::Density;
 use crate::evict_shared::InPlace;
@@ -29,6 +29,7 @@ use crate::resident_map::{ResidentMap, page_bits};
 use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Page, Superpage};
 use crate::sys;
+use crate::turn::{Turn, Turns};
 
 /// Trays on their way to the blades at a time: enough to keep a network busy.
 const MAX_TRAYS_IN_FLIGHT: usize = 16;
@@ -53,6 +54,11 @@ const MAX_BARREN_CHUNKS: usize = 1 << 16;
 const FULL_RETRY: Duration = Duration::from_millis(500);
 /// The pager's own memory is counted this often.
 const OWN_STEP: Duration = Duration::from_millis(200);
+/// Below this the pages that could be moved out are counted one by one: much of so small a process is code, stacks
+/// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
+const SMALL_PROCESS_PAGES: u64 = 4096;
+/// What a small process shares with others since a fork is counted this often.
+const SHARED_STEP: Duration = Duration::from_millis(50);
 pub(crate) const CHUNK_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
 /// See the module's description.
@@ -76,6 +82,8 @@ pub struct Evictor {
     /// A chunk of local memory for copies of pages that a fork shares.
     pub(crate) copies: usize,
     own_counted: Instant,
+    shared_counted: Instant,
+    turns: Turns,
     resident_before: u64,
 }
 
@@ -103,6 +111,8 @@ impl Evictor {
             in_place: InPlace::default(),
             copies,
             own_counted: Instant::now(),
+            shared_counted: Instant::now(),
+            turns: Turns::default(),
             resident_before: 0,
         })
     }
@@ -115,13 +125,20 @@ impl Evictor {
             self.check_deadlines();
             self.evict_retired();
             let free = self.core.frames.free();
-            let work = self.core.budget.refresh(self.core.board, self.core.slot, free);
+            let turn = self.look_for_turn();
+            let work = self.core.budget.refresh(self.core.board, self.core.slot, free, turn);
             if work == Work::default() {
                 self.rest();
             } else {
                 self.work(work);
             }
         }
+    }
+
+    fn look_for_turn(&mut self) -> Turn {
+        let (slot, word) = (self.core.slot, &self.core.board.header().turn);
+        let overruns = slot.get(Counter::Overruns);
+        self.turns.look(word, slot.pid.load(Relaxed), sys::shared_clock_ms(), overruns)
     }
 
     fn check_deadlines(&mut self) {
@@ -135,6 +152,8 @@ impl Evictor {
 
     fn rest(&mut self) {
         self.drain();
+        self.release_copies();
+        self.core.barren.store(self.core.frames.free() == 0, Relaxed);
         let shares = self.core.shares.load(Relaxed);
         let resident = self.core.slot.get(Counter::ResidentPages);
         let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
@@ -178,7 +197,7 @@ impl Evictor {
         let core = self.core;
         if self.own_counted.elapsed() >= OWN_STEP {
             self.own_counted = Instant::now();
-            core.slot.set(Counter::PagerPages, own_pages(core));
+            core.slot.set(Counter::PagerPages, present_pages(core, sys::own_mappings()));
         }
         let count = core.space.count();
         let far =
@@ -187,12 +206,22 @@ impl Evictor {
         let buffer = core.frames.count();
         core.slot.set(Counter::FarPages, far);
         core.slot.set(Counter::BufferPages, buffer);
+        if self.shared_counted.elapsed() >= SHARED_STEP && core.shares.load(Relaxed) {
+            self.shared_counted = Instant::now();
+            let is_small = core.slot.get(Counter::ResidentPages) < SMALL_PROCESS_PAGES;
+            core.budget.look_at_shared(is_small);
+        }
         // Not waited for: the steward holds it while it waits, before a fork, for this thread's writes.
         let Ok(registry) = core.registry.try_lock() else { return };
-        let mapped = (registry.bytes() / PAGE_BYTES) as u64;
-        drop(registry);
         let resident = core.slot.get(Counter::ResidentPages);
-        core.slot.set(Counter::EvictablePages, mapped.min(resident));
+        let there = if resident < SMALL_PROCESS_PAGES {
+            let regions = registry.iter().map(|region| (region.start, region.bytes()));
+            present_pages(core, regions)
+        } else {
+            resident.min((registry.bytes() / PAGE_BYTES) as u64)
+        };
+        drop(registry);
+        core.slot.set(Counter::EvictablePages, there.saturating_sub(LEAST_WORKING_PAGES));
     }
 
     /// Moves out about `pages`; returns how many it was.
@@ -577,11 +606,11 @@ fn has_memory(superpage: &Superpage, layer: usize) -> bool {
     layer < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << layer) != 0
 }
 
-/// Resident pages of the pager's own mappings.
-fn own_pages(core: &Core) -> u64 {
+/// Pages that are present in ranges, given as (start, bytes).
+fn present_pages(core: &Core, places: impl Iterator<Item = (usize, usize)>) -> u64 {
     let mut ranges = [PageRange::default(); 64];
     let mut pages = 0;
-    for (start, bytes) in sys::own_mappings() {
+    for (start, bytes) in places {
         let (mut from, end) = (start, start + bytes);
         while from < end {
             let found = core.pagemap.scan(from, end, category::PRESENT, &mut ranges);

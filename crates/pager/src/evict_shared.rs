@@ -31,6 +31,8 @@ const IN_PLACE: u64 = 1 << 32;
 pub struct InPlace {
     waiting: u64,
     stored: u64,
+    /// There are copies of pages.
+    used: bool,
 }
 
 impl InPlace {
@@ -100,6 +102,13 @@ impl Evictor {
         protected
     }
 
+    /// Gives back the memory of `copies` when it was used.
+    pub(crate) fn release_copies(&mut self) {
+        if std::mem::take(&mut self.in_place.used) {
+            sys::release(self.copies, CHUNK_PAGES * PAGE_BYTES);
+        }
+    }
+
     /// Copies the pages to `copies`; returns the bits of those that are there.
     fn copy(&self, start: usize, pages: u64) -> u64 {
         let mut copied = 0;
@@ -134,7 +143,7 @@ impl Evictor {
                 writes.push(PageWrite { at, from, token: IN_PLACE | index as u64 });
             }
         }
-        self.in_place = InPlace::default();
+        self.in_place = InPlace { used: true, ..InPlace::default() };
         writes.iter().for_each(|write| self.in_place.waiting |= 1 << (write.token & 63));
         // SAFETY: `copies` is this thread's own memory, and nothing touches it before all are acknowledged.
         let sent = unsafe { self.lane.write(&writes) };

@@ -13,6 +13,7 @@
 //! A process starts *native*: all is left to the kernel, and the registry only notes which ranges could be
 //! far. When the limit of the tree comes near it becomes *active*, once and for good.
 
+mod activation;
 pub mod budget;
 pub mod core;
 pub mod crew;
@@ -21,6 +22,7 @@ pub mod evict;
 pub mod evict_shared;
 pub mod fork;
 pub mod frames;
+mod late_pool;
 pub mod page;
 pub mod registry;
 pub mod requests;
@@ -30,6 +32,8 @@ pub mod space;
 pub mod steward;
 pub mod streams;
 pub mod sys;
+mod turn;
+mod watch;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -40,7 +44,7 @@ use std::time::Duration;
 
 use farpool_board::{Board, BoardError, Settings, Slot, WhenFull};
 use farpool_pool::{ClientId, Pool, PoolConfig, PoolError};
-use farpool_uffd::{OpenError, PAGE_BYTES, Pagemap, Uffd, features, register_mode};
+use farpool_uffd::{OpenError, Pagemap, Uffd, features, register_mode};
 
 use crate::core::{Core, Parts};
 use crate::fork::Inheritance;
@@ -55,17 +59,6 @@ pub use crate::sys::is_internal_allocation;
 /// pager at all: it costs nothing, and is counted by the keeper.
 const START_BYTES: u64 = 96 << 20;
 const START_PART: u64 = 4;
-/// A process whose resident memory stays below this, and below an eighth of the limit, does not
-/// connect to a blade.
-const SMALL_BYTES: u64 = 16 << 20;
-const SMALL_PART: u64 = 8;
-/// Near the limit of the tree every process with so much memory has to give.
-const WORTH_BYTES: u64 = 1 << 20;
-/// Small processes are looked at this often while they grow, and while they do not. First touches take at
-/// least a microsecond a page, so one grows by 40 MB at most before it is noticed.
-const SMALL_STEP: Duration = Duration::from_millis(2);
-const SMALL_REST: Duration = Duration::from_millis(10);
-
 /// Why the pager cannot work in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -297,7 +290,7 @@ impl Pager {
                 serve::fail_closed(&format!("far memory cannot be used in this process: {error}"));
             }
         });
-        if let Err(error) = sys::spawn(c"farpool-steward", body) {
+        if let Err(error) = sys::spawn(c"farpool-steward", true, body) {
             serve::fail_closed(&format!("the pager's thread cannot be started: {error}"));
         }
     }
@@ -310,43 +303,28 @@ impl Pager {
             features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
         let (uffd, pagemap) = (Uffd::open(wanted, true)?, Pagemap::open()?);
         let memory = sys::open_memory()?;
+        sys::be_prompt(true);
         if !inherits {
             self.watch_while_small(&statm);
         }
         let core = self.make_core(uffd, pagemap, memory)?;
+        activation::start_threads(core)?;
         if inherits {
+            core.pool.set(connect(&core.settings, self.slot())?);
             self.inheritance.attach(core)?;
             core.note_fork();
-        }
-        let mut steward = Steward::new(self, core)?;
-        if inherits {
-            steward.settle_inherited();
-            steward.activate();
+            steward::settle_inherited(self, core);
+            activation::activate(self, core);
             self.ready.store(1, SeqCst);
             sys::wake(&self.ready);
-            steward.serve()
+        } else {
+            self.watch_until_near(&statm);
+            activation::activate(self, core);
+            core.pool.set(connect(&core.settings, self.slot())?);
         }
-        steward.run(&statm)
-    }
-
-    /// Returns when the process has memory worth moving out: most processes of a tree never do, and
-    /// are over before a blade would have answered them.
-    fn watch_while_small(&self, statm: &OwnedFd) {
-        let small = (self.settings.limit_bytes / SMALL_PART).min(SMALL_BYTES) / PAGE_BYTES as u64;
-        let mut before = 0;
-        loop {
-            let bell = self.requests.bell();
-            let resident = budget::read_resident(statm).unwrap_or_default();
-            budget::publish(self.slot(), resident);
-            let pause = steward::next_look(self.board);
-            let pages = resident.anonymous_pages;
-            let most = if pages == before { SMALL_REST } else { SMALL_STEP };
-            before = pages;
-            if pages >= small || (pause.is_none() && pages * PAGE_BYTES as u64 >= WORTH_BYTES) {
-                return;
-            }
-            self.requests.wait(bell, pause.unwrap_or(most).min(most));
-        }
+        sys::be_prompt(false);
+        give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;
+        Steward::new(self, core)?.serve()
     }
 
     fn make_core(
@@ -355,21 +333,17 @@ impl Pager {
         pagemap: Pagemap,
         memory: OwnedFd,
     ) -> Result<&'static Core, StartError> {
-        let settings = self.board.header().settings();
-        let pool = connect(&settings, self.slot())?;
         let parts = Parts {
             uffd,
             pagemap,
             memory,
-            pool,
-            settings,
+            settings: self.board.header().settings(),
             board: self.board,
             slot: self.slot(),
             space: &self.space,
             registry: &self.registry,
         };
         let core: &'static Core = Box::leak(Box::new(Core::new(parts)?));
-        give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;
         let (start, bytes) = core.frames.range();
         core.uffd.register(start, bytes, register_mode::MISSING)?;
         self.core.store(std::ptr::from_ref(core).cast_mut(), SeqCst);

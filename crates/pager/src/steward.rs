@@ -1,40 +1,31 @@
 //! The steward: the one thread that changes which memory is far, on behalf of the program.
 //!
 //! Before the limit is near it only watches the resident set, and everything is left to the kernel
-//! (`watch`). Then it registers the far ranges with userfaultfd and starts the fault threads and
-//! the evictor (`activate`), and from then on answers the program's requests ([`crate::requests`]).
+//! ([`crate::watch`]). Then it registers what can be far ([`crate::activation`]), and from then on answers the
+//! program's requests ([`crate::requests`]).
 
 mod carry;
 mod inherited;
+
+pub use inherited::settle_inherited;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_board::{Board, Counter, ProcessState};
 use farpool_pool::{Completion, Lane, PageRead, PageWrite};
-use farpool_uffd::{PAGE_BYTES, PageRange, category, register_mode};
+use farpool_uffd::PAGE_BYTES;
 
-use crate::budget::{self, Tree};
+use crate::activation::register;
 use crate::core::Core;
-use crate::evict::Evictor;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::registry::{Region, Registry};
 use crate::requests::{Answer, Kind, Request};
-use crate::serve::{FaultThread, fail_closed};
-use crate::space::{NO_TRAY, Page, SUPERPAGE_BYTES, Superpage, known_pages, known_superpages};
+use crate::space::{NO_TRAY, Page, Superpage, known_pages, known_superpages};
 use crate::{Pager, StartError, sys};
 use carry::Carry;
 
-/// Memory is registered when the tree is this close to its limit: 1/32 of it, within these bounds.
-const MARGIN_PART: i64 = 32;
-const MARGIN_PAGES: std::ops::RangeInclusive<i64> = 1024..=16_384;
-/// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
-/// touching huge pages.
-const GROWTH_PAGES_PER_MS: i64 = 2_500;
-/// Between two looks at the resident set, at the least and at the most.
-const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
 /// When active there is nothing to watch; requests ring the bell.
 const ACTIVE_STEP: Duration = Duration::from_secs(1);
 /// Memory that could not be given back is tried again at most this often: each is a request to a blade.
@@ -73,23 +64,6 @@ impl Steward {
         })
     }
 
-    /// Watches, then serves requests, until the process ends.
-    pub fn run(mut self, statm: &std::os::fd::OwnedFd) -> ! {
-        while !self.pager.is_active() {
-            let bell = self.pager.requests.bell();
-            let resident = budget::read_resident(statm).unwrap_or_default();
-            budget::publish(self.core.slot, resident);
-            match next_look(self.core.board) {
-                Some(pause) => {
-                    self.keep_lease();
-                    self.pager.requests.wait(bell, pause);
-                }
-                None => self.activate(),
-            }
-        }
-        self.serve()
-    }
-
     /// Serves requests until the process ends.
     pub fn serve(mut self) -> ! {
         let pager = self.pager;
@@ -116,77 +90,6 @@ impl Steward {
         if self.lease_kept.elapsed() >= self.core.pool.lease() / 3 {
             self.core.pool.keep_alive();
             self.lease_kept = Instant::now();
-        }
-    }
-
-    /// Registers what is far, and starts to serve and to evict.
-    pub fn activate(&mut self) {
-        // Starting a thread takes locks of the C library, which a thread of the program may hold while it waits
-        // for a page: faults must be served from the first registered page on.
-        // The evictor's way to the blades is made before too: memory grows while one connects.
-        let evictor = start_fault_threads(self.core).and_then(|()| make_evictor(self.core));
-        let evictor = evictor.unwrap_or_else(|error| {
-            fail_closed(&format!("the pager's threads cannot be started: {error}"))
-        });
-        // From here on no thread of the program takes the registry's lock.
-        let doors = (!self.pager.is_active()).then(|| self.pager.lock_doors());
-        let Ok(mut registry) = self.pager.registry.lock() else {
-            fail_closed("the registry of far memory is broken");
-        };
-        let regions: Vec<Region> = registry.iter().collect();
-        for region in regions {
-            self.register(&mut registry, region);
-        }
-        self.pager.set_active();
-        drop((registry, doors));
-        self.core.slot.set_state(ProcessState::Active);
-        // Only now: what is moved out of unregistered memory would read as zeros.
-        if let Err(error) = sys::spawn(c"farpool-evict", Box::new(move || evictor.run())) {
-            fail_closed(&format!("the evictor cannot be started: {error}"));
-        }
-    }
-
-    /// Registers a range with userfaultfd and makes its resident superpages known to the evictor. False: it
-    /// stays local, and nothing of it was moved out; who holds pages of it must end the process.
-    fn register(&self, registry: &mut Registry, region: Region) -> bool {
-        let registered = self.core.uffd.register(
-            region.start,
-            region.bytes(),
-            register_mode::MISSING | register_mode::WP,
-        );
-        if registered.is_err() {
-            // The program has changed it past us (a raw system call), or has a userfaultfd of its own
-            // there: it stays local.
-            self.core.count(Counter::Refused, 1);
-            registry.remove(region.start, region.end);
-            let _ = self.core.uffd.unregister(region.start, region.bytes());
-            if known_pages(self.core.space, region.start, region.end).any(is_elsewhere) {
-                fail_unregistered(region.start);
-            }
-            return false;
-        }
-        self.learn(region);
-        true
-    }
-
-    /// Makes the resident superpages of a region known to the evictor.
-    fn learn(&self, region: Region) {
-        let mut ranges = [PageRange::default(); 64];
-        let mut from = region.start;
-        while from < region.end {
-            let found = self.core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
-            let Ok((found, walked)) = found else { return };
-            for range in found {
-                let (mut at, end) = (range.first(), range.last());
-                while at < end {
-                    let _ = self.core.space.page_or_new(at);
-                    at = (at & !(SUPERPAGE_BYTES - 1)) + SUPERPAGE_BYTES;
-                }
-            }
-            if walked <= from {
-                return;
-            }
-            from = walked;
         }
     }
 
@@ -220,7 +123,7 @@ impl Steward {
                 registry.remove(start, end);
                 self.forget(start, end);
                 registry.add(start, end);
-                self.register(&mut registry, Region { start, end, pinned: false });
+                register(self.core, &mut registry, Region { start, end, pinned: false });
             }
             Kind::Remove => {
                 if !registry.remove(start, end).is_empty() {
@@ -444,7 +347,7 @@ impl Steward {
         }
         self.core.layers.set_current(MAX_LAYERS);
         self.pager.inheritance.set(tokens);
-        Ok(())
+        self.pager.inheritance.expect_child().map_err(|_| libc::ENOMEM)
     }
 
     /// Keeps two layers free (the next current one of parent and child): gives up layers that nothing
@@ -467,6 +370,13 @@ impl Steward {
             }
             let current = self.core.layers.current();
             let live: Vec<usize> = self.core.layers.live().collect();
+            // A child of an earlier fork may be about to attach any of them.
+            if !self.pager.inheritance.is_settled() {
+                if live.len() <= MAX_LAYERS - 2 {
+                    return Ok(());
+                }
+                self.pager.inheritance.settle();
+            }
             for layer in live.iter().filter(|layer| pages[**layer] == 0 && **layer != current) {
                 self.drop_layer(*layer);
             }
@@ -522,53 +432,4 @@ impl Steward {
 fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
     sys::advise(start, end - start, advice)
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
-}
-
-/// Whether a page's contents are not where the program could see them without the pager.
-fn is_elsewhere(page: Page) -> bool {
-    matches!(page.cell().load().phase(), Phase::Far | Phase::Victim | Phase::Lost)
-}
-
-/// The program would read zeros where pages of it are far.
-fn fail_unregistered(start: usize) -> ! {
-    fail_closed(&format!(
-        "memory at {start:#x} that was moved out cannot be registered with userfaultfd again"
-    ));
-}
-
-/// Starts the fault threads, one for each CPU.
-fn start_fault_threads(core: &'static Core) -> Result<(), StartError> {
-    let cpus = core.crew.cpus();
-    let wanted = core.settings.pager_threads as usize;
-    let count = if wanted == 0 { cpus.len() } else { wanted };
-    core.crew.set_members(count);
-    let mut begun = Vec::with_capacity(count);
-    for index in 0..count {
-        let thread = FaultThread::new(core, core.pool.lane()?)?;
-        let cpu = cpus[index % cpus.len()];
-        let body = move || {
-            if index == 0 { thread.lead(cpu) } else { thread.follow(cpu, index == 1) }
-        };
-        begun.push(sys::spawn(c"farpool-fault", Box::new(body))?);
-    }
-    begun.into_iter().for_each(sys::Begun::wait);
-    Ok(())
-}
-
-fn make_evictor(core: &'static Core) -> Result<Evictor, StartError> {
-    let victims = core.settings.victim_policy.parse().unwrap_or_default();
-    Ok(Evictor::new(core, core.pool.lane()?, victims)?)
-}
-
-/// How long until the resident set has to be looked at again; None: the limit is near.
-pub fn next_look(board: &Board) -> Option<Duration> {
-    let tree = Tree::read(board);
-    let limit = budget::limit_pages(board, &tree);
-    let margin = (limit / MARGIN_PART).clamp(*MARGIN_PAGES.start(), *MARGIN_PAGES.end());
-    let room = limit - margin - tree.counted_pages(limit);
-    if room <= 0 {
-        return None;
-    }
-    let pause_ms = (room / GROWTH_PAGES_PER_MS).clamp(*WATCH_MS.start(), *WATCH_MS.end());
-    Some(Duration::from_millis(u64::try_from(pause_ms).unwrap_or(1)))
 }

@@ -3,6 +3,7 @@
 //!
 //! `unsafe` of this crate lives here, in [`crate::space`] and in [`crate::frames`].
 
+use std::cell::Cell;
 use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -43,6 +44,17 @@ pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     let base =
         unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
     Ok(base? as usize)
+}
+
+/// A counter, at 0, that this process shares with its children. Never unmapped.
+pub fn map_shared_counter() -> Result<&'static AtomicU32, Error> {
+    let flags = MapFlags::SHARED;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice; zeroed and aligned, which is a valid counter.
+    unsafe {
+        let base = rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, protection, flags)?;
+        Ok(&*base.cast::<AtomicU32>())
+    }
 }
 
 /// The pager's own mappings as (start, bytes).
@@ -198,6 +210,32 @@ pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
     result == 0
 }
 
+/// The calling thread's turn on a CPU when it asks for none too long ones.
+const PROMPT_SLICE_NS: u64 = 100_000;
+
+/// Has the calling thread run at once when it wakes, however many of the program's threads want the CPUs, or
+/// like any other thread again. The lowest real-time priority needs a privilege (CAP_SYS_NICE or RLIMIT_RTPRIO);
+/// without it short turns are asked for, which the kernel grants soon (from Linux 6.12 on; before, it does not
+/// know them).
+pub fn be_prompt(prompt: bool) {
+    let priority = i32::from(prompt);
+    let policy = if prompt { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
+    let parameter = libc::sched_param { sched_priority: priority };
+    // SAFETY: pointers to live values; 0 is the calling thread.
+    unsafe {
+        let changed = libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameter);
+        if prompt && changed == 0 {
+            return;
+        }
+        let size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
+        let mut attributes: libc::sched_attr = std::mem::zeroed();
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0 {
+            attributes.sched_runtime = if prompt { PROMPT_SLICE_NS } else { 0 };
+            let _ = libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
+        }
+    }
+}
+
 /// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a privilege
 /// (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
 pub fn may_change_policy() -> bool {
@@ -228,6 +266,15 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
+/// Milliseconds of a clock that all processes of the machine share; wraps.
+pub fn shared_clock_ms() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let ms = now.tv_sec.wrapping_mul(1000).wrapping_add(now.tv_nsec / 1_000_000);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // It wraps.
+    let wrapped = ms as u32;
+    wrapped
+}
+
 /// Sleeps for a moment, so that a thread under SCHED_IDLE gets to what it is waited for.
 pub fn pause() {
     std::thread::sleep(Duration::from_micros(20));
@@ -252,6 +299,17 @@ pub fn is_internal_allocation() -> bool {
     starting != 0 && starting == thread_id()
 }
 
+thread_local! {
+    /// This is one of the pager's threads. Plain and without a destructor, so that the C library has nothing to do
+    /// for it.
+    static IS_PAGER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one of the pager's.
+pub fn is_pager_thread() -> bool {
+    IS_PAGER.get()
+}
+
 /// Work of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
@@ -260,10 +318,13 @@ pub type Body = Box<dyn FnOnce() + Send>;
 /// Not `std::thread`: that one allocates thread-local state through destructors of the C library,
 /// whose memory is the program's and may be far.
 ///
-/// The C library's own beginning of a thread reads the locale, which may be far: a thread that is to serve faults
-/// must be past that before memory is registered. See [`Begun::wait`].
-pub fn spawn(name: &'static std::ffi::CStr, body: Body) -> Result<Begun, Error> {
-    let begun = Begun(Arc::default());
+/// The latch it returns opens when the thread's body begins. The C library's own beginning of a thread reads the
+/// locale, which may be far: a thread that is to serve faults must be past that before memory is registered.
+///
+/// `prompt`: it runs at once, see [`be_prompt`], if the process may have that; else it waits for its turn on a CPU
+/// like any other.
+pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<Arc<Latch>, Error> {
+    let begun = Arc::<Latch>::default();
     let argument = Box::into_raw(Box::new(Start { name, body, begun: begun.clone() }));
     // SAFETY: plain pthread calls on locals; `argument` is handed to exactly one `entry`, or taken
     // back when no thread was made.
@@ -275,15 +336,25 @@ pub fn spawn(name: &'static std::ffi::CStr, body: Body) -> Result<Begun, Error> 
         libc::pthread_attr_init(&raw mut attributes);
         libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
         libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        if prompt {
+            let parameter = libc::sched_param { sched_priority: 1 };
+            libc::pthread_attr_setschedpolicy(&raw mut attributes, libc::SCHED_FIFO);
+            libc::pthread_attr_setschedparam(&raw mut attributes, &raw const parameter);
+            libc::pthread_attr_setinheritsched(&raw mut attributes, libc::PTHREAD_EXPLICIT_SCHED);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, &raw mut before);
         STARTING_THREAD.store(thread_id(), SeqCst);
         let mut thread = std::mem::zeroed::<libc::pthread_t>();
         let created = until_available(|| {
-            let attributes = &raw const attributes;
-            match libc::pthread_create(&raw mut thread, attributes, entry, argument.cast()) {
-                0 => Ok(()),
-                errno => Err(Error::from_raw_os_error(errno)),
+            let pointer = &raw const attributes;
+            let mut errno = libc::pthread_create(&raw mut thread, pointer, entry, argument.cast());
+            if prompt && errno == libc::EPERM {
+                let inherit = libc::PTHREAD_INHERIT_SCHED;
+                libc::pthread_attr_setinheritsched(&raw mut attributes, inherit);
+                let pointer = &raw const attributes;
+                errno = libc::pthread_create(&raw mut thread, pointer, entry, argument.cast());
             }
+            if errno == 0 { Ok(()) } else { Err(Error::from_raw_os_error(errno)) }
         });
         STARTING_THREAD.store(0, SeqCst);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
@@ -296,14 +367,23 @@ pub fn spawn(name: &'static std::ffi::CStr, body: Body) -> Result<Begun, Error> 
     Ok(begun)
 }
 
-/// Says when a thread's body begins.
-#[derive(Clone, Debug)]
-pub struct Begun(Arc<AtomicU32>);
+/// Something that happens once, and can be waited for.
+#[derive(Debug, Default)]
+pub struct Latch(AtomicU32);
 
-impl Begun {
-    /// Waits for it.
-    pub fn wait(self) {
-        while self.0.load(SeqCst) == 0 {
+impl Latch {
+    pub fn open(&self) {
+        self.0.store(1, SeqCst);
+        wake(&self.0);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.0.load(SeqCst) != 0
+    }
+
+    /// Waits until it is open.
+    pub fn wait(&self) {
+        while !self.is_open() {
             wait(&self.0, 0, None);
         }
     }
@@ -313,14 +393,14 @@ impl Begun {
 struct Start {
     name: &'static std::ffi::CStr,
     body: Body,
-    begun: Begun,
+    begun: Arc<Latch>,
 }
 
 extern "C" fn entry(argument: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `spawn` made this box and gave it to this thread only.
     let start = *unsafe { Box::from_raw(argument.cast::<Start>()) };
-    start.begun.0.store(1, SeqCst);
-    wake(&start.begun.0);
+    IS_PAGER.set(true);
+    start.begun.open();
     // The name is for people who look at threads; a refusal is no harm.
     let _ = rustix::thread::set_name(start.name);
     (start.body)();
@@ -475,7 +555,7 @@ mod tests {
             tell.store(1, SeqCst);
             wake(&tell);
         };
-        spawn(c"speaker", Box::new(body)).expect("a thread");
+        spawn(c"speaker", false, Box::new(body)).expect("a thread");
         while done.load(SeqCst) == 0 {
             wait(&done, 0, None);
         }

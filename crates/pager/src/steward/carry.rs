@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_pool::PageRead;
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use super::{Steward, fail_unregistered};
+use super::Steward;
+use crate::activation::{fail_unregistered, register};
 use crate::core::until_settled;
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
@@ -29,7 +30,7 @@ impl Steward {
         let _ = self.core.uffd.unregister(carry.start, old_bytes);
         if let Err(errno) = sys::remap(carry.start, old_bytes, carry.bytes, flags, carry.to) {
             for part in registry.overlapping(carry.start, carry.end) {
-                if !self.register(registry, part) && !held.is_empty() {
+                if !register(self.core, registry, part) && !held.is_empty() {
                     fail_unregistered(part.start);
                 }
             }
@@ -46,7 +47,7 @@ impl Steward {
         registry.add(carry.to, end);
         registry.pin(carry.to, end, pinned);
         let region = Region { start: carry.to, end, pinned };
-        if !self.register(registry, region) && !held.is_empty() {
+        if !register(self.core, registry, region) && !held.is_empty() {
             fail_unregistered(carry.to);
         }
         for held in held {
@@ -60,7 +61,7 @@ impl Steward {
         self.forget(carry.start, carry.end);
         for part in old.into_iter().filter(|_| carry.keeps) {
             registry.add(part.start, part.end);
-            self.register(registry, part);
+            register(self.core, registry, part);
         }
         Ok(())
     }

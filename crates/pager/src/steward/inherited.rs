@@ -11,51 +11,48 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use super::Steward;
+use crate::Pager;
+use crate::core::Core;
 use crate::page::Phase;
 use crate::registry::Region;
 use crate::serve::fail_closed;
 use crate::space::{Page, Space, known_pages};
 use crate::sys;
 
-impl Steward {
-    /// Makes states and page table agree.
-    pub fn settle_inherited(&self) {
-        let Ok(registry) = self.pager.registry.lock() else {
-            fail_closed("the registry of far memory is broken");
-        };
-        settle(self.core.space, |page| self.is_present(page));
-        registry.iter().for_each(|region| self.drop_strays(region));
-    }
+/// Makes states and page table agree.
+pub fn settle_inherited(pager: &Pager, core: &Core) {
+    let registry = pager.lock_registry();
+    settle(core.space, |page| is_present(core, page));
+    registry.iter().for_each(|region| drop_strays(core, region));
+}
 
-    fn is_present(&self, page: Page) -> bool {
-        let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
-        match self.core.pagemap.scan(start, start + PAGE_BYTES, category::PRESENT, &mut ranges) {
-            Ok((found, _)) => !found.is_empty(),
+fn is_present(core: &Core, page: Page) -> bool {
+    let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
+    match core.pagemap.scan(start, start + PAGE_BYTES, category::PRESENT, &mut ranges) {
+        Ok((found, _)) => !found.is_empty(),
+        Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
+    }
+}
+
+/// Drops pages that are far and present. Until the child's handler runs nothing is registered, and
+/// glibc clears the thread-specific data of the parent's other threads: where that lies in far memory, a
+/// page of zeros now hides the neighbours' contents.
+fn drop_strays(core: &Core, region: Region) {
+    let mut ranges = [PageRange::default(); 64];
+    let mut from = region.start;
+    while from < region.end {
+        let found = core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
+        let (found, walked) = match found {
+            Ok((found, walked)) if walked > from => (found, walked),
+            Ok(_) => fail_closed(&format!("the page map ends at {from:#x}")),
             Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
+        };
+        for range in found {
+            known_pages(core.space, range.first(), range.last())
+                .filter(|page| page.cell().load().phase() == Phase::Far)
+                .for_each(drop_page);
         }
-    }
-
-    /// Drops pages that are far and present. Until the child's handler runs nothing is registered, and
-    /// glibc clears the thread-specific data of the parent's other threads: where that lies in far memory, a
-    /// page of zeros now hides the neighbours' contents.
-    fn drop_strays(&self, region: Region) {
-        let mut ranges = [PageRange::default(); 64];
-        let mut from = region.start;
-        while from < region.end {
-            let found = self.core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
-            let (found, walked) = match found {
-                Ok((found, walked)) if walked > from => (found, walked),
-                Ok(_) => fail_closed(&format!("the page map ends at {from:#x}")),
-                Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
-            };
-            for range in found {
-                known_pages(self.core.space, range.first(), range.last())
-                    .filter(|page| page.cell().load().phase() == Phase::Far)
-                    .for_each(drop_page);
-            }
-            from = walked;
-        }
+        from = walked;
     }
 }
 
