@@ -165,7 +165,7 @@ unsafe fn completed(environment: Environment, call: impl FnOnce(Environment) -> 
 }
 
 /// The C library's own function of a name, behind ours.
-fn next<T: Copy>(name: &CStr) -> Option<T> {
+pub(crate) fn next<T: Copy>(name: &CStr) -> Option<T> {
     const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
     // SAFETY: looks a symbol up by its name.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };

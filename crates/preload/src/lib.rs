@@ -13,6 +13,7 @@
 //! * a function of the program never sees an error that the plain function could not have given;
 //! * the program's errno is changed only by calls that fail.
 
+mod errors;
 mod exec;
 mod heap;
 mod local;
