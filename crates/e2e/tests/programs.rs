@@ -105,7 +105,6 @@ int main(void) {
 }
 
 #[test]
-#[ignore = "open: 64 threads growing at once starve the thread that notices: mostly under 67 MiB at 32, once 138"]
 fn sixty_four_threads() {
     if !have("gcc") {
         return;
@@ -398,7 +397,6 @@ fn user_ids(name: &str) -> Option<(u32, u32)> {
 }
 
 #[test]
-#[ignore = "open: with every backend growing at once it passes or does not end in time; a run peaked at 274 MiB of 96"]
 fn postgres_with_twenty_connections() {
     let Some(tools) = postgres_tools() else {
         return skip("PostgreSQL is not installed");
