@@ -206,10 +206,11 @@ impl Running {
             }
             assert!(
                 std::time::Instant::now() < deadline,
-                "not ended after {:?}; stdout: {} stderr: {}",
+                "not ended after {:?}; stdout: {} stderr: {}{}",
                 self.patience,
                 self.stdout(),
-                self.stderr()
+                self.stderr(),
+                tree::describe(self.pid())
             );
             std::thread::sleep(crate::STEP);
         };

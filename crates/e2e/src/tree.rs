@@ -52,6 +52,22 @@ pub fn end(root: u32) {
     below.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
 }
 
+/// What a process and its descendants are at, thread by thread: name, state and where the kernel has it wait.
+pub fn describe(root: u32) -> String {
+    let mut lines = String::new();
+    for pid in std::iter::once(root).chain(descendants(root)) {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for task in tasks.map(|entry| entry.path()) {
+            let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+            let stat = read("stat");
+            let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+            let (name, place) = (read("comm"), read("wchan"));
+            lines += &format!("\n  {pid} {} {} {place}", name.trim(), state.unwrap_or("?"));
+        }
+    }
+    lines
+}
+
 /// Proportional set size of all descendants of a process together, in bytes, and how many they are.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
