@@ -47,9 +47,15 @@ pub enum BenchError {
         /// The time it was given.
         seconds: f64,
     },
-    /// The kernel killed a program, which it does when memory cannot be reclaimed any more.
-    #[error("{program} was killed by the kernel: no memory left to reclaim")]
+    /// Somebody killed a program (SIGKILL).
+    #[error("{program} was killed")]
     Killed {
+        /// What it was and where.
+        program: String,
+    },
+    /// The kernel killed a program under a limit of its own: it found nothing more to reclaim.
+    #[error("{program} was killed by the kernel: out of memory under its limit, with free swap")]
+    OutOfMemory {
         /// What it was and where.
         program: String,
     },

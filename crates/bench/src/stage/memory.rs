@@ -2,7 +2,7 @@
 //! over all processes (a page shared by three counts a third in each), without the memory of a
 //! blade that happens to be on the same machine, which stands for another machine's memory.
 
-use std::collections::HashMap;
+use super::tree::tree;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -75,32 +75,7 @@ impl Drop for Peak {
 
 /// Memory of the tree now; processes that end while it is read count as nothing.
 pub(crate) fn tree_bytes(root: u32) -> u64 {
-    tree(root).into_iter().map(process_bytes).sum()
-}
-
-/// The process and all below it.
-fn tree(root: u32) -> Vec<u32> {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
-        if let Some(parent) = parent_of(pid) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let mut found = vec![root];
-    let mut next = 0;
-    while let Some(pid) = found.get(next) {
-        found.extend(children.remove(pid).unwrap_or_default());
-        next += 1;
-    }
-    found
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, parentheses included; fields go on after the last one.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+    tree(root).into_iter().map(|process| process_bytes(process.id)).sum()
 }
 
 fn process_bytes(pid: u32) -> u64 {

@@ -11,12 +11,13 @@ mod memory;
 mod place;
 mod process;
 mod swap;
+mod tree;
 
 pub(crate) use memory::Peak;
 pub(crate) use place::Blade;
 pub use place::{Launch, Place, Stage};
 pub(crate) use process::run_to_end;
-pub use process::{Running, check_interrupted, progress, watch_signals};
+pub use process::{Running, check_interrupted, progress, progress_done, watch_signals};
 
 use crate::BenchError;
 use std::path::Path;
@@ -35,7 +36,7 @@ pub fn own_name() -> String {
 pub fn remove_leftovers(folder: &Path) {
     cgroup::remove_leftovers();
     for left in leftovers(folder) {
-        swap::remove_file(&left);
+        swap::remove_leftovers(&left);
         // Best effort: it holds only programs' own files.
         let _ = std::fs::remove_dir_all(left);
     }

@@ -11,8 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Far memory and swap are this many times what a program needs, so that neither is ever full.
-const ROOM_FACTOR: u64 = 3;
+/// A blade has this many times what a program needs, so that it is never full.
+const BLADE_FACTOR: u64 = 3;
+/// Swap has this many times what a program needs: below half full, the kernel also keeps the copies of
+/// pages that are back in memory, and writes nothing when they leave again unchanged.
+const SWAP_FACTOR: u64 = 2;
 
 /// Where a program's memory is. Limits are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +49,22 @@ pub struct Launch {
     /// To be started with [`Running::start`], or as it stands.
     pub command: Command,
     // In the order in which they have to be taken down.
-    _group: Option<Cgroup>,
+    group: Option<Cgroup>,
     swap: Option<Swap>,
     _blade: Option<Blade>,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (what, limit_bytes) = match *self {
+            Self::Local => return f.write_str("all local"),
+            Self::Shm(limit) => ("farpool, shm", limit),
+            Self::Tcp(limit) => ("farpool, TCP", limit),
+            Self::Disk(limit) => ("swap to disk", limit),
+            Self::Zram(limit) => ("swap to zram", limit),
+        };
+        write!(f, "{what}, {} local", crate::format_bytes(limit_bytes as f64))
+    }
 }
 
 impl Place {
@@ -72,8 +88,22 @@ impl Launch {
         self.swap.as_ref().and_then(Swap::memory_bytes)
     }
 
+    /// Why the program was killed, where the kernel knows.
+    #[must_use]
+    pub fn explained(&self, error: BenchError) -> BenchError {
+        let has_killed = || self.group.as_ref().is_some_and(Cgroup::has_killed);
+        match error {
+            BenchError::Killed { program } | BenchError::Program { program, .. }
+                if has_killed() =>
+            {
+                BenchError::OutOfMemory { program }
+            }
+            error => error,
+        }
+    }
+
     fn of(command: Command) -> Self {
-        Self { command, _group: None, swap: None, _blade: None }
+        Self { command, group: None, swap: None, _blade: None }
     }
 }
 
@@ -88,18 +118,20 @@ impl Stage {
         program: &[OsString],
         need_bytes: u64,
     ) -> Result<Launch, BenchError> {
-        let room_bytes = need_bytes.saturating_mul(ROOM_FACTOR);
+        let swap_bytes = need_bytes.saturating_mul(SWAP_FACTOR);
         match place {
             Place::Local => Ok(Launch::of(command(program))),
             Place::Shm(limit_bytes) => Ok(self.far(program, limit_bytes, None)),
             Place::Tcp(limit_bytes) => {
-                let blade = Blade::start(&self.farpool, room_bytes)?;
+                let blade = Blade::start(&self.farpool, need_bytes.saturating_mul(BLADE_FACTOR))?;
                 Ok(self.far(program, limit_bytes, Some(blade)))
             }
             Place::Disk(limit_bytes) => {
-                grouped(program, limit_bytes, Swap::file(&self.folder, room_bytes)?)
+                grouped(program, limit_bytes, Swap::file(&self.folder, swap_bytes)?)
             }
-            Place::Zram(limit_bytes) => grouped(program, limit_bytes, Swap::zram(room_bytes)?),
+            Place::Zram(limit_bytes) => {
+                grouped(program, limit_bytes, Swap::zram(&self.folder, swap_bytes)?)
+            }
         }
     }
 
@@ -114,7 +146,9 @@ impl Stage {
         let mut launch = self.launch(place, program, need_bytes)?;
         let name =
             program.first().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-        run_to_end(&format!("{name} ({place:?})"), &mut launch.command, input, self.patience)
+        let name = format!("{name} ({place})");
+        let finished = run_to_end(&name, &mut launch.command, input, self.patience);
+        finished.map_err(|error| launch.explained(error))
     }
 
     /// Where the statistics of the last run under Farpool are.
@@ -151,7 +185,7 @@ fn grouped(program: &[OsString], limit_bytes: u64, swap: Swap) -> Result<Launch,
     let mut command = Command::new("sh");
     command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
     command.arg(group.members_file()).args(program);
-    Ok(Launch { _group: Some(group), swap: Some(swap), ..Launch::of(command) })
+    Ok(Launch { group: Some(group), swap: Some(swap), ..Launch::of(command) })
 }
 
 /// A blade process on a loopback TCP port of the kernel's choice; ended when dropped.

@@ -1,5 +1,6 @@
 //! Child programs, signals and progress.
 
+use super::tree::tree;
 use super::{Peak, lacking};
 use crate::BenchError;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 /// How long a program may take to end after SIGTERM before it is killed: a server under heavy
 /// swapping frees its memory slowly.
 const END_PATIENCE: Duration = Duration::from_secs(20);
+/// How long killed processes may take to be gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a waiting loop looks.
 const POLL: Duration = Duration::from_millis(5);
 /// Of what a failed program wrote to stderr, so much is shown.
@@ -51,6 +54,13 @@ pub fn progress(text: &str) {
     let (start, end) = if out.is_terminal() { ("\r\x1b[K", "") } else { ("", "\n") };
     // Nobody is hurt when progress cannot be shown.
     let _ = write!(out, "{start}{text}{end}").and_then(|()| out.flush());
+}
+
+/// Says on stderr what has been done, on a line that stays.
+pub fn progress_done(text: &str) {
+    let mut out = io::stderr().lock();
+    let start = if out.is_terminal() { "\r\x1b[K" } else { "" };
+    let _ = writeln!(out, "{start}{text}");
 }
 
 /// A running program in a process group of its own; ended when dropped, with all it started.
@@ -115,7 +125,7 @@ impl Running {
         check_interrupted()?;
         match self.poll()? {
             None => Ok(()),
-            Some(status) => Err(self.failure(&format!("it ended early ({status})"))),
+            Some(status) => Err(self.early_end(status)),
         }
     }
 
@@ -129,7 +139,7 @@ impl Running {
             check_interrupted()?;
             match self.poll()? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) if status.signal() == Some(libc::SIGKILL) => {
+                Some(status) if is_killed(status) => {
                     return Err(BenchError::Killed { program: self.name.clone() });
                 }
                 Some(status) => return Err(self.failure(&status.to_string())),
@@ -145,15 +155,26 @@ impl Running {
     /// Ends the program and all that it started: SIGTERM first, SIGKILL when that is not heard.
     pub fn end(&mut self) {
         let deadline = Instant::now() + END_PATIENCE;
+        // Some are in groups of their own, as PostgreSQL's are, and lose their parent when it ends.
+        let mut all = Vec::new();
         // Errors below mean that the group is gone already, which is what is wanted.
         if let Ok(None) = self.poll() {
+            all = tree(self.id());
             self.signal(Signal::TERM);
         }
         while matches!(self.poll(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(POLL);
         }
+        if let Ok(None) = self.poll() {
+            all.extend(tree(self.id()));
+        }
         self.signal(Signal::KILL);
+        all.iter().for_each(|process| process.kill());
         let _ = self.child.wait();
+        let deadline = Instant::now() + KILL_PATIENCE;
+        while all.iter().any(|process| process.is_alive()) && Instant::now() < deadline {
+            std::thread::sleep(POLL);
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -171,6 +192,13 @@ impl Running {
         Ok(self.ended)
     }
 
+    fn early_end(&mut self, status: ExitStatus) -> BenchError {
+        match is_killed(status) {
+            true => BenchError::Killed { program: self.name.clone() },
+            false => self.failure(&format!("it ended early ({status})")),
+        }
+    }
+
     fn failure(&mut self, what: &str) -> BenchError {
         let said = self.errors.as_mut().and_then(|file| tail(file).ok()).unwrap_or_default();
         let detail = if said.is_empty() { what.to_owned() } else { format!("{what}: {said}") };
@@ -182,6 +210,10 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn is_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(libc::SIGKILL)
 }
 
 /// What a program that ran to its end left.
@@ -270,7 +302,17 @@ mod tests {
 
     #[test]
     fn ending_a_program_ends_what_it_started() {
-        let mut command = shell("sleep 1000 & echo $!; wait");
+        ends_with_the_program("sleep 1000 & echo $!; wait");
+    }
+
+    #[test]
+    fn ending_a_program_ends_also_what_has_a_session_of_its_own() {
+        ends_with_the_program("setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' & wait");
+    }
+
+    /// The script says a process id.
+    fn ends_with_the_program(script: &str) {
+        let mut command = shell(script);
         let mut running =
             Running::start("parent", command.stdout(Stdio::piped())).expect("sh starts");
         let mut line = String::new();

@@ -13,14 +13,22 @@ use std::process::Command;
 
 const PRIORITY: &str = "32767";
 const FILE_NAME: &str = "kernel.swap";
+const NOTE_NAME: &str = "kernel.zram";
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
 /// Swap in use.
 #[derive(Debug)]
 pub(super) struct Swap {
     device: PathBuf,
-    /// Number of the zram device; None for a file.
-    zram: Option<u32>,
+    zram: Option<Zram>,
+}
+
+/// A zram device.
+#[derive(Debug)]
+struct Zram {
+    number: u32,
+    /// Says that the device is this stage's, should its process be killed; see [`remove_leftovers`].
+    note: PathBuf,
 }
 
 impl Swap {
@@ -32,8 +40,8 @@ impl Swap {
         Ok(swap)
     }
 
-    /// A zram device of its own that takes up to `bytes`.
-    pub(super) fn zram(bytes: u64) -> Result<Self, BenchError> {
+    /// A zram device of its own that takes up to `bytes`; a note about it is kept in `folder`.
+    pub(super) fn zram(folder: &Path, bytes: u64) -> Result<Self, BenchError> {
         let control = Path::new(ZRAM_CONTROL);
         if !control.exists() {
             return Err(lacking("this kernel has no zram (modprobe zram)"));
@@ -44,11 +52,19 @@ impl Swap {
             .trim()
             .parse()
             .map_err(|_| lacking(format!("zram names its device {:?}", added.trim())))?;
-        let swap = Self { device: PathBuf::from(format!("/dev/zram{number}")), zram: Some(number) };
+        let swap = Self::of_zram(folder, number);
+        let note = folder.join(NOTE_NAME);
+        fs::write(&note, format!("{number} {}", boot_id()))
+            .map_err(|error| refused(&note, &error))?;
         let size = zram_folder(number).join("disksize");
         fs::write(&size, bytes.to_string()).map_err(|error| refused(&size, &error))?;
         swap.activate()?;
         Ok(swap)
+    }
+
+    fn of_zram(folder: &Path, number: u32) -> Self {
+        let zram = Zram { number, note: folder.join(NOTE_NAME) };
+        Self { device: PathBuf::from(format!("/dev/zram{number}")), zram: Some(zram) }
     }
 
     fn activate(&self) -> Result<(), BenchError> {
@@ -58,18 +74,18 @@ impl Swap {
 
     /// Memory that zram itself takes for what it holds, in bytes; none for a file.
     pub(super) fn memory_bytes(&self) -> Option<u64> {
-        let stat = fs::read_to_string(zram_folder(self.zram?).join("mm_stat")).ok()?;
+        let stat =
+            fs::read_to_string(zram_folder(self.zram.as_ref()?.number).join("mm_stat")).ok()?;
         stat.split_whitespace().nth(4)?.parse().ok()
     }
 
     fn remove(&self) -> io::Result<()> {
-        match self.zram {
-            None => fs::remove_file(&self.device),
-            Some(number) => {
-                fs::write(zram_folder(number).join("reset"), "1")?;
-                fs::write(format!("{ZRAM_CONTROL}/hot_remove"), number.to_string())
-            }
-        }
+        let Some(Zram { number, note }) = &self.zram else {
+            return fs::remove_file(&self.device);
+        };
+        fs::write(zram_folder(*number).join("reset"), "1")?;
+        fs::write(format!("{ZRAM_CONTROL}/hot_remove"), number.to_string())?;
+        fs::remove_file(note)
     }
 }
 
@@ -90,9 +106,21 @@ impl Drop for Swap {
     }
 }
 
-/// Takes the swap file in `folder` out of use and removes it.
-pub(super) fn remove_file(folder: &Path) {
+/// Takes the swap that a killed process had set up out of use and removes it: the file in `folder`, and
+/// the zram device that a note in it is about.
+pub(super) fn remove_leftovers(folder: &Path) {
     drop(Swap { device: folder.join(FILE_NAME), zram: None });
+    let note = fs::read_to_string(folder.join(NOTE_NAME)).unwrap_or_default();
+    // After another start of the machine the number may be somebody else's.
+    let number = note.split_once(' ').filter(|(_, boot)| *boot == boot_id());
+    if let Some(number) = number.and_then(|(number, _)| number.parse().ok()) {
+        drop(Swap::of_zram(folder, number));
+    }
+}
+
+/// A number of this start of the machine.
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 /// A file whose blocks are all there, as swap needs it.
