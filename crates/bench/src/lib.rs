@@ -28,7 +28,7 @@ mod workload;
 pub use args::BenchArgs;
 pub use error::BenchError;
 pub use machine::Machine;
-pub use program::{RedisClient, Zipf};
+pub use program::{RedisClient, Zipf, python_program};
 pub use report::{Bar, Report, Row, Unit};
 pub use row::bench_main;
 pub use units::{format_bytes, parse_bytes};

@@ -94,7 +94,8 @@ impl Unit {
     }
 }
 
-/// One line of the result. `value` is missing in a row that was skipped; `note` says why.
+/// One line of the result. `value` is missing in a row that was skipped, and in one that failed, which
+/// has not met its bar; `note` says why.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
     /// Dotted, from the general to the special; what rows are selected by.
@@ -139,6 +140,21 @@ impl Row {
             met: Some(bar.is_met_by(ratio)),
             ..Self::plain(name, value, unit)
         }
+    }
+
+    /// A row whose program did not do its work under Farpool: the bar is missed, and `reason` says why.
+    pub(crate) fn failed(
+        name: impl Into<String>,
+        unit: Unit,
+        bar: Option<Bar>,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self { bar, met: Some(false), ..Self::skipped(name, unit, reason) }
+    }
+
+    /// The same row, told and not judged.
+    pub(crate) fn unjudged(self) -> Self {
+        Self { bar: None, met: None, ..self }
     }
 
     /// A row that could not be measured here.
@@ -198,7 +214,13 @@ impl Report {
         let judged = self.rows.iter().filter_map(|row| row.met);
         let (met, all) = judged.fold((0, 0), |(met, all), is| (met + u32::from(is), all + 1));
         let _ = write!(text, "\n{met} of {all} bars met");
-        let skipped = self.rows.iter().filter(|row| row.value.is_none()).count();
+        let failed = self.rows.iter().filter(|row| row.value.is_none() && row.met.is_some());
+        let failed = failed.count();
+        if failed > 0 {
+            let _ = write!(text, ", {failed} rows failed");
+        }
+        let skipped = self.rows.iter().filter(|row| row.value.is_none() && row.met.is_none());
+        let skipped = skipped.count();
         if skipped > 0 {
             let _ = write!(text, ", {skipped} rows skipped");
         }
@@ -248,7 +270,8 @@ fn verdict(unit: Unit, change_percent: f64) -> &'static str {
 fn cells(row: &Row) -> [String; 7] {
     let show = |value: Option<f64>| value.map_or(String::new(), |value| row.unit.show(value));
     let verdict = match (row.value, row.met) {
-        (None, _) => "skipped",
+        (None, Some(_)) => "FAILED",
+        (None, None) => "skipped",
         (_, Some(true)) => "met",
         (_, Some(false)) => "MISSED",
         _ => "",
@@ -290,6 +313,7 @@ mod tests {
             Row::beside("fault.shm.p50", fault_ns, 4000.0, Unit::Nanoseconds, Bar::AtMost(1.3)),
             Row::beside("scan.shm", 2e9, 4e9, Unit::BytesPerSecond, Bar::AtLeast(0.6)),
             Row::skipped("redis.50", Unit::OpsPerSecond, "redis-server is not installed"),
+            Row::failed("limit.x", Unit::Bytes, Some(Bar::AtMost(1.0)), "x was not done after 9 s"),
         ];
         Report { machine: Machine::default(), quick: true, rows }
     }
@@ -310,7 +334,8 @@ mod tests {
         assert!(line("fault.shm.p50").contains("5.00 us") && line("fault.shm.p50").contains("met"));
         assert!(line("scan.shm").contains("MISSED"));
         assert!(line("redis.50").ends_with("skipped  redis-server is not installed"));
-        assert!(table.contains("1 of 2 bars met, 1 rows skipped"), "{table}");
+        assert!(line("limit.x").ends_with("FAILED  x was not done after 9 s"), "{table}");
+        assert!(table.contains("1 of 3 bars met, 1 rows failed, 1 rows skipped"), "{table}");
     }
 
     #[test]
@@ -327,7 +352,7 @@ mod tests {
     #[test]
     fn json_has_one_object_a_row_with_the_promised_fields() {
         let lines = report(5000.0).json_lines();
-        assert_eq!(lines.lines().count(), 3);
+        assert_eq!(lines.lines().count(), 4);
         let row: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap_or(""))
             .expect("each line is an object");
         assert_eq!(row["bar"], "<= 1.3");

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) use postgres::postgres_peak_bytes;
+pub(crate) use postgres::postgres_held;
 pub(crate) use redis::Redis;
 pub use resp::Client as RedisClient;
 pub(crate) use sqlite::Sqlite;
@@ -32,6 +32,25 @@ pub(crate) struct Measured {
     pub peak_bytes: u64,
     /// From its start to its end.
     pub took: Duration,
+    /// For a server: the share of one processor it had while it was measured. Far below 1, not the server
+    /// but who asks is what was measured.
+    pub busy: Option<f64>,
+}
+
+/// What a program held in one place, where nothing but that is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    /// Most memory its process tree held, in bytes.
+    pub peak_bytes: u64,
+    /// Equal in every place.
+    pub checksum: String,
+}
+
+/// The distribution's Python where there is one: what version managers put into PATH are shell scripts.
+#[must_use]
+pub fn python_program() -> OsString {
+    let distribution = Path::new("/usr/bin/python3");
+    if distribution.exists() { distribution.into() } else { "python3".into() }
 }
 
 /// A program that can be run in any place.
@@ -97,6 +116,7 @@ impl Workload {
             checksum: report.checksum.clone(),
             peak_bytes: finished.peak_bytes,
             took: finished.took,
+            busy: None,
         };
         Ok((report, measured))
     }

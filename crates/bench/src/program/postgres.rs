@@ -3,9 +3,11 @@
 //!
 //! The server refuses to run as root; it is started as the user "postgres" or "nobody" then.
 
+use super::Held;
 use crate::BenchError;
 use crate::stage::{Peak, Place, Running, Stage, lacking, run_to_end};
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,13 +18,13 @@ const WORK_MEM: &str = "work_mem=64MB";
 /// Where Debian keeps programs that are not in PATH.
 const DEBIAN_FOLDERS: &str = "/usr/lib/postgresql";
 
-/// Most memory the server's processes held while all connections worked.
-pub(crate) fn postgres_peak_bytes(
+/// Most memory the server's processes held while all connections worked, with what they answered.
+pub(crate) fn postgres_held(
     stage: &Stage,
     place: Place,
     need_bytes: u64,
     scale: u64,
-) -> Result<u64, BenchError> {
+) -> Result<Held, BenchError> {
     let programs = Programs::find()?;
     let data = stage.folder.join("postgres");
     let _ = std::fs::remove_dir_all(&data);
@@ -37,11 +39,33 @@ pub(crate) fn postgres_peak_bytes(
     server.extend(["-c", "max_parallel_workers_per_gather=0"].map(OsString::from));
     let mut launch = stage.launch(place, &server, need_bytes)?;
     let command = launch.command.stdin(Stdio::null()).stdout(Stdio::null()).current_dir(&data);
-    let mut running = Running::start("postgres", command)?;
+    let mut running = Running::start(&format!("postgres ({place})"), command)?;
     let peak = Peak::watch(running.id());
-    let asked = programs.ask_all(&mut running, &as_user, &data, stage.patience, scale);
+    let clients = Clients { programs, as_user, data, scale };
+    let asked = clients.ask_all(&mut running, stage.patience);
+    let peak_bytes = peak.stop();
     running.end();
-    asked.map(|()| peak.stop())
+    match asked {
+        Ok(checksum) => Ok(Held { peak_bytes, checksum }),
+        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
+        Err(error) => Err(told_with_peak(error, place, peak_bytes)),
+    }
+}
+
+/// A failure of server or clients, with how much was held until then.
+fn told_with_peak(error: BenchError, place: Place, peak_bytes: u64) -> BenchError {
+    let program = format!("postgres ({place})");
+    let most =
+        format!("; until then its processes held {}", crate::format_bytes(peak_bytes as f64));
+    match error {
+        BenchError::Program { detail, .. } => {
+            BenchError::Program { program, detail: detail + &most }
+        }
+        error @ BenchError::TooSlow { .. } => {
+            BenchError::Program { program, detail: error.to_string() + &most }
+        }
+        error => error,
+    }
 }
 
 /// Folder with initdb, postgres and psql.
@@ -79,39 +103,80 @@ impl Programs {
         let command = &mut command(&words);
         run_to_end("initdb", command.current_dir(data), b"", patience).map(drop)
     }
+}
 
-    fn ask_all(
-        &self,
-        server: &mut Running,
-        as_user: &[OsString],
-        data: &Path,
-        patience: Duration,
-        scale: u64,
-    ) -> Result<(), BenchError> {
-        let psql = |sql: &str| {
-            let mut words = as_user.to_vec();
-            words.extend([self.file("psql"), "-h".into(), data.into()]);
-            words.extend(["-U", "postgres", "-qAt", "-c", sql].map(OsString::from));
-            let mut command = command(&words);
-            command.current_dir(data).stdin(Stdio::null()).stdout(Stdio::null());
-            command
-        };
+/// Who asks a running server.
+struct Clients {
+    programs: Programs,
+    as_user: Vec<OsString>,
+    data: PathBuf,
+    scale: u64,
+}
+
+impl Clients {
+    /// What all connections answered, the same to each; all of it within `patience`.
+    fn ask_all(&self, server: &mut Running, patience: Duration) -> Result<String, BenchError> {
         let deadline = Instant::now() + patience;
-        while run_to_end("psql", &mut psql("SELECT 1"), b"", patience).is_err() {
+        while run_to_end("psql", &mut self.psql("SELECT 1"), b"", left(deadline)).is_err() {
             server.check_alive()?;
             if Instant::now() > deadline {
-                return Err(lacking("PostgreSQL did not become ready"));
+                let (program, seconds) = ("its start".to_owned(), patience.as_secs_f64());
+                return Err(BenchError::TooSlow { program, seconds });
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        let rows = 200_000 / scale;
+        let rows = 200_000 / self.scale.min(2);
         let sql = format!(
             "SELECT count(*), max(x) FROM (SELECT md5(i::text) x FROM generate_series(1,{rows}) i \
              ORDER BY 1 OFFSET 0) t"
         );
-        let start = |_| Running::start("psql", &mut psql(&sql));
+        let start = |_| Running::start("psql", self.psql(&sql).stdout(Stdio::piped()));
         let clients: Result<Vec<_>, _> = (0..CONNECTIONS).map(start).collect();
-        clients?.iter_mut().try_for_each(|client| client.wait(patience))
+        let mut clients = clients?;
+        for (done, client) in clients.iter_mut().enumerate() {
+            match client.wait(left(deadline)) {
+                Err(BenchError::TooSlow { .. }) => {
+                    let program = format!("connection {} of {CONNECTIONS}", done + 1);
+                    return Err(BenchError::TooSlow { program, seconds: patience.as_secs_f64() });
+                }
+                ended => ended?,
+            }
+        }
+        the_same(&mut clients)
+    }
+
+    fn psql(&self, sql: &str) -> Command {
+        let mut words = self.as_user.clone();
+        words.extend([self.programs.file("psql"), "-h".into(), self.data.clone().into()]);
+        words.extend(["-U", "postgres", "-qAt", "-c", sql].map(OsString::from));
+        let mut command = command(&words);
+        command.current_dir(&self.data).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// The one answer that all clients, which have ended, wrote.
+fn the_same(clients: &mut [Running]) -> Result<String, BenchError> {
+    let mut answers = Vec::new();
+    for client in clients {
+        let mut answer = String::new();
+        if let Some(mut stdout) = client.stdout() {
+            let read = stdout.read_to_string(&mut answer);
+            read.map_err(BenchError::os("read what psql wrote"))?;
+        }
+        answers.push(answer);
+    }
+    answers.dedup();
+    match answers.as_slice() {
+        [answer] => Ok(answer.trim().to_owned()),
+        _ => {
+            let detail = format!("its connections answer the same question with {answers:?}");
+            Err(BenchError::WrongData { workload: "postgres", detail })
+        }
     }
 }
 
@@ -137,7 +202,9 @@ fn unprivileged(data: &Path) -> Result<Vec<OsString>, BenchError> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     std::fs::set_permissions(above, mode).map_err(BenchError::os("open a folder"))?;
     // One capability is kept: the pager's userfaultfd needs it where /dev/userfaultfd is root's.
-    let mut words = ["setpriv", "--reuid", user, "--clear-groups"].map(OsString::from).to_vec();
+    // Groups stay: setpriv gives them up after it has changed the user, which only its own thread may then
+    // do and not the pager's, and the C library ends a process whose threads differ in that.
+    let mut words = ["setpriv", "--reuid", user, "--keep-groups"].map(OsString::from).to_vec();
     words
         .extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace"].map(OsString::from));
     words.push("--".into());

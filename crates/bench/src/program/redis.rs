@@ -22,6 +22,8 @@ const PAIR_BYTES: u64 = 1200;
 const ZIPF_EXPONENT: f64 = 0.99;
 /// An answer that takes longer means that the server is stuck.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
+/// Keys drawn: some ten seconds of work.
+const DRAWS: usize = 1 << 20;
 /// Requests in flight while keys are loaded.
 const LOAD_BATCH: usize = 64;
 
@@ -58,13 +60,13 @@ impl Redis {
         let result = self.ask(&mut server, &socket, stage.patience);
         // The server's own words say more than a broken connection does.
         if result.is_err() {
-            server.check_alive()?;
+            server.check_alive().map_err(|error| launch.explained(error))?;
         }
         server.end();
-        let ops_s = result?;
+        let (ops_s, busy) = result?;
         // Every answer was checked: the same keys mean the same result.
         let checksum = checksum(&self.keys.to_le_bytes());
-        Ok(Measured { ops_s, checksum, peak_bytes: peak.stop(), took: start.elapsed() })
+        Ok(Measured { ops_s, checksum, peak_bytes: peak.stop(), took: start.elapsed(), busy })
     }
 
     fn ask(
@@ -72,7 +74,7 @@ impl Redis {
         server: &mut Running,
         socket: &Path,
         patience: Duration,
-    ) -> Result<f64, BenchError> {
+    ) -> Result<(f64, Option<f64>), BenchError> {
         let mut first = connect_when_ready(server, socket, patience)?;
         self.load(&mut first, server, patience)?;
         let others =
@@ -107,19 +109,23 @@ impl Redis {
         Ok(())
     }
 
-    /// GETs a second.
-    fn measure(&self, clients: &mut [Client], server: &mut Running) -> Result<f64, BenchError> {
-        let mut keys = Keys::new(self.keys);
+    /// GETs a second, and how busy the server was.
+    fn measure(
+        &self,
+        clients: &mut [Client],
+        server: &mut Running,
+    ) -> Result<(f64, Option<f64>), BenchError> {
+        let mut keys = Keys::draw(self.keys);
         let mut asked: Vec<Vec<usize>> = vec![Vec::new(); clients.len()];
         for (client, asked) in clients.iter_mut().zip(&mut asked) {
             request(client, asked, &mut keys, self.pipeline).map_err(talk)?;
         }
         let start = Instant::now();
-        let (mut counted_from, mut count) = (start, 0u64);
+        let (mut counted_from, mut count, mut busy_from) = (start, 0u64, None);
         let mut value = Vec::with_capacity(VALUE_BYTES + 2);
         while start.elapsed() < self.warm_up + self.measure {
             if counted_from == start && start.elapsed() >= self.warm_up {
-                (counted_from, count) = (Instant::now(), 0);
+                (counted_from, count, busy_from) = (Instant::now(), 0, busy_time(server.id()));
             }
             server.check_alive()?;
             for (client, asked) in clients.iter_mut().zip(&mut asked) {
@@ -131,25 +137,39 @@ impl Redis {
                 request(client, asked, &mut keys, self.pipeline).map_err(talk)?;
             }
         }
-        Ok(count as f64 / counted_from.elapsed().as_secs_f64())
+        let seconds = counted_from.elapsed().as_secs_f64();
+        let busy = busy_time(server.id()).zip(busy_from);
+        let busy = busy.map(|(now, then)| now.saturating_sub(then).as_secs_f64() / seconds);
+        Ok((count as f64 / seconds, busy))
     }
 }
 
-/// The keys in the order in which they are asked for; popular ones are spread over memory.
+/// Processor time of a process so far; none for Farpool's keeper, whose time is not the server's.
+fn busy_time(id: u32) -> Option<Duration> {
+    let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?;
+    let times = std::fs::read_to_string(format!("/proc/{id}/schedstat")).ok()?;
+    let ns = times.split_whitespace().next()?.parse().ok()?;
+    name.starts_with("redis").then_some(Duration::from_nanos(ns))
+}
+
+/// The keys in the order in which they are asked for; popular ones are spread over memory. Drawn before
+/// anything is measured, for drawing costs the client as much as asking does; then over and over again.
 struct Keys {
-    zipf: Zipf,
-    spread: Shuffle,
-    rng: Rng,
+    drawn: Vec<usize>,
+    next: usize,
 }
 
 impl Keys {
-    fn new(keys: usize) -> Self {
-        let zipf = Zipf::new(keys, ZIPF_EXPONENT);
-        Self { zipf, spread: Shuffle::new(keys, 17), rng: Rng::new(23) }
+    fn draw(keys: usize) -> Self {
+        let (zipf, spread) = (Zipf::new(keys, ZIPF_EXPONENT), Shuffle::new(keys, 17));
+        let mut rng = Rng::new(23);
+        Self { drawn: (0..DRAWS).map(|_| spread.at(zipf.draw(&mut rng))).collect(), next: 0 }
     }
 
     fn next(&mut self) -> usize {
-        self.spread.at(self.zipf.draw(&mut self.rng))
+        let key = self.drawn[self.next];
+        self.next = (self.next + 1) % self.drawn.len();
+        key
     }
 }
 

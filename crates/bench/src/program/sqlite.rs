@@ -23,7 +23,7 @@ impl Sqlite {
         self.rows * ROW_BYTES
     }
 
-    pub(crate) fn command() -> Vec<OsString> {
+    fn command() -> Vec<OsString> {
         ["sqlite3", "-batch", ":memory:"].map(OsString::from).to_vec()
     }
 
@@ -45,11 +45,12 @@ impl Sqlite {
             checksum: checksum(results.join("\n").as_bytes()),
             peak_bytes: finished.peak_bytes,
             took: finished.took,
+            busy: None,
         })
     }
 
     /// Numbers come from a generator inside SQL, so that the script is short and always the same.
-    pub(crate) fn script(&self) -> String {
+    fn script(&self) -> String {
         let Self { rows, .. } = self;
         let mut sql = format!(
             "CREATE TABLE item(id INTEGER PRIMARY KEY, owner INT, price INT, name TEXT);\n\

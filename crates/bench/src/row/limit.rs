@@ -1,9 +1,9 @@
 //! The limit holds: programs of different kinds at 25 % local memory, their process trees watched all
 //! the time.
 
-use super::{Experiment, Lab, MIB, programs};
+use super::{Experiment, Lab, MIB, failed_row, programs};
 use crate::BenchError;
-use crate::program::{Program, Sqlite, Workload};
+use crate::program::{Held, Program, Workload, python_program};
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Place, progress};
 use crate::workload::WorkloadName;
@@ -16,6 +16,8 @@ pub(super) const NAMES: [&str; 6] =
 const PERCENT: u64 = 25;
 /// What a tree may hold above its limit: one tenth and this.
 const SLACK_BYTES: u64 = 32 * MIB;
+/// Of the peak, beside what is allowed.
+const BAR: Bar = Bar::AtMost(1.0);
 const MALLOC_BYTES: u64 = 512 * MIB;
 
 /// Millions of small objects, linked, then looked at again.
@@ -48,16 +50,25 @@ public class Objects {
 }
 "#;
 
-/// Runs one program all-local, then at a quarter of what it held, and compares the peak.
+/// Runs one program all-local, then at a quarter of what it held, and compares the peak; its results have
+/// to be the same.
 pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let name = experiment.name.as_str();
     progress(&format!("{name}: all-local"));
-    let whole_bytes = peak_bytes(lab, name, Place::Local, 0)?;
-    let limit_bytes = whole_bytes * PERCENT / 100;
+    let whole = held(lab, name, Place::Local, 0)?;
+    let limit_bytes = whole.peak_bytes * PERCENT / 100;
     progress(&format!("{name}: 25 % local"));
-    let held_bytes = peak_bytes(lab, name, Place::Shm(limit_bytes), whole_bytes)?;
+    let far = match held(lab, name, Place::Shm(limit_bytes), whole.peak_bytes) {
+        Ok(far) => far,
+        Err(error @ (BenchError::WrongData { .. } | BenchError::Interrupted)) => return Err(error),
+        Err(error) => return Ok(vec![failed_row(name, Unit::Bytes, Some(BAR), &error)]),
+    };
+    if far.checksum != whole.checksum {
+        let detail = format!("{name} has another result at 25 % local than all-local");
+        return Err(BenchError::WrongData { workload: "program", detail });
+    }
     let allowed = limit_bytes + limit_bytes / 10 + SLACK_BYTES;
-    let row = Row::beside(name, held_bytes as f64, allowed as f64, Unit::Bytes, Bar::AtMost(1.0));
+    let row = Row::beside(name, far.peak_bytes as f64, allowed as f64, Unit::Bytes, BAR);
     let note = format!(
         "peak of the process tree; floor: limit of {} + 10 % + 32 MiB",
         crate::format_bytes(limit_bytes as f64)
@@ -65,32 +76,36 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     Ok(vec![row.note(note)])
 }
 
-fn peak_bytes(lab: &Lab, name: &str, place: Place, need_bytes: u64) -> Result<u64, BenchError> {
+fn held(lab: &Lab, name: &str, place: Place, need_bytes: u64) -> Result<Held, BenchError> {
     let need_bytes = need_bytes.max(MIB * 1024);
     let scale = if lab.quick { 4 } else { 1 };
     let objects = (2_000_000 / scale).to_string();
-    let simple = |words: Vec<OsString>, input: &str| {
-        let finished = lab.stage.run(place, &words, input.as_bytes(), need_bytes)?;
-        Ok(finished.peak_bytes)
+    let simple = |words: Vec<OsString>| {
+        let finished = lab.stage.run(place, &words, b"", need_bytes)?;
+        let checksum = String::from_utf8_lossy(&finished.stdout).into_owned();
+        Ok(Held { peak_bytes: finished.peak_bytes, checksum })
+    };
+    let measured = |program: Program| -> Result<Held, BenchError> {
+        let measured = program.run(&lab.stage, place, need_bytes)?;
+        Ok(Held { peak_bytes: measured.peak_bytes, checksum: measured.checksum })
     };
     match name {
-        "limit.redis" => peak_of(lab, &Program::Redis(programs::redis(lab, 1)), place, need_bytes),
-        "limit.python" => simple(words(&["python3", "-c", PYTHON, &objects]), ""),
-        "limit.java" => simple(java(lab, &objects)?, ""),
-        "limit.sqlite" => simple(Sqlite::command(), &programs::sqlite(lab).script()),
-        "limit.postgres" => {
-            crate::program::postgres_peak_bytes(&lab.stage, place, need_bytes, scale)
-        }
+        "limit.redis" => measured(Program::Redis(programs::redis(lab, 50, 1))),
+        "limit.python" => simple(python(&objects)),
+        "limit.java" => simple(java(lab, &objects)?),
+        "limit.sqlite" => measured(Program::Sqlite(programs::sqlite(lab))),
+        "limit.postgres" => crate::program::postgres_held(&lab.stage, place, need_bytes, scale),
         _ => {
             let bytes = lab.bytes(MALLOC_BYTES);
-            let alloc = Workload { name: WorkloadName::Alloc, bytes, args: &[] };
-            peak_of(lab, &Program::Workload(alloc), place, need_bytes)
+            measured(Program::Workload(Workload { name: WorkloadName::Alloc, bytes, args: &[] }))
         }
     }
 }
 
-fn peak_of(lab: &Lab, program: &Program, place: Place, need_bytes: u64) -> Result<u64, BenchError> {
-    program.run(&lab.stage, place, need_bytes).map(|measured| measured.peak_bytes)
+fn python(objects: &str) -> Vec<OsString> {
+    let mut command = vec![python_program()];
+    command.extend(words(&["-c", PYTHON, objects]));
+    command
 }
 
 fn words(words: &[&str]) -> Vec<OsString> {

@@ -10,7 +10,7 @@ mod throughput;
 
 use crate::floor::Floors;
 use crate::machine::{Machine, meminfo_bytes};
-use crate::report::{Report, Row, Unit};
+use crate::report::{Bar, Report, Row, Unit};
 use crate::stage::{self, Stage, progress, watch_signals};
 use crate::{BenchArgs, BenchError};
 use std::path::Path;
@@ -148,13 +148,21 @@ fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<Vec<Row>, BenchErr
     Ok(rows)
 }
 
-/// What one program's failure means for the whole: a row without a value and the reason, unless data
+/// What one experiment's failure means for the whole: a row without a value and the reason, unless data
 /// was wrong or the user wants to stop.
 fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     match (experiment.run)(lab, experiment) {
         Ok(rows) => Ok(rows),
         Err(error @ (BenchError::WrongData { .. } | BenchError::Interrupted)) => Err(error),
-        Err(error) => Ok(vec![Row::skipped(&experiment.name, experiment.unit, error.to_string())]),
+        Err(error) => Ok(vec![failed_row(&experiment.name, experiment.unit, None, &error)]),
+    }
+}
+
+/// What this machine lacks is nobody's fault; everything else is a failure, and is shown as one.
+fn failed_row(name: &str, unit: Unit, bar: Option<Bar>, error: &BenchError) -> Row {
+    match error {
+        BenchError::Lacking(reason) => Row::skipped(name, unit, reason),
+        error => Row::failed(name, unit, bar, error.to_string()),
     }
 }
 
@@ -196,6 +204,12 @@ mod tests {
         });
         let rows = rows_of(&lab, &lacking).expect("a lack is no failure");
         assert_eq!((rows[0].value, rows[0].note.as_str()), (None, "redis-server is not installed"));
+        assert_eq!(rows[0].met, None);
+        let slow = experiment("x", Unit::Seconds, |_, _| {
+            Err(BenchError::TooSlow { program: "x".to_owned(), seconds: 9.0 })
+        });
+        let rows = rows_of(&lab, &slow).expect("it is in its row");
+        assert_eq!((rows[0].value, rows[0].met), (None, Some(false)));
         let wrong = experiment("x", Unit::Seconds, |_, _| {
             Err(BenchError::WrongData { workload: "sort", detail: String::new() })
         });

@@ -1,11 +1,12 @@
 //! Programs with part of their memory far: beside all-local, beside the kernel's own swapping.
 //!
 //! What is all of a program's memory is found out by running it all-local first; 50 % and 25 % are
-//! shares of the most its processes held then. Each row's note has zram's figure or the reason there
-//! is none. Swapping may take so long that nobody wants to wait: it is given five times Farpool's time,
-//! and when it is not done by then its figure is the most it can still have reached.
+//! shares of the most its processes held then. Each has a row beside swapping to disk, which has to be
+//! slower, and one beside zram, which is told only: it takes local memory for what it holds. Swapping may
+//! take so long that nobody wants to wait: it is given five times Farpool's time, and when it is not done
+//! by then its figure is the most it can still have reached.
 
-use super::{Experiment, Lab, MIB};
+use super::{Experiment, Lab, MIB, failed_row};
 use crate::BenchError;
 use crate::program::{Measured, Program, Redis, Sqlite, Workload};
 use crate::report::{Bar, Row, Unit};
@@ -14,7 +15,7 @@ use crate::workload::WorkloadName;
 use std::time::Duration;
 
 /// The programs, as rows are named.
-pub(super) const NAMES: [&str; 8] = [
+pub(super) const NAMES: [&str; 9] = [
     "program.mstress",
     "program.scan",
     "program.random",
@@ -23,6 +24,7 @@ pub(super) const NAMES: [&str; 8] = [
     "program.sqlite",
     "program.redis",
     "program.redis16",
+    "program.redis-pipelined",
 ];
 /// Local memory in percent of all, and what redis has to keep of its all-local speed then.
 const SHARES: [(u64, f64); 2] = [(50, 0.8), (25, 0.6)];
@@ -50,18 +52,19 @@ fn program(lab: &Lab, name: &str) -> Program {
             args: &["--passes", "2"],
         }),
         "program.sqlite" => Program::Sqlite(sqlite(lab)),
-        "program.redis16" => Program::Redis(redis(lab, 16)),
-        _ => Program::Redis(redis(lab, 1)),
+        "program.redis16" => Program::Redis(redis(lab, 16, 1)),
+        "program.redis-pipelined" => Program::Redis(redis(lab, 5, 16)),
+        _ => Program::Redis(redis(lab, 50, 1)),
     }
 }
 
-/// redis with one request in flight on each of 50 connections (what redis-benchmark does unless
-/// told otherwise), or with `pipeline`.
-pub(super) fn redis(lab: &Lab, pipeline: usize) -> Redis {
+/// redis with `pipeline` requests in flight on each connection; redis-benchmark has 50 connections and
+/// one request in flight on each unless told otherwise.
+pub(super) fn redis(lab: &Lab, connections: usize, pipeline: usize) -> Redis {
     let seconds = if lab.quick { 2 } else { 6 };
     Redis {
         keys: if lab.quick { REDIS_KEYS / 4 } else { REDIS_KEYS },
-        connections: 50 / pipeline.min(10),
+        connections,
         pipeline,
         warm_up: Duration::from_secs(seconds / 2),
         measure: Duration::from_secs(seconds),
@@ -85,19 +88,21 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
         let far = match checked(&lab.stage, &program, Place::Shm(limit_bytes), &whole) {
             Ok(far) => far,
             Err(error) => {
-                rows.push(skipped_or_fatal(&name, error)?);
+                rows.push(failed_or_fatal(&name, error)?);
                 continue;
             }
         };
         let against = Against { lab, program: &program, limit_bytes, whole: &whole, far: &far };
         match experiment.name.as_str() {
-            "program.redis" => {
-                rows.push(against.all_local(&name, Some(redis_bar)));
-                rows.push(against.swap(&name)?);
+            "program.redis" | "program.redis16" => {
+                rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)));
+                rows.extend(against.swap(&name)?);
             }
-            // The issue judges redis as it is asked by default; pipelined it is told only.
-            "program.redis16" => rows.push(against.all_local(&name, None)),
-            _ => rows.push(against.swap(&name)?),
+            // redis is judged as it is asked by default; pipelined it is told only.
+            "program.redis-pipelined" => {
+                rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)).unjudged());
+            }
+            _ => rows.extend(against.swap(&name)?),
         }
     }
     Ok(rows)
@@ -128,43 +133,52 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    fn all_local(&self, name: &str, bar: Option<f64>) -> Row {
+    fn all_local(&self, name: &str, bar: Bar) -> Row {
         let (far, whole) = (self.far.ops_s, self.whole.ops_s);
-        let bar_or_any = Bar::AtLeast(bar.unwrap_or(0.0));
         let name = format!("{name}.of-local");
-        let row = Row::beside(name, far, whole, Unit::OpsPerSecond, bar_or_any);
-        let row = row.note("GET, Zipf 0.99, 1 KiB values; floor: all-local");
-        if bar.is_some() { row } else { Row { bar: None, met: None, ..row } }
+        let row = Row::beside(name, far, whole, Unit::OpsPerSecond, bar);
+        let busy = self.whole.busy.map(|busy| format!(", its server {:.0} % busy", busy * 100.0));
+        let busy = busy.unwrap_or_default();
+        row.note(format!("GET, Zipf 0.99, 1 KiB values; floor: all-local{busy}"))
     }
 
-    /// Beside swapping to disk, which has to be slower; zram's figure is in the note.
-    fn swap(&self, name: &str) -> Result<Row, BenchError> {
+    /// Beside swapping to disk, which has to be slower, and to zram, which is told only.
+    fn swap(&self, name: &str) -> Result<Vec<Row>, BenchError> {
         let far = self.far.ops_s;
-        let of_local = format!("{:.2} of all-local", far / self.whole.ops_s);
+        let limit = crate::format_bytes(self.limit_bytes as f64);
+        let note = format!("{:.2} of all-local, {limit} local", far / self.whole.ops_s);
         if !self.lab.swap {
-            return Ok(Row::plain(name, far, Unit::OpsPerSecond).note(of_local));
+            return Ok(vec![Row::plain(name, far, Unit::OpsPerSecond).note(note)]);
         }
-        let zram = match self.swapped(Place::Zram(self.limit_bytes))? {
-            Swapped::Done(zram) => format!("{:.2} of zram", far / zram),
-            Swapped::Unfinished(most) => format!("over {:.2} of zram", far / most),
-            Swapped::Killed => "killed under zram".to_owned(),
-            Swapped::Lacking(why) => format!("no zram ({why})"),
-        };
+        let disk = self.beside_swap(name, "disk", Place::Disk(self.limit_bytes), &note)?;
+        let zram_name = format!("{name}.zram");
+        let zram = self.beside_swap(&zram_name, "zram", Place::Zram(self.limit_bytes), &note)?;
+        Ok(vec![disk, zram.unjudged()])
+    }
+
+    fn beside_swap(
+        &self,
+        name: &str,
+        what: &str,
+        place: Place,
+        note: &str,
+    ) -> Result<Row, BenchError> {
+        progress(&format!("{name}: swap to {what}"));
         let bar = Bar::AtLeast(1.0);
-        let beside = |disk| Row::beside(name, far, disk, Unit::OpsPerSecond, bar);
-        let plain = || Row::plain(name, far, Unit::OpsPerSecond);
-        let (row, disk) = match self.swapped(Place::Disk(self.limit_bytes))? {
-            Swapped::Done(disk) => (beside(disk), "floor: swap to disk".to_owned()),
+        let beside = |swap| Row::beside(name, self.far.ops_s, swap, Unit::OpsPerSecond, bar);
+        let plain = || Row::plain(name, self.far.ops_s, Unit::OpsPerSecond);
+        let (row, how) = match self.swapped(place)? {
+            Swapped::Done(ops_s) => (beside(ops_s), format!("floor: swap to {what}")),
             Swapped::Unfinished(most) => {
-                (beside(most), "floor: swap to disk, not done in time: less than this".to_owned())
+                (beside(most), format!("floor: swap to {what}, not done in time: less than this"))
             }
             Swapped::Killed => {
                 let row = Row { bar: Some(bar), met: Some(true), ..plain() };
-                (row, "killed for lack of memory under swap to disk".to_owned())
+                (row, format!("under swap to {what} the kernel killed it for lack of memory"))
             }
-            Swapped::Lacking(why) => (plain(), format!("no swap to disk ({why})")),
+            Swapped::Lacking(why) => (plain(), format!("no swap to {what} ({why})")),
         };
-        Ok(row.note(format!("{disk}; {zram}; {of_local}")))
+        Ok(row.note(format!("{how}; {note}")))
     }
 
     fn swapped(&self, place: Place) -> Result<Swapped, BenchError> {
@@ -177,7 +191,7 @@ impl Against<'_> {
                 let most = self.far.ops_s * self.far.took.as_secs_f64() / seconds;
                 Ok(Swapped::Unfinished(most))
             }
-            Err(BenchError::Killed { .. }) => Ok(Swapped::Killed),
+            Err(BenchError::OutOfMemory { .. }) => Ok(Swapped::Killed),
             Err(error @ (BenchError::WrongData { .. } | BenchError::Interrupted)) => Err(error),
             Err(error) => Ok(Swapped::Lacking(error.to_string())),
         }
@@ -196,9 +210,9 @@ enum Swapped {
     Lacking(String),
 }
 
-fn skipped_or_fatal(name: &str, error: BenchError) -> Result<Row, BenchError> {
+fn failed_or_fatal(name: &str, error: BenchError) -> Result<Row, BenchError> {
     match error {
         BenchError::WrongData { .. } | BenchError::Interrupted => Err(error),
-        _ => Ok(Row::skipped(name, Unit::OpsPerSecond, error.to_string())),
+        error => Ok(failed_row(name, Unit::OpsPerSecond, Some(Bar::AtLeast(1.0)), &error)),
     }
 }
