@@ -1,5 +1,6 @@
 //! What can go wrong in the demo.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -17,6 +18,12 @@ pub enum Error {
     /// A program did something other than expected.
     #[error("{0}")]
     Program(String),
+    /// Under the kernel's swap a program did not get through: a result, not a failure of the demo.
+    #[error("{0}")]
+    Stopped(Stopped),
+    /// Something took longer than anybody would wait.
+    #[error("not done after {0} s")]
+    TooSlow(u64),
     /// A value came back different from what was written: the one unforgivable result.
     #[error("WRONG DATA: {0}")]
     WrongData(String),
@@ -38,6 +45,24 @@ impl From<BenchError> for Error {
             BenchError::Interrupted => Error::Interrupted,
             BenchError::Lacking(reason) => Error::Unavailable(reason),
             other => Error::Program(other.to_string()),
+        }
+    }
+}
+
+/// How the kernel ended a job that it could not run under its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// Killed: out of memory under the limit, although swap had room.
+    OutOfMemory,
+    /// Not done after so many seconds.
+    TooSlow(u64),
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stopped::OutOfMemory => to.write_str("killed"),
+            Stopped::TooSlow(seconds) => write!(to, "> {seconds}"),
         }
     }
 }

@@ -10,23 +10,24 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use farpool_bench::BenchError;
 use farpool_bench::stage::{self, Launch, Running, Stage, progress};
+use farpool_bench::{BenchError, python_program};
 
-use crate::error::{During, Error};
+use crate::error::{During, Error, Stopped};
 use crate::memory::Peak;
 use crate::place::Place;
 use crate::records::{self, Records};
-use crate::redis::{self, ANSWER_PATIENCE, Beliefs};
+use crate::redis::{self, ANSWER_PATIENCE, Beliefs, Deadline};
 use crate::{Options, latency::Latencies};
 
 /// Records of the Python job: about half of what redis holds.
 const PYTHON_RECORDS: u64 = 40_000;
 /// Lookups of the Python job.
 const PYTHON_LOOKUPS: u64 = 20_000;
-/// How long the Python job may take: all-local it needs about 2 s, and nobody waits for ever to see
-/// how slow the kernel's swap can be.
-const PYTHON_PATIENCE: Duration = Duration::from_secs(30);
+/// How long each job may take: all-local they need a few seconds, and nobody waits for ever to see how
+/// slow the kernel's swap can be.
+const PYTHON_PATIENCE: Duration = Duration::from_secs(90);
+const REDIS_PATIENCE: Duration = Duration::from_secs(120);
 /// How long redis may take to answer after its start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How often a starting redis is asked.
@@ -80,15 +81,6 @@ pub struct PythonResults {
     pub digest: String,
 }
 
-/// How the kernel ended a job that it could not run under its limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stopped {
-    /// Killed: out of memory under the limit, although swap had room.
-    OutOfMemory,
-    /// Not done at the deadline.
-    TooSlow,
-}
-
 struct RedisResults {
     load: Duration,
     mixed: redis::Mixed,
@@ -115,8 +107,9 @@ impl Workspace {
     }
 
     /// The row that all others are compared with; its limits are what it has resident.
-    pub fn run_all_local(&self) -> Result<(Results, Footprint), Error> {
-        let results = self.run(Place::Local, &Footprint { redis_bytes: 0, python_bytes: 0 })?;
+    pub fn run_all_local(&self, say: &dyn Fn(&str)) -> Result<(Results, Footprint), Error> {
+        let results =
+            self.run(Place::Local, &Footprint { redis_bytes: 0, python_bytes: 0 }, say)?;
         let footprint = Footprint {
             redis_bytes: results.redis_peak_bytes,
             python_bytes: results.python.as_ref().map_or(0, |python| python.peak_bytes),
@@ -125,8 +118,10 @@ impl Workspace {
     }
 
     /// One row; `all` is what the jobs have resident when all is local.
-    pub fn run(&self, place: Place, all: &Footprint) -> Result<Results, Error> {
+    pub fn run(&self, place: Place, all: &Footprint, say: &dyn Fn(&str)) -> Result<Results, Error> {
+        say("redis");
         let redis = self.redis(place.of_bytes(all.redis_bytes), all.redis_bytes)?;
+        say("Python");
         let python = self.python(place.of_bytes(all.python_bytes), all.python_bytes)?;
         #[expect(clippy::cast_precision_loss, reason = "requests are far below 2^52")]
         let requests = redis.mixed.requests as f64;
@@ -152,9 +147,10 @@ impl Workspace {
         let peak = Peak::watch(server.id());
         let work = || -> Result<RedisResults, Error> {
             let mut beliefs = Beliefs::of(&self.records);
-            let load = redis::load(&socket, &self.records)?;
-            let mixed = redis::mix(&socket, &self.records, &mut beliefs, self.requests)?;
-            let (scan, scan_digest) = redis::scan(&socket, &self.records, &beliefs)?;
+            let (until, records) = (Deadline::after(REDIS_PATIENCE), &self.records);
+            let load = redis::load(&socket, records, until)?;
+            let mixed = redis::mix(&socket, records, &mut beliefs, self.requests, until)?;
+            let (scan, scan_digest) = redis::scan(&socket, records, &beliefs, until)?;
             let (peak_bytes, zram_bytes) = (peak.bytes(), launch.zram_bytes());
             Ok(RedisResults {
                 load,
@@ -166,7 +162,12 @@ impl Workspace {
                 faults: None,
             })
         };
-        let worked = work().map_err(|error| explained(error, &log));
+        let mut worked = work().map_err(|error| explained(error, &log));
+        if worked.is_err() && place.is_swap() {
+            let ended = server.check_alive().map_err(|error| launch.explained(error));
+            let killed = ended.as_ref().err().and_then(stopped_by);
+            worked = worked.map_err(|error| stopped_or(error, killed));
+        }
         server.end();
         let faults = place.is_far().then(|| read_faults(&self.stage.stats_file()));
         Ok(RedisResults { faults: faults.flatten(), ..worked? })
@@ -194,8 +195,8 @@ impl Workspace {
         let peak = Peak::watch(job.id());
         let ended = job.wait(PYTHON_PATIENCE);
         let took = started.elapsed();
-        // Under the kernel's swap this is a result, in every other place an error.
-        let how = ended.as_ref().err().filter(|_| place.is_swap()).and_then(stopped_by);
+        let ended = ended.map_err(|error| launch.explained(error));
+        let how = ended.as_ref().err().and_then(stopped_by);
         if let Some(how) = how {
             return Ok(Err(how));
         }
@@ -214,10 +215,20 @@ impl Workspace {
     }
 }
 
+/// What ended redis under the kernel's swap.
+fn stopped_or(error: Error, killed: Option<Stopped>) -> Error {
+    match (error, killed) {
+        (error @ (Error::Interrupted | Error::WrongData(_)), _) => error,
+        (_, Some(how)) => Error::Stopped(how),
+        (Error::TooSlow(seconds), None) => Error::Stopped(Stopped::TooSlow(seconds)),
+        (error, None) => error,
+    }
+}
+
 fn stopped_by(error: &BenchError) -> Option<Stopped> {
     match error {
-        BenchError::TooSlow { .. } => Some(Stopped::TooSlow),
-        BenchError::Killed { .. } | BenchError::Program { .. } => Some(Stopped::OutOfMemory),
+        BenchError::TooSlow { .. } => Some(Stopped::TooSlow(PYTHON_PATIENCE.as_secs())),
+        BenchError::OutOfMemory { .. } => Some(Stopped::OutOfMemory),
         _ => None,
     }
 }
@@ -241,12 +252,6 @@ fn redis_words(socket: &Path) -> Vec<OsString> {
     words.extend(["no", "--daemonize", "no", "--unixsocket"].map(OsString::from));
     words.extend([socket.as_os_str().to_owned(), "--dir".into(), folder]);
     words
-}
-
-/// The distribution's Python where there is one: wrappers of version managers are shell scripts.
-fn python_program() -> OsString {
-    let distribution = Path::new("/usr/bin/python3");
-    if distribution.exists() { distribution.into() } else { "python3".into() }
 }
 
 fn wait_ready(server: &mut Running, socket: &Path, log: &Path) -> Result<(), Error> {

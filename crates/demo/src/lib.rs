@@ -20,11 +20,14 @@ mod redis;
 mod table;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 pub use error::Error;
-use farpool_bench::stage::{check_interrupted, progress, remove_leftovers, watch_signals};
+use farpool_bench::stage::{
+    check_interrupted, progress, progress_done, remove_leftovers, watch_signals,
+};
 use jobs::{Footprint, Workspace};
-use place::{LIMIT_PERCENTS, Place};
+use place::Place;
 use table::{Outcome, Row};
 
 /// What the user may choose.
@@ -52,19 +55,25 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<bool, Error> {
     watch_signals()?;
     remove_leftovers(&options.folder);
+    let started = Instant::now();
     let work = Workspace::prepare(options)?;
     let places = Place::all(options.only.as_deref());
     let steps = places.len() + 1;
-    progress(&format!("[1/{steps}] all-local"));
-    let (base, footprint) = work.run_all_local()?;
-    let mut rows = vec![Row::done(&Place::Local, base.clone())];
+    let say = |at: usize, place: Place| {
+        move |what: &str| progress(&format!("[{at}/{steps}] {place}: {what}"))
+    };
+    let (base, footprint) = work.run_all_local(&say(1, Place::Local))?;
+    let mut rows = vec![Row::done(Place::Local, base)];
+    progress_done(&format!("[1/{steps}] {}", rows[0].summary()));
     for (at, place) in places.iter().enumerate() {
-        progress(&format!("[{}/{steps}] {place}", at + 2));
-        rows.push(run_place(&work, place, &footprint)?);
+        let row = run_place(&work, *place, &footprint, &say(at + 2, *place))?;
+        progress_done(&format!("[{}/{steps}] {}", at + 2, row.summary()));
+        rows.push(row);
     }
-    println!("\n{}", table::headline(&work, &footprint));
-    print!("{}", table::render(&rows));
-    print!("{}", table::notes(&rows, &LIMIT_PERCENTS));
+    println!("\n{}\n", table::headline(&work));
+    print!("{}", table::render(&rows, &footprint));
+    println!("\n{}", table::notes(&rows));
+    println!("{} in {} s.", table::verdict(&rows), started.elapsed().as_secs());
     if options.json {
         rows.iter().for_each(|row| println!("{}", row.to_json()));
     }
@@ -72,13 +81,19 @@ pub fn run(options: &Options) -> Result<bool, Error> {
 }
 
 /// One row; only an interruption ends the demo, everything else is the row's own outcome.
-fn run_place(work: &Workspace, place: &Place, footprint: &Footprint) -> Result<Row, Error> {
-    match work.run(*place, footprint) {
+fn run_place(
+    work: &Workspace,
+    place: Place,
+    footprint: &Footprint,
+    say: &dyn Fn(&str),
+) -> Result<Row, Error> {
+    match work.run(place, footprint, say) {
         Ok(results) => Ok(Row::done(place, results)),
         Err(Error::Interrupted) => Err(Error::Interrupted),
         Err(Error::Unavailable(reason)) => Ok(Row::without(place, Outcome::Skipped(reason))),
+        Err(Error::Stopped(how)) => Ok(Row::without(place, Outcome::Stopped(how))),
         Err(error) if check_interrupted().is_err() => {
-            progress(&error.to_string());
+            progress_done(&error.to_string());
             Err(Error::Interrupted)
         }
         Err(error) => Ok(Row::without(place, Outcome::Failed(error.to_string()))),

@@ -37,6 +37,33 @@ impl Place {
         places.filter(|place| place.to_string().contains(only.unwrap_or(""))).collect()
     }
 
+    /// The share of memory that may be local there; none where all is.
+    pub fn percent(self) -> Option<u8> {
+        match self {
+            Place::Local => None,
+            Place::FarShm(percent)
+            | Place::FarTcp(percent)
+            | Place::SwapDisk(percent)
+            | Place::SwapZram(percent) => Some(percent),
+        }
+    }
+
+    /// Whether the kernel swaps there: what does not get through there is a result, no failure.
+    pub fn is_swap(self) -> bool {
+        matches!(self, Place::SwapDisk(_) | Place::SwapZram(_))
+    }
+
+    /// Its name in a group of places with the same share.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Place::Local => "all-local",
+            Place::FarShm(_) => "  farpool, shm blade",
+            Place::FarTcp(_) => "  farpool, TCP blade",
+            Place::SwapDisk(_) => "  kernel, swap to disk",
+            Place::SwapZram(_) => "  kernel, swap to zram",
+        }
+    }
+
     /// Where a program is that would hold `bytes` if all were local.
     pub fn of_bytes(self, bytes: u64) -> stage::Place {
         let share = |percent: u8| bytes / 100 * u64::from(percent);

@@ -30,6 +30,29 @@ const REQUESTS_PER_CHECK: u64 = 256;
 /// Longest wait for one answer; disk swap at its worst stays far below.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
 
+/// When redis has to be done with all that is asked of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    patience: Duration,
+    at: Instant,
+}
+
+impl Deadline {
+    /// `patience` from now on.
+    pub fn after(patience: Duration) -> Deadline {
+        Deadline { patience, at: Instant::now() + patience }
+    }
+
+    /// For every loop that takes long: an error after the deadline, and once the user wants the end.
+    fn check(self) -> Result<(), Error> {
+        check_interrupted()?;
+        match Instant::now() > self.at {
+            true => Err(Error::TooSlow(self.patience.as_secs())),
+            false => Ok(()),
+        }
+    }
+}
+
 /// True when a server answers on `socket`.
 pub fn answers(socket: &Path) -> bool {
     let client = RedisClient::connect(socket, ANSWER_PATIENCE);
@@ -41,7 +64,7 @@ fn connect(socket: &Path) -> Result<RedisClient, Error> {
 }
 
 /// Sets every record.
-pub fn load(socket: &Path, records: &Records) -> Result<Duration, Error> {
+pub fn load(socket: &Path, records: &Records, until: Deadline) -> Result<Duration, Error> {
     let started = Instant::now();
     let mut client = connect(socket)?;
     let mut reader = Reader::open(&records.path)?;
@@ -51,6 +74,7 @@ pub fn load(socket: &Path, records: &Records) -> Result<Duration, Error> {
         client.queue(&[b"SET", &key, &value]);
         waiting += 1;
         if waiting == BATCH {
+            until.check()?;
             settle(&mut client, waiting)?;
             waiting = 0;
         }
@@ -60,7 +84,6 @@ pub fn load(socket: &Path, records: &Records) -> Result<Duration, Error> {
 }
 
 fn settle(client: &mut RedisClient, waiting: usize) -> Result<(), Error> {
-    check_interrupted()?;
     client.send().during("loading redis")?;
     let mut none = Vec::new();
     (0..waiting).try_for_each(|_| client.answer(&mut none)).during("loading redis")
@@ -102,13 +125,14 @@ pub fn mix(
     records: &Records,
     beliefs: &mut Beliefs,
     requests: u64,
+    until: Deadline,
 ) -> Result<Mixed, Error> {
     let share = requests / CONNECTIONS as u64;
     let mut lanes: Vec<Lane> =
         (0..CONNECTIONS).map(|number| Lane::new(number, records, beliefs)).collect();
     let started = Instant::now();
     std::thread::scope(|scope| {
-        let drive = |lane| scope.spawn(move || Lane::drive(lane, socket, records, share));
+        let drive = |lane| scope.spawn(move || Lane::drive(lane, socket, records, share, until));
         let running: Vec<_> = lanes.iter_mut().map(drive).collect();
         running.into_iter().try_for_each(|lane| {
             let died = |_| Error::Program("a thread of the mix panicked".into());
@@ -153,7 +177,13 @@ impl Lane {
         Lane { slots, rng, gets: Latencies::default(), digest: Xxh3::new() }
     }
 
-    fn drive(&mut self, socket: &Path, records: &Records, requests: u64) -> Result<(), Error> {
+    fn drive(
+        &mut self,
+        socket: &Path,
+        records: &Records,
+        requests: u64,
+        until: Deadline,
+    ) -> Result<(), Error> {
         let mut client = connect(socket)?;
         if self.slots.is_empty() {
             return Ok(());
@@ -163,7 +193,7 @@ impl Lane {
         let mut value = Vec::new();
         for number in 0..requests {
             if number % REQUESTS_PER_CHECK == 0 {
-                check_interrupted()?;
+                until.check()?;
             }
             let slot = zipf.draw(&mut self.rng);
             let key = &records.known[self.slots[slot].record].key;
@@ -234,13 +264,18 @@ fn check(key: &[u8], answered: io::Result<()>, value: &[u8], belief: Belief) -> 
 }
 
 /// Reads every record back and checks it; the digest covers all of them in order.
-pub fn scan(socket: &Path, records: &Records, beliefs: &Beliefs) -> Result<(Duration, u64), Error> {
+pub fn scan(
+    socket: &Path,
+    records: &Records,
+    beliefs: &Beliefs,
+    until: Deadline,
+) -> Result<(Duration, u64), Error> {
     let started = Instant::now();
     let mut client = connect(socket)?;
     let (mut value, mut digest) = (Vec::new(), Xxh3::new());
     let pairs: Vec<_> = records.known.iter().zip(&beliefs.0).collect();
     for batch in pairs.chunks(BATCH) {
-        check_interrupted()?;
+        until.check()?;
         batch.iter().for_each(|(known, _)| client.queue(&[b"GET", &known.key]));
         client.send().during("the scan")?;
         for (known, belief) in batch {
