@@ -142,7 +142,7 @@ const HEADER: [[&str; COLUMNS]; 2] = [
         "of local",
         "GET p50",
         "p99",
-        "fault p50",
+        "pager p50",
         "p99",
         "scan",
         "RAM",
@@ -267,8 +267,9 @@ pub fn notes(rows: &[Row]) -> String {
         }
     }
     text + "requests: Zipf 0.99, 5 % writes, one in flight on each of 4 connections. RAM: most anonymous memory\n\
-         held. fault: from a far access to its page, by farpool's own count; the kernel counts none for its\n\
-         swap, GET shows them for all rows. The kernel's limit is a memory control group's, swap not counted.\n"
+         held. pager: from the kernel's message that a far page is touched to the wake, by farpool's own\n\
+         count; what the kernel and the wake take comes on top. GET shows all of it, in every row. The kernel\n\
+         swaps in a memory control group of the same limit, swap not counted.\n"
 }
 
 /// The last word.
