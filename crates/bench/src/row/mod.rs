@@ -118,12 +118,13 @@ pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
         chosen.iter().for_each(|experiment| println!("{}", experiment.name));
         return Ok(report);
     }
-    report.rows = measure(args, &chosen)?;
+    let (rows, ended) = measure(args, &chosen)?;
+    report.rows = rows;
     if let Some(path) = &args.out {
         report.write(path)?;
     }
     print!("{}", if args.json { report.json_lines() } else { report.table() });
-    Ok(report)
+    ended.map(|()| report)
 }
 
 fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
@@ -132,20 +133,29 @@ fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
     Ok(second)
 }
 
-fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<Vec<Row>, BenchError> {
+type Ended = Result<(), BenchError>;
+
+/// The rows, and what ended the measurements before all were there.
+fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<(Vec<Row>, Ended), BenchError> {
     watch_signals()?;
     stage::remove_leftovers(&args.dir);
     let lab = Lab::new(args)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut ended) = (Vec::new(), Ok(()));
     for (i, experiment) in chosen.iter().enumerate() {
         progress(&format!("[{}/{}] {}", i + 1, chosen.len(), experiment.name));
-        rows.extend(rows_of(&lab, experiment)?);
+        match rows_of(&lab, experiment) {
+            Ok(more) => rows.extend(more),
+            Err(error) => {
+                ended = Err(error);
+                break;
+            }
+        }
     }
     progress("");
     if !args.rows.is_empty() {
         rows.retain(|row: &Row| is_asked(&args.rows, &row.name));
     }
-    Ok(rows)
+    Ok((rows, ended))
 }
 
 /// What one experiment's failure means for the whole: a row without a value and the reason, unless data
