@@ -143,6 +143,20 @@ impl Frames {
         self.base + usize::from(tray) * TRAY_BYTES
     }
 
+    /// What is known of the frame at an address, for a message.
+    pub fn describe(&self, address: usize) -> String {
+        let offset = (address - self.base) / PAGE_BYTES;
+        let (tray, index) = (offset / CHUNK_PAGES, offset % CHUNK_PAGES);
+        let entry = &self.trays[tray];
+        let [filled, valid, writing, busy] =
+            [&entry.filled, &entry.valid, &entry.writing, &entry.busy].map(|it| it.load(SeqCst));
+        let page = self.page_of(entry, index).map(|page| page.cell().load());
+        format!(
+            "frame {index} of tray {tray}, filled {filled:#x}, valid {valid:#x}, writing {writing:#x}, \
+             busy {busy:#x}, page {page:?}"
+        )
+    }
+
     /// Frames that can be handed out, about.
     pub fn free(&self) -> i64 {
         self.free.load(Relaxed)

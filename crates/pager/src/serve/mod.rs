@@ -221,7 +221,11 @@ impl FaultThread {
             return;
         };
         if self.core.frames.contains(address) {
-            fail_closed(&format!("a frame of the victim buffer is missing at {address:#x}"));
+            fail_closed(&format!(
+                "a frame of the victim buffer is missing at {address:#x}, touched by thread {}: {}",
+                event.thread,
+                self.core.frames.describe(address)
+            ));
         }
         if !self.core.gate.enter(event.thread, address) {
             return;
