@@ -19,11 +19,12 @@ use farpool_policy::{Choice, ChunkSweep, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use crate::budget::{LEAST_WORKING_PAGES, Work};
+use crate::budget::Work;
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::density::Density;
 use crate::evict_shared::InPlace;
 use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
+use crate::gauges::Gauges;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::resident_map::{ResidentMap, page_bits};
 use crate::serve::fail_closed;
@@ -52,13 +53,6 @@ const BREATH: Duration = Duration::from_micros(100);
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
 /// A full pool is asked again after this time.
 const FULL_RETRY: Duration = Duration::from_millis(500);
-/// The pager's own memory is counted this often.
-const OWN_STEP: Duration = Duration::from_millis(200);
-/// Below this the pages that could be moved out are counted one by one: much of so small a process is code, stacks
-/// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
-const SMALL_PROCESS_PAGES: u64 = 4096;
-/// What a small process shares with others since a fork is counted this often.
-const SHARED_STEP: Duration = Duration::from_millis(50);
 pub(crate) const CHUNK_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
 /// See the module's description.
@@ -81,8 +75,7 @@ pub struct Evictor {
     pub(crate) in_place: InPlace,
     /// A chunk of local memory for copies of pages that a fork shares.
     pub(crate) copies: usize,
-    own_counted: Instant,
-    shared_counted: Instant,
+    gauges: Gauges,
     turns: Turns,
     resident_before: u64,
 }
@@ -110,8 +103,7 @@ impl Evictor {
             density: Density::default(),
             in_place: InPlace::default(),
             copies,
-            own_counted: Instant::now(),
-            shared_counted: Instant::now(),
+            gauges: Gauges::new(core),
             turns: Turns::default(),
             resident_before: 0,
         })
@@ -121,7 +113,7 @@ impl Evictor {
     pub fn run(mut self) -> ! {
         self.core.crew.be_evictor();
         loop {
-            self.publish();
+            self.gauges.publish();
             self.check_deadlines();
             self.evict_retired();
             let free = self.core.frames.free();
@@ -173,6 +165,7 @@ impl Evictor {
         let near = self.core.crew.evictor_is_near();
         let most = if near { BURST_PAGES } else { i64::MAX };
         let evicted = self.evict(work.evict_pages.min(most));
+        self.gauges.moved_out(evicted);
         self.collect();
         if self.trays_in_flight > 0 {
             self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
@@ -191,37 +184,6 @@ impl Evictor {
                 self.core.budget.wait_for_kick(BREATH);
             }
         }
-    }
-
-    fn publish(&mut self) {
-        let core = self.core;
-        if self.own_counted.elapsed() >= OWN_STEP {
-            self.own_counted = Instant::now();
-            core.slot.set(Counter::PagerPages, present_pages(core, sys::own_mappings()));
-        }
-        let count = core.space.count();
-        let far =
-            |id| core.space.by_id(id).map_or(0, |page| u64::from(page.far_pages.load(Relaxed)));
-        let far: u64 = (0..count).map(far).sum();
-        let buffer = core.frames.count();
-        core.slot.set(Counter::FarPages, far);
-        core.slot.set(Counter::BufferPages, buffer);
-        if self.shared_counted.elapsed() >= SHARED_STEP && core.shares.load(Relaxed) {
-            self.shared_counted = Instant::now();
-            let is_small = core.slot.get(Counter::ResidentPages) < SMALL_PROCESS_PAGES;
-            core.budget.look_at_shared(is_small);
-        }
-        // Not waited for: the steward holds it while it waits, before a fork, for this thread's writes.
-        let Ok(registry) = core.registry.try_lock() else { return };
-        let resident = core.slot.get(Counter::ResidentPages);
-        let there = if resident < SMALL_PROCESS_PAGES {
-            let regions = registry.iter().map(|region| (region.start, region.bytes()));
-            present_pages(core, regions)
-        } else {
-            resident.min((registry.bytes() / PAGE_BYTES) as u64)
-        };
-        drop(registry);
-        core.slot.set(Counter::EvictablePages, there.saturating_sub(LEAST_WORKING_PAGES));
     }
 
     /// Moves out about `pages`; returns how many it was.
@@ -604,25 +566,6 @@ impl Evictor {
 /// Whether a superpage has memory in a layer.
 fn has_memory(superpage: &Superpage, layer: usize) -> bool {
     layer < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << layer) != 0
-}
-
-/// Pages that are present in ranges, given as (start, bytes).
-fn present_pages(core: &Core, places: impl Iterator<Item = (usize, usize)>) -> u64 {
-    let mut ranges = [PageRange::default(); 64];
-    let mut pages = 0;
-    for (start, bytes) in places {
-        let (mut from, end) = (start, start + bytes);
-        while from < end {
-            let found = core.pagemap.scan(from, end, category::PRESENT, &mut ranges);
-            let Ok((found, walked)) = found else { break };
-            pages += found.iter().map(|range| range.pages() as u64).sum::<u64>();
-            if walked <= from {
-                break;
-            }
-            from = walked;
-        }
-    }
-    pages
 }
 
 /// Pages of a chunk that the evictor owns for a moment.

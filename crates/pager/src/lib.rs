@@ -22,6 +22,7 @@ pub mod evict;
 pub mod evict_shared;
 pub mod fork;
 pub mod frames;
+mod gauges;
 mod late_pool;
 pub mod page;
 pub mod registry;

@@ -1,0 +1,106 @@
+//! What a process's evictor tells the board about it: what is far, in the buffer, the pager's own, and what could be
+//! moved out. Each is counted as often as it changes and as its counting costs.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use farpool_board::Counter;
+use farpool_uffd::{PAGE_BYTES, PageRange, category};
+
+use crate::budget::LEAST_WORKING_PAGES;
+use crate::core::Core;
+use crate::sys;
+
+/// The pager's own memory is counted this often.
+const OWN_STEP: Duration = Duration::from_millis(200);
+/// What a small process shares with others since a fork is counted this often.
+const SHARED_STEP: Duration = Duration::from_millis(50);
+/// The pages of a small process that can be moved out are counted this often; between, those that were moved out are
+/// taken off.
+const THERE_STEP: Duration = Duration::from_millis(10);
+/// Below this the pages that could be moved out are counted one by one: much of so small a process is code, stacks
+/// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
+const SMALL_PROCESS_PAGES: u64 = 4096;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Gauges {
+    core: &'static Core,
+    own_counted: Instant,
+    shared_counted: Instant,
+    /// Pages of a small process that can be moved out, and when they were counted.
+    there_pages: u64,
+    there_counted: Option<Instant>,
+}
+
+impl Gauges {
+    pub fn new(core: &'static Core) -> Gauges {
+        let now = Instant::now();
+        Gauges { core, own_counted: now, shared_counted: now, there_pages: 0, there_counted: None }
+    }
+
+    /// So many pages were moved out.
+    pub fn moved_out(&mut self, pages: i64) {
+        self.there_pages = self.there_pages.saturating_sub(u64::try_from(pages).unwrap_or(0));
+    }
+
+    /// Puts all on the board.
+    pub fn publish(&mut self) {
+        let (core, slot) = (self.core, self.core.slot);
+        if self.own_counted.elapsed() >= OWN_STEP {
+            self.own_counted = Instant::now();
+            slot.set(Counter::PagerPages, present_pages(core, sys::own_mappings()));
+        }
+        let far =
+            |id| core.space.by_id(id).map_or(0, |page| u64::from(page.far_pages.load(Relaxed)));
+        slot.set(Counter::FarPages, (0..core.space.count()).map(far).sum());
+        slot.set(Counter::BufferPages, core.frames.count());
+        let is_small = slot.get(Counter::ResidentPages) < SMALL_PROCESS_PAGES;
+        if self.shared_counted.elapsed() >= SHARED_STEP && core.shares.load(Relaxed) {
+            self.shared_counted = Instant::now();
+            core.budget.look_at_shared(is_small);
+        }
+        self.count_there(is_small);
+        let evictable = self.there_pages.saturating_sub(LEAST_WORKING_PAGES);
+        slot.set(Counter::EvictablePages, evictable);
+    }
+
+    fn count_there(&mut self, is_small: bool) {
+        let core = self.core;
+        let is_fresh = self.there_counted.is_some_and(|then| then.elapsed() < THERE_STEP);
+        // With few left it matters what has arrived since.
+        if is_small && is_fresh && self.there_pages > 2 * LEAST_WORKING_PAGES {
+            return;
+        }
+        // Not waited for: the steward holds it while it waits, before a fork, for the evictor's writes.
+        let Ok(registry) = core.registry.try_lock() else { return };
+        if is_small {
+            self.there_counted = Some(Instant::now());
+            let regions = registry.iter().map(|region| (region.start, region.bytes()));
+            self.there_pages = present_pages(core, regions);
+        } else {
+            self.there_counted = None;
+            let mapped = (registry.bytes() / PAGE_BYTES) as u64;
+            self.there_pages = core.slot.get(Counter::ResidentPages).min(mapped);
+        }
+    }
+}
+
+/// Pages that are present in ranges, given as (start, bytes).
+fn present_pages(core: &Core, places: impl Iterator<Item = (usize, usize)>) -> u64 {
+    let mut ranges = [PageRange::default(); 64];
+    let mut pages = 0;
+    for (start, bytes) in places {
+        let (mut from, end) = (start, start + bytes);
+        while from < end {
+            let found = core.pagemap.scan(from, end, category::PRESENT, &mut ranges);
+            let Ok((found, walked)) = found else { break };
+            pages += found.iter().map(|range| range.pages() as u64).sum::<u64>();
+            if walked <= from {
+                break;
+            }
+            from = walked;
+        }
+    }
+    pages
+}
