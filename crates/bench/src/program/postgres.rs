@@ -48,18 +48,23 @@ pub(crate) fn postgres_held(
     match asked {
         Ok(checksum) => Ok(Held { peak_bytes, checksum }),
         Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
-        Err(error) => Err(told_with_peak(error, place, peak_bytes)),
+        Err(error) => Err(explained(error, place, peak_bytes, running.farpool_said())),
     }
 }
 
-/// A failure of server or clients, with how much was held until then.
-fn told_with_peak(error: BenchError, place: Place, peak_bytes: u64) -> BenchError {
+/// A failure of server or clients: the reason that Farpool gave is nearer than what a client noticed.
+fn explained(
+    error: BenchError,
+    place: Place,
+    peak_bytes: u64,
+    farpool_said: Option<String>,
+) -> BenchError {
     let program = format!("postgres ({place})");
     let most =
         format!("; until then its processes held {}", crate::format_bytes(peak_bytes as f64));
     match error {
         BenchError::Program { detail, .. } => {
-            BenchError::Program { program, detail: detail + &most }
+            BenchError::Program { program, detail: farpool_said.unwrap_or(detail) + &most }
         }
         error @ BenchError::TooSlow { .. } => {
             BenchError::Program { program, detail: error.to_string() + &most }

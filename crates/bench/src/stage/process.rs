@@ -192,6 +192,16 @@ impl Running {
         Ok(self.ended)
     }
 
+    /// The first thing that Farpool said among all that the program wrote to stderr.
+    pub(crate) fn farpool_said(&mut self) -> Option<String> {
+        let file = self.errors.as_mut()?;
+        file.rewind().ok()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        text.lines().find(|line| line.starts_with("farpool:")).map(str::to_owned)
+    }
+
     fn early_end(&mut self, status: ExitStatus) -> BenchError {
         match is_killed(status) {
             true => BenchError::Killed { program: self.name.clone() },
