@@ -45,7 +45,7 @@ fn the_all_local_row_loads_queries_and_reads_back_every_record() {
     let folder = tempfile::tempdir_in("/var/tmp").expect("a folder for the test");
     let (code, text, error) = ended(demo(folder.path(), "no such row").arg("--json"));
     assert_eq!(code, 0, "{text}{error}");
-    assert!(text.contains("All results are identical."), "{text}");
+    assert!(text.contains("All results are identical;"), "{text}");
     let row = text.lines().rfind(|line| line.starts_with('{')).expect("a row as JSON");
     let row: serde_json::Value = serde_json::from_str(row).expect("JSON");
     assert_eq!(row["name"], "all-local");
