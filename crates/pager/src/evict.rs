@@ -130,7 +130,9 @@ impl Evictor {
     fn look_for_turn(&mut self) -> Turn {
         let (slot, word) = (self.core.slot, &self.core.board.header().turn);
         let overruns = slot.get(Counter::Overruns);
-        self.turns.look(word, slot.pid.load(Relaxed), sys::shared_clock_ms(), overruns)
+        let turn = self.turns.look(word, slot.pid.load(Relaxed), sys::shared_clock_ms(), overruns);
+        self.core.out_of_turn.store(matches!(turn, Turn::Anothers(_)), Relaxed);
+        turn
     }
 
     fn check_deadlines(&mut self) {

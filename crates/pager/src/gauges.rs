@@ -61,8 +61,7 @@ impl Gauges {
             core.budget.look_at_shared(is_small);
         }
         self.count_there(is_small);
-        let evictable = self.there_pages.saturating_sub(LEAST_WORKING_PAGES);
-        slot.set(Counter::EvictablePages, evictable);
+        slot.set(Counter::EvictablePages, self.there_pages);
     }
 
     fn count_there(&mut self, is_small: bool) {

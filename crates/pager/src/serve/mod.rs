@@ -51,6 +51,8 @@ const ROOM_WAIT: Duration = Duration::from_millis(5);
 const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
 /// One look at the frames at least this often while waiting.
 const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
+/// The same while it is another process's turn, which lasts longer: the processor is that one's.
+const TURN_WAIT_STEP: Duration = Duration::from_millis(10);
 
 /// Where an arriving page is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -489,7 +491,12 @@ impl FaultThread {
     /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or cannot
     /// be helped).
     fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
-        let wait = if self.core.is_vain() { FRAME_WAIT_VAIN } else { FRAME_WAIT };
+        let out_of_turn = self.core.out_of_turn.load(std::sync::atomic::Ordering::Relaxed);
+        let (wait, step) = match (out_of_turn, self.core.is_vain()) {
+            (true, _) => (FRAME_WAIT, TURN_WAIT_STEP),
+            (false, true) => (FRAME_WAIT_VAIN, FRAME_WAIT_STEP),
+            (false, false) => (FRAME_WAIT, FRAME_WAIT_STEP),
+        };
         let deadline = Instant::now() + wait;
         loop {
             let version = self.core.frames.version();
@@ -507,7 +514,7 @@ impl FaultThread {
                 return None;
             }
             self.core.budget.kick();
-            self.core.frames.wait(version, FRAME_WAIT_STEP);
+            self.core.frames.wait(version, step);
         }
     }
 
