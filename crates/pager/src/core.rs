@@ -47,6 +47,8 @@ pub struct Core {
     pub full: AtomicBool,
     /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in vain.
     pub barren: AtomicBool,
+    /// The process has no more than it may keep in any case: it gets what it needs without waiting.
+    pub least: AtomicBool,
     /// It is another process's turn: room comes when that is over, see [`crate::turn`].
     pub out_of_turn: AtomicBool,
     /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
@@ -93,6 +95,7 @@ impl Core {
             registry: parts.registry,
             full: AtomicBool::new(false),
             barren: AtomicBool::new(false),
+            least: AtomicBool::new(false),
             out_of_turn: AtomicBool::new(false),
             loss_reported: Mutex::new(false),
             shares: AtomicBool::new(false),

@@ -19,7 +19,7 @@ use farpool_policy::{Choice, ChunkSweep, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use crate::budget::Work;
+use crate::budget::{LEAST_WORKING_PAGES, Work};
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::density::Density;
 use crate::evict_shared::InPlace;
@@ -147,7 +147,11 @@ impl Evictor {
     fn rest(&mut self) {
         self.drain();
         self.release_copies();
-        self.core.barren.store(self.core.frames.free() == 0, Relaxed);
+        // There is nothing to do although memory is short: there is nothing to move out.
+        let is_short = self.core.budget.allowance() <= 0 && self.core.frames.free() == 0;
+        self.core.barren.store(is_short, Relaxed);
+        let there = self.core.slot.get(Counter::EvictablePages);
+        self.core.least.store(is_short && there <= LEAST_WORKING_PAGES, Relaxed);
         let shares = self.core.shares.load(Relaxed);
         let resident = self.core.slot.get(Counter::ResidentPages);
         let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
@@ -172,6 +176,7 @@ impl Evictor {
         if self.trays_in_flight > 0 {
             self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
         }
+        self.core.least.store(false, Relaxed);
         let released = self.release(work.release_pages.min(most));
         self.core.budget.refund(released);
         self.density.judge(&self.core.crew);

@@ -133,7 +133,10 @@ impl Keeper {
 
     fn sweep_slot(&self, slot: &Slot) -> Option<ProcessStatistics> {
         let pid = slot.pid.load(Relaxed);
-        if is_alive(pid) && start_ticks(pid) == Some(slot.start_ticks.load(Relaxed)) {
+        if is_alive(pid)
+            && !is_zombie(pid)
+            && start_ticks(pid) == Some(slot.start_ticks.load(Relaxed))
+        {
             return None;
         }
         let ended = ProcessStatistics::of(slot).ended();
@@ -181,6 +184,14 @@ fn limit_numbers(local: LocalLimit) -> (u64, u32) {
 fn is_alive(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+/// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is gone.
+fn is_zombie(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next());
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    state == Some("Z") && threads() <= 1
 }
 
 fn exit_code(status: ExitStatus) -> i32 {

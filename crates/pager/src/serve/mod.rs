@@ -488,15 +488,25 @@ impl FaultThread {
         }
     }
 
+    /// How long to wait for a frame, and how long between two looks.
+    fn patience(&self) -> (Duration, Duration) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let core = self.core;
+        if core.out_of_turn.load(Relaxed) {
+            (FRAME_WAIT, TURN_WAIT_STEP)
+        } else if core.least.load(Relaxed) {
+            (Duration::ZERO, FRAME_WAIT_STEP)
+        } else if core.is_vain() {
+            (FRAME_WAIT_VAIN, FRAME_WAIT_STEP)
+        } else {
+            (FRAME_WAIT, FRAME_WAIT_STEP)
+        }
+    }
+
     /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or cannot
     /// be helped).
     fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
-        let out_of_turn = self.core.out_of_turn.load(std::sync::atomic::Ordering::Relaxed);
-        let (wait, step) = match (out_of_turn, self.core.is_vain()) {
-            (true, _) => (FRAME_WAIT, TURN_WAIT_STEP),
-            (false, true) => (FRAME_WAIT_VAIN, FRAME_WAIT_STEP),
-            (false, false) => (FRAME_WAIT, FRAME_WAIT_STEP),
-        };
+        let (wait, step) = self.patience();
         let deadline = Instant::now() + wait;
         loop {
             let version = self.core.frames.version();
