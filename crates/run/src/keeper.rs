@@ -108,10 +108,14 @@ impl Keeper {
         for slot in self.board.processes() {
             let pid = slot.pid.load(Relaxed);
             match read_resident(pid) {
-                Some((anonymous, shared)) if slot.state() == ProcessState::Native => {
+                Some((anonymous, shared))
+                    if anonymous + shared > 0 && slot.state() == ProcessState::Native =>
+                {
                     slot.set(Counter::ResidentPages, anonymous);
                     slot.set(Counter::SharedPages, shared);
                 }
+                // A zombie, unless it is only its first thread that has ended.
+                Some((0, 0)) => somebody_ended |= is_zombie(pid),
                 Some(_) => {}
                 None => somebody_ended = true,
             }
