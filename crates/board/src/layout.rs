@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,8 @@ pub enum Counter {
     Evictions,
     /// Pages written to a blade.
     PagesWritten,
+    /// Of the pages moved out: not written, for the blade has them as they are.
+    CleanDrops,
     /// Pages that could not be moved out (pinned by the kernel, read-only, ...).
     Refused,
     /// Pages lost with their blade: touching one is a SIGBUS.

@@ -11,6 +11,7 @@ use farpool_pool::{Pool, PoolError, SegmentHandle, SegmentPage};
 use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd};
 
 use crate::budget::Budget;
+use crate::copies::Copies;
 use crate::crew::Crew;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
@@ -33,6 +34,7 @@ pub struct Core {
     pub memory: OwnedFd,
     pub pool: LatePool,
     pub frames: Frames,
+    pub copies: Copies,
     pub layers: Layers,
     pub budget: Budget,
     pub gate: Gate,
@@ -83,6 +85,7 @@ impl Core {
             memory: parts.memory,
             pool: LatePool::default(),
             frames: Frames::new()?,
+            copies: Copies::new()?,
             layers: Layers::default(),
             budget: Budget::new()?,
             gate: Gate::default(),
@@ -135,6 +138,12 @@ impl Core {
     /// Where a page's copy is, if its layer exists.
     pub fn place(&self, page: Page, layer: usize) -> Option<SegmentPage> {
         Some(SegmentPage { segment: self.layers.segment(layer)?, page: page.segment_page() })
+    }
+
+    /// Whether a copy of the page in a layer can be counted on: its blade is not known to be lost.
+    pub fn has_place(&self, page: Page, layer: usize) -> bool {
+        let segment = self.layers.segment(layer);
+        segment.is_some_and(|segment| self.pool.can_store(segment, page.superpage.id()))
     }
 
     /// Makes later touches of a lost page a SIGBUS, and says so once.

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_policy::{Choice, ChunkSweep, SweepPolicy, VictimKind};
+use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
@@ -72,6 +72,7 @@ pub struct Evictor {
     /// When deadlines were last looked at.
     expired: Instant,
     density: Density,
+    clean: CleanEstimator,
     pub(crate) in_place: InPlace,
     /// A chunk of local memory for copies of pages that a fork shares.
     pub(crate) copies: usize,
@@ -101,6 +102,7 @@ impl Evictor {
             full_until: None,
             expired: Instant::now(),
             density: Density::default(),
+            clean: CleanEstimator::default(),
             in_place: InPlace::default(),
             copies,
             gauges: Gauges::new(core),
@@ -295,7 +297,7 @@ impl Evictor {
         let mut claim = claim(superpage, chunk, choice.take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
         self.move_out(superpage, chunk, tray, &claim);
-        let moved = self.settle(superpage, chunk, tray, &claim);
+        let moved = self.settle(superpage, chunk, tray, layer, &claim);
         self.map.forget(chunk);
         drop(registry);
         if moved == 0 {
@@ -406,6 +408,7 @@ impl Evictor {
         superpage: &'static Superpage,
         chunk: usize,
         tray: u16,
+        layer: usize,
         claim: &Claim,
     ) -> u64 {
         let arrived = self.arrived(tray);
@@ -421,11 +424,12 @@ impl Evictor {
         for index in bits(claim.mask()) {
             let cell = &superpage.pages[chunk * CHUNK_PAGES + index];
             let before = claim.before[index];
-            if arrived & (1 << index) != 0 {
-                cell.store(PageState::UNTOUCHED.with_phase(Phase::Victim));
-            } else {
-                cell.store(before);
-            }
+            let state = match (arrived & (1 << index) != 0, before.has_copy()) {
+                (false, _) => before,
+                (true, true) => before.with_phase(Phase::Victim),
+                (true, false) => before.with_phase(Phase::Victim).with_layer(layer),
+            };
+            cell.store(state);
         }
         arrived
     }
@@ -447,7 +451,7 @@ impl Evictor {
     }
 
     fn write(&mut self, superpage: &'static Superpage, tray: u16, layer: usize) {
-        let writing = self.core.frames.begin_write(tray, layer);
+        let writing = self.core.frames.begin_write(tray);
         self.writes.clear();
         for index in bits(writing) {
             let slot = FrameSlot { tray, index: u8::try_from(index).unwrap_or(0) };
@@ -456,6 +460,10 @@ impl Evictor {
                 continue;
             };
             debug_assert!(std::ptr::eq(page.superpage, superpage));
+            if !self.must_write(page, slot, layer) {
+                self.core.frames.end_write(slot);
+                continue;
+            }
             let Some(at) = self.core.place(page, layer) else {
                 continue;
             };
@@ -479,6 +487,29 @@ impl Evictor {
             }
             self.writes = failed;
         }
+    }
+
+    /// Whether a victim, whose frame stays where it is meanwhile, has to be written: its copy, if there is one, is
+    /// given up then, before anything can be written to the copy's place.
+    fn must_write(&mut self, page: Page, slot: FrameSlot, layer: usize) -> bool {
+        let (core, state) = (self.core, page.cell().load());
+        if state.phase() != Phase::Victim || !state.has_copy() {
+            return true;
+        }
+        // SAFETY: the frame is there, and nobody writes to it, as long as it is marked as being written.
+        let bytes = unsafe { &*(core.frames.address(slot) as *const [u8; PAGE_BYTES]) };
+        let unchanged = core.copies.matches(page, bytes);
+        core.copies.set_wanted(self.clean.compared(unchanged));
+        if unchanged && core.has_place(page, state.layer()) {
+            core.count(Counter::CleanDrops, 1);
+            return false;
+        }
+        // Taken back or discarded meanwhile, it is no victim any more, and still has its copy.
+        let given_up = page.cell().change(state, state.with_layer(layer).with_phase(Phase::Victim));
+        if given_up {
+            page.superpage.give_up_copy(state);
+        }
+        given_up
     }
 
     fn collect(&mut self) {
@@ -597,6 +628,14 @@ impl Claim {
     /// The state a page had.
     pub(crate) fn before(&self, index: usize) -> PageState {
         self.before[index]
+    }
+
+    /// These pages give up their copies: something may be written to the copies' places.
+    pub(crate) fn give_up_copies(&mut self, superpage: &Superpage, pages: u64) {
+        for index in bits(pages) {
+            superpage.give_up_copy(self.before[index]);
+            self.before[index] = self.before[index].with_copy(false);
+        }
     }
 
     /// These pages are not the claim's any more; somebody else has set their states.

@@ -68,6 +68,7 @@ impl Evictor {
         if protected == 0 {
             return 0;
         }
+        claim.give_up_copies(superpage, protected);
         let stored = self.store(superpage, chunk, layer, protected);
         for (first, count) in runs(stored) {
             let _ =

@@ -87,7 +87,6 @@ struct Tray {
     busy: AtomicU64,
     superpage: AtomicPtr<Superpage>,
     chunk: AtomicU32,
-    layer: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -219,11 +218,10 @@ impl Frames {
         superpage.trays[chunk].store(tray, Release);
     }
 
-    /// Marks the victims of a tray as being written to `layer`, and returns their bits. A page that is
+    /// Marks the victims of a tray as being written, and returns their bits. A page that is
     /// taken back from now on is copied, not moved, so that the frame stays.
-    pub fn begin_write(&self, tray: u16, layer: usize) -> u64 {
+    pub fn begin_write(&self, tray: u16) -> u64 {
         let entry = &self.trays[usize::from(tray)];
-        entry.layer.store(u32::try_from(layer).unwrap_or(0), Relaxed);
         let wanted = entry.valid.load(SeqCst);
         entry.writing.fetch_or(wanted, SeqCst);
         let mut writing = 0;
@@ -438,8 +436,7 @@ impl Frames {
             return true;
         };
         let state = page.cell().load();
-        let layer = entry.layer.load(Relaxed) as usize;
-        let far = PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(layer);
+        let far = PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(state.layer());
         if state.phase() != Phase::Victim {
             // Taken back or discarded; whoever did it clears the valid bit.
             return false;
@@ -450,6 +447,7 @@ impl Frames {
             page.superpage.far_pages.fetch_sub(1, Relaxed);
             return false;
         }
+        page.superpage.give_up_copy(state);
         entry.valid.fetch_and(!(1 << index), SeqCst);
         true
     }
@@ -507,7 +505,6 @@ impl Tray {
             busy: AtomicU64::new(0),
             superpage: AtomicPtr::new(std::ptr::null_mut()),
             chunk: AtomicU32::new(0),
-            layer: AtomicU32::new(0),
         }
     }
 }
@@ -544,7 +541,7 @@ mod tests {
         frames.fill(tray, page.superpage, page.chunk(), mask);
         for index in bits(mask) {
             let cell = &page.superpage.pages[page.chunk() * CHUNK_PAGES + index];
-            cell.store(PageState::UNTOUCHED.with_phase(Phase::Victim));
+            cell.store(PageState::UNTOUCHED.with_phase(Phase::Victim).with_layer(5));
         }
         (page, tray)
     }
@@ -554,7 +551,7 @@ mod tests {
         let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1011_0111);
         assert!(frames.take(1).is_none(), "nothing is free before it is on the blade");
-        assert_eq!(frames.begin_write(tray, 5), 0b1011_0111);
+        assert_eq!(frames.begin_write(tray), 0b1011_0111);
         for index in 0..8 {
             frames.end_write(FrameSlot { tray, index });
         }
@@ -573,7 +570,7 @@ mod tests {
     fn a_page_that_is_taken_back_keeps_its_frame_from_others() {
         let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b11);
-        frames.begin_write(tray, 0);
+        frames.begin_write(tray);
         frames.end_write(FrameSlot { tray, index: 0 });
         frames.end_write(FrameSlot { tray, index: 1 });
         frames.push_clean(tray);
@@ -615,7 +612,7 @@ mod tests {
         };
         let hand_out = || {
             let (_, tray) = victims(&space, &frames, 0x1000_0000, u64::MAX);
-            frames.begin_write(tray, 0);
+            frames.begin_write(tray);
             (0..64).for_each(|index| frames.end_write(FrameSlot { tray, index }));
             frames.push_clean(tray);
             turn.fetch_add(1, SeqCst);
@@ -654,7 +651,7 @@ mod tests {
         let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1);
         page.cell().claim(Phase::Victim, Phase::Fetching).expect("claim");
-        assert_eq!(frames.begin_write(tray, 0), 0);
+        assert_eq!(frames.begin_write(tray), 0);
     }
 
     proptest! {

@@ -15,7 +15,8 @@
 
 mod activation;
 pub mod budget;
-pub mod core;
+pub mod copies;
+mod core;
 pub mod crew;
 mod density;
 pub mod evict;

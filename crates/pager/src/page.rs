@@ -32,13 +32,14 @@ pub enum Phase {
 }
 
 /// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that the page was
-/// far.
+/// far. Bit 7: the layer holds a copy of the page, though the page is here; it may be out of date ([`crate::copies`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageState(u8);
 
 const PHASE_BITS: u8 = 0b111;
 const LAYER_SHIFT: u8 = 3;
 const WAS_FAR: u8 = 1 << 6;
+const HAS_COPY: u8 = 1 << 7;
 
 impl PageState {
     pub const UNTOUCHED: PageState = PageState(0);
@@ -55,7 +56,8 @@ impl PageState {
         }
     }
 
-    /// The layer that holds the page's copy; means something in the phases `Far` and `Fetching`.
+    /// The layer that holds the page; means something in the phases `Far`, `Fetching` and `Victim`, and where there
+    /// is a copy.
     pub fn layer(self) -> usize {
         usize::from(self.0 >> LAYER_SHIFT) & (MAX_LAYERS - 1)
     }
@@ -72,6 +74,17 @@ impl PageState {
         self.0 & WAS_FAR != 0
     }
 
+    /// Whether the layer holds a copy of a page that is not far.
+    pub fn has_copy(self) -> bool {
+        self.0 & HAS_COPY != 0
+    }
+
+    #[must_use]
+    pub fn with_copy(self, has_copy: bool) -> PageState {
+        PageState((self.0 & !HAS_COPY) | if has_copy { HAS_COPY } else { 0 })
+    }
+
+    /// In another layer, without a copy.
     #[must_use]
     pub fn with_layer(self, layer: usize) -> PageState {
         let layer = u8::try_from(layer & (MAX_LAYERS - 1)).unwrap_or(0);
@@ -141,6 +154,20 @@ mod tests {
             assert!(!fetching.with_phase(phase).with_phase(Phase::Fetching).was_far());
         }
         assert!(!PageState::UNTOUCHED.with_phase(Phase::Fetching).was_far());
+    }
+
+    #[test]
+    fn a_copy_stays_known_until_it_is_given_up() {
+        let state = PageState::UNTOUCHED.with_layer(3).with_phase(Phase::Resident).with_copy(true);
+        let victim = state.with_phase(Phase::Evicting).with_phase(Phase::Victim);
+        assert!(victim.has_copy() && victim.layer() == 3);
+        assert_eq!(victim.with_phase(Phase::Resident), state);
+        let without = victim.with_copy(false);
+        assert_eq!(
+            (without.phase(), without.layer(), without.has_copy()),
+            (Phase::Victim, 3, false)
+        );
+        assert!(!victim.with_layer(4).has_copy());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Or
 
 use farpool_uffd::PAGE_BYTES;
 
-use crate::page::PageCell;
+use crate::page::{PageCell, PageState};
 use crate::sys;
 
 /// Bytes of a superpage, the blade's unit of allocation.
@@ -47,8 +47,10 @@ pub struct Superpage {
     pub hot: [AtomicU64; CHUNKS],
     /// For each chunk the tray of the victim buffer that holds pages of it.
     pub trays: [AtomicU16; CHUNKS],
-    /// Pages in phase Far, and those being fetched from there; at 0 the blade's memory can go back.
+    /// Pages in phase Far, and those being fetched from there.
     pub far_pages: AtomicU32,
+    /// Pages of which a layer holds a copy though they are here.
+    pub copies: AtomicU32,
     /// For each layer one bit: this superpage has memory there.
     pub allocated: AtomicU8,
     id: AtomicU32,
@@ -59,6 +61,18 @@ impl Superpage {
     /// Its number in every segment.
     pub fn id(&self) -> u32 {
         self.id.load(Ordering::Relaxed)
+    }
+
+    /// Whether no page needs the memory that this superpage has on a blade.
+    pub fn is_empty(&self) -> bool {
+        self.far_pages.load(Ordering::SeqCst) == 0 && self.copies.load(Ordering::SeqCst) == 0
+    }
+
+    /// A page whose state was `state` has given up its copy, if it had one.
+    pub fn give_up_copy(&self, state: PageState) {
+        if state.has_copy() {
+            self.copies.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Address of its first page in the program.
@@ -218,7 +232,7 @@ fn grow(spare: &mut Vec<&'static Superpage>) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{PageState, Phase};
+    use crate::page::Phase;
 
     #[test]
     fn addresses_and_ids_lead_to_the_same_page() {

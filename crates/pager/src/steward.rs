@@ -184,7 +184,13 @@ impl Steward {
             let state = page.cell().load();
             let forgotten = match state.phase() {
                 Phase::Untouched => true,
-                Phase::Resident | Phase::Lost => page.cell().change(state, PageState::UNTOUCHED),
+                Phase::Resident | Phase::Lost => {
+                    let changed = page.cell().change(state, PageState::UNTOUCHED);
+                    if changed {
+                        page.superpage.give_up_copy(state);
+                    }
+                    changed
+                }
                 Phase::Far => {
                     let changed = page.cell().change(state, PageState::UNTOUCHED);
                     if changed {
@@ -213,6 +219,7 @@ impl Steward {
             self.core.frames.invalidate(slot);
         }
         page.cell().store(PageState::UNTOUCHED);
+        page.superpage.give_up_copy(state);
         true
     }
 
@@ -225,7 +232,7 @@ impl Steward {
         // Frozen layers are immutable; they go as a whole.
         let is_there =
             current < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << current) != 0;
-        if !is_there || superpage.far_pages.load(SeqCst) != 0 {
+        if !is_there || !superpage.is_empty() {
             return;
         }
         let Some(segment) = self.core.layers.segment(current) else {
@@ -421,10 +428,25 @@ impl Steward {
         for id in 0..self.core.space.count() {
             if let Some(superpage) = self.core.space.by_id(id) {
                 superpage.allocated.fetch_and(!(1 << layer), SeqCst);
+                give_up_copies(superpage, layer);
             }
         }
         self.core.layers.set(layer, None);
         let _ = self.core.pool.detach(segment);
+    }
+}
+
+/// The layer goes: no page may count on its copy there. Nothing is on its way.
+fn give_up_copies(superpage: &Superpage, layer: usize) {
+    if superpage.copies.load(SeqCst) == 0 {
+        return;
+    }
+    for cell in &superpage.pages {
+        let state = cell.load();
+        if state.has_copy() && state.layer() == layer && cell.change(state, state.with_copy(false))
+        {
+            superpage.give_up_copy(state);
+        }
     }
 }
 

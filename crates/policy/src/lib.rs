@@ -9,16 +9,19 @@
 //! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
+//! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
 //!
 //! Policies are chosen by name; a name that is not known is answered with the list of names.
 
 mod bits;
+pub mod clean;
 mod list;
 pub mod prefetch;
 mod rng;
 pub mod sweep;
 pub mod victim;
 
+pub use clean::{CleanEstimator, SAMPLED_FETCHES};
 pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
 pub use rng::Rng;
 pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};

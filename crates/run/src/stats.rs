@@ -50,7 +50,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 16] = [
+const COUNTERS: [(Counter, &str); 17] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::VictimHits, "victim_hits"),
@@ -58,6 +58,7 @@ const COUNTERS: [(Counter, &str); 16] = [
     (Counter::Prefetches, "prefetches"),
     (Counter::Evictions, "evictions"),
     (Counter::PagesWritten, "pages_written"),
+    (Counter::CleanDrops, "clean_drops"),
     (Counter::Refused, "refused"),
     (Counter::Lost, "lost"),
     (Counter::Overruns, "overruns"),

@@ -1,12 +1,14 @@
 //! What blades have answered: pages are put into the program, or are lost.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use farpool_pool::PageError;
 use farpool_uffd::{Outcome, PAGE_BYTES};
 
 use super::{FaultThread, Flight, Frame};
 use crate::core::until_settled;
 use crate::frames::{FrameRun, FrameSlot};
-use crate::page::Phase;
+use crate::page::{PageState, Phase};
 use crate::space::Page;
 use crate::sys;
 
@@ -59,6 +61,13 @@ impl FaultThread {
             count += 1;
         }
         self.record_arrivals(&flights[..count]);
+        // In the program they can change at once.
+        let remembered = self.core.copies.wants();
+        if remembered {
+            for flight in &flights[..count] {
+                self.remember(flight.page, self.source(flight.frame));
+            }
+        }
         let outcome = self.move_in(first.page, slot, count);
         let moved = outcome.done_bytes / PAGE_BYTES;
         for (offset, flight) in flights[..count].iter().enumerate() {
@@ -67,7 +76,7 @@ impl FaultThread {
             };
             if offset < moved {
                 self.core.frames.moved_away(slot);
-                self.arrive(*flight);
+                self.arrive(flight.page, remembered);
             } else {
                 self.place_copy(*flight);
             }
@@ -80,14 +89,16 @@ impl FaultThread {
 
     /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
     fn place_copy(&mut self, flight: Flight) {
-        let source = match flight.frame {
-            Frame::Slot(slot) => self.core.frames.address(slot),
-            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
-        };
+        let source = self.source(flight.frame);
         let address = flight.page.address();
         // While a thread forks the state must be set before it is woken.
         let wakes = !self.core.gate.is_shut();
         let outcome = until_settled(|_| self.core.uffd.copy(address, source, PAGE_BYTES, wakes));
+        // What was there already is not what was fetched.
+        let remembered = outcome.errno.is_none() && self.core.copies.wants();
+        if remembered {
+            self.remember(flight.page, source);
+        }
         match flight.frame {
             Frame::Slot(slot) => {
                 self.core.budget.overdraw(1);
@@ -96,7 +107,7 @@ impl FaultThread {
             Frame::Stage(index) => self.free_stage.push(index),
         }
         if matches!(outcome.errno, None | Some(libc::EEXIST)) {
-            self.arrive(flight);
+            self.arrive(flight.page, remembered);
         } else {
             // The mapping is gone; whoever unmaps it clears the state.
             self.unfetch(flight.page);
@@ -106,16 +117,36 @@ impl FaultThread {
         }
     }
 
-    fn arrive(&mut self, flight: Flight) {
-        self.leave_blade(flight.page, Phase::Resident);
+    /// Where the bytes of a fetched page are.
+    fn source(&self, frame: Frame) -> usize {
+        match frame {
+            Frame::Slot(slot) => self.core.frames.address(slot),
+            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
+        }
+    }
+
+    /// Remembers a fetched page by the bytes at `source`, which are still this thread's.
+    fn remember(&self, page: Page, source: usize) {
+        // SAFETY: a frame or stage page that a flight of this thread holds; nobody else writes to it.
+        self.core.copies.remember(page, unsafe { &*(source as *const [u8; PAGE_BYTES]) });
+    }
+
+    /// The page is in the program; `remembered`: its layer's copy is known.
+    fn arrive(&self, page: Page, remembered: bool) {
+        if remembered {
+            page.superpage.copies.fetch_add(1, SeqCst);
+        }
+        self.leave_blade(
+            page,
+            page.cell().load().with_phase(Phase::Resident).with_copy(remembered),
+        );
     }
 
     /// A page that was being fetched is no longer far. Counted only now: as long as the count is not 0, the
     /// blade's memory stays.
-    fn leave_blade(&self, page: Page, phase: Phase) {
-        let cell = page.cell();
-        cell.store(cell.load().with_phase(phase));
-        page.superpage.far_pages.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+    fn leave_blade(&self, page: Page, state: PageState) {
+        page.cell().store(state);
+        page.superpage.far_pages.fetch_sub(1, SeqCst);
     }
 
     /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at
@@ -141,7 +172,7 @@ impl FaultThread {
             self.unfetch(flight.page);
             return self.wake(flight.page);
         }
-        self.leave_blade(flight.page, Phase::Lost);
+        self.leave_blade(flight.page, PageState::UNTOUCHED.with_phase(Phase::Lost));
         self.core.poison(flight.page, &error);
     }
 

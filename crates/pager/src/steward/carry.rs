@@ -56,6 +56,7 @@ impl Steward {
                 self.lose(held.target);
             }
             held.page.cell().store(PageState::UNTOUCHED);
+            held.page.superpage.give_up_copy(held.state);
             let _ = self.core.uffd.wake(held.target.address(), PAGE_BYTES);
         }
         self.forget(carry.start, carry.end);
@@ -102,8 +103,11 @@ impl Steward {
             self.drop_stray(page);
             if state.phase() != Phase::Victim {
                 page.cell().store(state);
-            } else if self.carry_victim(page, page).is_err() {
-                self.lose(page);
+            } else {
+                if self.carry_victim(page, page).is_err() {
+                    self.lose(page);
+                }
+                page.superpage.give_up_copy(state);
             }
             let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
         }

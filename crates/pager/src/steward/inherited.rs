@@ -64,10 +64,10 @@ fn drop_page(page: Page) {
 
 /// Ends the phase Fetching, whose owners are not in this process: a page that had not arrived is far again if
 /// it came from there; any other is the program's (a missing one of those reads as zeros, as before). Counts
-/// far pages anew.
+/// far pages and copies anew.
 fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
     for superpage in (0..space.count()).filter_map(|id| space.by_id(id)) {
-        let mut far_pages = 0;
+        let (mut far_pages, mut copies) = (0, 0);
         for index in 0..superpage.pages.len() {
             let page = Page { superpage, index };
             let mut state = page.cell().load();
@@ -77,9 +77,13 @@ fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
                 page.cell().store(state);
             }
             far_pages += u32::from(state.phase() == Phase::Far);
+            copies += u32::from(state.has_copy());
         }
-        if superpage.far_pages.load(SeqCst) != far_pages {
-            superpage.far_pages.store(far_pages, SeqCst);
+        // Only what differs is written: the memory is shared with the parent.
+        for (counter, counted) in [(&superpage.far_pages, far_pages), (&superpage.copies, copies)] {
+            if counter.load(SeqCst) != counted {
+                counter.store(counted, SeqCst);
+            }
         }
     }
 }
@@ -103,6 +107,7 @@ mod tests {
             PageState::UNTOUCHED.with_phase(Phase::Fetching),
             resident.with_phase(Phase::Fetching),
             PageState::UNTOUCHED,
+            resident.with_copy(true),
         ];
         for (number, state) in before.into_iter().enumerate() {
             page(number).cell().store(state);
@@ -112,7 +117,9 @@ mod tests {
         settle(&space, |page| page.address() == arrived);
         let zeros = PageState::UNTOUCHED.with_phase(Phase::Resident);
         let after: Vec<PageState> = (0..before.len()).map(|n| page(n).cell().load()).collect();
-        assert_eq!(after, [far, far, resident, zeros, resident, PageState::UNTOUCHED]);
-        assert_eq!(page(0).superpage.far_pages.load(SeqCst), 2);
+        let untouched = PageState::UNTOUCHED;
+        assert_eq!(after, [far, far, resident, zeros, resident, untouched, before[6]]);
+        let superpage = page(0).superpage;
+        assert_eq!((superpage.far_pages.load(SeqCst), superpage.copies.load(SeqCst)), (2, 1));
     }
 }
