@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::error::{During, Error};
 
@@ -83,7 +83,7 @@ impl Writer {
         self.out.write_all(key)?;
         self.out.write_all(value)?;
         self.records.values_bytes += u64::from(value_bytes);
-        let value_hash = xxh3_64(value);
+        let value_hash = XxHash3_64::oneshot(value);
         self.records.known.push(Known { key: key.to_vec(), value_bytes, value_hash });
         Ok(())
     }
@@ -220,7 +220,7 @@ mod tests {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         for known in &records.known {
             assert!(reader.next(&mut key, &mut value).expect("it reads"));
-            assert_eq!((&key, xxh3_64(&value)), (&known.key, known.value_hash));
+            assert_eq!((&key, XxHash3_64::oneshot(&value)), (&known.key, known.value_hash));
         }
         assert!(!reader.next(&mut key, &mut value).expect("it ends"));
     }

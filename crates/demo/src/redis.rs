@@ -4,6 +4,7 @@
 //! request in flight each. Every connection has records of its own, so the end state and every
 //! answer are the same in all rows, however the connections interleave.
 
+use std::hash::Hasher;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use farpool_bench::stage::check_interrupted;
 use farpool_bench::{RedisClient, Zipf};
 use farpool_policy::Rng;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::XxHash3_64;
 
 use crate::error::{During, Error};
 use crate::latency::Latencies;
@@ -141,13 +142,13 @@ pub fn mix(
     })?;
     let took = started.elapsed();
     let mut gets = Latencies::default();
-    let mut digest = Xxh3::new();
+    let mut digest = XxHash3_64::new();
     for lane in lanes {
         lane.slots.iter().for_each(|slot| beliefs.0[slot.record] = slot.belief);
         gets.merge(lane.gets);
-        digest.update(&lane.digest.digest().to_le_bytes());
+        digest.write(&lane.digest.finish().to_le_bytes());
     }
-    Ok(Mixed { requests: share * CONNECTIONS as u64, took, gets, digest: digest.digest() })
+    Ok(Mixed { requests: share * CONNECTIONS as u64, took, gets, digest: digest.finish() })
 }
 
 #[derive(Debug)]
@@ -161,7 +162,7 @@ struct Lane {
     slots: Vec<Slot>,
     rng: Rng,
     gets: Latencies,
-    digest: Xxh3,
+    digest: XxHash3_64,
 }
 
 impl Lane {
@@ -174,7 +175,7 @@ impl Lane {
             let bound = u32::try_from(at + 1).unwrap_or(u32::MAX);
             slots.swap(at, rng.below(bound) as usize);
         }
-        Lane { slots, rng, gets: Latencies::default(), digest: Xxh3::new() }
+        Lane { slots, rng, gets: Latencies::default(), digest: XxHash3_64::new() }
     }
 
     fn drive(
@@ -216,7 +217,7 @@ impl Lane {
         let answered = client.call(&[b"GET", key], value);
         self.gets.record(started.elapsed());
         let hash = check(key, answered, value, self.slots[slot].belief)?;
-        self.digest.update(&hash.to_le_bytes());
+        self.digest.write(&hash.to_le_bytes());
         Ok(())
     }
 
@@ -229,7 +230,7 @@ impl Lane {
     ) -> Result<(), Error> {
         let belief = &mut self.slots[slot].belief;
         successor(belief, value);
-        belief.hash = xxh3_64(value);
+        belief.hash = XxHash3_64::oneshot(value);
         client.queue(&[b"SET", key, value]);
         client.send().and_then(|()| client.answer(value)).during("a SET")
     }
@@ -255,7 +256,7 @@ fn check(key: &[u8], answered: io::Result<()>, value: &[u8], belief: Belief) -> 
         }
         other => other.during("a GET")?,
     }
-    let hash = xxh3_64(value);
+    let hash = XxHash3_64::oneshot(value);
     if hash != belief.hash {
         let bytes = value.len();
         return Err(Error::WrongData(format!("{key} has {bytes} bytes that were never written")));
@@ -272,7 +273,7 @@ pub fn scan(
 ) -> Result<(Duration, u64), Error> {
     let started = Instant::now();
     let mut client = connect(socket)?;
-    let (mut value, mut digest) = (Vec::new(), Xxh3::new());
+    let (mut value, mut digest) = (Vec::new(), XxHash3_64::new());
     let pairs: Vec<_> = records.known.iter().zip(&beliefs.0).collect();
     for batch in pairs.chunks(BATCH) {
         until.check()?;
@@ -280,8 +281,8 @@ pub fn scan(
         client.send().during("the scan")?;
         for (known, belief) in batch {
             let answered = client.answer(&mut value);
-            digest.update(&check(&known.key, answered, &value, **belief)?.to_le_bytes());
+            digest.write(&check(&known.key, answered, &value, **belief)?.to_le_bytes());
         }
     }
-    Ok((started.elapsed(), digest.digest()))
+    Ok((started.elapsed(), digest.finish()))
 }

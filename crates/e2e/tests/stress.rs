@@ -103,6 +103,20 @@ fn shared_pages_that_nobody_may_read() {
     require_case(Run::far("24MiB").blade(&blade.address(Transport::Unix)), "fork-no-access");
 }
 
+/// Pages that leave as they came are not written again, and those that do not are.
+#[test]
+fn unchanged_pages_are_not_written() {
+    let _turn = turn();
+    let blade = Blade::start("1GiB");
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let run = Run::far("16MiB").blade(&blade.address(transport));
+        let outcome = run.own_program("farpool-cases").args(["unchanged-pages"]).finish();
+        outcome.require_success();
+        let (written, not) = (outcome.counter("pages_written"), outcome.counter("clean_drops"));
+        assert!(written > 0 && not > written / 4, "{transport:?}: {written} written, {not} not");
+    }
+}
+
 macro_rules! cases {
     ($($test:ident $name:literal $limit:literal)*) => {$(
         #[test]

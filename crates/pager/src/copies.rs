@@ -19,8 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use farpool_policy::SAMPLED_FETCHES;
 use farpool_uffd::PAGE_BYTES;
-use xxhash_rust::xxh3::xxh3_128_with_secret;
+use twox_hash::XxHash3_128;
 
+use crate::serve::fail_closed;
 use crate::space::Page;
 use crate::sys;
 
@@ -43,13 +44,17 @@ struct Digest([AtomicU64; 2]);
 pub struct Copies {
     digests: &'static [Digest],
     secret: [u8; SECRET_BYTES],
+    /// Pages that arrive in runs are remembered too.
+    runs: bool,
     /// All fetched pages are remembered; else one in [`SAMPLED_FETCHES`].
     all: AtomicBool,
     fetched: AtomicU32,
 }
 
 impl Copies {
-    pub fn new() -> Result<Copies, std::io::Error> {
+    /// `runs`: whether pages that arrive in runs are worth remembering. Over `shm` they are not: written in a row, a
+    /// page costs hardly more than a digest, and the fault thread is what a scan waits for.
+    pub fn new(runs: bool) -> Result<Copies, std::io::Error> {
         let base = sys::map_local(DIGESTS * size_of::<Digest>())?;
         // Huge pages would take the whole table at once.
         sys::advise(base, DIGESTS * size_of::<Digest>(), libc::MADV_NOHUGEPAGE).ok();
@@ -58,6 +63,7 @@ impl Copies {
         Ok(Copies {
             digests,
             secret: secret()?,
+            runs,
             all: AtomicBool::new(true),
             fetched: AtomicU32::new(0),
         })
@@ -65,7 +71,12 @@ impl Copies {
 
     /// Whether the next fetched page is worth remembering.
     pub fn wants(&self) -> bool {
-        self.all.load(Relaxed) || self.fetched.fetch_add(1, Relaxed) % SAMPLED_FETCHES == 0
+        self.all.load(Relaxed) || self.fetched.fetch_add(1, Relaxed).is_multiple_of(SAMPLED_FETCHES)
+    }
+
+    /// As [`Copies::wants`], for a run of pages.
+    pub fn wants_run(&self) -> bool {
+        self.runs && self.wants()
     }
 
     /// Whether all fetched pages are worth it from now on.
@@ -91,7 +102,10 @@ impl Copies {
 
     fn digest(&self, page: Page, bytes: &[u8; PAGE_BYTES]) -> [u64; 2] {
         let number = (u128::from(page.segment_page()) + 1).wrapping_mul(SPREAD);
-        let digest = xxh3_128_with_secret(bytes, &self.secret) ^ number;
+        let digest = XxHash3_128::oneshot_with_secret(&self.secret, bytes);
+        // Any value made up here could match another page's.
+        let digest = digest.unwrap_or_else(|_| fail_closed("the secret for digests is too short"));
+        let digest = digest ^ number;
         #[allow(clippy::cast_possible_truncation)] // The two halves.
         [digest as u64, (digest >> 64) as u64]
     }
@@ -111,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_page_matches_what_it_was_remembered_by_and_nothing_else() {
-        let (space, copies) = (Space::new().expect("space"), Copies::new().expect("copies"));
+        let (space, copies) = (Space::new().expect("space"), Copies::new(true).expect("copies"));
         let page = space.page_or_new(SUPERPAGE_BYTES).expect("page");
         let neighbour = Page { index: 1, ..page };
         let mut bytes = [7; PAGE_BYTES];
@@ -125,7 +139,7 @@ mod tests {
             bytes[at] ^= 0x40;
         }
         assert!(copies.matches(page, &bytes));
-        let other = Copies::new().expect("copies");
+        let other = Copies::new(true).expect("copies");
         other.remember(page, &[0; PAGE_BYTES]);
         assert_ne!(other.secret, copies.secret);
         assert!(!other.matches(page, &bytes));
@@ -134,7 +148,7 @@ mod tests {
     /// Pages that share an entry, with the same bytes: what one was remembered by says nothing of the other.
     #[test]
     fn an_overwritten_digest_matches_nothing() {
-        let (space, copies) = (Space::new().expect("space"), Copies::new().expect("copies"));
+        let (space, copies) = (Space::new().expect("space"), Copies::new(true).expect("copies"));
         let superpages = DIGESTS * PAGE_BYTES / SUPERPAGE_BYTES + 1;
         let pages: Vec<Page> = (1..=superpages)
             .map(|number| space.page_or_new(number * SUPERPAGE_BYTES).expect("page"))

@@ -85,7 +85,9 @@ impl Core {
             memory: parts.memory,
             pool: LatePool::default(),
             frames: Frames::new()?,
-            copies: Copies::new()?,
+            copies: Copies::new(
+                !parts.settings.blades.iter().all(|blade| blade.starts_with("shm://")),
+            )?,
             layers: Layers::default(),
             budget: Budget::new()?,
             gate: Gate::default(),

@@ -62,7 +62,7 @@ impl FaultThread {
         }
         self.record_arrivals(&flights[..count]);
         // In the program they can change at once.
-        let remembered = self.core.copies.wants();
+        let remembered = self.core.copies.wants_run();
         if remembered {
             for flight in &flights[..count] {
                 self.remember(flight.page, self.source(flight.frame));

@@ -3,6 +3,7 @@
 use crate::forks::{fork_no_access, fork_signals, fork_stdio, fork_thread_data};
 use crate::memory::*;
 use crate::programs;
+use crate::unchanged::unchanged_pages;
 
 /// Every case by its name.
 pub const ALL: &[(&str, fn())] = &[
@@ -22,6 +23,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("fork-stdio", fork_stdio),
     ("fork-thread-data", fork_thread_data),
     ("vmsplice", vmsplice),
+    ("unchanged-pages", unchanged_pages),
     ("fill-until-refused", fill_until_refused),
     ("environments", programs::environments),
     (programs::IS_HELD, programs::is_held),

@@ -8,7 +8,7 @@ use crate::memory::*;
 const MIB: usize = 1 << 20;
 
 /// Forks; the child does `work` and ends, the parent waits for it.
-fn fork_once(work: impl FnOnce()) {
+pub fn fork_once(work: impl FnOnce()) {
     // SAFETY: the child calls nothing that another thread could have left locked, and ends with _exit.
     match unsafe { libc::fork() } {
         -1 => different("fork"),

@@ -8,6 +8,7 @@ mod cases;
 mod forks;
 mod memory;
 mod programs;
+mod unchanged;
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();

@@ -27,6 +27,12 @@ pub fn different(what: &str) -> ! {
     std::process::exit(DIFFERENT)
 }
 
+/// Ends the program: it read what it did not write.
+pub fn wrong_data(what: &str) -> ! {
+    eprintln!("WRONG DATA: {what}");
+    std::process::exit(WRONG_DATA)
+}
+
 /// Ends the program unless `condition` holds.
 pub fn require(condition: bool, what: &str) {
     if !condition {
