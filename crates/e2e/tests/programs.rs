@@ -144,6 +144,63 @@ int main(void) {
     compare(32, &program.to_string_lossy(), &[], directory.path());
 }
 
+/// Each starts this very program with more arguments than registers hold, and with our variables taken out.
+#[test]
+fn a_c_program_calls_execl_execlp_and_execle() {
+    if !have("gcc") {
+        return;
+    }
+    let directory = scratch();
+    let source = r#"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define TEN(t) t "0", t "1", t "2", t "3", t "4", t "5", t "6", t "7", t "8", t "9"
+#define ALL TEN("0"), TEN("1"), TEN("2"), TEN("3"), TEN("4"), TEN("5"), TEN("6"), TEN("7"), TEN("8"), TEN("9")
+static int started(const char *how, int count, char **words) {
+    const char *preload = getenv("LD_PRELOAD"), *own = getenv("A");
+    char expected[8];
+    if (!preload || !strstr(preload, "farpool") || !getenv("FARPOOL_BOARD")) return 11;
+    if (!strcmp(how, "execle") != (own && !strcmp(own, "b"))) return 12;
+    if (!strcmp(how, "short") ? count != 2 : count != 102) return 13;
+    for (int i = 2; i < count; i++) {
+        sprintf(expected, "%02d", i - 2);
+        if (strcmp(words[i], expected)) return 14;
+    }
+    return 0;
+}
+int main(int count, char **words) {
+    if (count > 1) return started(words[1], count, words);
+    char *path = words[0], *environment[] = { "A=b", 0 };
+    const char *names[] = { "execl", "execlp", "execle", "short", "unlike" };
+    for (int i = 0; i < 5; i++) {
+        int status = 0;
+        fflush(stdout);
+        if (!fork()) {
+            clearenv();
+            if (i == 0) execl(path, path, "execl", ALL, (char *)0);
+            if (i == 1) execlp(path, path, "execlp", ALL, (char *)0);
+            if (i == 2) execle(path, path, "execle", ALL, (char *)0, environment);
+            if (i == 3) execl(path, path, "short", (char *)0);
+            if (i == 4) _exit(execl("/none", "none", ALL, (char *)0) == -1 && errno == ENOENT ? 0 : 15);
+            _exit(16);
+        }
+        wait(&status);
+        printf("%s %x\n", names[i], status);
+    }
+    return 0;
+}"#;
+    std::fs::write(directory.path().join("e.c"), source).expect("source");
+    compile("gcc", &["-O2", "e.c", "-o", "e"], directory.path());
+    let _turn = turn();
+    let outcome = Run::far("64MiB").program(directory.path().join("e")).finish();
+    let expected = "execl 0\nexeclp 0\nexecle 0\nshort 0\nunlike 0\n";
+    assert_eq!(outcome.require_success().stdout, expected, "{}", outcome.stderr);
+}
+
 #[test]
 fn gcc_compiles_something_large() {
     if !have("gcc") {

@@ -4,8 +4,7 @@
 //! These functions may run in a child of vfork, which shares memory with its parent and must not
 //! allocate from the heap; the few bytes they need come straight from the kernel.
 //!
-//! `execl`, `execlp` and `execle` are not here: stable Rust defines no variadic functions, and what a C
-//! object would define is not exported from a cdylib. docs/operations.md names that limit.
+//! `execl`, `execlp` and `execle` are in [`crate::variadic`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -59,9 +58,10 @@ impl Drop for Completed {
 /// `environment` is null or a null-terminated array of C strings.
 unsafe fn complete(environment: Environment) -> Completed {
     let unchanged = Completed { environment, mapped: None };
-    let (Some(kept), false) = (KEPT.get(), environment.is_null()) else {
-        return unchanged;
-    };
+    let Some(kept) = KEPT.get() else { return unchanged };
+    // The kernel takes null for an empty environment, and clearenv(3) leaves null.
+    let none = [std::ptr::null()];
+    let environment = if environment.is_null() { none.as_ptr() } else { environment };
     // SAFETY: as the caller says.
     let entries = unsafe { entries(environment) };
     let board_name = &kept.board[..=BOARD_VARIABLE.len()];

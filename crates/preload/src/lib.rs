@@ -5,8 +5,8 @@
 //! program maps, and its allocator by mimalloc, whose memory comes from those same functions: glibc's
 //! malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`pipes`] calls that lend pages, [`exec`] the environment of
-//! new programs, [`local`] the allocator of our own code, whose memory is never far.
+//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`pipes`] calls that lend pages, [`exec`] and
+//! [`variadic`] the environment of new programs, [`local`] the allocator of our own code, whose memory is never far.
 //!
 //! Invariants:
 //! * nothing here runs differently for a process without a board in its environment;
@@ -20,6 +20,8 @@ mod local;
 mod memory;
 mod pipes;
 mod process;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod variadic;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
