@@ -453,6 +453,39 @@ fn user_ids(name: &str) -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
+/// The first program of the run changes its user and starts another one.
+#[test]
+fn setpriv_and_runuser() {
+    if !have("setpriv") || !have("runuser") || !have("python3") {
+        return;
+    }
+    let _turn = turn();
+    let Some(_device) = OpenDevice::make() else {
+        return skip("/dev/userfaultfd cannot be opened to another user (needs root)");
+    };
+    let library = farpool_e2e::binaries::program("libfarpool_preload.so");
+    let mut reads = Command::new("setpriv");
+    reads.args(["--reuid", "nobody", "--clear-groups", "head", "-c1"]).arg(library);
+    if !reads.output().is_ok_and(|output| output.status.success()) {
+        return skip("the preload library is in a directory that other users may not read");
+    }
+    let job = "import os; b = [bytes([i % 251]) * 4000 for i in range(20000)]; \
+               print(os.getuid() == 0, sum(x[9] for x in b))";
+    let changers: [&[&str]; 3] = [
+        &["setpriv", "--clear-groups"],
+        &["setpriv", "--reuid", "nobody", "--clear-groups"],
+        &["runuser", "-u", "nobody", "--"],
+    ];
+    for changer in changers {
+        let arguments = [&changer[1..], &["/usr/bin/env", "python3", "-c", job]].concat();
+        let expected = Run::local(changer[0]).args(&arguments).directory(Path::new("/")).finish();
+        let outcome = Run::far("24MiB").program(changer[0]).args(&arguments);
+        let outcome = outcome.directory(Path::new("/")).patience(PATIENCE).finish();
+        outcome.require_success().require_far();
+        assert_eq!(outcome.stdout, expected.stdout, "{changer:?}: {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn postgres_with_twenty_connections() {
     let Some(tools) = postgres_tools() else {
@@ -461,10 +494,10 @@ fn postgres_with_twenty_connections() {
     let Some((user, group)) = user_ids("postgres") else {
         return skip("there is no user postgres");
     };
+    let _turn = turn();
     let Some(_device) = OpenDevice::make() else {
         return skip("/dev/userfaultfd cannot be opened to the user postgres (needs root)");
     };
-    let _turn = turn();
     let directory = scratch();
     if std::os::unix::fs::chown(directory.path(), Some(user), Some(group)).is_err() {
         return skip("only root can run PostgreSQL as its own user");

@@ -1,5 +1,6 @@
 //! `farpool-stress` and the small cases in real processes: every transport, little and much local memory.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
@@ -115,6 +116,25 @@ fn unchanged_pages_are_not_written() {
         let (written, not) = (outcome.counter("pages_written"), outcome.counter("clean_drops"));
         assert!(written > 0 && not > written / 4, "{transport:?}: {written} written, {not} not");
     }
+}
+
+fn case_of_root(name: &str, limit: &str) {
+    let user = std::fs::metadata("/proc/self").expect("/proc").uid();
+    if user != 0 {
+        return farpool_e2e::skip("only root has rights to give up");
+    }
+    case(name, limit);
+}
+
+#[test]
+fn the_pagers_threads_keep_the_rights_that_the_program_keeps() {
+    case_of_root("rights-kept", "24MiB");
+}
+
+/// Up to 96 MiB at this limit a process has no thread of the pager's.
+#[test]
+fn rights_given_up_before_there_is_a_pager() {
+    case_of_root("rights-early", "400MiB");
 }
 
 macro_rules! cases {

@@ -146,6 +146,7 @@ impl Pager {
     pub fn after_fork_in_child(&'static self, mut fork: Fork) {
         (fork.registry, fork.doors) = (None, None);
         self.requests.reset();
+        self.rights.reset();
         self.core.store(std::ptr::null_mut(), SeqCst);
         match claim_slot(self.board) {
             Ok(slot) => self.slot.store(std::ptr::from_ref(slot).cast_mut(), SeqCst),

@@ -29,6 +29,7 @@ pub mod page;
 pub mod registry;
 pub mod requests;
 mod resident_map;
+pub mod rights;
 pub mod serve;
 pub mod space;
 pub mod steward;
@@ -52,6 +53,7 @@ use crate::core::{Core, Parts};
 use crate::fork::Inheritance;
 use crate::registry::Registry;
 use crate::requests::{Answer, Kind, Request, Requests};
+use crate::rights::Rights;
 use crate::space::Space;
 use crate::steward::Steward;
 
@@ -72,10 +74,24 @@ pub enum StartError {
     Pool(#[from] PoolError),
     #[error("{0}")]
     Address(String),
+    #[error(
+        "/proc/self/{file} cannot be opened ({error}): the process has changed its user, or has forbidden looking \
+         into it (PR_SET_DUMPABLE), and forked after that; run farpool as the user that the process changes to"
+    )]
+    Hidden { file: &'static str, error: std::io::Error },
     #[error("the kernel refused local memory or a thread to the pager: {0}")]
     Kernel(#[from] std::io::Error),
     #[error("more processes than a run can have ({} at a time)", farpool_board::MAX_SLOTS)]
     TooManyProcesses,
+}
+
+impl StartError {
+    fn of_process(file: &'static str, error: std::io::Error) -> StartError {
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => StartError::Hidden { file, error },
+            _ => StartError::Kernel(error),
+        }
+    }
 }
 
 /// The pager of one process.
@@ -92,6 +108,7 @@ pub struct Pager {
     registry: Mutex<Registry>,
     requests: Requests,
     inheritance: Inheritance,
+    rights: Rights,
     active: AtomicBool,
     steward_started: AtomicBool,
     /// 1 once a forked child's pager serves faults.
@@ -117,6 +134,7 @@ impl Pager {
             registry: Mutex::default(),
             requests: Requests::new(),
             inheritance: Inheritance::default(),
+            rights: Rights::default(),
             active: AtomicBool::new(false),
             steward_started: AtomicBool::new(false),
             ready: AtomicU32::new(0),
@@ -301,15 +319,20 @@ impl Pager {
         sys::leave_descriptor_table()?;
         let statm = budget::open_statm()?;
         // Opened at once: the program may drop the rights for it later.
-        let wanted =
-            features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
-        let (uffd, pagemap) = (Uffd::open(wanted, true)?, Pagemap::open()?);
-        let memory = sys::open_memory()?;
+        let files = match Files::open() {
+            Err(StartError::Hidden { .. }) if !inherits => None,
+            files => Some(files?),
+        };
+        self.rights.set_opened();
         sys::be_prompt(true);
         if !inherits {
             self.watch_while_small(&statm);
         }
-        let core = self.make_core(uffd, pagemap, memory)?;
+        let files = match files {
+            Some(files) => files,
+            None => self.open_at_last(&statm)?,
+        };
+        let core = self.make_core(files)?;
         activation::start_threads(core)?;
         if inherits {
             core.pool.set(connect(&core.settings, self.slot())?);
@@ -329,12 +352,15 @@ impl Pager {
         Steward::new(self, core)?.serve()
     }
 
-    fn make_core(
-        &'static self,
-        uffd: Uffd,
-        pagemap: Pagemap,
-        memory: OwnedFd,
-    ) -> Result<&'static Core, StartError> {
+    /// A process whose files in /proc are root's may still become another program before it needs them: as most
+    /// of those do that changed their user and forked.
+    fn open_at_last(&self, statm: &OwnedFd) -> Result<Files, StartError> {
+        self.watch_until_near(statm);
+        Files::open()
+    }
+
+    fn make_core(&'static self, files: Files) -> Result<&'static Core, StartError> {
+        let Files { uffd, pagemap, memory } = files;
         let parts = Parts {
             uffd,
             pagemap,
@@ -350,6 +376,26 @@ impl Pager {
         core.uffd.register(start, bytes, register_mode::MISSING)?;
         self.core.store(std::ptr::from_ref(core).cast_mut(), SeqCst);
         Ok(core)
+    }
+}
+
+/// What only a process with rights can open.
+struct Files {
+    uffd: Uffd,
+    pagemap: Pagemap,
+    memory: OwnedFd,
+}
+
+impl Files {
+    fn open() -> Result<Files, StartError> {
+        let wanted =
+            features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
+        let of_process = |file| move |error| StartError::of_process(file, error);
+        Ok(Files {
+            uffd: Uffd::open(wanted, true)?,
+            pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
+            memory: sys::open_memory().map_err(of_process("mem"))?,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The pager's own memory, futexes and threads: everything that must not go through the program's
 //! interposed functions.
 //!
-//! `unsafe` of this crate lives here, in [`crate::space`] and in [`crate::frames`].
+//! `unsafe` of this crate lives here, in [`crate::space`], in [`crate::frames`] and in [`crate::rights`].
 
 use std::cell::Cell;
 use std::io::Error;
@@ -454,7 +454,7 @@ pub fn say(message: &str) {
 }
 
 /// Writes to the very file or socket that the program has open, so that what it writes next comes behind
-/// the message and not over it. False if it is something else (a write to a pipe or a terminal could wait,
+/// the message and not over it. False if it is something else (a write to a terminal or a named pipe could wait,
 /// and O_NONBLOCK would be set for the program too) or cannot be had: the program closed it, its main
 /// thread has ended, pidfd_getfd(2) is forbidden. A process may always look into itself: neither Yama nor
 /// a program that is not dumpable forbids it.
@@ -476,8 +476,17 @@ fn write_to_same_file(line: &[u8]) -> bool {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             rustix::net::send(&descriptor, line, flags).is_ok()
         }
+        // A program that is not dumpable cannot open its pipe anew.
+        FileType::Fifo => write_without_waiting(&descriptor, line),
         _ => false,
     }
+}
+
+/// Writes to an unnamed pipe; false if it is full, or is another kind of file.
+fn write_without_waiting(file: &OwnedFd, line: &[u8]) -> bool {
+    const NO_OFFSET: u64 = u64::MAX;
+    let parts = [std::io::IoSlice::new(line)];
+    rustix::io::pwritev2(file, &parts, NO_OFFSET, rustix::io::ReadWriteFlags::NOWAIT).is_ok()
 }
 
 fn write_to_reopened(line: &[u8]) {

@@ -5,7 +5,7 @@
 //! program maps, and its allocator by mimalloc, whose memory comes from those same functions: glibc's
 //! malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`pipes`] calls that lend pages, [`exec`] and
+//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`rights`] changes of user, [`pipes`] calls that lend pages, [`exec`] and
 //! [`variadic`] the environment of new programs, [`local`] the allocator of our own code, whose memory is never far.
 //!
 //! Invariants:
@@ -20,6 +20,7 @@ mod local;
 mod memory;
 mod pipes;
 mod process;
+mod rights;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod variadic;
 

@@ -3,6 +3,7 @@
 use crate::forks::{fork_no_access, fork_signals, fork_stdio, fork_thread_data};
 use crate::memory::*;
 use crate::programs;
+use crate::rights::{rights_early, rights_kept};
 use crate::unchanged::unchanged_pages;
 
 /// Every case by its name.
@@ -25,6 +26,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("vmsplice", vmsplice),
     ("unchanged-pages", unchanged_pages),
     ("fill-until-refused", fill_until_refused),
+    ("rights-kept", rights_kept),
+    ("rights-early", rights_early),
     ("environments", programs::environments),
     (programs::IS_HELD, programs::is_held),
 ];

@@ -8,6 +8,7 @@ mod cases;
 mod forks;
 mod memory;
 mod programs;
+mod rights;
 mod unchanged;
 
 fn main() {
