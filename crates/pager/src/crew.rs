@@ -13,6 +13,9 @@
 //!   where it likes. For programs that keep all CPUs busy: there the lead would starve, and no CPU is idle to
 //!   be moved to.
 //!
+//! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to Crowd, for good if the
+//! privilege is lost.
+//!
 //! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither lead nor
 //! evictor got anywhere between two looks though a fault waits, it calls the crowd; after a while Solo is tried
 //! again. Measured on the development machine (2 virtual CPUs, one thread faulting, median): both pinned to
@@ -30,6 +33,8 @@ use crate::sys;
 
 const SOLO: u32 = 0;
 const CROWD: u32 = 1;
+/// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
+const CROWD_ONLY: u32 = 2;
 
 /// A lead that had to sleep so many times in a row may be on another CPU than its program thread; then it asks,
 /// which costs more than a fault. Each time it was on the right one it asks half as often, up to the last.
@@ -128,7 +133,42 @@ impl Crew {
     pub fn be_lead(&self) {
         self.lead.store(sys::thread_id(), SeqCst);
         if self.is_solo() {
-            sys::set_idle_policy(sys::thread_id(), true);
+            self.make_lead_idle();
+        }
+    }
+
+    /// Puts the lead under SCHED_IDLE, if the calling thread can take it out again. The signals by which it could lose
+    /// the right meanwhile (see [`crate::rights`]) wait.
+    fn make_lead_idle(&self) {
+        let _signals = sys::SignalGuard::block_all();
+        if !sys::may_change_policy() {
+            self.leave_solo_for_good();
+            return;
+        }
+        let lead = self.lead.load(SeqCst);
+        sys::set_idle_policy(lead, true);
+        if !self.is_solo() {
+            sys::set_idle_policy(lead, false);
+        }
+    }
+
+    /// The process is about to change its user: what is under SCHED_IDLE could not be taken out of it afterwards, and
+    /// would starve.
+    pub fn leave_solo_for_good(&self) {
+        self.mode.store(CROWD_ONLY, SeqCst);
+        let lead = self.lead.load(SeqCst);
+        if lead != 0 {
+            sys::set_idle_policy(lead, false);
+        }
+        self.lead_cpu.store(NOWHERE, SeqCst);
+        self.place_evictor();
+        sys::wake(&self.mode);
+    }
+
+    /// The process has changed its user; where it kept the right, all is as before.
+    pub fn may_go_solo_again(&self) {
+        if sys::may_change_policy() {
+            let _ = self.mode.compare_exchange(CROWD_ONLY, CROWD, SeqCst, SeqCst);
         }
     }
 
@@ -232,7 +272,7 @@ impl Crew {
             }
             self.go_solo(watch, now);
         }
-        loop {
+        while self.is_solo() {
             sys::wait(&self.mode, SOLO, Some(watch.step));
             if self.sees_starvation(watch, uffd) {
                 return self.go_crowd(watch, Instant::now());
@@ -254,7 +294,7 @@ impl Crew {
         let soon = now < watch.since + 2 * LONGEST_SPELL;
         watch.spell = if soon { (watch.spell * 2).min(LONGEST_SPELL) } else { FIRST_SPELL };
         watch.since = now;
-        self.mode.store(CROWD, SeqCst);
+        let _ = self.mode.compare_exchange(SOLO, CROWD, SeqCst, SeqCst);
         sys::set_idle_policy(self.lead.load(SeqCst), false);
         self.lead_cpu.store(NOWHERE, SeqCst);
         self.place_evictor();
@@ -265,9 +305,10 @@ impl Crew {
         watch.since = now;
         watch.vain_looks = 0;
         watch.step = WATCH_STEP;
-        self.mode.store(SOLO, SeqCst);
-        sys::set_idle_policy(self.lead.load(SeqCst), true);
-        self.place_evictor();
+        if self.mode.compare_exchange(CROWD, SOLO, SeqCst, SeqCst).is_ok() {
+            self.make_lead_idle();
+            self.place_evictor();
+        }
     }
 }
 

@@ -116,7 +116,10 @@ impl Pager {
         stand_before_glibc();
         publish_own();
         TAKING_OVER.store(true, SeqCst);
+        let crew = self.core().map(|core| &core.crew);
+        crew.inspect(|crew| crew.leave_solo_for_good());
         let result = change();
+        crew.inspect(|crew| crew.may_go_solo_again());
         TAKING_OVER.store(false, SeqCst);
         self.rights.unlock();
         result
