@@ -116,6 +116,30 @@ fn a_run_that_is_partly_local_already_is_still_followed() {
     assert_eq!(window.as_run(), Some(114..118), "a fault inside the run halves the window");
 }
 
+/// Values that lie across two pages, at random places; then a scan by the same thread.
+#[test]
+fn pairs_of_neighbours_do_not_start_streams_for_long() {
+    let mut prefetcher = PrefetchKind::Sequential.build();
+    let mut rng = Rng::new(11);
+    let mut window = PrefetchWindow::EMPTY;
+    let mut fetched = 0;
+    for _ in 0..1000 {
+        let page = u64::from(rng.below(1 << 30));
+        for neighbour in [page, page + 1] {
+            prefetcher.on_fault(1, neighbour, &mut window);
+            fetched += window.len();
+        }
+    }
+    assert!(fetched < 100, "{fetched} pages fetched in vain");
+    let (mut page, mut faults) = (1 << 40, 0);
+    while page < (1 << 40) + 64 * 20 {
+        prefetcher.on_fault(1, page, &mut window);
+        page += u64::from(window.len()) + 1;
+        faults += 1;
+    }
+    assert!(faults < 30, "{faults} faults for 20 chunks");
+}
+
 #[test]
 fn none_fetches_nothing() {
     let far = Far::run(PrefetchKind::None, (0..100).map(|i| (1, BASE + i)));
