@@ -61,6 +61,9 @@ pub(super) enum Close {
     Ended,
 }
 
+/// Pages of a small request: with more, client and worker do better side by side than on one CPU.
+const QUICK_PAGES: u32 = 4;
+
 /// What every thread has once, for all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
@@ -89,6 +92,21 @@ struct Talk {
     arriving: Arriving,
     /// Close when everything has been sent.
     is_ending: bool,
+    turn: Turn,
+}
+
+/// What a connection asked for in one turn of work.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    requests: u32,
+    pages: u32,
+}
+
+impl Turn {
+    /// One small request: its client waits for the answer, and does nothing else meanwhile.
+    pub(super) fn is_quick(&self) -> bool {
+        self.requests == 1 && self.pages <= QUICK_PAGES
+    }
 }
 
 /// Pages of a write that are on their way.
@@ -120,8 +138,20 @@ impl Connection {
             output: Output::default(),
             arriving: Arriving::default(),
             is_ending: false,
+            turn: Turn::default(),
         };
         Connection { input: Input::new(), talk }
+    }
+
+    /// The CPU where the kernel took in what came last; a unix socket has none.
+    pub(super) fn incoming_cpu(&self) -> Option<usize> {
+        let cpu = rustix::net::sockopt::socket_incoming_cpu(self.socket()).ok()?;
+        usize::try_from(cpu).ok().filter(|cpu| *cpu < rustix::thread::CpuSet::MAX_CPU)
+    }
+
+    /// What was asked for since this was called last.
+    pub(super) fn take_turn(&mut self) -> Turn {
+        std::mem::take(&mut self.talk.turn)
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -201,6 +231,7 @@ impl Connection {
             };
             let header = head.header;
             let request = Request::decode(&head)?;
+            self.talk.turn.requests += 1;
             self.talk.carry_out(header, &request, shared, tools);
             self.input.expect_pages(self.talk.arriving.write.is_some());
             self.input.take(header.head_bytes());
@@ -288,6 +319,7 @@ impl Talk {
             .push_head(|out| response.encode(Opcode::Read, id, credits, checksum, out))
             .map_err(|_| Refused::new(ErrorCode::TooLarge, 0))?;
         self.output.push_pages(slices, keeps);
+        self.turn.pages += u32::from(page_count);
         count_pages(&self.session, shared, page_count, Access::Read);
         Ok(())
     }
@@ -324,6 +356,7 @@ impl Talk {
         if self.arriving.checksum.value() != write.header.pages_checksum {
             return Err(WireError::PagesChecksum.into());
         }
+        self.turn.pages += u32::from(write.header.page_count);
         count_pages(&self.session, shared, write.header.page_count, Access::Write);
         let _always_fits = self.answer(write.header, &Response::Done, shared);
         Ok(())

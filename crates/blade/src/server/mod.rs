@@ -2,6 +2,7 @@
 
 mod connection;
 mod descriptors;
+mod follow;
 mod input;
 mod listener;
 mod output;

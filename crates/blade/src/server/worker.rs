@@ -7,10 +7,12 @@
 //! the next request (nothing gained while others want the processor).
 
 use super::connection::{Close, Connection, Tools};
+use super::follow::{Follow, Move};
 use super::listener::Listener;
 use super::shared::{Arrival, Shared};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::thread::CpuSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -37,6 +39,9 @@ pub(super) struct Worker {
     connections: Vec<Option<Watched>>,
     free: Vec<usize>,
     tools: Tools,
+    follow: Follow,
+    /// Where the worker may run.
+    cpus: Option<CpuSet>,
     next_thread: usize,
     last_tick: Duration,
     /// Given up for a moment when descriptors run out, so that a waiting peer can be turned away.
@@ -71,6 +76,8 @@ impl Worker {
             connections: Vec::new(),
             free: Vec::new(),
             tools: Tools::default(),
+            follow: Follow::default(),
+            cpus: rustix::thread::sched_getaffinity(None).ok(),
             next_thread: 0,
             last_tick: Duration::ZERO,
             spare: spare_descriptor(),
@@ -89,6 +96,7 @@ impl Worker {
             for event in &events {
                 self.handle(event.data.u64());
             }
+            self.find_place(&events);
             self.tick();
         }
         for index in 0..self.connections.len() {
@@ -103,6 +111,33 @@ impl Worker {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn find_place(&mut self, events: &[epoll::Event]) {
+        let place = match events {
+            [] => return,
+            [only] => {
+                let index = usize::try_from(only.data.u64()).unwrap_or(usize::MAX);
+                let Some(Some(watched)) = self.connections.get_mut(index) else { return };
+                if watched.connection.take_turn().is_quick() {
+                    self.follow.woke_for(index, || watched.connection.incoming_cpu())
+                } else {
+                    self.follow.woke_for_others()
+                }
+            }
+            _ => self.follow.woke_for_others(),
+        };
+        let cpus = match (place, self.cpus) {
+            (Move::To(cpu), Some(allowed)) if allowed.is_set(cpu) => {
+                let mut one = CpuSet::new();
+                one.set(cpu);
+                one
+            }
+            (Move::Anywhere, Some(allowed)) => allowed,
+            _ => return,
+        };
+        // If it cannot be had, the worker stays where it is.
+        let _ = rustix::thread::sched_setaffinity(None, &cpus);
     }
 
     fn handle(&mut self, token: u64) {
