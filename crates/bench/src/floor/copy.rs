@@ -69,7 +69,7 @@ pub(super) fn move_page_ns(pages: usize) -> Result<f64, BenchError> {
 }
 
 /// Memory of which every page exists.
-fn filled(bytes: usize) -> Result<Mapping, BenchError> {
+pub(super) fn filled(bytes: usize) -> Result<Mapping, BenchError> {
     let mut memory = Mapping::small_pages(bytes)?;
     for (i, word) in memory.words_mut().iter_mut().enumerate() {
         *word = i as u64;

@@ -2,8 +2,10 @@
 //! pager serves a fault, the answering end to core 1, where a blade would be; and both on core 0,
 //! as it may come on a busy machine. The better of the two arrangements is the floor.
 
+use super::copy::filled;
 use crate::BenchError;
-use crate::sys::{self, PAGE_BYTES};
+use crate::sys::{self, Mapping, PAGE_BYTES};
+use crate::workload::Shuffle;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
@@ -16,6 +18,8 @@ const REQUEST_BYTES: usize = 40;
 const RESPONSE_BYTES: usize = 32 + PAGE_BYTES;
 /// Bytes of a block of the stream.
 const BLOCK_BYTES: usize = 32 << 10;
+/// Places that blocks are received into, one after the other: 1 MiB.
+const PLACES: usize = 32;
 
 /// Median round trip of one page.
 pub(super) fn ping_pong_p50_ns(round_trips: usize) -> Result<f64, BenchError> {
@@ -49,18 +53,23 @@ fn ping_pong(round_trips: usize, answering_core: usize) -> Result<f64, BenchErro
     connected(answering_core, answer, ask)
 }
 
-/// Bytes a second of blocks sent without waiting.
-pub(super) fn stream_bytes_s(bytes: usize) -> Result<f64, BenchError> {
+/// Bytes a second of blocks sent without waiting, in random order out of `memory_bytes`, into as many places as a client
+/// has blocks in flight: the bytes a blade moves do not come out of a cache either.
+pub(super) fn stream_bytes_s(bytes: usize, memory_bytes: usize) -> Result<f64, BenchError> {
     let blocks = bytes.div_ceil(BLOCK_BYTES);
+    let (memory, mut places) = (filled(memory_bytes)?, Mapping::small_pages(PLACES * BLOCK_BYTES)?);
     let send = move |mut stream: TcpStream| {
-        let block = vec![1u8; BLOCK_BYTES];
-        (0..blocks).try_for_each(|_| stream.write_all(&block))
+        let order = Shuffle::new(memory.len() / BLOCK_BYTES, 5);
+        (0..blocks).try_for_each(|block| {
+            let at = order.at(block % (memory.len() / BLOCK_BYTES)) * BLOCK_BYTES;
+            stream.write_all(&memory.bytes()[at..at + BLOCK_BYTES])
+        })
     };
     let receive = move |mut stream: TcpStream| {
-        let mut block = vec![0u8; BLOCK_BYTES];
         let start = Instant::now();
-        for _ in 0..blocks {
-            stream.read_exact(&mut block)?;
+        for block in 0..blocks {
+            let at = block % PLACES * BLOCK_BYTES;
+            stream.read_exact(&mut places.bytes_mut()[at..at + BLOCK_BYTES])?;
         }
         Ok((blocks * BLOCK_BYTES) as f64 / start.elapsed().as_secs_f64())
     };

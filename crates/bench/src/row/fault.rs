@@ -28,7 +28,7 @@ pub(super) fn floors(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> 
         ns("move", floors.move_page_ns()?, "UFFDIO_MOVE, 64 pages a call, + memcpy, per page"),
         ns("tcp", floors.ping_pong_ns()?, "TCP loopback, 40 bytes there, 32 + 4096 back, p50"),
         Row::plain("floor.tcp.stream", stream, Unit::BytesPerSecond)
-            .note("TCP loopback, 32 KiB blocks one way"),
+            .note("TCP loopback, 32 KiB blocks one way, out of 256 MiB"),
     ])
 }
 
