@@ -2,9 +2,7 @@
 //!
 //! Locks: `table` is taken for reading on the data path (a few lookups, never across I/O) and for
 //! writing by control requests. Memory is committed and zeroed without it. `scrubs.running` is held
-//! while memory is zeroed, and takes `table` for a moment inside; never the other way round. Zeroing
-//! also waits for the one extent of that segment that is being made huge, if one is; reading, writing
-//! and discarding do not.
+//! while memory is zeroed, and takes `table` for a moment inside; never the other way round.
 //!
 //! Memory of which a process still holds a descriptor is never zeroed when its segment is gone (by
 //! detach, goodbye, or a lease that ran out on a client that lives): whoever reads it finds what was
@@ -13,7 +11,6 @@
 //! under that client's descriptor, as it asked.
 
 use crate::config::BladeConfig;
-use crate::huge::Arrivals;
 use crate::memory::{SegmentMemory, Store, is_full};
 use crate::table::{
     Access, ClientNumber, Connected, Grant, Limits, Refused, Run, Scrub, ScrubPart, SegmentView,
@@ -42,8 +39,6 @@ pub struct Blade {
     store: Store,
     table: RwLock<Table<Memory>>,
     scrubs: Scrubs,
-    /// Segments that nobody has looked at yet for huge pages.
-    pub(crate) arrivals: Arrivals,
     pub(crate) counters: Counters,
 }
 
@@ -110,7 +105,6 @@ impl Blade {
             capacity_superpages,
             table: RwLock::new(Table::new(limits)),
             scrubs: Scrubs::default(),
-            arrivals: Arrivals::default(),
             counters: Counters::default(),
         })
     }
@@ -163,11 +157,7 @@ impl Blade {
         span_superpages: u32,
     ) -> Result<(SegmentId, SegmentToken), Refused> {
         let token = SegmentToken(u128::from_le_bytes(random().map_err(|e| backing(&e))?));
-        let make = |superpages| {
-            let memory = Arc::new(self.store.segment(superpages));
-            self.arrivals.add(&memory);
-            memory
-        };
+        let make = |superpages| Arc::new(self.store.segment(superpages));
         let id = self.write().create_segment(client, span_superpages, token, make)?;
         Ok((id, token))
     }
@@ -356,11 +346,6 @@ impl Blade {
         if waiting.is_empty() {
             let _unused = self.scrubs.arrived.wait_timeout(waiting, at_most);
         }
-    }
-
-    /// Whether memory waits for being zeroed.
-    pub(crate) fn has_scrubs(&self) -> bool {
-        !self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Wakes [`Self::wait_for_scrubs`] with nothing to do.

@@ -1,8 +1,7 @@
 //! The memory blade: memory in superpages, lent to clients over sockets or shared memory.
 //!
 //! From the inside out: [`table`] decides (pure: who has what, quotas, freezing, leases; time is an
-//! argument), [`Store`] holds the bytes ([`HugePages`] makes their pages huge in the background),
-//! [`Blade`] joins the two, [`Server`] puts them on sockets.
+//! argument), [`Store`] holds the bytes, [`Blade`] joins the two, [`Server`] puts them on sockets.
 //!
 //! Invariants:
 //! - A page is reachable only through a segment that its client uses; every access asks the table.
@@ -12,7 +11,6 @@
 
 mod blade;
 mod config;
-mod huge;
 mod memory;
 mod server;
 mod sys;
@@ -20,6 +18,5 @@ pub mod table;
 
 pub use blade::{Blade, BladeStat};
 pub use config::{BackingKind, BackingKindError, BladeConfig};
-pub use huge::HugePages;
 pub use memory::{SegmentMemory, Store};
 pub use server::{ServeError, Server, Serving, ShutdownHandle};

@@ -17,7 +17,6 @@
 //! segment whose client copies by itself costs the blade no address space.
 
 use crate::config::BackingKind;
-use crate::huge::{Hole, Holes};
 use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart};
 use farpool_wire::SUPERPAGE_BYTES;
@@ -65,7 +64,6 @@ struct OwnMemory {
     superpages: u32,
     file: OnceLock<OwnedFd>,
     mapping: OnceLock<Mapping>,
-    holes: Holes,
 }
 
 #[derive(Debug)]
@@ -98,7 +96,6 @@ impl Store {
                 superpages,
                 file: OnceLock::new(),
                 mapping: OnceLock::new(),
-                holes: Holes::default(),
             }),
             StoreKind::Pooled(pool) => SegmentKind::Pooled(PooledMemory {
                 pool: Arc::clone(pool),
@@ -150,16 +147,6 @@ impl SegmentMemory {
         }
     }
 
-    /// The file, if it can be of huge pages, and what is to be known of it.
-    pub(crate) fn collapsible(&self) -> Option<(BorrowedFd<'_>, &Holes)> {
-        match &self.0 {
-            SegmentKind::Own(own) if own.kind == OwnKind::Memfd => {
-                Some((own.file.get()?.as_fd(), &own.holes))
-            }
-            _ => None,
-        }
-    }
-
     /// Zeroes and gives back what `part` names; all of a segment only when it is not held
     /// ([`Self::is_held`]). Pooled memory that is still being sent follows
     /// when it has been.
@@ -168,7 +155,7 @@ impl SegmentMemory {
             (SegmentKind::Own(own), ScrubPart::Whole { .. }) => own.scrub_all(),
             (SegmentKind::Own(own), ScrubPart::Superpages { rmmas, .. }) => rmmas
                 .iter()
-                .try_for_each(|rmma| own.give_back(offset_bytes(*rmma), SUPERPAGE_BYTES)),
+                .try_for_each(|rmma| own.drop_content(offset_bytes(*rmma), SUPERPAGE_BYTES)),
             (SegmentKind::Pooled(pooled), part) => {
                 pooled.scrub(part);
                 Ok(())
@@ -181,10 +168,7 @@ impl SegmentMemory {
         match &self.0 {
             SegmentKind::Own(own) => {
                 let offset = offset_bytes(run.rmma) + u64::from(run.offset_bytes);
-                let bytes = u64::from(run.bytes);
-                // Before the hole is there: nobody shall fill it who does not know of it.
-                own.holes.note(offset, bytes, Hole::Discarded);
-                own.drop_content(offset, bytes)
+                own.drop_content(offset, u64::from(run.bytes))
             }
             SegmentKind::Pooled(_) => Ok(()),
         }
@@ -220,7 +204,7 @@ impl SegmentMemory {
     ///
     /// # Errors
     /// `Unsupported` for every kind but memfd; else the memfd cannot be made, opened or marked.
-    pub fn share(&self, holder: u64, writable: bool) -> io::Result<(OwnedFd, u64)> {
+    pub(crate) fn share(&self, holder: u64, writable: bool) -> io::Result<(OwnedFd, u64)> {
         let own = match &self.0 {
             SegmentKind::Own(own) if own.kind == OwnKind::Memfd => own,
             _ => return Err(io::ErrorKind::Unsupported.into()),
@@ -310,20 +294,9 @@ impl OwnMemory {
         }
     }
 
-    /// Drops the content of superpages that are free now.
-    fn give_back(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        let _reshaping = self.holes.reshape();
-        self.holes.note(offset, bytes, Hole::Freed);
-        self.drop_content(offset, bytes)
-    }
-
     /// At once, although answers that are being sent may keep the memory open for a moment.
     fn scrub_all(&self) -> io::Result<()> {
-        if self.superpages == 0 {
-            return Ok(());
-        }
-        let _reshaping = self.holes.reshape();
-        self.drop_content(0, self.bytes())
+        if self.superpages == 0 { Ok(()) } else { self.drop_content(0, self.bytes()) }
     }
 }
 

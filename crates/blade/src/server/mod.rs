@@ -12,7 +12,6 @@ mod worker;
 
 use crate::blade::{Blade, BladeStat};
 use crate::config::BladeConfig;
-use crate::huge::HugePages;
 use farpool_wire::Address;
 use listener::Listener;
 use shared::Shared;
@@ -161,14 +160,9 @@ impl Serving {
         }
         let shared = Arc::clone(&self.shared);
         self.spawn("fp-blade-scrub", move || {
-            let mut huge_pages = HugePages::default();
             while !shared.is_stopping() {
                 shared.blade.wait_for_scrubs(SCRUB_PAUSE);
                 shared.blade.run_scrubs();
-                for memory in shared.blade.arrivals.take() {
-                    huge_pages.watch(memory);
-                }
-                huge_pages.look_in_time(&|| shared.is_stopping() || shared.blade.has_scrubs());
             }
         })
     }
