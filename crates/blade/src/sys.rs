@@ -14,9 +14,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Most entries the kernel takes in one vectored call (UIO_MAXIOV).
 pub(crate) const IOVECS_LIMIT: usize = 1024;
 
-/// Bytes of a huge page.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
 /// Memory mapped for reading and writing, until dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -46,30 +43,21 @@ impl Mapping {
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// The first `bytes` of a file, shared. Aligned to huge pages, so that the processor sees those of the file as such.
+    /// The first `bytes` of a file, shared.
     pub(crate) fn shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
-        let (none, reserve) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        let reserved_bytes = bytes + HUGE_PAGE_BYTES;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let reserved = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved_bytes, none, reserve)?
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                file,
+                0,
+            )?
         };
-        let before = reserved.align_offset(HUGE_PAGE_BYTES);
-        let start = reserved.wrapping_byte_add(before);
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: over the middle of what was just reserved; both ends are given back, and nobody has seen them.
-        let mapped = unsafe {
-            let mapped = rustix::mm::mmap(start, bytes, access, flags, file, 0);
-            let after = start.wrapping_byte_add(bytes);
-            let _ = rustix::mm::munmap(reserved, before);
-            let _ = rustix::mm::munmap(after, HUGE_PAGE_BYTES - before);
-            if mapped.is_err() {
-                let _ = rustix::mm::munmap(start, bytes);
-            }
-            mapped
-        };
-        Ok(Mapping { start: mapped?.cast(), bytes })
+        Ok(Mapping { start: start.cast(), bytes })
     }
 
     /// The bytes from `offset` on. Good as long as the mapping lives.

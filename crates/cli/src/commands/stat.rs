@@ -132,7 +132,7 @@ fn tables(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)], watching: b
     format!("{clear}{}{between}{}", programs_table(runs), blades_table(blades))
 }
 
-const PROGRAM_HEADER: [&str; 13] = [
+const PROGRAM_HEADER: [&str; 14] = [
     "program",
     "pid",
     "local MiB",
@@ -143,6 +143,7 @@ const PROGRAM_HEADER: [&str; 13] = [
     "victim hits",
     "evicted",
     "written",
+    "unchanged",
     "fetch p50 us",
     "p99",
     "lost",
@@ -179,6 +180,7 @@ fn program_row(name: &str, pid: u32, numbers: &ProcessStatistics) -> Vec<String>
         count("victim_hits"),
         count("evictions"),
         count("pages_written"),
+        count("clean_drops"),
         latency(0.5),
         latency(0.99),
         count("lost"),
