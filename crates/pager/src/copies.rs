@@ -21,6 +21,7 @@ use farpool_policy::SAMPLED_FETCHES;
 use farpool_uffd::PAGE_BYTES;
 use twox_hash::XxHash3_128;
 
+use crate::page::{PageState, Phase};
 use crate::serve::fail_closed;
 use crate::space::Page;
 use crate::sys;
@@ -38,6 +39,26 @@ const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 #[derive(Debug)]
 #[repr(C)]
 struct Digest([AtomicU64; 2]);
+
+/// What to do with a page that was moved out, when its tray is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// There is no copy.
+    Write,
+    /// It need not be written if it is as its copy.
+    Compare,
+    /// It is on its way back into the program and keeps its copy: a write would change what the copy is.
+    Return,
+}
+
+/// Decides by the page's state.
+pub fn leaving(state: PageState) -> Leaving {
+    match (state.has_copy(), state.phase()) {
+        (false, _) => Leaving::Write,
+        (true, Phase::Victim) => Leaving::Compare,
+        (true, _) => Leaving::Return,
+    }
+}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -143,6 +164,20 @@ mod tests {
         other.remember(page, &[0; PAGE_BYTES]);
         assert_ne!(other.secret, copies.secret);
         assert!(!other.matches(page, &bytes));
+    }
+
+    /// Written while it is taken back, the blade would have other bytes than those that were remembered; and the
+    /// program may make the page what it was.
+    #[test]
+    fn a_page_that_returns_with_its_copy_is_not_written() {
+        let victim = PageState::UNTOUCHED.with_layer(2).with_phase(Phase::Victim);
+        let with_copy = victim.with_copy(true);
+        assert_eq!(leaving(victim), Leaving::Write);
+        assert_eq!(leaving(victim.with_phase(Phase::Fetching)), Leaving::Write);
+        assert_eq!(leaving(with_copy), Leaving::Compare);
+        for phase in [Phase::Fetching, Phase::Resident] {
+            assert_eq!(leaving(with_copy.with_phase(phase)), Leaving::Return);
+        }
     }
 
     /// Pages that share an entry, with the same bytes: what one was remembered by says nothing of the other.

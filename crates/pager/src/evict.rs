@@ -20,6 +20,7 @@ use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
 use crate::budget::{LEAST_WORKING_PAGES, Work};
+use crate::copies::{Leaving, leaving};
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::density::Density;
 use crate::evict_shared::InPlace;
@@ -493,8 +494,10 @@ impl Evictor {
     /// given up then, before anything can be written to the copy's place.
     fn must_write(&mut self, page: Page, slot: FrameSlot, layer: usize) -> bool {
         let (core, state) = (self.core, page.cell().load());
-        if state.phase() != Phase::Victim || !state.has_copy() {
-            return true;
+        match leaving(state) {
+            Leaving::Write => return true,
+            Leaving::Return => return false,
+            Leaving::Compare => {}
         }
         // SAFETY: the frame is there, and nobody writes to it, as long as it is marked as being written.
         let bytes = unsafe { &*(core.frames.address(slot) as *const [u8; PAGE_BYTES]) };
