@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,10 +131,12 @@ pub enum Counter {
     /// Gauge: resident pages of the pager itself (tables, stacks of requests, its allocator), without
     /// the victim buffer.
     PagerPages,
+    /// Gauge: threads of a native process that grew when it was last looked at; 0 if it did not.
+    GrowingThreads,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::PagerPages as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::GrowingThreads as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

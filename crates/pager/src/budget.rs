@@ -53,6 +53,8 @@ pub struct Tree {
     pub far_pages: i64,
     pub evictable_pages: i64,
     pub active_processes: i64,
+    /// Threads of native processes that grow.
+    pub growing_threads: i64,
     /// Pages of files and shared memory, which are counted at most as half of the limit: programs need
     /// some memory besides their code, and the kernel can drop most of these pages by itself.
     pub shared_pages: i64,
@@ -257,6 +259,7 @@ impl Tree {
             tree.resident_pages += pages_of(slot.get(Counter::ResidentPages));
             tree.far_pages += pages_of(slot.get(Counter::FarPages));
             tree.evictable_pages += pages_of(slot.get(Counter::EvictablePages));
+            tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
             tree.active_processes += i64::from(slot.state() == ProcessState::Active);
             // Files and shared memory are mostly the same ones in every process of a tree.
             shared = shared.max(pages_of(slot.get(Counter::SharedPages)));

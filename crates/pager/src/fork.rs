@@ -147,6 +147,7 @@ impl Pager {
         (fork.registry, fork.doors) = (None, None);
         self.requests.reset();
         self.rights.reset();
+        self.growth.reset();
         self.core.store(std::ptr::null_mut(), SeqCst);
         match claim_slot(self.board) {
             Ok(slot) => self.slot.store(std::ptr::from_ref(slot).cast_mut(), SeqCst),

@@ -56,6 +56,7 @@ use crate::requests::{Answer, Kind, Request, Requests};
 use crate::rights::Rights;
 use crate::space::Space;
 use crate::steward::Steward;
+use crate::watch::{GrowthDoor, Watch};
 
 pub use crate::sys::is_internal_allocation;
 
@@ -109,6 +110,7 @@ pub struct Pager {
     requests: Requests,
     inheritance: Inheritance,
     rights: Rights,
+    growth: GrowthDoor,
     active: AtomicBool,
     steward_started: AtomicBool,
     /// 1 once a forked child's pager serves faults.
@@ -135,6 +137,7 @@ impl Pager {
             requests: Requests::new(),
             inheritance: Inheritance::default(),
             rights: Rights::default(),
+            growth: GrowthDoor::default(),
             active: AtomicBool::new(false),
             steward_started: AtomicBool::new(false),
             ready: AtomicU32::new(0),
@@ -167,7 +170,10 @@ impl Pager {
             registry.bytes()
         });
         match bytes {
-            Some(bytes) if bytes as u64 >= self.start_bytes => self.start_steward(),
+            Some(bytes) if bytes as u64 >= self.start_bytes => {
+                self.start_steward();
+                self.before_growth();
+            }
             Some(_) => {}
             None => {
                 self.ask(Kind::Add, start, end, 0);
@@ -295,6 +301,7 @@ impl Pager {
 
     fn set_active(&self) {
         self.active.store(true, SeqCst);
+        self.growth.open();
     }
 
     fn start_steward(&'static self) {
@@ -317,7 +324,7 @@ impl Pager {
 
     fn be_steward(&'static self, inherits: bool) -> Result<(), StartError> {
         sys::leave_descriptor_table()?;
-        let statm = budget::open_statm()?;
+        let mut watch = Watch::new()?;
         // Opened at once: the program may drop the rights for it later.
         let files = match Files::open() {
             Err(StartError::Hidden { .. }) if !inherits => None,
@@ -326,11 +333,11 @@ impl Pager {
         self.rights.set_opened();
         sys::be_prompt(true);
         if !inherits {
-            self.watch_while_small(&statm);
+            watch.while_small(self);
         }
         let files = match files {
             Some(files) => files,
-            None => self.open_at_last(&statm)?,
+            None => self.open_at_last(&mut watch)?,
         };
         let core = self.make_core(files)?;
         activation::start_threads(core)?;
@@ -343,7 +350,7 @@ impl Pager {
             self.ready.store(1, SeqCst);
             sys::wake(&self.ready);
         } else {
-            self.watch_until_near(&statm);
+            watch.until_near(self);
             activation::activate(self, core);
             core.pool.set(connect(&core.settings, self.slot())?);
         }
@@ -354,8 +361,8 @@ impl Pager {
 
     /// A process whose files in /proc are root's may still become another program before it needs them: as most
     /// of those do that changed their user and forked.
-    fn open_at_last(&self, statm: &OwnedFd) -> Result<Files, StartError> {
-        self.watch_until_near(statm);
+    fn open_at_last(&self, watch: &mut Watch) -> Result<Files, StartError> {
+        watch.until_near(self);
         Files::open()
     }
 

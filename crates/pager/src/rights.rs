@@ -126,7 +126,7 @@ impl Pager {
     }
 
     /// A child of vfork runs on its parent's memory: the threads are not its own, and it soon becomes another program.
-    fn is_of_this_process(&self) -> bool {
+    pub(crate) fn is_of_this_process(&self) -> bool {
         let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         self.slot().pid.load(Relaxed) == pid
     }

@@ -77,6 +77,18 @@ pub fn open_memory() -> Result<OwnedFd, Error> {
     Ok(rustix::fs::open("/proc/self/mem", flags, rustix::fs::Mode::empty())?)
 }
 
+/// Opens the folder of the calling process's threads.
+pub fn open_own_tasks() -> Result<OwnedFd, Error> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/task", flags, Mode::empty())?)
+}
+
+/// How many threads there are in such a folder: each is a link more than the two that every folder has.
+pub fn count_tasks(tasks: &OwnedFd) -> u64 {
+    rustix::fs::fstat(tasks).map_or(1, |stat| stat.st_nlink.saturating_sub(2))
+}
+
 /// Copies pages of the program to `to`; returns how many. Its threads may take the right to read them away at any
 /// time, so the pager never reads them itself.
 pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> usize {
@@ -385,6 +397,18 @@ impl Latch {
     pub fn wait(&self) {
         while !self.is_open() {
             wait(&self.0, 0, None);
+        }
+    }
+
+    /// Waits until it is open or the time is over.
+    pub fn wait_at_most(&self, time: Duration) {
+        let end = std::time::Instant::now() + time;
+        while !self.is_open() {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            wait(&self.0, 0, Some(left));
         }
     }
 }

@@ -5,8 +5,9 @@
 //! program maps, and its allocator by mimalloc, whose memory comes from those same functions: glibc's
 //! malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`rights`] changes of user, [`pipes`] calls that lend pages, [`exec`] and
-//! [`variadic`] the environment of new programs, [`local`] the allocator of our own code, whose memory is never far.
+//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`threads`] new threads, [`rights`] changes of
+//! user, [`pipes`] calls that lend pages, [`exec`] and [`variadic`] the environment of new programs, [`local`] the
+//! allocator of our own code, whose memory is never far.
 //!
 //! Invariants:
 //! * nothing here runs differently for a process without a board in its environment;
@@ -21,6 +22,7 @@ mod memory;
 mod pipes;
 mod process;
 mod rights;
+mod threads;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod variadic;
 

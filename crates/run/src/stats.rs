@@ -50,7 +50,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 17] = [
+const COUNTERS: [(Counter, &str); 18] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::VictimHits, "victim_hits"),
@@ -68,6 +68,7 @@ const COUNTERS: [(Counter, &str); 17] = [
     (Counter::BufferPages, "buffer_pages"),
     (Counter::SharedPages, "shared_pages"),
     (Counter::PagerPages, "pager_pages"),
+    (Counter::GrowingThreads, "growing_threads"),
 ];
 
 /// Reads a run's statistics from its board.
