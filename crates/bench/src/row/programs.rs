@@ -3,8 +3,8 @@
 //! What is all of a program's memory is found out by running it all-local first; 50 % and 25 % are
 //! shares of the most its processes held then. Each has a row beside swapping to disk, which has to be
 //! slower, and one beside zram, which is told only: it takes local memory for what it holds. Swapping may
-//! take so long that nobody wants to wait: it is given five times Farpool's time, and when it is not done
-//! by then its figure is the most it can still have reached.
+//! take so long that nobody wants to wait: it is given five times Farpool's time, less if that is minutes, and when it
+//! is not done by then its figure is the most it can still have reached.
 
 use super::{Experiment, Lab, MIB, failed_row};
 use crate::BenchError;
@@ -29,9 +29,11 @@ pub(super) const NAMES: [&str; 9] = [
 /// Local memory in percent of all, and what redis has to keep of its all-local speed then.
 const SHARES: [(u64, f64); 2] = [(50, 0.8), (25, 0.6)];
 
-/// Swapping is given so many times what Farpool took, and at least the least.
+/// Swapping is given so many times what Farpool took, and at least the least; beyond the most only half as long
+/// again as Farpool, which is enough to be judged.
 const SWAP_PATIENCE_FACTOR: u32 = 5;
 const SWAP_PATIENCE_MIN: Duration = Duration::from_secs(15);
+const SWAP_PATIENCE_MOST: Duration = Duration::from_secs(120);
 
 const WORK_BYTES: u64 = 512 * MIB;
 const REDIS_KEYS: usize = 400_000;
@@ -182,8 +184,7 @@ impl Against<'_> {
     }
 
     fn swapped(&self, place: Place) -> Result<Swapped, BenchError> {
-        let patience = (self.far.took * SWAP_PATIENCE_FACTOR).max(SWAP_PATIENCE_MIN);
-        let patience = patience.min(self.lab.stage.patience);
+        let patience = swap_patience(self.far.took).min(self.lab.stage.patience);
         let stage = Stage { patience, ..self.lab.stage.clone() };
         match checked(&stage, self.program, place, self.whole) {
             Ok(measured) => Ok(Swapped::Done(measured.ops_s)),
@@ -196,6 +197,12 @@ impl Against<'_> {
             Err(error) => Ok(Swapped::Lacking(error.to_string())),
         }
     }
+}
+
+/// How long swapping may take at what Farpool did in `took`.
+fn swap_patience(took: Duration) -> Duration {
+    let most = SWAP_PATIENCE_MOST.max(took * 3 / 2);
+    (took * SWAP_PATIENCE_FACTOR).clamp(SWAP_PATIENCE_MIN, most)
 }
 
 /// How a program fared under the kernel's swapping.
@@ -214,5 +221,16 @@ fn failed_or_fatal(name: &str, error: BenchError) -> Result<Row, BenchError> {
     match error {
         BenchError::WrongData { .. } | BenchError::Interrupted => Err(error),
         error => Ok(failed_row(name, Unit::OpsPerSecond, Some(Bar::AtLeast(1.0)), &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swapping_is_given_longer_than_farpool_took_but_not_for_ever() {
+        let patience = |seconds| swap_patience(Duration::from_secs(seconds)).as_secs();
+        assert_eq!([1, 10, 60, 200].map(patience), [15, 50, 120, 300]);
     }
 }
