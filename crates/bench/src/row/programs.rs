@@ -75,7 +75,7 @@ pub(super) fn redis(lab: &Lab, connections: usize, pipeline: usize) -> Redis {
 
 pub(super) fn sqlite(lab: &Lab) -> Sqlite {
     let rows = if lab.quick { SQLITE_ROWS / 4 } else { SQLITE_ROWS };
-    Sqlite { rows, queries: rows / 12 }
+    Sqlite { rows, queries: rows / 60 }
 }
 
 /// Rows of one program, at each share.
