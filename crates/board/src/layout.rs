@@ -133,10 +133,12 @@ pub enum Counter {
     PagerPages,
     /// Gauge: threads of a native process that grew when it was last looked at; 0 if it did not.
     GrowingThreads,
+    /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if it did.
+    StalledFetches,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::GrowingThreads as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::StalledFetches as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

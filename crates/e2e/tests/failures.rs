@@ -10,6 +10,8 @@ use farpool_e2e::{PATIENCE, binaries, tree, turn, wait_until};
 
 /// 128 + SIGBUS.
 const SIGBUS_CODE: i32 = 135;
+/// 128 + SIGABRT.
+const SIGABRT_CODE: i32 = 134;
 const THREADS: usize = 2;
 
 /// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns, and some of
@@ -186,6 +188,23 @@ fn a_program_does_not_outlive_its_keeper() {
     wait_until("the program to end", Duration::from_secs(10), || {
         (!tree::is_alive(program)).then_some(())
     });
+}
+
+/// The tests run debug builds, whose pager panics when asked to.
+#[test]
+fn a_pager_that_panics_ends_the_program_with_a_clear_message() {
+    let _turn = turn();
+    for thread in ["farpool-fault", "farpool-evict", "farpool-steward"] {
+        let outcome = Run::far("16MiB")
+            .own_program("farpool-stress")
+            .args(["--mib", "64", "--seconds", "60", "--ops", "discard,heap"])
+            .env("FARPOOL_TEST_PANIC", thread)
+            .finish();
+        assert_eq!(outcome.code, SIGABRT_CODE, "{thread}: {}", outcome.stderr);
+        for said in ["the pager failed", thread, "please report it", "the program is stopped"] {
+            assert!(outcome.stderr.contains(said), "{thread}: no {said:?} in {}", outcome.stderr);
+        }
+    }
 }
 
 #[test]

@@ -55,6 +55,9 @@ pub struct Tree {
     pub active_processes: i64,
     /// Threads of native processes that grow.
     pub growing_threads: i64,
+    /// Processes that do little but fetch, and what they fetched lately.
+    pub stalled_processes: i64,
+    pub stalled_fetches: i64,
     /// Pages of files and shared memory, which are counted at most as half of the limit: programs need
     /// some memory besides their code, and the kernel can drop most of these pages by itself.
     pub shared_pages: i64,
@@ -260,6 +263,9 @@ impl Tree {
             tree.far_pages += pages_of(slot.get(Counter::FarPages));
             tree.evictable_pages += pages_of(slot.get(Counter::EvictablePages));
             tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
+            let stalled_fetches = pages_of(slot.get(Counter::StalledFetches));
+            tree.stalled_processes += i64::from(stalled_fetches > 0);
+            tree.stalled_fetches += stalled_fetches;
             tree.active_processes += i64::from(slot.state() == ProcessState::Active);
             // Files and shared memory are mostly the same ones in every process of a tree.
             shared = shared.max(pages_of(slot.get(Counter::SharedPages)));

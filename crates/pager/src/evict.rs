@@ -27,10 +27,12 @@ use crate::evict_shared::InPlace;
 use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
 use crate::gauges::Gauges;
 use crate::page::{MAX_LAYERS, PageState, Phase};
+use crate::panics::panic_if_asked;
 use crate::resident_map::{ResidentMap, page_bits};
 use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Page, Superpage};
 use crate::sys;
+use crate::thrash::Stall;
 use crate::turn::{Turn, Turns};
 
 /// Trays on their way to the blades at a time: enough to keep a network busy.
@@ -79,6 +81,7 @@ pub struct Evictor {
     pub(crate) copies: usize,
     gauges: Gauges,
     turns: Turns,
+    stall: Stall,
     resident_before: u64,
 }
 
@@ -108,6 +111,7 @@ impl Evictor {
             copies,
             gauges: Gauges::new(core),
             turns: Turns::default(),
+            stall: Stall::default(),
             resident_before: 0,
         })
     }
@@ -132,8 +136,9 @@ impl Evictor {
 
     fn look_for_turn(&mut self) -> Turn {
         let (slot, word) = (self.core.slot, &self.core.board.header().turn);
-        let overruns = slot.get(Counter::Overruns);
-        let turn = self.turns.look(word, slot.pid.load(Relaxed), sys::shared_clock_ms(), overruns);
+        let (now_ms, overruns) = (sys::shared_clock_ms(), slot.get(Counter::Overruns));
+        let wants = self.stall.wants_turn(self.core, now_ms);
+        let turn = self.turns.look(word, slot.pid.load(Relaxed), now_ms, overruns, wants);
         self.core.out_of_turn.store(matches!(turn, Turn::Anothers(_)), Relaxed);
         turn
     }
@@ -171,6 +176,7 @@ impl Evictor {
 
     /// One burst. On the CPU of the faulting thread it is a short one: faults wait for its end.
     fn work(&mut self, work: Work) {
+        panic_if_asked();
         let near = self.core.crew.evictor_is_near();
         let most = if near { BURST_PAGES } else { i64::MAX };
         let evicted = self.evict(work.evict_pages.min(most));

@@ -26,6 +26,7 @@ pub mod frames;
 mod gauges;
 mod late_pool;
 pub mod page;
+pub mod panics;
 pub mod registry;
 pub mod requests;
 mod resident_map;
@@ -35,6 +36,7 @@ pub mod space;
 pub mod steward;
 pub mod streams;
 pub mod sys;
+mod thrash;
 mod turn;
 mod watch;
 
@@ -123,6 +125,7 @@ pub struct Pager {
 impl Pager {
     /// Prepares the pager of this process; starts no thread yet. The value lives for ever.
     pub fn prepare(board_path: &Path) -> Result<&'static Pager, StartError> {
+        panics::end_loudly();
         let board: &'static Board = Box::leak(Box::new(Board::open(board_path, true)?));
         let settings = board.header().settings();
         let slot = claim_slot(board)?;
@@ -468,10 +471,7 @@ fn client_id() -> Result<ClientId, std::io::Error> {
 fn claim_slot(board: &'static Board) -> Result<&'static Slot, StartError> {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     let slot = board.claim(pid, start_ticks()).ok_or(StartError::TooManyProcesses)?;
-    let mut name = [0_u8; 16];
-    // SAFETY: PR_GET_NAME writes at most 16 bytes.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    slot.set_name(name.split(|byte| *byte == 0).next().unwrap_or(b""));
+    slot.set_name(sys::thread_name().as_bytes());
     Ok(slot)
 }
 

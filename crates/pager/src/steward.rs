@@ -20,6 +20,7 @@ use farpool_uffd::PAGE_BYTES;
 use crate::activation::register;
 use crate::core::Core;
 use crate::page::{MAX_LAYERS, PageState, Phase};
+use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
 use crate::requests::{Answer, Kind, Request};
 use crate::space::{NO_TRAY, Page, Superpage, known_pages, known_superpages};
@@ -94,6 +95,7 @@ impl Steward {
     }
 
     fn handle(&mut self, request: Request) -> Result<Answer, i32> {
+        panic_if_asked();
         let pager = self.pager;
         match request.kind {
             Kind::PrepareFork => {

@@ -182,6 +182,15 @@ pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
+/// Name of the calling thread.
+pub fn thread_name() -> String {
+    let mut name = [0_u8; 16];
+    // SAFETY: PR_GET_NAME writes at most 16 bytes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
 /// Gives the calling thread a descriptor table of its own, empty.
 ///
 /// The program may close every descriptor it can name, and none of the pager's is among them; nor
@@ -276,6 +285,13 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
     let field = text[after_name..].split(|byte| *byte == b' ').nth(37)?;
     std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// CPU time that the process has used, with all its threads.
+pub fn process_cpu_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(used.tv_nsec).unwrap_or(0))
 }
 
 /// Milliseconds of a clock that all processes of the machine share; wraps.

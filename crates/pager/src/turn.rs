@@ -6,7 +6,7 @@
 //! around it, it does in one turn what would have taken minutes.
 //!
 //! A process asks for a turn when it went over the limit for want of anything to move out, which happens only
-//! then. Turns are noted on the board, in one word: whose it is, and until when.
+//! then, or when it sees the tree thrash ([`crate::thrash`]). Turns are noted on the board, in one word: whose it is, and until when.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,10 +33,18 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Whose turn it is now; takes it if nobody has it and this process, with so many overruns so far, needs it.
-    /// The time may start anywhere and wraps, but is the same for all processes.
-    pub fn look(&mut self, word: &AtomicU64, pid: u32, now_ms: u32, overruns: u64) -> Turn {
-        let needs = overruns > std::mem::replace(&mut self.overruns_seen, overruns);
+    /// Whose turn it is now; takes it if nobody has it and this process needs it: its overruns, so many so far,
+    /// have grown, or it `wants` one. The time may start anywhere and wraps, but is the same for all processes.
+    pub fn look(
+        &mut self,
+        word: &AtomicU64,
+        pid: u32,
+        now_ms: u32,
+        overruns: u64,
+        wants: bool,
+    ) -> Turn {
+        let overran = overruns > std::mem::replace(&mut self.overruns_seen, overruns);
+        let needs = overran || wants;
         let noted = word.load(SeqCst);
         let (holder, until_ms) = unpack(noted);
         let over_ms = now_ms.wrapping_sub(until_ms).cast_signed();
@@ -72,25 +80,25 @@ mod tests {
     fn only_who_needs_a_turn_takes_it_and_only_one() {
         let (word, start) = (AtomicU64::new(0), u32::MAX - 50);
         let (mut first, mut second) = (Turns::default(), Turns::default());
-        assert_eq!(first.look(&word, 7, start, 0), Turn::Nobodys);
-        assert_eq!(first.look(&word, 7, start, 3), Turn::Mine);
-        assert_eq!(second.look(&word, 8, start, 5), Turn::Anothers(7));
+        assert_eq!(first.look(&word, 7, start, 0, false), Turn::Nobodys);
+        assert_eq!(first.look(&word, 7, start, 3, false), Turn::Mine);
+        assert_eq!(second.look(&word, 8, start, 5, false), Turn::Anothers(7));
         // The clock wraps in the middle of the turn.
         let later = start.wrapping_add(TURN_MS - 1);
-        assert_eq!(second.look(&word, 8, later, 9), Turn::Anothers(7));
-        assert_eq!(first.look(&word, 7, later, 9), Turn::Mine);
+        assert_eq!(second.look(&word, 8, later, 9, false), Turn::Anothers(7));
+        assert_eq!(first.look(&word, 7, later, 9, false), Turn::Mine);
     }
 
     #[test]
     fn turns_go_round() {
         let word = AtomicU64::new(0);
         let (mut first, mut second) = (Turns::default(), Turns::default());
-        assert_eq!(first.look(&word, 7, 1000, 1), Turn::Mine);
+        assert_eq!(first.look(&word, 7, 1000, 1, false), Turn::Mine);
         let end = 1000 + TURN_MS;
-        assert_eq!(first.look(&word, 7, end, 2), Turn::Nobodys, "it rests");
-        assert_eq!(second.look(&word, 8, end + 1, 1), Turn::Mine);
+        assert_eq!(first.look(&word, 7, end, 2, false), Turn::Nobodys, "it rests");
+        assert_eq!(second.look(&word, 8, end + 1, 1, false), Turn::Mine);
         let second_end = end + 1 + TURN_MS;
-        assert_eq!(second.look(&word, 8, second_end + REST_MS, 1), Turn::Nobodys, "no need");
-        assert_eq!(second.look(&word, 8, second_end + REST_MS, 2), Turn::Mine);
+        assert_eq!(second.look(&word, 8, second_end + REST_MS, 1, false), Turn::Nobodys, "no need");
+        assert_eq!(second.look(&word, 8, second_end + REST_MS, 1, true), Turn::Mine);
     }
 }

@@ -50,7 +50,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 18] = [
+const COUNTERS: [(Counter, &str); 19] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::VictimHits, "victim_hits"),
@@ -69,6 +69,7 @@ const COUNTERS: [(Counter, &str); 18] = [
     (Counter::SharedPages, "shared_pages"),
     (Counter::PagerPages, "pager_pages"),
     (Counter::GrowingThreads, "growing_threads"),
+    (Counter::StalledFetches, "stalled_fetches"),
 ];
 
 /// Reads a run's statistics from its board.

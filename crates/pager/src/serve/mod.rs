@@ -26,6 +26,7 @@ use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};
 use crate::frames::{FrameRun, FrameSlot};
 use crate::page::Phase;
+use crate::panics::panic_if_asked;
 use crate::space::Page;
 use crate::sys;
 
@@ -163,6 +164,7 @@ impl FaultThread {
     }
 
     fn serve_all(&mut self, messages: &[Message]) {
+        panic_if_asked();
         for message in messages {
             self.take(message.event());
         }
