@@ -1,0 +1,302 @@
+//! The walk of one request: best brick by policy with a path to it, or the reason there is none.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, Vertex};
+use crate::ids::{MemoryId, SwitchId};
+
+use super::grant::{Path, RackError, RateLimits, Request};
+use super::network::{Connection, Network};
+use super::tree::{Judge, Query, Tree};
+use super::{Allocator, ComputeState, superpages_of};
+
+/// What never changes about cabling, and marks of the search under way.
+///
+/// A *cabling* is the set of switches that a memory brick's ports lead to. Bricks of one cabling
+/// are reached alike, so one that no path leads to speaks for all.
+#[derive(Clone, Debug)]
+pub(super) struct Scratch {
+    cabling_of: Vec<u32>,
+    /// Per cabling: how many switches it has.
+    switch_counts: Vec<usize>,
+    /// Per cabling: the round in which it was found out of reach.
+    failed: Vec<u32>,
+    round: u32,
+    /// Per switch: which leaves of the index hang on it.
+    leaves: Vec<Vec<(usize, usize)>>,
+    /// When all that the compute brick can reach is known: the leaves that hang on it, in order.
+    within: Option<Vec<(usize, usize)>>,
+}
+
+/// The switches that a memory brick's ports lead to, each once.
+fn switches_of(graph: &Graph, memory: MemoryId) -> Vec<SwitchId> {
+    let ports = &graph.memories()[memory.index()].ports;
+    let far = ports.iter().filter_map(|port| graph.far_end(*port));
+    let mut switches: Vec<SwitchId> = far
+        .filter_map(|far| match graph.ports()[far.index()].owner {
+            Vertex::Switch(id) => Some(id),
+            _ => None,
+        })
+        .collect();
+    switches.sort_unstable();
+    switches.dedup();
+    switches
+}
+
+impl Scratch {
+    /// Also returns the cabling of every memory brick.
+    pub(super) fn new(graph: &Graph) -> (Self, Vec<u32>) {
+        let mut known: HashMap<Vec<SwitchId>, u32> = HashMap::new();
+        let mut switch_counts = Vec::new();
+        let mut cabling_of = Vec::new();
+        for index in 0..graph.memories().len() {
+            let switches = switches_of(graph, MemoryId::at(index));
+            let count = switches.len();
+            let cabling = *known.entry(switches).or_insert_with(|| {
+                switch_counts.push(count);
+                MemoryId::at(switch_counts.len() - 1).0
+            });
+            cabling_of.push(cabling);
+        }
+        let scratch = Self {
+            cabling_of: cabling_of.clone(),
+            failed: vec![0; switch_counts.len()],
+            switch_counts,
+            round: 0,
+            leaves: vec![Vec::new(); graph.switches().len()],
+            within: None,
+        };
+        (scratch, cabling_of)
+    }
+
+    /// Notes which leaves hang on which switch.
+    pub(super) fn index_leaves(&mut self, graph: &Graph, tree: &Tree) {
+        let mut pairs: Vec<(SwitchId, usize)> = Vec::new();
+        for memory in (0..graph.memories().len()).map(MemoryId::at) {
+            let leaf = tree.leaf(memory);
+            pairs.extend(switches_of(graph, memory).into_iter().map(|switch| (switch, leaf)));
+        }
+        pairs.sort_unstable();
+        for (switch, leaf) in pairs {
+            let ranges = &mut self.leaves[switch.index()];
+            match ranges.last_mut() {
+                Some((_, end)) if *end == leaf => *end += 1,
+                _ => ranges.push((leaf, leaf + 1)),
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        if self.round == u32::MAX {
+            self.failed.fill(0);
+            self.round = 0;
+        }
+        self.round += 1;
+        self.within = None;
+    }
+}
+
+/// Looks for a path to each brick that would win.
+struct Finder<'a> {
+    graph: &'a Graph,
+    network: &'a mut Network,
+    scratch: &'a mut Scratch,
+    /// To the brick accepted last.
+    path: Option<Path>,
+}
+
+impl Judge for Finder<'_> {
+    fn accepts(&mut self, memory: MemoryId) -> bool {
+        let cabling = self.scratch.cabling_of[memory.index()] as usize;
+        let ports = &self.graph.memories()[memory.index()].ports;
+        match self.network.connect(memory, ports, self.scratch.switch_counts[cabling]) {
+            Connection::Found(path) => {
+                self.path = Some(path);
+                return true;
+            }
+            Connection::None(true) => self.scratch.failed[cabling] = self.scratch.round,
+            Connection::None(false) => {}
+        }
+        // In a network of both kinds a brick's standing circuit may lead further than its cabling.
+        let whole = self.network.exhausted() && !self.network.mixed;
+        if whole && self.scratch.within.is_none() {
+            let hanging = |switch: &u32| self.scratch.leaves[*switch as usize].iter().copied();
+            let mut ranges: Vec<_> =
+                self.network.switches_reached().iter().flat_map(hanging).collect();
+            // Ranges may overlap where bricks hang on several switches; what counts is that both
+            // their starts and, after this, their ends are in order.
+            ranges.sort_unstable();
+            ranges.dedup_by(|next, last| {
+                let joins = next.0 <= last.1;
+                if joins {
+                    last.1 = last.1.max(next.1);
+                }
+                joins
+            });
+            self.scratch.within = Some(ranges);
+        }
+        false
+    }
+
+    fn cabling_may_do(&self, cabling: u32) -> bool {
+        self.scratch.failed[cabling as usize] != self.scratch.round
+    }
+
+    fn leaves_may_do(&self, first: usize, end: usize) -> bool {
+        let Some(within) = &self.scratch.within else { return true };
+        let at = within.partition_point(|(_, range_end)| *range_end <= first);
+        within.get(at).is_some_and(|(range_first, _)| *range_first < end)
+    }
+}
+
+/// Accepts every brick: asks only whether one fits.
+struct Anything;
+
+impl Judge for Anything {
+    fn accepts(&mut self, _: MemoryId) -> bool {
+        true
+    }
+
+    fn cabling_may_do(&self, _: u32) -> bool {
+        true
+    }
+
+    fn leaves_may_do(&self, _: usize, _: usize) -> bool {
+        true
+    }
+}
+
+/// A request and how strictly it is meant.
+struct Wish<'a> {
+    request: &'a Request,
+    superpages: u32,
+    except: Option<MemoryId>,
+    rates: RateLimits,
+}
+
+impl<'a> Wish<'a> {
+    fn query(&self, graph: &Graph, computes: &'a [ComputeState]) -> Query<'a> {
+        let tray = graph.computes()[self.request.compute.index()].tray;
+        Query {
+            superpages: self.superpages,
+            may_split: self.request.may_split,
+            read: self.rates.read_bytes_per_s,
+            write: self.rates.write_bytes_per_s,
+            policy: self.request.policy,
+            avoid: &self.request.avoid,
+            except: self.except,
+            rack: graph.trays()[tray.index()].rack.0,
+            tray: tray.0,
+            counts: &computes[self.request.compute.index()].per_domain,
+        }
+    }
+}
+
+impl Allocator {
+    /// The request's size in superpages, or what is wrong with it by itself.
+    pub(super) fn check(&self, request: &Request) -> Result<u32, RackError> {
+        if request.compute.index() >= self.computes.len() {
+            return Err(RackError::UnknownCompute(request.compute));
+        }
+        let known = |domain: &&crate::DomainId| domain.index() >= self.graph.domains().len();
+        if let Some(domain) = request.avoid.iter().find(known) {
+            return Err(RackError::UnknownDomain(*domain));
+        }
+        let bytes = request.bytes;
+        if bytes == 0 {
+            return Err(RackError::ZeroBytes);
+        }
+        if request.rates.read_bytes_per_s == 0 || request.rates.write_bytes_per_s == 0 {
+            return Err(RackError::ZeroBandwidth);
+        }
+        if bytes > self.pool_bytes {
+            return Err(RackError::LargerThanPool { bytes, pool_bytes: self.pool_bytes });
+        }
+        if bytes > self.largest_brick_bytes {
+            let brick_bytes = self.largest_brick_bytes;
+            return Err(RackError::LargerThanAnyBrick { bytes, brick_bytes });
+        }
+        Ok(superpages_of(bytes))
+    }
+
+    /// The brick for the request and the way there; not `except`.
+    pub(super) fn find(
+        &mut self,
+        request: &Request,
+        superpages: u32,
+        except: Option<MemoryId>,
+    ) -> Result<(MemoryId, Path), RackError> {
+        let found = self.best(request, superpages, except, request.rates);
+        found.ok_or_else(|| self.refusal(request, superpages, except))
+    }
+
+    fn best(
+        &mut self,
+        request: &Request,
+        superpages: u32,
+        except: Option<MemoryId>,
+        rates: RateLimits,
+    ) -> Option<(MemoryId, Path)> {
+        let compute = &self.graph.computes()[request.compute.index()];
+        self.network.begin(&compute.ports, rates);
+        self.scratch.begin();
+        let neighbours: Vec<_> = self.network.direct().iter().map(|(id, _)| *id).collect();
+        let values: Vec<_> = neighbours.iter().map(|id| (*id, self.values(*id))).collect();
+        let wish = Wish { request, superpages, except, rates };
+        let query = wish.query(&self.graph, &self.computes);
+        let scored = values.iter().filter_map(|(id, values)| {
+            self.tree.score_of(*id, values, &query).map(|score| (score, *id))
+        });
+        let nearby = scored.min();
+        let mut finder = Finder {
+            graph: &self.graph,
+            network: &mut self.network,
+            scratch: &mut self.scratch,
+            path: None,
+        };
+        let found = match finder.network.switches_reached().is_empty() {
+            true => nearby,
+            false => self.tree.search(&query, &mut finder, nearby),
+        };
+        let (_, memory) = found?;
+        if found == nearby {
+            let accepted = finder.accepts(memory);
+            assert!(accepted, "a circuit that stands leads to its end");
+        }
+        finder.path.map(|path| (memory, path))
+    }
+
+    /// Why nothing was found: looks again with one need less at a time.
+    fn refusal(
+        &mut self,
+        request: &Request,
+        superpages: u32,
+        except: Option<MemoryId>,
+    ) -> RackError {
+        let no_capacity =
+            RackError::NoCapacity { bytes: u64::from(superpages) * crate::SUPERPAGE_BYTES };
+        let root = self.tree.root();
+        let (anywhere, open) = match request.may_split {
+            true => (root.any_total, root.total_superpages),
+            false => (root.any_largest, root.largest_superpages),
+        };
+        if anywhere < superpages {
+            return no_capacity;
+        }
+        if self.best(request, superpages, except, RateLimits::default()).is_some() {
+            return RackError::NoBandwidth;
+        }
+        if self.network.switches_reached().is_empty() {
+            return RackError::NoPort("the compute brick's are all taken or not connected");
+        }
+        if open < superpages {
+            return RackError::NoPort("those of all memory bricks with that much free are taken");
+        }
+        let wish = Wish { request, superpages, except, rates: RateLimits::default() };
+        let query = wish.query(&self.graph, &self.computes);
+        match self.tree.search(&query, &mut Anything, None) {
+            None => no_capacity,
+            Some(_) => RackError::NoCircuit,
+        }
+    }
+}
