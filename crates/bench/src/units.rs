@@ -5,30 +5,8 @@
 /// # Errors
 /// Says what was not understood and shows an example.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b')
-    {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => {
-            return Err(format!(
-                "\"{text}\" has an unknown unit; write for example 256MiB or 1GiB"
-            ));
-        }
-    };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("\"{text}\" is no size; write for example 256MiB or 1GiB"))?;
-    let bytes = number * (1u64 << shift) as f64;
-    if bytes < 0.0 || bytes >= (1u64 << 62) as f64 {
-        return Err(format!("\"{text}\" is more than memory can be"));
-    }
-    Ok(round(bytes))
+    let wrong = || format!("\"{text}\" is no size; write for example 256MiB or 1GiB");
+    farpool_wire::parse_bytes(text).ok_or_else(wrong)
 }
 
 /// `1.5 GiB` and the like, three digits.

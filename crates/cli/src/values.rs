@@ -16,45 +16,21 @@ use serde::{Deserialize, Deserializer, de};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
-/// Suffixes and the power of two each stands for.
-const SUFFIXES: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
-
 impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let not_a_size = || format!("{text:?} is not a size; write it as 256MiB, 2G or 4096");
-        let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-        let (digits, suffix) = text.split_at(split);
-        let suffix = suffix.trim().to_ascii_lowercase();
-        let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
-        let (_, shift) = SUFFIXES.iter().find(|(name, _)| *name == unit).ok_or_else(not_a_size)?;
-        let bytes = scaled(digits, *shift).ok_or_else(not_a_size)?;
-        match bytes {
-            0 => Err(format!("{text:?} is no memory at all; give a size above zero")),
-            bytes => Ok(Size(bytes)),
+        match farpool_wire::parse_bytes(text) {
+            None => Err(format!("{text:?} is not a size; write it as 256MiB, 2G or 4096")),
+            Some(0) => Err(format!("{text:?} is no memory at all; give a size above zero")),
+            Some(bytes) => Ok(Size(bytes)),
         }
     }
-}
-
-/// `digits` x 2^`shift` in whole numbers, with up to three decimals; none when it is no number
-/// or does not fit.
-fn scaled(digits: &str, shift: u32) -> Option<u64> {
-    let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
-    if whole.is_empty() || decimals.len() > 3 {
-        return None;
-    }
-    let thousandths: u128 = format!("{whole}{decimals:0<3}").parse().ok()?;
-    u64::try_from(thousandths.checked_mul(1 << shift)? / 1000).ok()
 }
 
 impl fmt::Display for Size {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-        match named.iter().find(|(_, shift)| self.0 != 0 && self.0.trailing_zeros() >= *shift) {
-            Some((name, shift)) => write!(to, "{}{name}", self.0 >> shift),
-            None => write!(to, "{}", self.0),
-        }
+        to.write_str(&farpool_wire::format_bytes(self.0))
     }
 }
 

@@ -262,11 +262,15 @@ impl Tree {
             tree.resident_pages += pages_of(slot.get(Counter::ResidentPages));
             tree.far_pages += pages_of(slot.get(Counter::FarPages));
             tree.evictable_pages += pages_of(slot.get(Counter::EvictablePages));
-            tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
             let stalled_fetches = pages_of(slot.get(Counter::StalledFetches));
             tree.stalled_processes += i64::from(stalled_fetches > 0);
             tree.stalled_fetches += stalled_fetches;
-            tree.active_processes += i64::from(slot.state() == ProcessState::Active);
+            match slot.state() {
+                ProcessState::Active => tree.active_processes += 1,
+                ProcessState::Native => {
+                    tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
+                }
+            }
             // Files and shared memory are mostly the same ones in every process of a tree.
             shared = shared.max(pages_of(slot.get(Counter::SharedPages)));
         }

@@ -7,7 +7,7 @@ use crate::sys;
 
 /// In debug builds: the thread of the pager that panics on purpose, so that a test can see what is said then.
 #[cfg(debug_assertions)]
-pub const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
+const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
 #[cfg(debug_assertions)]
 static ASKED_FOR: std::sync::OnceLock<String> = std::sync::OnceLock::new();
 

@@ -49,12 +49,15 @@ pub struct Watch {
     statm: OwnedFd,
     tasks: OwnedFd,
     cpus: i64,
-    pages_before: u64,
+    /// Anonymous pages that were resident at the last look.
+    pages: u64,
 }
 
 /// Where threads of the program wait before they make it grow.
 #[derive(Debug, Default)]
 pub struct GrowthDoor {
+    /// The program has started a thread. Without, nobody has to look further.
+    has_threads: AtomicBool,
     is_awaited: AtomicBool,
     registered: Latch,
 }
@@ -65,8 +68,9 @@ impl GrowthDoor {
         self.registered.open();
     }
 
-    /// In a child of fork nobody waits.
+    /// In a child of fork there is one thread, and nobody waits.
     pub fn reset(&self) {
+        self.has_threads.store(false, SeqCst);
         self.is_awaited.store(false, SeqCst);
     }
 }
@@ -74,12 +78,7 @@ impl GrowthDoor {
 impl Watch {
     pub fn new() -> Result<Watch, StartError> {
         let cpus = i64::try_from(sys::allowed_cpus().len()).unwrap_or(i64::MAX);
-        Ok(Watch {
-            statm: budget::open_statm()?,
-            tasks: sys::open_own_tasks()?,
-            cpus,
-            pages_before: 0,
-        })
+        Ok(Watch { statm: budget::open_statm()?, tasks: sys::open_own_tasks()?, cpus, pages: 0 })
     }
 
     /// Returns when the process may have to give up memory: most processes of a tree never do, and are over before
@@ -90,9 +89,9 @@ impl Watch {
             let bell = pager.requests.bell();
             let grows = self.look(pager);
             let pause = next_look(pager.board, grows, self.cpus);
-            let has_to_give = self.pages_before * PAGE_BYTES as u64 >= WORTH_BYTES;
+            let has_to_give = self.pages * PAGE_BYTES as u64 >= WORTH_BYTES;
             let is_due = pause.is_none() && has_to_give;
-            if is_due || self.pages_before >= small || pager.growth.is_awaited.load(SeqCst) {
+            if is_due || self.pages >= small || pager.growth.is_awaited.load(SeqCst) {
                 return;
             }
             let most = if grows { SMALL_STEP } else { SMALL_REST };
@@ -118,7 +117,7 @@ impl Watch {
         let resident = budget::read_resident(&self.statm).unwrap_or_default();
         let slot = pager.slot();
         budget::publish(slot, resident);
-        let before = std::mem::replace(&mut self.pages_before, resident.anonymous_pages);
+        let before = std::mem::replace(&mut self.pages, resident.anonymous_pages);
         let grows = resident.anonymous_pages > before;
         // Without the steward itself.
         let threads = if grows { sys::count_tasks(&self.tasks).saturating_sub(1) } else { 0 };
@@ -128,11 +127,19 @@ impl Watch {
 }
 
 impl Pager {
-    /// A thread of the program is about to start another thread, or has mapped new memory. If the process has more
+    /// As [`Pager::before_growth`], for a thread of the program that is about to start another one.
+    pub fn before_thread(&self) {
+        if !sys::is_internal_allocation() {
+            self.growth.has_threads.store(true, SeqCst);
+            self.before_growth();
+        }
+    }
+
+    /// A thread of the program is about to start another one, or has mapped new memory. If the process has more
     /// threads than CPUs and what they can touch unseen may pass the limit, it waits until memory is registered.
     pub fn before_growth(&self) {
         let watched = self.steward_started.load(SeqCst) && !self.is_active();
-        if !watched || sys::is_internal_allocation() || !self.is_of_this_process() {
+        if !watched || !self.growth.has_threads.load(SeqCst) || !self.is_of_this_process() {
             return;
         }
         let Ok(tasks) = sys::open_own_tasks() else { return };

@@ -14,7 +14,8 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The C library's function; null before its first use.
+/// The C library's function; null before its first use. Kept, for dlsym takes the dynamic linker's lock: a thread that
+/// holds it, in a constructor, may wait for one that starts a thread.
 static CREATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 fn create() -> Option<Create> {
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     let Some(create) = create() else { return libc::EAGAIN };
     if let Some(pager) = pager() {
-        pager.before_growth();
+        pager.before_thread();
     }
     // SAFETY: the program asked for this call.
     unsafe { create(thread, attributes, start, argument) }

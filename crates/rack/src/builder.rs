@@ -4,12 +4,14 @@
 
 use std::collections::HashMap;
 
+use farpool_wire::format_bytes;
+
+use crate::SUPERPAGE_BYTES;
 use crate::graph::{
     ComputeBrick, Graph, Link, MemoryBrick, Port, PowerState, Rack, Switch, SwitchKind, Tray,
     Vertex,
 };
 use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, PortId, RackId, SwitchId, TrayId};
-use crate::{SUPERPAGE_BYTES, format_bytes};
 
 /// Most bricks of a kind, racks, trays or switches: bounds a graph's memory to some gigabytes.
 pub const VERTEX_LIMIT: usize = 1 << 22;

@@ -25,7 +25,6 @@ mod allocate;
 mod builder;
 mod graph;
 mod ids;
-mod size;
 pub mod topology;
 
 pub use allocate::{
@@ -33,6 +32,8 @@ pub use allocate::{
     Snapshot, SwitchSetting, UnknownPlacementPolicy,
 };
 pub use builder::{BuildError, GraphBuilder};
+/// Bytes of a superpage, the unit in which memory is handed out.
+pub use farpool_wire::SUPERPAGE_BYTES;
 pub use graph::{
     ComputeBrick, Graph, Link, MemoryBrick, Port, PowerState, Rack, Switch, SwitchKind, Tray,
     Vertex,
@@ -41,7 +42,3 @@ pub use ids::{
     CircuitId, ComputeId, DomainId, Epoch, LinkId, MemoryId, PortId, RackId, RequestId, SegmentId,
     SwitchId, TrayId,
 };
-pub use size::{format_bytes, parse_bytes};
-
-/// Bytes of a superpage, the unit in which memory is handed out.
-pub use farpool_wire::SUPERPAGE_BYTES;

@@ -29,6 +29,7 @@ mod header;
 mod ids;
 mod request;
 mod response;
+mod size;
 mod stat;
 
 pub use address::{Address, AddressError, SOCKET_PATH_LIMIT_BYTES};
@@ -38,6 +39,7 @@ pub use header::{Head, Header, Kind, Opcode, split_head};
 pub use ids::{ClientId, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber};
 pub use request::{Extent, Hello, Purpose, Request, pages_in};
 pub use response::{Attached, HelloOk, Response, SegmentState, SuperpagePair};
+pub use size::{format_bytes, parse_bytes};
 pub use stat::{BladeTotals, ClientUsage};
 
 /// Bytes of a page: the unit of transfer. All of Farpool is built for 4 KiB pages.

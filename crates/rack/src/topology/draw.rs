@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
+use farpool_wire::format_bytes;
+
+use crate::Allocator;
 use crate::graph::{PowerState, SwitchKind};
 use crate::ids::{ComputeId, MemoryId};
-use crate::{Allocator, format_bytes};
 
 /// Racks, trays and bricks with their use, then switches with their circuits; plain ASCII.
 #[must_use]

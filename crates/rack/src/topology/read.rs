@@ -6,10 +6,11 @@ use std::ops::Range;
 use serde::Deserialize;
 use toml::Spanned;
 
+use farpool_wire::{format_bytes, parse_bytes};
+
 use crate::builder::{BuildError, GraphBuilder};
 use crate::graph::{ComputeBrick, Graph, MemoryBrick, PowerState, SwitchKind};
 use crate::ids::{DomainId, PortId, TrayId};
-use crate::{format_bytes, parse_bytes};
 
 /// Most bytes of a topology: some 100,000 bricks with their links fit.
 pub const TEXT_LIMIT_BYTES: usize = 256 << 20;

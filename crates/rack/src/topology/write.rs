@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::format_bytes;
+use farpool_wire::format_bytes;
+
 use crate::graph::{Graph, PowerState, SwitchKind};
 
 /// The graph as a topology. Names need no escapes: the builder allows none that would.

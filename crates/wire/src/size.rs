@@ -1,5 +1,5 @@
 //! Sizes and bandwidths as people write them. Binary whichever suffix is used (`2G` and `2GiB` are
-//! both 2^31 bytes), as on Farpool's command line.
+//! both 2^31 bytes): on the command line, in configuration files and topologies.
 
 /// Suffixes and the power of two each stands for.
 const SUFFIXES: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
