@@ -1,0 +1,99 @@
+//! Switch drivers: the one trait behind which the controller sets circuits up and takes them down.
+//!
+//! A circuit joins two ports of one switch, both directions; a port is in one circuit at most.
+//! Ports are numbered from 0, as topologies number them. Calls may block; the controller makes them
+//! from threads that may wait.
+
+/// One switch, as the controller drives it.
+pub trait SwitchDriver: Send {
+    /// The circuits that stand, lower port first, in ascending order.
+    ///
+    /// # Errors
+    /// The switch does not answer.
+    fn circuits(&mut self) -> Result<Vec<Circuit>, SwitchError>;
+
+    /// Sets a circuit up; nothing happens if it stands already.
+    ///
+    /// # Errors
+    /// No such port, one of them is in another circuit, or the switch does not answer; nothing has
+    /// changed then.
+    fn connect(&mut self, circuit: Circuit) -> Result<(), SwitchError>;
+
+    /// Takes a circuit down; nothing happens if it does not stand.
+    ///
+    /// # Errors
+    /// No such port, or the switch does not answer.
+    fn disconnect(&mut self, circuit: Circuit) -> Result<(), SwitchError>;
+}
+
+/// Two ports of a switch, joined. The lower one comes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Circuit {
+    low: u32,
+    high: u32,
+}
+
+impl Circuit {
+    /// The circuit of two ports in either order; none if they are the same port.
+    #[must_use]
+    pub fn new(a: u32, b: u32) -> Option<Self> {
+        (a != b).then(|| Self { low: a.min(b), high: a.max(b) })
+    }
+
+    /// Both ports, the lower one first.
+    #[must_use]
+    pub fn ports(self) -> (u32, u32) {
+        (self.low, self.high)
+    }
+}
+
+/// Why a switch was not set.
+#[derive(Debug, thiserror::Error)]
+pub enum SwitchError {
+    /// A port number the switch does not have.
+    #[error("switch {switch} has no port {port}")]
+    NoPort {
+        /// The switch's name.
+        switch: String,
+        /// The port asked for.
+        port: u32,
+    },
+    /// A port that is in another circuit.
+    #[error("port {port} of switch {switch} is in the circuit {low}-{high}; take that down first")]
+    PortInUse {
+        /// The switch's name.
+        switch: String,
+        /// The port asked for.
+        port: u32,
+        /// The circuit it is in.
+        low: u32,
+        /// The circuit it is in.
+        high: u32,
+    },
+    /// The switch cannot be reached or gives no sensible answer.
+    #[error("switch {switch} does not answer: {reason}")]
+    Unreachable {
+        /// The switch's name.
+        switch: String,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// A packet network: it forwards from any port to any port, so there is nothing to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PacketNetwork;
+
+impl SwitchDriver for PacketNetwork {
+    fn circuits(&mut self) -> Result<Vec<Circuit>, SwitchError> {
+        Ok(Vec::new())
+    }
+
+    fn connect(&mut self, _circuit: Circuit) -> Result<(), SwitchError> {
+        Ok(())
+    }
+
+    fn disconnect(&mut self, _circuit: Circuit) -> Result<(), SwitchError> {
+        Ok(())
+    }
+}
