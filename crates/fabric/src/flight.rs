@@ -32,6 +32,8 @@ pub(crate) struct Slot {
     /// The encoded head, kept while it is being sent.
     head: Vec<u8>,
     submitted: Instant,
+    /// Its number in the order of submission.
+    sequence: u64,
     damaged: u8,
     /// Place in the stream of the byte after its last one.
     pub(crate) end_bytes: u64,
@@ -47,6 +49,8 @@ pub(crate) struct Flight {
     pub(crate) done: Vec<PageDone>,
     extents: Vec<Extent>,
     next_id: u64,
+    /// Requests submitted so far.
+    pub(crate) submitted: u64,
     /// Bytes of the stream that belong to requests made so far.
     stream_bytes: u64,
     pages: usize,
@@ -64,6 +68,7 @@ impl Flight {
             done: Vec::new(),
             extents: Vec::with_capacity(REQUEST_LIMIT_PAGES),
             next_id: 1,
+            submitted: 0,
             stream_bytes: 0,
             pages: 0,
             credits: 1,
@@ -91,6 +96,8 @@ impl Flight {
                 slot.opcode = opcode;
                 slot.segment = pages[0].segment;
                 slot.submitted = submitted;
+                slot.sequence = self.submitted;
+                self.submitted += 1;
                 slot.damaged = 0;
                 slot.pages.extend_from_slice(pages);
                 self.queue_of(opcode).push_back(slot);
@@ -163,6 +170,13 @@ impl Flight {
         waiting.into_iter().flatten().map(|slot| slot.submitted).chain(flying).min()
     }
 
+    /// Whether all of the first `count` requests have ended.
+    pub(crate) fn is_finished_before(&self, count: u64) -> bool {
+        let waiting = [self.waiting_reads.front(), self.waiting_writes.front()];
+        // What is flying is in the order of sending, in which reads overtake writes: look at all.
+        waiting.into_iter().flatten().chain(&self.flying).all(|slot| slot.sequence >= count)
+    }
+
     /// Ends every request.
     pub(crate) fn fail_all(&mut self, fault: PageFault) {
         self.ground(false);
@@ -183,6 +197,7 @@ impl Slot {
             pages: Vec::with_capacity(REQUEST_LIMIT_PAGES),
             head: Vec::with_capacity(64),
             submitted,
+            sequence: 0,
             damaged: 0,
             end_bytes: 0,
         }

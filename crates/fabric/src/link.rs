@@ -79,6 +79,13 @@ pub trait Link: Send + std::fmt::Debug {
     /// Pages given and not yet handed out.
     fn in_flight(&self) -> usize;
 
+    /// A mark in the order of pages given: everything given so far is before it.
+    fn mark(&self) -> u64;
+
+    /// Whether everything given before the mark has taken effect or failed, so that nothing of it
+    /// will reach the blade any more.
+    fn is_finished_before(&self, mark: u64) -> bool;
+
     /// What to poll for readability while something is in flight.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 

@@ -57,19 +57,29 @@ impl StreamLink {
     /// The blade cannot be reached or refuses.
     pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
         let until = Instant::now() + session.deadline;
-        let mut dialer = Dialer::new(session, slot)?;
-        let (socket, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
-        let mut link = StreamLink {
-            dialer,
-            state: State::Up(socket),
+        let mut link = Self::later(session, slot)?;
+        let connected = link.dialer.connect(until);
+        let (socket, greeting) = connected.map_err(|error| link.dialer.explain(error))?;
+        link.state = State::Up(socket);
+        link.greeted(&greeting);
+        Ok(link)
+    }
+
+    /// A link that connects when it is first driven with something to do, without ever blocking for
+    /// it. If it cannot, its requests fail.
+    ///
+    /// # Errors
+    /// The session does not permit the address.
+    pub fn later(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
+        Ok(StreamLink {
+            dialer: Dialer::new(session, slot)?,
+            state: State::Pausing(Instant::now()),
             flight: Flight::new(),
             output: Vector::with_capacity(SEND_LIMIT_PARTS + REQUEST_LIMIT_PAGES + 2),
             sent_bytes: 0,
             receiver: Receiver::new(),
             reconnects: 0,
-        };
-        link.greeted(&greeting);
-        Ok(link)
+        })
     }
 
     /// Times the connection broke and was made again.
@@ -284,6 +294,14 @@ impl Link for StreamLink {
 
     fn in_flight(&self) -> usize {
         self.flight.pages()
+    }
+
+    fn mark(&self) -> u64 {
+        self.flight.submitted
+    }
+
+    fn is_finished_before(&self, mark: u64) -> bool {
+        self.flight.is_finished_before(mark)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

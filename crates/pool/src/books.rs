@@ -20,7 +20,7 @@ const NO_FILE: RawFd = -1;
 #[derive(Debug)]
 pub(crate) struct Books {
     control: Control,
-    address: Address,
+    pub(crate) address: Address,
     parts: [Option<Part>; MAX_SEGMENTS],
     /// Replaced descriptors, which a lane may still be using.
     retired: Vec<SharedFile>,
@@ -28,6 +28,8 @@ pub(crate) struct Books {
     pub(crate) allocated_superpages: u64,
     /// Refused an allocation for lack of memory, since then nothing was given back.
     pub(crate) is_full: bool,
+    /// No new memory is taken from it.
+    pub(crate) is_leaving: bool,
     /// Reconnections of the control connection after which our segments were found to be there.
     reconnects_checked: u64,
 }
@@ -38,6 +40,8 @@ struct Part {
     id: SegmentId,
     token: SegmentToken,
     file: Option<SharedFile>,
+    /// A copy in the making of a frozen part elsewhere: it is not handed on until it is complete.
+    is_filling: bool,
 }
 
 #[derive(Debug)]
@@ -62,6 +66,7 @@ impl Books {
             retired: Vec::new(),
             allocated_superpages: 0,
             is_full: false,
+            is_leaving: false,
             reconnects_checked: 0,
         }
     }
@@ -81,8 +86,24 @@ impl Books {
         Some((part.id, file))
     }
 
+    pub(crate) fn has_part(&self, segment: usize) -> bool {
+        self.parts[segment].is_some()
+    }
+
+    /// Whether the part is a copy in the making.
+    pub(crate) fn is_filling(&self, segment: usize) -> bool {
+        self.parts[segment].as_ref().is_some_and(|part| part.is_filling)
+    }
+
+    pub(crate) fn set_filling(&mut self, segment: usize, is_filling: bool) {
+        if let Some(part) = &mut self.parts[segment] {
+            part.is_filling = is_filling;
+        }
+    }
+
+    /// What opens the part to others; nothing while it is a copy in the making.
     pub(crate) fn token(&self, segment: usize) -> Option<BladeToken> {
-        let part = self.parts[segment].as_ref()?;
+        let part = self.parts[segment].as_ref().filter(|part| !part.is_filling)?;
         Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
     }
 
@@ -116,7 +137,7 @@ impl Books {
         let request = Request::CreateSegment { span_superpages: SPAN_LIMIT_SUPERPAGES };
         match self.control.call(&request)?.response {
             Response::SegmentCreated { segment: id, token } => {
-                self.parts[segment] = Some(Part { id, token, file: None });
+                self.parts[segment] = Some(Part { id, token, file: None, is_filling: false });
                 Ok(id)
             }
             _ => Err(self.nonsense()),
@@ -235,7 +256,7 @@ impl Books {
         let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
         list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
         let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
-        self.parts[segment] = Some(Part { id, token: token.token, file: None });
+        self.parts[segment] = Some(Part { id, token: token.token, file: None, is_filling: false });
         if state != SegmentState::Frozen {
             return Err(self.nonsense().into());
         }

@@ -5,7 +5,8 @@ use farpool_fabric::{CallError, ConnectError};
 
 use crate::SegmentHandle;
 
-/// Place of a blade in [`PoolConfig::blades`](crate::PoolConfig::blades).
+/// A blade's slot in the pool. At first in the order of [`PoolConfig::blades`](crate::PoolConfig::blades);
+/// a slot is used again after [`remove_blade`](crate::Pool::remove_blade).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BladeIndex(pub u8);
 
@@ -41,6 +42,42 @@ pub enum PoolError {
         /// How many were given.
         given: usize,
         /// How many are possible.
+        limit: usize,
+    },
+    /// No blade is in this slot.
+    #[error("there is no blade number {}", .0.0)]
+    NoSuchBlade(BladeIndex),
+    /// The blade cannot be given up while memory of ours is there.
+    #[error("{superpages} superpages are still on blade {address}; move them first")]
+    InUse {
+        /// The blade's address.
+        address: String,
+        /// How many.
+        superpages: u64,
+    },
+    /// A superpage could not be moved; it is where it was, unless its blade is lost.
+    #[error(
+        "superpage {superpage} of segment {segment} could not be moved from blade {from} to {to}: {reason}"
+    )]
+    NotMoved {
+        /// The superpage.
+        superpage: u32,
+        /// The segment's number.
+        segment: usize,
+        /// The address of the blade it is on.
+        from: String,
+        /// The address of the blade it was to go to.
+        to: String,
+        /// What happened to the first page that failed.
+        reason: PageError,
+    },
+    /// A superpage is just being moved; try again.
+    #[error("a superpage is just being moved; try again")]
+    Moving,
+    /// Too many superpages lie half on one blade and half on another since blades were lost.
+    #[error("{limit} superpages were left half moved by lost blades; no more is moved")]
+    TooManyHalfMoved {
+        /// The limit.
         limit: usize,
     },
     /// The connection to a blade could not be made, or broke and could not be made again.

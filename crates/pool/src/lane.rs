@@ -1,18 +1,24 @@
 //! One pager thread's way to the blades.
+//!
+//! A lane connects to a blade when it first has a page for it. Writes to a page that is being moved at
+//! this moment wait inside the lane and count as in flight.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{Link, LinkPage, PageDone, PageFault};
-use farpool_wire::ErrorCode;
+use farpool_fabric::{Link, LinkPage, PageDone, PageFault, ShmLink, StreamLink};
+use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::shared::{Access, LaneClock, Shared};
+use crate::shared::{Access, Found, LaneClock, Shared};
 use crate::{BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError};
 
 /// Longest time `wait` sleeps before it looks at the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);
+/// Longest time `wait` sleeps while a write waits for the mover, which has a page for about as long.
+const MOVER_STEP: Duration = Duration::from_micros(100);
 /// Completions a lane holds without allocating.
 const DONE_CAPACITY: usize = 1024;
 
@@ -21,33 +27,63 @@ const DONE_CAPACITY: usize = 1024;
 pub struct Lane {
     shared: Arc<Shared>,
     clock: Arc<LaneClock>,
-    /// One per blade, in the blades' order.
-    links: Vec<Box<dyn Link>>,
-    /// Pages of the current call, by blade.
-    batches: Vec<Vec<LinkPage>>,
+    /// Which of the client's connections this lane's are, on every blade.
+    slot: u32,
+    /// One per slot of a blade.
+    ways: [Way; MAX_BLADES],
+    /// Pages given to links and not yet handed out.
+    with_links: usize,
     /// Blades of the current call in the order of their first page.
     order: Vec<usize>,
-    /// Pages that found no blade.
-    failed: Vec<Completion>,
+    /// Completions that need no link any more.
+    ready: Vec<Completion>,
+    /// Writes to pages that the mover has in its hands.
+    waiting: Vec<PageWrite>,
     scratch: Vec<PageDone>,
+    /// The phase that is being waited for, once seen; see [`Shared::phase`].
+    phase: u64,
+}
+
+/// The way to one blade.
+#[derive(Debug, Default)]
+struct Way {
+    /// Of the blade's slot when the link was made.
+    generation: u32,
+    link: Option<Box<dyn Link>>,
+    /// Pages of the current call.
+    batch: Vec<LinkPage>,
+    /// What the link had been given when the phase began.
+    mark: u64,
 }
 
 impl Lane {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        clock: Arc<LaneClock>,
-        links: Vec<Box<dyn Link>>,
-    ) -> Lane {
-        let blades = links.len();
+    pub(crate) fn new(shared: Arc<Shared>, clock: Arc<LaneClock>, slot: u32) -> Lane {
         Lane {
             shared,
             clock,
-            links,
-            batches: (0..blades).map(|_| Vec::with_capacity(DONE_CAPACITY)).collect(),
-            order: Vec::with_capacity(blades),
-            failed: Vec::with_capacity(DONE_CAPACITY),
+            slot,
+            ways: std::array::from_fn(|_| Way::default()),
+            with_links: 0,
+            order: Vec::with_capacity(MAX_BLADES),
+            ready: Vec::with_capacity(DONE_CAPACITY),
+            waiting: Vec::with_capacity(DONE_CAPACITY),
             scratch: Vec::with_capacity(DONE_CAPACITY),
+            phase: 0,
         }
+    }
+
+    /// Connects to the blade now, and waits for it.
+    pub(crate) fn connect(&mut self, blade: BladeIndex) -> Result<(), PoolError> {
+        let number = usize::from(blade.0) % MAX_BLADES;
+        let slot = &self.shared.blades[number];
+        let (generation, known) = (slot.generation.load(Ordering::Acquire), slot.get());
+        let Some(known) = known else { return Ok(()) };
+        let link: Box<dyn Link> = match known.session.address {
+            Address::Shm(_) => Box::new(ShmLink::default()),
+            _ => Box::new(StreamLink::connect(Arc::clone(&known.session), self.slot)?),
+        };
+        self.replace(number, generation, Some(link));
+        Ok(())
     }
 
     /// Sends the reads; the order is the priority (demand page first). Consecutive pages of one
@@ -61,20 +97,21 @@ impl Lane {
     /// # Errors
     /// None at present; a page that cannot be read says so in its completion.
     pub unsafe fn read(&mut self, reads: &[PageRead]) -> Result<(), PoolError> {
+        self.look_at_phase();
         let clock = Arc::clone(&self.clock);
         let visit = clock.visit();
         for read in reads {
-            let found = self.shared.find(read.at, Access::Read, read.into, read.token);
-            self.sort_in(found, read.token);
+            match self.shared.find(read.at, Access::Read, read.into, read.token) {
+                Found::At(blade, page) => self.sort_in(blade, page),
+                Found::Not(error) => self.fail(read.token, error),
+                // Reads never wait for the mover; should one, it ends like any that came too late.
+                Found::Soon => self.fail(read.token, PageError::Deadline),
+            }
         }
-        for &blade in &self.order {
-            // SAFETY: the caller lends each page's memory for writing until its completion; files
-            // found during this visit stay open until it ends.
-            unsafe { self.links[blade].read(&self.batches[blade]) };
-            clock.count(blade, Access::Read, self.batches[blade].len());
-        }
+        // SAFETY: the caller lends each page's memory for writing until its completion; files found
+        // during this visit stay open until it ends.
+        unsafe { self.submit(Access::Read) };
         drop(visit);
-        self.clear_batches();
         Ok(())
     }
 
@@ -87,64 +124,135 @@ impl Lane {
     /// # Errors
     /// None at present; a page that cannot be stored says so in its completion.
     pub unsafe fn write(&mut self, writes: &[PageWrite]) -> Result<(), PoolError> {
+        self.look_at_phase();
         let clock = Arc::clone(&self.clock);
         let visit = clock.visit();
         for write in writes {
             let from = write.from.cast_mut();
-            let found = self.shared.find(write.at, Access::Write, from, write.token);
-            self.sort_in(found, write.token);
+            match self.shared.find(write.at, Access::Write, from, write.token) {
+                Found::At(blade, page) => self.sort_in(blade, page),
+                Found::Not(error) => self.fail(write.token, error),
+                Found::Soon => self.waiting.push(*write),
+            }
         }
-        for &blade in &self.order {
-            // SAFETY: the caller lends each page's memory for reading until its completion; files as
-            // for `read`.
-            unsafe { self.links[blade].write(&self.batches[blade]) };
-            clock.count(blade, Access::Write, self.batches[blade].len());
-        }
+        // SAFETY: the caller lends each page's memory for reading until its completion; files as for
+        // `read`.
+        unsafe { self.submit(Access::Write) };
         drop(visit);
-        self.clear_batches();
         Ok(())
     }
 
-    fn sort_in(&mut self, found: Result<(BladeIndex, LinkPage), PageError>, token: u64) {
-        match found {
-            Ok((blade, page)) => {
-                let blade = usize::from(blade.0);
-                if self.batches[blade].is_empty() {
-                    self.order.push(blade);
-                }
-                self.batches[blade].push(page);
-            }
-            Err(error) => self.failed.push(Completion { token, result: Err(error) }),
-        }
+    /// Moves pages whose places the caller knows: the mover.
+    ///
+    /// # Safety
+    /// As for `read` or `write`, by `access`; the pages were found during a visit that has not ended, or
+    /// nothing they name can be closed meanwhile.
+    pub(crate) unsafe fn submit_to(
+        &mut self,
+        blade: BladeIndex,
+        pages: impl IntoIterator<Item = LinkPage>,
+        access: Access,
+    ) {
+        self.look_at_phase();
+        let clock = Arc::clone(&self.clock);
+        let visit = clock.visit();
+        pages.into_iter().for_each(|page| self.sort_in(blade, page));
+        // SAFETY: as promised by the caller.
+        unsafe { self.submit(access) };
+        drop(visit);
     }
 
-    fn clear_batches(&mut self) {
-        for blade in self.order.drain(..) {
-            self.batches[blade].clear();
+    fn sort_in(&mut self, blade: BladeIndex, page: LinkPage) {
+        let blade = usize::from(blade.0) % MAX_BLADES;
+        if self.ways[blade].batch.is_empty() {
+            self.order.push(blade);
+        }
+        self.ways[blade].batch.push(page);
+    }
+
+    fn fail(&mut self, token: u64, error: PageError) {
+        self.ready.push(Completion { token, result: Err(error) });
+    }
+
+    /// Gives the sorted pages to the links.
+    ///
+    /// # Safety
+    /// As for `read` or `write`, by `access`, during a visit.
+    unsafe fn submit(&mut self, access: Access) {
+        for at in 0..self.order.len() {
+            let blade = self.order[at];
+            let generation = self.shared.blades[blade].generation.load(Ordering::Acquire);
+            if self.ways[blade].generation != generation {
+                self.connect_later(blade, generation);
+            }
+            let Way { link, batch, .. } = &mut self.ways[blade];
+            match link {
+                Some(link) => {
+                    self.with_links += batch.len();
+                    match access {
+                        // SAFETY: as promised by the caller.
+                        Access::Read => unsafe { link.read(batch) },
+                        // SAFETY: as promised by the caller.
+                        Access::Write => unsafe { link.write(batch) },
+                    }
+                    self.clock.count(blade, access, batch.len());
+                }
+                None => {
+                    let error = Err(PageError::BladeLost(index(blade)));
+                    let failed =
+                        batch.iter().map(|page| Completion { token: page.token, result: error });
+                    self.ready.extend(failed);
+                }
+            }
+            self.ways[blade].batch.clear();
+        }
+        self.order.clear();
+        self.clock.set_in_flight(self.with_links);
+    }
+
+    /// Makes a link to a blade that came after this lane, without waiting for it.
+    fn connect_later(&mut self, blade: usize, generation: u32) {
+        let link = self.shared.blades[blade].get().and_then(|known| -> Option<Box<dyn Link>> {
+            match known.session.address {
+                Address::Shm(_) => Some(Box::new(ShmLink::default())),
+                _ => {
+                    let link = StreamLink::later(Arc::clone(&known.session), self.slot);
+                    link.ok().map(|link| -> Box<dyn Link> { Box::new(link) })
+                }
+            }
+        });
+        self.replace(blade, generation, link);
+    }
+
+    fn replace(&mut self, blade: usize, generation: u32, link: Option<Box<dyn Link>>) {
+        let way = &mut self.ways[blade];
+        way.generation = generation;
+        way.batch.reserve(DONE_CAPACITY);
+        if let Some(mut old) = std::mem::replace(&mut way.link, link) {
+            // Nothing of it is under way any more; what it has to tell is told.
+            old.poll(&mut self.scratch);
+            self.take_over(blade);
         }
     }
 
     /// Appends what is complete; never blocks.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.failed);
-        for blade in 0..self.links.len() {
-            if self.links[blade].in_flight() > 0 {
-                self.links[blade].poll(&mut self.scratch);
-                self.hand_out(blade, done);
-            }
+        self.try_waiting();
+        done.append(&mut self.ready);
+        for blade in 0..MAX_BLADES {
+            self.drive(blade, done, |link, scratch| link.poll(scratch));
         }
+        self.look_at_phase();
     }
 
     /// Appends what is complete and blocks until there is something, or nothing is in flight.
     pub fn wait(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
-        done.append(&mut self.failed);
+        self.try_waiting();
+        done.append(&mut self.ready);
         while done.len() == before && self.in_flight() > 0 {
             match self.only_busy_link() {
-                Some(blade) => {
-                    self.links[blade].wait(&mut self.scratch);
-                    self.hand_out(blade, done);
-                }
+                Some(blade) => self.drive(blade, done, |link, scratch| link.wait(scratch)),
                 None => {
                     self.poll(done);
                     if done.len() == before {
@@ -156,17 +264,50 @@ impl Lane {
                 self.expire(Instant::now(), done);
             }
         }
+        self.look_at_phase();
     }
 
+    fn drive(
+        &mut self,
+        blade: usize,
+        done: &mut Vec<Completion>,
+        how: impl FnOnce(&mut dyn Link, &mut Vec<PageDone>),
+    ) {
+        if let Some(link) = &mut self.ways[blade].link
+            && link.in_flight() > 0
+        {
+            how(link.as_mut(), &mut self.scratch);
+            self.take_over(blade);
+            done.append(&mut self.ready);
+        }
+    }
+
+    /// Looks again for the pages whose writes wait for the mover.
+    fn try_waiting(&mut self) {
+        if !self.waiting.is_empty() {
+            let waiting = std::mem::take(&mut self.waiting);
+            // SAFETY: whoever called `write` lends the pages until their completions.
+            let _always_ok = unsafe { self.write(&waiting) };
+        }
+    }
+
+    /// The one link that has something in flight, if nothing else is waited for.
     fn only_busy_link(&self) -> Option<usize> {
-        let mut busy = (0..self.links.len()).filter(|&blade| self.links[blade].in_flight() > 0);
-        busy.next().filter(|_| busy.next().is_none())
+        let busy = |blade: &usize| self.busy_links().any(|it| it.0 == *blade);
+        let mut all = (0..MAX_BLADES).filter(busy);
+        all.next().filter(|_| all.next().is_none() && self.waiting.is_empty())
+    }
+
+    fn busy_links(&self) -> impl Iterator<Item = (usize, &dyn Link)> {
+        let links =
+            self.ways.iter().enumerate().filter_map(|(n, way)| Some((n, way.link.as_deref()?)));
+        links.filter(|(_, link)| link.in_flight() > 0)
     }
 
     /// Sleeps until a descriptor is readable or it is time to look at the deadlines.
     fn sleep(&self) {
-        let nanoseconds = i64::from(WAIT_STEP.subsec_nanos());
-        let step = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
+        let step = Timespec { tv_sec: 0, tv_nsec: i64::from(step.subsec_nanos()) };
         let Some(first) = self.descriptors().next() else {
             let _ = rustix::thread::nanosleep(&step);
             return;
@@ -185,37 +326,69 @@ impl Lane {
     /// Turns requests older than the deadline into errors, retries what is broken; cheap, to be called
     /// every few ms while something is in flight.
     pub fn expire(&mut self, now: Instant, done: &mut Vec<Completion>) {
-        done.append(&mut self.failed);
-        for blade in 0..self.links.len() {
-            if self.links[blade].in_flight() > 0 {
-                self.links[blade].expire(now, &mut self.scratch);
-                self.hand_out(blade, done);
-            }
+        self.try_waiting();
+        done.append(&mut self.ready);
+        for blade in 0..MAX_BLADES {
+            self.drive(blade, done, |link, scratch| link.expire(now, scratch));
         }
+        self.look_at_phase();
     }
 
     /// Pages submitted and not yet handed out as completions.
     pub fn in_flight(&self) -> usize {
-        self.failed.len() + self.links.iter().map(|link| link.in_flight()).sum::<usize>()
+        self.ready.len() + self.waiting.len() + self.with_links
     }
 
     /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade that
     /// has nothing to answer. The set changes, so ask again before every poll.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.links.iter().filter_map(|link| link.descriptor())
+        self.ways.iter().filter_map(|way| way.link.as_ref()?.descriptor())
     }
 
-    /// Hands out what lies in the scratch list and remembers a link's end.
-    fn hand_out(&mut self, blade: usize, done: &mut Vec<Completion>) {
-        if let Some(reason) = self.links[blade].loss() {
-            self.shared.blades[blade].data_loss.get_or_init(|| reason.to_owned());
+    /// Turns what lies in the scratch list into completions, and remembers a link's end.
+    fn take_over(&mut self, blade: usize) {
+        if let Some(reason) = self.ways[blade].link.as_ref().and_then(|link| link.loss())
+            && !self.shared.blades[blade].is_lost()
+        {
+            self.shared.blades[blade].lose(reason);
         }
-        let index = BladeIndex(u8::try_from(blade).unwrap_or(u8::MAX));
-        done.extend(self.scratch.drain(..).map(|page| Completion {
+        self.with_links = self.with_links.saturating_sub(self.scratch.len());
+        self.clock.set_in_flight(self.with_links);
+        self.ready.extend(self.scratch.drain(..).map(|page| Completion {
             token: page.token,
-            result: page.result.map_err(|fault| page_error(fault, index)),
+            result: page.result.map_err(|fault| page_error(fault, index(blade))),
         }));
     }
+
+    /// Tells the pool when everything from before the current phase has ended.
+    fn look_at_phase(&mut self) {
+        let phase = self.shared.phase.load(Ordering::Acquire);
+        if phase != self.phase {
+            self.phase = phase;
+            for way in &mut self.ways {
+                way.mark = way.link.as_ref().map_or(0, |link| link.mark());
+            }
+        } else if phase == 0 || self.with_links == 0 {
+            return; // as nearly always: nothing was ever moved, or the pool sees it itself
+        }
+        let is_over =
+            |way: &Way| way.link.as_ref().is_none_or(|link| link.is_finished_before(way.mark));
+        if self.ways.iter().all(is_over) {
+            self.clock.set_settled(phase);
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Closing the connections ends what is in flight; nobody shall wait for it.
+        self.ways.iter_mut().for_each(|way| way.link = None);
+        self.clock.set_in_flight(0);
+    }
+}
+
+fn index(blade: usize) -> BladeIndex {
+    BladeIndex(u8::try_from(blade).unwrap_or(u8::MAX))
 }
 
 fn page_error(fault: PageFault, blade: BladeIndex) -> PageError {

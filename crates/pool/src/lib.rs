@@ -11,6 +11,8 @@ mod books;
 mod error;
 mod lane;
 mod map;
+mod mover;
+mod moving;
 mod pool;
 mod shared;
 mod types;
@@ -19,6 +21,7 @@ pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{Address, AddressError, ClientId};
 pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;
+pub use mover::{Mover, Step};
 pub use pool::Pool;
 pub use types::{
     Completion, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS, PageRead, PageWrite, PoolConfig,

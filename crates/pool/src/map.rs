@@ -1,7 +1,8 @@
 //! Where each superpage of a segment lies: a flat table, read by lanes without a lock.
 //!
 //! One word a superpage: which blade has it, and which superpage of that blade's memory it is (what a
-//! client on the same host reads directly). Writers hold the pool's control lock; a reader sees a
+//! client on the same host reads directly); and, while it moves, which record ([`crate::moving`]) knows
+//! about its pages. Writers hold the pool's control lock; a reader sees a
 //! superpage either allocated or not. Tables come in chunks, made when first needed, so that a small
 //! segment costs a few KiB and the largest 16 TiB.
 
@@ -18,6 +19,7 @@ const CHUNK_SUPERPAGES: usize = 1024;
 const CHUNKS: usize = SEGMENT_LIMIT_SUPERPAGES as usize / CHUNK_SUPERPAGES;
 
 const ALLOCATED: u64 = 1 << 63;
+const MOVING: u64 = 1 << 62;
 
 /// Where a superpage lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +27,27 @@ pub(crate) struct Place {
     pub(crate) blade: BladeIndex,
     /// The superpage's number in the memory of the blade.
     pub(crate) rmma: u32,
+    /// It is leaving that blade; this record says which pages have.
+    pub(crate) record: Option<u8>,
 }
 
 impl Place {
-    fn word(self) -> u64 {
-        ALLOCATED | u64::from(self.blade.0) << 32 | u64::from(self.rmma)
+    pub(crate) fn at(blade: BladeIndex, rmma: u32) -> Self {
+        Place { blade, rmma, record: None }
     }
 
-    fn of_word(word: u64) -> Option<Place> {
-        let [r0, r1, r2, r3, blade, ..] = word.to_le_bytes();
-        let place = Place { blade: BladeIndex(blade), rmma: u32::from_le_bytes([r0, r1, r2, r3]) };
+    pub(crate) fn word(self) -> u64 {
+        let moving = self.record.map_or(0, |record| MOVING | u64::from(record) << 40);
+        ALLOCATED | moving | u64::from(self.blade.0) << 32 | u64::from(self.rmma)
+    }
+
+    pub(crate) fn of_word(word: u64) -> Option<Place> {
+        let [r0, r1, r2, r3, blade, record, ..] = word.to_le_bytes();
+        let place = Place {
+            blade: BladeIndex(blade),
+            rmma: u32::from_le_bytes([r0, r1, r2, r3]),
+            record: (word & MOVING != 0).then_some(record),
+        };
         (word & ALLOCATED != 0).then_some(place)
     }
 }
@@ -114,8 +127,9 @@ mod tests {
     }
 
     fn places() -> impl Strategy<Value = Option<Place>> {
-        proptest::option::of((0u8..8, any::<u32>()))
-            .prop_map(|it| it.map(|(blade, rmma)| Place { blade: BladeIndex(blade), rmma }))
+        proptest::option::of((0u8..8, any::<u32>(), proptest::option::of(0u8..8))).prop_map(|it| {
+            it.map(|(blade, rmma, record)| Place { blade: BladeIndex(blade), rmma, record })
+        })
     }
 
     proptest! {

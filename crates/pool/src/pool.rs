@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use farpool_fabric::{
-    Address, CallError, Control, DescriptorSet, Link, Session, ShmLink, StreamLink,
-};
+use farpool_fabric::{Address, CallError, ClientId, Control, DescriptorSet, Session};
 use farpool_wire::{ErrorCode, Purpose, SUPERPAGE_BYTES};
 
 use crate::books::{Books, Thawed};
@@ -36,20 +34,25 @@ const LAPSED_BUT_HELD: &str =
 /// One client's memory on its blades. Shared by all threads of the pager.
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    /// Held while a superpage moves, and by whoever needs superpages to stay where they are. Taken before
+    /// the ledger.
+    pub(crate) moving: Mutex<()>,
+    /// How many wait for `moving`: the mover hurries then.
+    pub(crate) waiting_for_mover: AtomicU32,
     ledger: Mutex<Ledger>,
     next_slot: AtomicU32,
 }
 
 /// What control operations change, under the pool's lock.
 #[derive(Debug)]
-struct Ledger {
-    /// One per blade, in the blades' order.
-    books: Vec<Books>,
+pub(crate) struct Ledger {
+    /// One per slot of a blade.
+    pub(crate) books: [Option<Books>; MAX_BLADES],
     /// Superpages of each segment that count against the quota: those we asked for.
     charged_superpages: [u64; MAX_SEGMENTS],
     /// Of all lanes there ever were: few, and they end with the process.
-    clocks: Vec<Arc<LaneClock>>,
+    pub(crate) clocks: Vec<Arc<LaneClock>>,
 }
 
 impl Pool {
@@ -64,20 +67,81 @@ impl Pool {
             return Err(PoolError::BladeCount { given, limit: MAX_BLADES });
         }
         let descriptors = Arc::new(DescriptorSet::default());
-        let blades: Vec<Blade> =
-            config.blades.iter().map(|at| Blade::new(&config, at, &descriptors)).collect();
-        let mut books = Vec::with_capacity(given);
-        for blade in &blades {
-            let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
-            books.push(Books::new(control, blade.session.address.clone()));
-        }
-        let segments = std::array::from_fn(|_| Segment::new());
-        let charged_superpages = [0; MAX_SEGMENTS];
-        Ok(Pool {
-            shared: Arc::new(Shared { config, descriptors, blades, segments }),
-            ledger: Mutex::new(Ledger { books, charged_superpages, clocks: Vec::new() }),
+        let (blades, client) = (config.blades.clone(), config.client);
+        let ledger = Ledger {
+            books: [const { None }; MAX_BLADES],
+            charged_superpages: [0; MAX_SEGMENTS],
+            clocks: Vec::new(),
+        };
+        let pool = Pool {
+            shared: Arc::new(Shared::new(config, descriptors)),
+            moving: Mutex::new(()),
+            waiting_for_mover: AtomicU32::new(0),
+            ledger: Mutex::new(ledger),
             next_slot: AtomicU32::new(CONTROL_SLOT + 1),
-        })
+        };
+        blades.iter().try_for_each(|blade| pool.add(blade, client).map(drop))?;
+        Ok(pool)
+    }
+
+    /// Connects to one more blade, from which memory is taken from then on like from the others.
+    ///
+    /// # Errors
+    /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does not
+    /// answer.
+    pub fn add_blade(&self, address: &Address) -> Result<BladeIndex, PoolError> {
+        // As a new client: what a blade remembers of an earlier time here does not matter then.
+        self.add(address, crate::fresh_client()?)
+    }
+
+    fn add(&self, address: &Address, client: ClientId) -> Result<BladeIndex, PoolError> {
+        let mut ledger = self.ledger();
+        let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
+        let number = ledger.books.iter().position(Option::is_none).ok_or(full)?;
+        let blade = Blade::new(&self.shared, address, client);
+        let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
+        ledger.books[number] = Some(Books::new(control, address.clone()));
+        self.shared.blades[number].fill(blade);
+        Ok(blade_index(number))
+    }
+
+    /// Says whether the blade shall be left: no new memory is taken from it, and a
+    /// [`Mover`](crate::Mover) moves away what lies there.
+    pub fn set_leaving(&self, blade: BladeIndex, leaving: bool) {
+        if let Some(books) = self.ledger().books_of(blade) {
+            books.is_leaving = leaving;
+        }
+    }
+
+    /// Ends all dealings with a blade on which nothing is left.
+    ///
+    /// # Errors
+    /// A superpage is still there: [`PoolError::InUse`].
+    pub fn remove_blade(&self, blade: BladeIndex) -> Result<(), PoolError> {
+        let _still = self.hold_still();
+        let mut ledger = self.ledger();
+        let number = usize::from(blade.0) % MAX_BLADES;
+        let superpages = self.superpages_on(blade);
+        if superpages > 0 {
+            return Err(PoolError::InUse { address: self.describe(blade), superpages });
+        }
+        let moved = ledger.moved(number);
+        if let Some(mut books) = ledger.books[number].take() {
+            books.goodbye(moved);
+            self.shared.blades[number].empty();
+        }
+        Ok(())
+    }
+
+    /// Superpages of live segments that lie on the blade, or would be lost with it.
+    pub fn superpages_on(&self, blade: BladeIndex) -> u64 {
+        let live = self.shared.segments.iter().filter(|it| it.state() != SegmentState::Free);
+        let is_there = |place: Place| {
+            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+            let target = record.and_then(|record| record.target());
+            place.blade == blade || target.is_some_and(|target| target.blade == blade)
+        };
+        live.map(|it| it.map().iter().filter(|(_, place)| is_there(*place)).count() as u64).sum()
     }
 
     /// A way to the blades for one thread; to be made before the first fault is served.
@@ -85,18 +149,26 @@ impl Pool {
     /// # Errors
     /// A blade cannot be reached.
     pub fn lane(&self) -> Result<Lane, PoolError> {
+        let (mut lane, _) = self.unconnected_lane();
+        (0..MAX_BLADES).try_for_each(|number| lane.connect(blade_index(number)))?;
+        Ok(lane)
+    }
+
+    /// A lane that connects when it has something for a blade, and its clock.
+    pub(crate) fn unconnected_lane(&self) -> (Lane, Arc<LaneClock>) {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed);
-        let mut links: Vec<Box<dyn Link>> = Vec::with_capacity(self.shared.blades.len());
-        for blade in &self.shared.blades {
-            links.push(match blade.session.address {
-                Address::Shm(_) => Box::new(ShmLink::default()),
-                _ => Box::new(StreamLink::connect(Arc::clone(&blade.session), slot)?),
-            });
-        }
         let clock = Arc::new(LaneClock::default());
-        let mut ledger = self.ledger();
-        ledger.clocks.push(Arc::clone(&clock));
-        Ok(Lane::new(Arc::clone(&self.shared), clock, links))
+        let lane = Lane::new(Arc::clone(&self.shared), Arc::clone(&clock), slot);
+        self.ledger().clocks.push(Arc::clone(&clock));
+        (lane, clock)
+    }
+
+    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next.
+    pub(crate) fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.waiting_for_mover.fetch_add(1, Ordering::Relaxed);
+        let guard = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting_for_mover.fetch_sub(1, Ordering::Relaxed);
+        guard
     }
 
     /// A new, empty, writable segment. Blades hear of it when it first needs memory on them.
@@ -131,28 +203,29 @@ impl Pool {
             return Err(PoolError::BeyondSegment { superpage: sma });
         }
         ledger.check_quota(self.shared.config.quota_bytes)?;
-        let place = self.allocate_somewhere(&mut ledger, s.index(), sma)?;
-        if let Some((id, file)) = ledger.books[usize::from(place.blade.0)].part(s.index()) {
-            segment.set_part(place.blade, id, file);
-        }
+        let place = self.allocate_somewhere(&mut ledger, s, sma, |_| true)?;
         ledger.charged_superpages[s.index()] += 1;
         segment.map().set(sma, Some(place));
         Ok(())
     }
 
-    /// Asks the blades in turn: the emptiest of ours first, those known full only when all else failed.
-    fn allocate_somewhere(
+    /// Asks the blades that will do in turn: the emptiest of ours first, those known full only when all
+    /// else failed.
+    pub(crate) fn allocate_somewhere(
         &self,
         ledger: &mut Ledger,
-        segment: usize,
+        s: SegmentHandle,
         sma: u32,
+        will_do: impl Fn(&Books) -> bool,
     ) -> Result<Place, PoolError> {
         let mut refusals: [Option<CallError>; MAX_BLADES] = [const { None }; MAX_BLADES];
-        while let Some(blade) = ledger.best_blade(&refusals) {
-            let books = &mut ledger.books[blade];
-            match books.allocate(segment, sma) {
+        while let Some((blade, books)) = ledger.best_blade(&refusals, &will_do) {
+            match books.allocate(s.index(), sma) {
                 Ok(rmma) => {
-                    return Ok(Place { blade: blade_index(blade), rmma });
+                    if let Some((id, file)) = books.part(s.index()) {
+                        self.segment(s).set_part(blade_index(blade), id, file);
+                    }
+                    return Ok(Place::at(blade_index(blade), rmma));
                 }
                 Err(error) => {
                     books.is_full = true;
@@ -186,9 +259,12 @@ impl Pool {
 
     /// Whether the superpage has memory on a blade that is not known to be lost. Lock-free.
     pub fn can_store(&self, s: SegmentHandle, sma: u32) -> bool {
-        let place = self.segment(s).map().get(sma);
-        let blade = place.and_then(|place| self.shared.blades.get(usize::from(place.blade.0)));
-        blade.is_some_and(|blade| blade.data_loss.get().is_none())
+        let place = self.segment(s).map().get(sma).map(|place| {
+            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+            record.and_then(|record| record.target()).unwrap_or(place)
+        });
+        let slot = place.and_then(|place| self.shared.blades.get(usize::from(place.blade.0)));
+        slot.is_some_and(|slot| !slot.is_lost())
     }
 
     /// Gives the superpage's memory back; nothing happens if it has none. No page of it may be in
@@ -196,8 +272,11 @@ impl Pool {
     ///
     /// # Errors
     /// The segment is frozen, or the blade refuses, which it does while any page of the segment is being
-    /// written: the superpage then stays as it is. Or the blade is lost, and the superpage with it.
+    /// written, or a superpage is being moved: the superpage then stays as it is. Or the blade is lost, and
+    /// the superpage with it.
     pub fn free_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
+        // Not waited for: the mover may itself wait for pages whose owner waits for this caller.
+        let Ok(_still) = self.moving.try_lock() else { return Err(PoolError::Moving) };
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
         let Some(place) = self.segment(s).map().get(sma) else {
@@ -205,10 +284,16 @@ impl Pool {
         };
         self.segment(s).map().set(sma, None);
         ledger.wait_for_lanes();
-        let blade = usize::from(place.blade.0);
-        let freed = ledger.books[blade].free(s.index(), sma);
-        self.note_loss(blade, &ledger.books[blade]);
-        if matches!(freed, Err(CallError::Refused { .. })) {
+        if let Some(record) = place.record {
+            // Half here and half there since a blade was lost; the other half goes with its blade.
+            self.shared.records()[usize::from(record)].end();
+        }
+        let Some(books) = ledger.books_of(place.blade) else {
+            return Ok(());
+        };
+        let freed = books.free(s.index(), sma);
+        self.note_loss(usize::from(place.blade.0), books);
+        if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
             // Forgotten here, it would be given memory a second time, perhaps on another blade.
             self.segment(s).map().set(sma, Some(place));
         } else {
@@ -224,6 +309,7 @@ impl Pool {
     /// # Errors
     /// A blade refuses or is lost; the segment is then as it was.
     pub fn freeze(&self, s: SegmentHandle) -> Result<FrozenToken, PoolError> {
+        let _still = self.hold_still();
         let mut ledger = self.ledger();
         if self.segment(s).state() == SegmentState::Frozen {
             return Ok(ledger.token(s));
@@ -231,10 +317,11 @@ impl Pool {
         self.expect_state(s, SegmentState::Writable)?;
         self.segment(s).set_state(SegmentState::Frozen);
         ledger.wait_for_lanes();
-        for blade in 0..ledger.books.len() {
-            if let Err(error) = ledger.books[blade].freeze(s.index()) {
-                self.note_loss(blade, &ledger.books[blade]);
-                for books in &mut ledger.books[..blade] {
+        for blade in 0..MAX_BLADES {
+            let Some(books) = &mut ledger.books[blade] else { continue };
+            if let Err(error) = books.freeze(s.index()) {
+                self.note_loss(blade, books);
+                for books in ledger.books[..blade].iter_mut().flatten() {
                     // What cannot be undone shows as refused writes, never as wrong data.
                     let _ = books.thaw(s.index());
                 }
@@ -250,16 +337,21 @@ impl Pool {
     /// # Errors
     /// A blade refuses or is lost; the segment stays frozen.
     pub fn thaw(&self, s: SegmentHandle) -> Result<bool, PoolError> {
+        let _still = self.hold_still();
         let mut ledger = self.ledger();
         if self.segment(s).state() == SegmentState::Writable {
             return Ok(true);
         }
         self.expect_state(s, SegmentState::Frozen)?;
-        for blade in 0..ledger.books.len() {
-            let thawed = ledger.books[blade].thaw(s.index());
-            self.note_loss(blade, &ledger.books[blade]);
+        if ledger.books.iter().flatten().any(|books| books.is_filling(s.index())) {
+            return Ok(false); // it is being copied from one blade to another as it is
+        }
+        for blade in 0..MAX_BLADES {
+            let Some(books) = &mut ledger.books[blade] else { continue };
+            let thawed = books.thaw(s.index());
+            self.note_loss(blade, books);
             if !matches!(thawed, Ok(Thawed::Writable)) {
-                for books in &mut ledger.books[..blade] {
+                for books in ledger.books[..blade].iter_mut().flatten() {
                     books.freeze(s.index())?;
                 }
                 return Ok(thawed? == Thawed::Writable);
@@ -267,7 +359,7 @@ impl Pool {
         }
         self.publish_parts(&ledger, s);
         ledger.wait_for_lanes();
-        ledger.books.iter_mut().for_each(Books::close_retired);
+        ledger.books.iter_mut().flatten().for_each(Books::close_retired);
         ledger.charged_superpages[s.index()] = self.segment(s).map().iter().count() as u64;
         self.segment(s).set_state(SegmentState::Writable);
         Ok(true)
@@ -298,19 +390,15 @@ impl Pool {
         let map = self.segment(handle).map();
         for (number, token) in token.blades.iter().enumerate() {
             let Some(token) = *token else { continue };
-            let limit = self.shared.blades.len();
-            let books = ledger
-                .books
-                .get_mut(number)
-                .ok_or(PoolError::BladeCount { given: limit, limit })?;
             let blade = blade_index(number);
+            let books = ledger.books_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
             let mut twice = None;
             books.attach(handle.index(), token, |sma, rmma| {
                 twice = twice.or(map.get(sma).map(|_| sma));
-                map.set(sma, Some(Place { blade, rmma }));
+                map.set(sma, Some(Place::at(blade, rmma)));
             })?;
             if let Some(superpage) = twice {
-                let address = self.describe(blade).to_owned();
+                let address = self.describe(blade);
                 return Err(PoolError::OnTwoBlades { superpage, address });
             }
         }
@@ -322,6 +410,7 @@ impl Pool {
     /// # Errors
     /// A blade refused; the segment is gone here all the same. A lost blade is no error.
     pub fn detach(&self, s: SegmentHandle) -> Result<(), PoolError> {
+        let _still = self.hold_still();
         let mut ledger = self.ledger();
         if self.segment(s).state() == SegmentState::Free {
             return Err(PoolError::NoSuchSegment(s));
@@ -339,10 +428,14 @@ impl Pool {
         ledger.wait_for_lanes();
         let mut last = None;
         for (number, books) in ledger.books.iter_mut().enumerate() {
+            let Some(books) = books else { continue };
             let blade = blade_index(number);
             let ours = segment.map().iter().filter(|(_, place)| place.blade == blade).count();
             last = books.detach(s.index(), ours as u64).err().or(last);
             self.note_loss(number, books);
+        }
+        for record in segment.map().iter().filter_map(|(_, place)| place.record) {
+            self.shared.records()[usize::from(record)].end();
         }
         segment.map().clear();
         ledger.charged_superpages[s.index()] = 0;
@@ -350,15 +443,18 @@ impl Pool {
     }
 
     /// The blade's address, for messages.
-    pub fn describe(&self, blade: BladeIndex) -> &str {
-        self.shared.blades.get(usize::from(blade.0)).map_or("unknown", |it| &it.description)
+    pub fn describe(&self, blade: BladeIndex) -> String {
+        let slot = self.shared.blades.get(usize::from(blade.0));
+        slot.and_then(|slot| slot.get())
+            .map_or_else(|| "unknown".into(), |it| it.description.clone())
     }
 
     /// The blades that are lost, with the reason. A blade on this host that takes no requests any more
     /// is listed too, though pages stored there can still be read and written.
     pub fn lost(&self) -> Vec<LostBlade> {
         let numbered = self.shared.blades.iter().enumerate();
-        let lost = numbered.filter_map(|(number, blade)| {
+        let lost = numbered.filter_map(|(number, slot)| {
+            let blade = slot.get()?;
             let reason = blade.data_loss.get().or_else(|| blade.control_loss.get())?.clone();
             let address = blade.description.clone();
             Some(LostBlade { blade: blade_index(number), address, reason })
@@ -369,7 +465,7 @@ impl Pool {
     /// The shortest lease of any blade: how long it keeps our memory when no connection of ours is left.
     pub fn lease(&self) -> Duration {
         let ledger = self.ledger();
-        ledger.books.iter().map(Books::lease).min().unwrap_or(Duration::MAX)
+        ledger.books.iter().flatten().map(Books::lease).min().unwrap_or(Duration::MAX)
     }
 
     /// Makes sure that every blade still has a connection of ours; to be called about every third of
@@ -380,16 +476,14 @@ impl Pool {
     /// and goes on, only without new memory for its segments from there.
     pub fn keep_alive(&self) {
         let mut ledger = self.ledger();
-        for blade in 0..ledger.books.len() {
+        for blade in 0..MAX_BLADES {
             let moved = ledger.moved(blade);
-            let books = &mut ledger.books[blade];
+            let Some(books) = &mut ledger.books[blade] else { continue };
             if let Ok(false) = books.keep_alive(moved) {
-                let known = &self.shared.blades[blade];
-                let (loss, reason) = match known.session.address {
-                    Address::Shm(_) => (&known.control_loss, LAPSED_BUT_HELD),
-                    _ => (&known.data_loss, LAPSED),
-                };
-                loss.get_or_init(|| reason.to_owned());
+                match books.address {
+                    Address::Shm(_) => self.lose_control(blade, LAPSED_BUT_HELD),
+                    _ => self.shared.blades[blade].lose(LAPSED),
+                }
             }
             self.note_loss(blade, books);
         }
@@ -405,9 +499,11 @@ impl Pool {
     /// descriptor as soon as the pool is dropped or the process ends.
     pub fn goodbye(&self) {
         let mut ledger = self.ledger();
-        for blade in 0..ledger.books.len() {
+        for blade in 0..MAX_BLADES {
             let moved = ledger.moved(blade);
-            ledger.books[blade].goodbye(moved);
+            if let Some(books) = &mut ledger.books[blade] {
+                books.goodbye(moved);
+            }
         }
     }
 
@@ -419,12 +515,12 @@ impl Pool {
         std::mem::forget(self);
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // Nothing below the lock panics; should it happen, the tables are still consistent.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn segment(&self, s: SegmentHandle) -> &Segment {
+    pub(crate) fn segment(&self, s: SegmentHandle) -> &Segment {
         &self.shared.segments[s.index() % MAX_SEGMENTS]
     }
 
@@ -445,15 +541,21 @@ impl Pool {
 
     fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
         for (number, books) in ledger.books.iter().enumerate() {
-            if let Some((id, file)) = books.part(s.index()) {
+            if let Some((id, file)) = books.as_ref().and_then(|books| books.part(s.index())) {
                 self.segment(s).set_part(blade_index(number), id, file);
             }
         }
     }
 
-    fn note_loss(&self, blade: usize, books: &Books) {
+    pub(crate) fn note_loss(&self, blade: usize, books: &Books) {
         if let Some(reason) = books.loss() {
-            self.shared.blades[blade].control_loss.get_or_init(|| reason);
+            self.lose_control(blade, &reason);
+        }
+    }
+
+    fn lose_control(&self, blade: usize, reason: &str) {
+        if let Some(known) = self.shared.blades[blade].get() {
+            known.control_loss.get_or_init(|| reason.to_owned());
         }
     }
 }
@@ -473,41 +575,53 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blade to ask next: not asked yet; not known to be full if there is one; fewest of our
-    /// superpages for its size.
-    fn best_blade(&self, asked: &[Option<CallError>]) -> Option<usize> {
-        let candidates = (0..self.books.len()).filter(|&blade| asked[blade].is_none());
-        candidates.min_by_key(|&blade| {
-            let books = &self.books[blade];
+    /// The blade to ask next: one that will do and was not asked yet; not known to be full if there is
+    /// one; fewest of our superpages for its size.
+    fn best_blade(
+        &mut self,
+        asked: &[Option<CallError>],
+        will_do: impl Fn(&Books) -> bool,
+    ) -> Option<(usize, &mut Books)> {
+        let all = self.books.iter_mut().enumerate();
+        let all = all.filter_map(|(number, books)| Some((number, books.as_mut()?)));
+        let candidates = all.filter(|(number, books)| {
+            asked[*number].is_none() && !books.is_leaving && will_do(books)
+        });
+        candidates.min_by_key(|(number, books)| {
             let used_bytes = u128::from(books.allocated_superpages + 1) << 64;
-            (books.is_full, used_bytes / u128::from(books.capacity_bytes().max(1)), blade)
+            (books.is_full, used_bytes / u128::from(books.capacity_bytes().max(1)), *number)
         })
+    }
+
+    pub(crate) fn books_of(&mut self, blade: BladeIndex) -> Option<&mut Books> {
+        self.books.get_mut(usize::from(blade.0))?.as_mut()
     }
 
     fn token(&self, s: SegmentHandle) -> FrozenToken {
         let mut blades: [Option<BladeToken>; MAX_BLADES] = [None; MAX_BLADES];
         for (token, books) in blades.iter_mut().zip(&self.books) {
-            *token = books.token(s.index());
+            *token = books.as_ref().and_then(|books| books.token(s.index()));
         }
         FrozenToken { blades }
     }
 
-    fn wait_for_lanes(&self) {
+    pub(crate) fn wait_for_lanes(&self) {
         self.clocks.iter().for_each(|clock| clock.wait_until_outside());
     }
 }
 
 impl Blade {
-    fn new(config: &PoolConfig, address: &Address, descriptors: &Arc<DescriptorSet>) -> Self {
+    fn new(shared: &Shared, address: &Address, client: ClientId) -> Self {
+        let config = &shared.config;
         let session = Session {
             address: address.clone(),
-            client: config.client,
+            client,
             client_name: config.client_name.clone(),
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
             deadline: config.deadline,
             allow_remote_tcp: config.allow_remote_tcp,
-            descriptors: Arc::clone(descriptors),
+            descriptors: Arc::clone(&shared.descriptors),
         };
         Blade {
             session: Arc::new(session),
@@ -538,6 +652,6 @@ fn explain_refusal(error: &CallError) -> String {
     }
 }
 
-fn blade_index(number: usize) -> BladeIndex {
+pub(crate) fn blade_index(number: usize) -> BladeIndex {
     BladeIndex(u8::try_from(number).unwrap_or(u8::MAX))
 }

@@ -5,15 +5,21 @@
 //! segment). What a lookup found stays valid until the lane leaves: before anything found that way is
 //! closed or given back, the pool unpublishes it and waits for every lane to pass a point outside
 //! ([`LaneClock`]). So a copy can never hit a descriptor number that means another file by now.
+//!
+//! Blades come and go in slots. A slot's generation tells lanes that their connection is to an earlier
+//! blade; it changes only when nothing of any segment lies in the slot and nothing is in flight there.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use farpool_fabric::{DescriptorSet, LinkPage, Session};
 use farpool_wire::{PAGES_PER_SUPERPAGE, PageNumber, SegmentId};
 
-use crate::map::SuperpageMap;
+use crate::map::{Place, SuperpageMap};
+use crate::moving::{MAX_RECORDS, Record, Side};
 use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
 
 /// Everything lanes look at.
@@ -21,8 +27,52 @@ use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, Segment
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) descriptors: Arc<DescriptorSet>,
-    pub(crate) blades: Vec<Blade>,
+    pub(crate) blades: [BladeSlot; MAX_BLADES],
     pub(crate) segments: [Segment; MAX_SEGMENTS],
+    /// Superpages on their way; made when the first one moves.
+    records: OnceLock<Box<[Record; MAX_RECORDS]>>,
+    /// Raised when somebody wants to know that everything in flight by then has ended.
+    pub(crate) phase: AtomicU64,
+}
+
+/// A place for a blade.
+#[derive(Debug, Default)]
+pub(crate) struct BladeSlot {
+    /// Counts the blades that were here; 0 before the first.
+    pub(crate) generation: AtomicU32,
+    /// Its pages cannot be reached any more.
+    is_lost: AtomicBool,
+    blade: RwLock<Option<Arc<Blade>>>,
+}
+
+impl BladeSlot {
+    /// Puts a blade into the slot, which must be empty.
+    pub(crate) fn fill(&self, blade: Blade) {
+        *self.blade.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(blade));
+        self.is_lost.store(false, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Takes the blade out.
+    pub(crate) fn empty(&self) {
+        *self.blade.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<Blade>> {
+        self.blade.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its pages cannot be reached any more; the first reason counts.
+    pub(crate) fn lose(&self, reason: &str) {
+        if let Some(blade) = self.get() {
+            blade.data_loss.get_or_init(|| reason.to_owned());
+            self.is_lost.store(true, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
 }
 
 /// One blade as all threads see it.
@@ -101,36 +151,52 @@ impl Segment {
         }
     }
 
-    /// Finds the page: the blade, and what the link to it needs.
-    fn find(
+    /// What a link needs to reach this page at that place.
+    pub(crate) fn page_at(
         &self,
-        page: u32,
-        access: Access,
+        place: Place,
+        number: PageNumber,
         memory: *mut u8,
         token: u64,
-    ) -> Result<(BladeIndex, LinkPage), PageError> {
-        match (self.state(), access) {
-            (SegmentState::Free, _) => return Err(PageError::NotAllocated),
-            (SegmentState::Frozen, Access::Write) => return Err(PageError::Frozen),
-            _ => {}
-        }
-        let number = PageNumber(page);
-        let place = self.map().get(number.superpage().0).ok_or(PageError::NotAllocated)?;
+    ) -> LinkPage {
         let part = &self.parts[usize::from(place.blade.0) % MAX_BLADES];
         let first = u64::from(place.rmma) * u64::from(PAGES_PER_SUPERPAGE);
-        let page = LinkPage {
+        LinkPage {
             segment: SegmentId(part.id.load(Ordering::Acquire)),
             page: number,
             file: part.file.load(Ordering::Acquire),
             file_page: first + u64::from(number.index_in_superpage()),
             memory,
             token,
-        };
-        Ok((place.blade, page))
+        }
     }
 }
 
+/// What looking for a page came to.
+#[derive(Debug)]
+pub(crate) enum Found {
+    At(BladeIndex, LinkPage),
+    /// It is being moved just now; to be looked for again.
+    Soon,
+    Not(PageError),
+}
+
 impl Shared {
+    pub(crate) fn new(config: PoolConfig, descriptors: Arc<DescriptorSet>) -> Self {
+        Shared {
+            config,
+            descriptors,
+            blades: std::array::from_fn(|_| BladeSlot::default()),
+            segments: std::array::from_fn(|_| Segment::new()),
+            records: OnceLock::new(),
+            phase: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn records(&self) -> &[Record; MAX_RECORDS] {
+        self.records.get_or_init(|| Box::new(std::array::from_fn(|_| Record::new())))
+    }
+
     /// Finds the page on its blade.
     pub(crate) fn find(
         &self,
@@ -138,13 +204,32 @@ impl Shared {
         access: Access,
         memory: *mut u8,
         token: u64,
-    ) -> Result<(BladeIndex, LinkPage), PageError> {
-        let segment = self.segments.get(at.segment.index()).ok_or(PageError::NotAllocated)?;
-        let (blade, page) = segment.find(at.page, access, memory, token)?;
-        match self.blades.get(usize::from(blade.0)) {
-            Some(known) if known.data_loss.get().is_none() => Ok((blade, page)),
-            _ => Err(PageError::BladeLost(blade)),
+    ) -> Found {
+        let Some(segment) = self.segments.get(at.segment.index()) else {
+            return Found::Not(PageError::NotAllocated);
+        };
+        match (segment.state(), access) {
+            (SegmentState::Free, _) => return Found::Not(PageError::NotAllocated),
+            (SegmentState::Frozen, Access::Write) => return Found::Not(PageError::Frozen),
+            _ => {}
         }
+        let number = PageNumber(at.page);
+        let Some(mut place) = segment.map().get(number.superpage().0) else {
+            return Found::Not(PageError::NotAllocated);
+        };
+        if let Some(record) = place.record {
+            let record = &self.records()[usize::from(record) % MAX_RECORDS];
+            match record.side(number.index_in_superpage(), access) {
+                Side::Old => {}
+                Side::New => place = record.target().unwrap_or(place),
+                Side::Soon => return Found::Soon,
+            }
+        }
+        let slot = &self.blades[usize::from(place.blade.0) % MAX_BLADES];
+        if slot.is_lost() {
+            return Found::Not(PageError::BladeLost(place.blade));
+        }
+        Found::At(place.blade, segment.page_at(place, number, memory, token))
     }
 }
 
@@ -154,6 +239,10 @@ impl Shared {
 pub(crate) struct LaneClock {
     visits: AtomicU64,
     moved: [Moved; MAX_BLADES],
+    /// Pages given to links and not yet seen to be done; written before the visit ends.
+    in_flight: AtomicUsize,
+    /// The last phase from before which nothing is in flight.
+    settled: AtomicU64,
 }
 
 /// Pages that a lane asked one blade for.
@@ -189,6 +278,33 @@ impl LaneClock {
     pub(crate) fn moved(&self, blade: usize) -> (u64, u64) {
         let moved = &self.moved[blade % MAX_BLADES];
         (moved.read.load(Ordering::Relaxed), moved.written.load(Ordering::Relaxed))
+    }
+
+    /// Says how many pages are in flight; called by the lane only.
+    pub(crate) fn set_in_flight(&self, pages: usize) {
+        self.in_flight.store(pages, Ordering::Release);
+    }
+
+    /// Says that nothing from before the phase is in flight; called by the lane only.
+    pub(crate) fn set_settled(&self, phase: u64) {
+        self.settled.store(phase, Ordering::Release);
+    }
+
+    /// Whether everything that was in flight before the phase began has ended.
+    pub(crate) fn is_settled(&self, phase: u64) -> bool {
+        fence(Ordering::SeqCst);
+        if self.settled.load(Ordering::Acquire) >= phase {
+            return true;
+        }
+        let is_outside = self.visits.load(Ordering::SeqCst).is_multiple_of(2);
+        is_outside && self.in_flight.load(Ordering::Acquire) == 0
+    }
+
+    /// Pages asked for so far, on all blades.
+    pub(crate) fn moved_in_all(&self) -> u64 {
+        (0..MAX_BLADES)
+            .map(|blade| self.moved(blade))
+            .fold(0, |all, (read, written)| all.wrapping_add(read).wrapping_add(written))
     }
 
     /// Waits until the lane is outside or has been. To be called after unpublishing. A visit lasts as long

@@ -1,0 +1,406 @@
+//! Moves memory from blade to blade under a running program, superpage by superpage.
+//!
+//! The life of a move: memory on another blade; a [`Record`] is published, from which on lanes write to the
+//! new place; what was in flight before ends; the pages that nobody has written are copied; the new
+//! place is published alone; what may still be reading the old one ends; its memory goes back.
+//! While the program uses far memory the copy is slow on purpose: small pieces with pauses between
+//! them, so that the program's own pages come first.
+//!
+//! Frozen segments, which others share, cannot be taken from their blade. Each user makes a copy of its own
+//! elsewhere and then gives up its share. Until the copy is complete, children are given the original.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use farpool_fabric::CallError;
+use farpool_wire::{PAGE_BYTES, PageNumber, SUPERPAGE_BYTES};
+
+use crate::map::Place;
+use crate::moving::{MAX_RECORDS, Record};
+use crate::pool::{Ledger, blade_index};
+use crate::shared::{Access, LaneClock, Segment, SegmentState};
+use crate::{
+    BladeIndex, Completion, Lane, MAX_BLADES, MAX_SEGMENTS, PageError, Pool, PoolError,
+    SUPERPAGE_PAGES, SegmentHandle,
+};
+
+/// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
+const BATCH_PAGES: usize = 256;
+/// Batches under way at once then: one being read, one being written, one between.
+const BATCHES: usize = 3;
+/// Pages copied at once while the program is busy: a fetch waits behind 64 KiB at most.
+const BUSY_PAGES: usize = 16;
+/// While the program is busy, the mover rests this many times as long as the last piece took.
+const REST_FACTOR: u32 = 4;
+/// But no longer than this, so that a piece that took long for other reasons does not stop the move.
+const REST_LIMIT: Duration = Duration::from_millis(10);
+/// Between two looks at lanes that have something in flight.
+const SETTLE_STEP: Duration = Duration::from_micros(50);
+
+/// What one step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A superpage was moved.
+    Moved,
+    /// Everything is moved, but a share in a frozen segment cannot be given up yet.
+    Waiting,
+    /// Nothing of ours is there any more; [`Pool::remove_blade`] will succeed.
+    Empty,
+}
+
+/// Moves superpages away from blades; has a lane of its own. One is enough for a pool, and two take turns.
+#[derive(Debug)]
+pub struct Mover<'a> {
+    pool: &'a Pool,
+    lane: Lane,
+    clock: Arc<LaneClock>,
+    batches: Vec<Batch>,
+    done: Vec<Completion>,
+    /// Old places that their blade did not take back at once.
+    unfreed: Vec<(SegmentHandle, u32, BladeIndex)>,
+    /// Pages that all other lanes together had moved when last looked.
+    moved_by_others: u64,
+}
+
+/// Pages on their way.
+#[derive(Debug)]
+struct Batch {
+    memory: Vec<PageMemory>,
+    pages: Vec<u32>,
+    is_written: bool,
+    in_flight: usize,
+    failed: Option<PageError>,
+    started: Instant,
+}
+
+#[derive(Clone, Debug)]
+#[repr(C, align(4096))]
+struct PageMemory([u8; PAGE_BYTES]);
+
+const _: () = assert!(size_of::<PageMemory>() == PAGE_BYTES);
+
+/// A superpage to be moved.
+#[derive(Clone, Copy, Debug)]
+struct Job<'a> {
+    handle: SegmentHandle,
+    segment: &'a Segment,
+    superpage: u32,
+    old: Place,
+    new: Place,
+    record: &'a Record,
+}
+
+/// Which blade failed, and how.
+#[derive(Clone, Copy, Debug)]
+struct CopyError {
+    of_new: bool,
+    error: PageError,
+}
+
+impl<'a> Mover<'a> {
+    /// A mover with its memory (3 MiB), which connects to blades when it needs to.
+    pub fn new(pool: &'a Pool) -> Self {
+        let (lane, clock) = pool.unconnected_lane();
+        Mover {
+            pool,
+            lane,
+            clock,
+            batches: (0..BATCHES).map(|_| Batch::new()).collect(),
+            done: Vec::with_capacity(BATCHES * BATCH_PAGES),
+            unfreed: Vec::new(),
+            moved_by_others: 0,
+        }
+    }
+
+    /// Moves one superpage away from a blade that was declared [leaving](Pool::set_leaving), or finishes
+    /// with it. `may_detach` says that no child of this process will still attach what was frozen
+    /// here.
+    ///
+    /// # Errors
+    /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Nothing is lost
+    /// but what the lost blade had alone.
+    pub fn step(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
+        let pool = self.pool;
+        while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
+            std::thread::sleep(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
+        }
+        let _moving = pool.moving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.free_rest();
+        match next_on(pool, from) {
+            Some((handle, superpage, old)) => {
+                self.move_superpage(handle, superpage, old)?;
+                Ok(Step::Moved)
+            }
+            None => self.leave(from, may_detach),
+        }
+    }
+
+    fn move_superpage(
+        &mut self,
+        handle: SegmentHandle,
+        superpage: u32,
+        old: Place,
+    ) -> Result<(), PoolError> {
+        let pool = self.pool;
+        let segment = pool.segment(handle);
+        let records = pool.shared.records();
+        let free = (0u8..).zip(records).find(|(_, record)| record.is_free());
+        let (number, record) = free.ok_or(PoolError::TooManyHalfMoved { limit: MAX_RECORDS })?;
+        let is_frozen = segment.state() == SegmentState::Frozen;
+        let new = {
+            let mut ledger = pool.ledger();
+            let index = handle.index();
+            let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |books| {
+                !is_frozen || !books.has_part(index) || books.is_filling(index)
+            })?;
+            if let Some(books) = ledger.books_of(new.blade).filter(|_| is_frozen) {
+                books.set_filling(index, true);
+            }
+            new
+        };
+        record.begin(new);
+        segment.map().set(superpage, Some(Place { record: Some(number), ..old }));
+        self.settle();
+        let job = Job { handle, segment, superpage, old, new, record };
+        match self.copy(&job) {
+            Ok(()) => self.finish(&job, is_frozen),
+            Err(failed) => self.give_up(&job, failed, is_frozen)?,
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, job: &Job<'_>, is_frozen: bool) {
+        job.segment.map().set(job.superpage, Some(job.new));
+        self.settle();
+        job.record.end();
+        if !is_frozen {
+            self.unfreed.push((job.handle, job.superpage, job.old.blade));
+            self.free_rest();
+        }
+    }
+
+    /// Leaves everything as right as it can be after a blade failed.
+    fn give_up(
+        &mut self,
+        job: &Job<'_>,
+        failed: CopyError,
+        is_frozen: bool,
+    ) -> Result<(), PoolError> {
+        // Where the old blade is lost, the record stays: pages written meanwhile are on the new one.
+        if failed.of_new {
+            job.record.turn_back();
+            self.settle();
+            if job.record.restore() {
+                job.segment.map().set(job.superpage, Some(job.old));
+                self.settle();
+                job.record.end();
+                if !is_frozen {
+                    self.unfreed.push((job.handle, job.superpage, job.new.blade));
+                }
+            }
+        }
+        Err(PoolError::NotMoved {
+            superpage: job.superpage,
+            segment: job.handle.index(),
+            from: self.pool.describe(job.old.blade),
+            to: self.pool.describe(job.new.blade),
+            reason: failed.error,
+        })
+    }
+
+    /// Gives old places back to their blades. A blade refuses while any page of the segment is being
+    /// written; then it is tried again later, and at the latest the whole part is given up.
+    fn free_rest(&mut self) {
+        if self.unfreed.is_empty() {
+            return;
+        }
+        let mut ledger = self.pool.ledger();
+        self.unfreed.retain(|(handle, superpage, blade)| {
+            let Some(books) = ledger.books_of(*blade) else { return false };
+            let freed = books.free(handle.index(), *superpage);
+            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(handle.index())
+        });
+    }
+
+    /// Copies every page that nobody writes meanwhile.
+    fn copy(&mut self, job: &Job<'_>) -> Result<(), CopyError> {
+        let others = self.other_clocks();
+        let (mut next, mut failed) = (0, None);
+        loop {
+            while failed.is_none() && next < SUPERPAGE_PAGES {
+                let Some(idle) = self.batches.iter().position(|batch| batch.pages.is_empty())
+                else {
+                    break;
+                };
+                let is_busy = self.is_busy(&others);
+                if is_busy && idle > 0 {
+                    break; // one piece at a time
+                }
+                if is_busy {
+                    self.rest();
+                }
+                let limit = if is_busy { BUSY_PAGES } else { BATCH_PAGES };
+                next = self.start(idle, job, next, limit);
+            }
+            if self.batches.iter().all(|batch| batch.pages.is_empty()) {
+                return failed.map_or(Ok(()), Err);
+            }
+            let mut done = std::mem::take(&mut self.done);
+            self.lane.wait(&mut done);
+            for completion in done.drain(..) {
+                failed = self.completed(job, completion).or(failed);
+            }
+            self.done = done;
+        }
+    }
+
+    /// Whether the program used far memory since the last look, and nobody waits for the mover.
+    fn is_busy(&mut self, others: &[Arc<LaneClock>]) -> bool {
+        let moved = others.iter().fold(0, |all: u64, it| all.wrapping_add(it.moved_in_all()));
+        let is_used = std::mem::replace(&mut self.moved_by_others, moved) != moved;
+        is_used && self.pool.waiting_for_mover.load(Ordering::Relaxed) == 0
+    }
+
+    fn other_clocks(&self) -> Vec<Arc<LaneClock>> {
+        let ledger: &Ledger = &self.pool.ledger();
+        let others = ledger.clocks.iter().filter(|it| !Arc::ptr_eq(it, &self.clock));
+        others.cloned().collect()
+    }
+
+    fn rest(&self) {
+        let last = self.batches[0].started.elapsed();
+        std::thread::sleep((last * REST_FACTOR).min(REST_LIMIT));
+    }
+
+    /// Begins to read the next pages; returns where to go on.
+    fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
+        let batch = &mut self.batches[number];
+        let next = job.record.claim(from, limit, |page| batch.pages.push(page));
+        batch.is_written = false;
+        batch.failed = None;
+        batch.started = Instant::now();
+        self.submit(number, job, Access::Read);
+        next
+    }
+
+    /// Sends the batch's pages: all of them to be read; to be written, those that are not zero, for the new
+    /// memory is.
+    fn submit(&mut self, number: usize, job: &Job<'_>, access: Access) {
+        let batch = &mut self.batches[number];
+        let place = if access == Access::Read { job.old } else { job.new };
+        let mut links = Vec::with_capacity(batch.pages.len());
+        for (index, (page, memory)) in batch.pages.iter().zip(&mut batch.memory).enumerate() {
+            if access == Access::Write && memory.0 == [0; PAGE_BYTES] {
+                continue;
+            }
+            let page = PageNumber(job.superpage * SUPERPAGE_PAGES + page);
+            let token = (number as u64) << 32 | index as u64;
+            links.push(job.segment.page_at(place, page, memory.0.as_mut_ptr(), token));
+        }
+        batch.in_flight = links.len();
+        if !links.is_empty() {
+            // SAFETY: the batch's memory is its own and stays where it is until its pages are done; what
+            // the places name is not closed while the pool's `moving` lock is held.
+            unsafe { self.lane.submit_to(place.blade, links, access) };
+        }
+    }
+
+    /// Takes in the end of one page; says so if a batch failed.
+    fn completed(&mut self, job: &Job<'_>, completion: Completion) -> Option<CopyError> {
+        let number = usize::try_from(completion.token >> 32).unwrap_or(0) % BATCHES;
+        let batch = &mut self.batches[number];
+        batch.in_flight -= 1;
+        batch.failed = batch.failed.or(completion.result.err());
+        if batch.in_flight > 0 {
+            return None;
+        }
+        let failed = batch.failed.map(|error| CopyError { of_new: batch.is_written, error });
+        if failed.is_none() && !batch.is_written {
+            batch.is_written = true;
+            self.submit(number, job, Access::Write);
+            if self.batches[number].in_flight > 0 {
+                return None;
+            }
+        }
+        for page in self.batches[number].pages.drain(..) {
+            match failed {
+                None => job.record.arrived(page),
+                Some(_) => job.record.let_go(page),
+            }
+        }
+        failed
+    }
+
+    /// Waits until everything has ended that was in flight when a change was published.
+    fn settle(&self) {
+        let phase = self.pool.shared.phase.fetch_add(1, Ordering::SeqCst) + 1;
+        for clock in self.other_clocks() {
+            while !clock.is_settled(phase) {
+                std::thread::sleep(SETTLE_STEP);
+            }
+        }
+    }
+
+    /// Gives up our parts of segments on a blade where no superpage of them is any more.
+    fn leave(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
+        let pool = self.pool;
+        self.settle();
+        let mut ledger = pool.ledger();
+        for handle in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
+            let index = handle.index();
+            let has_part = ledger.books_of(from).is_some_and(|books| books.has_part(index));
+            let is_needed = pool.segment(handle).map().iter().any(|(_, at)| at.blade == from);
+            if !has_part || is_needed {
+                continue; // what is half moved stays
+            }
+            if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
+                return Ok(Step::Waiting);
+            }
+            for number in 0..MAX_BLADES {
+                let blade = blade_index(number);
+                let Some(books) = ledger.books_of(blade).filter(|it| it.is_filling(index)) else {
+                    continue;
+                };
+                books.freeze(index)?;
+                books.set_filling(index, false);
+            }
+            if let Some(books) = ledger.books_of(from) {
+                books.detach(index, 0)?;
+            }
+        }
+        self.unfreed.retain(|(_, _, blade)| *blade != from);
+        let superpages = pool.superpages_on(from);
+        if superpages > 0 {
+            return Err(PoolError::InUse { address: pool.describe(from), superpages });
+        }
+        Ok(Step::Empty)
+    }
+}
+
+/// The first superpage that lies whole on the blade.
+fn next_on(pool: &Pool, from: BladeIndex) -> Option<(SegmentHandle, u32, Place)> {
+    let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
+    let mut live = handles.filter(|handle| pool.segment(*handle).state() != SegmentState::Free);
+    live.find_map(|handle| {
+        let mut places = pool.segment(handle).map().iter();
+        let is_there = |place: &Place| place.blade == from && place.record.is_none();
+        let (superpage, place) = places.find(|(_, place)| is_there(place))?;
+        Some((handle, superpage, place))
+    })
+}
+
+impl Batch {
+    fn new() -> Self {
+        Batch {
+            memory: vec![PageMemory([0; PAGE_BYTES]); BATCH_PAGES],
+            pages: Vec::with_capacity(BATCH_PAGES),
+            is_written: false,
+            in_flight: 0,
+            failed: None,
+            started: Instant::now(),
+        }
+    }
+}
+
+const _: () = assert!(SUPERPAGE_PAGES as u64 * PAGE_BYTES as u64 == SUPERPAGE_BYTES);

@@ -1,0 +1,339 @@
+//! Superpages that move from blade to blade while lanes read and write them.
+
+mod common;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use common::{AMPLE, Blades, Pages, config, connect, finish, pattern};
+use farpool_blade::BladeConfig;
+use farpool_pool::{
+    BladeIndex, Lane, Mover, PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError,
+    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
+};
+
+const SUPERPAGE_BYTES: u64 = 16 << 20;
+
+fn allocate(pool: &Pool, superpages: u32) -> SegmentHandle {
+    let segment = pool.create_segment().expect("segment");
+    (0..superpages).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+    segment
+}
+
+/// Writes the pages with the pattern of `seed + page`, in one call.
+fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
+    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
+    let writes: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, &page)| PageWrite {
+            at: SegmentPage { segment, page },
+            from: local.at(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
+}
+
+/// What reading the pages gives: for each an error, or whether it has the pattern of `seed + page`.
+fn read(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+    seed: u64,
+) -> Vec<Result<bool, PageError>> {
+    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
+    let reads: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, &page)| PageRead {
+            at: SegmentPage { segment, page },
+            into: local.at_mut(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.read(&reads) }.expect("submitted");
+    let done = finish(lane, pages.len());
+    let is_right = |token: u64, page: u32| *local.bytes(token) == pattern(seed + u64::from(page));
+    let numbered = (0u64..).zip(pages);
+    numbered.zip(done).map(|((token, &page), done)| done.map(|()| is_right(token, page))).collect()
+}
+
+fn all_right(read: &[Result<bool, PageError>]) -> bool {
+    read.iter().all(|it| *it == Ok(true))
+}
+
+/// Moves until nothing is left on the blade.
+fn empty(mover: &mut Mover<'_>, blade: BladeIndex) -> u64 {
+    let mut moved = 0;
+    loop {
+        match mover.step(blade, true).expect("moved") {
+            Step::Moved => moved += 1,
+            Step::Waiting => panic!("nothing to wait for"),
+            Step::Empty => return moved,
+        }
+    }
+}
+
+fn sample(superpages: u32) -> Vec<u32> {
+    (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
+}
+
+fn transports() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ["shm", "unix", "tcp"].into_iter().flat_map(|a| ["shm", "unix", "tcp"].map(|b| (a, b)))
+}
+
+#[test]
+fn a_blade_is_emptied_and_left_with_every_byte_in_place() {
+    for (from, to) in transports() {
+        let mut blades = Blades::start(&[from]);
+        let pool = connect(&blades);
+        let segment = allocate(&pool, 3);
+        let mut lane = pool.lane().expect("lane");
+        write(&mut lane, segment, &sample(3), 7);
+        blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+        let old = BladeIndex(0);
+        let new = pool.add_blade(&blades.addresses[1]).expect("added");
+        pool.set_leaving(old, true);
+        assert_eq!(empty(&mut Mover::new(&pool), old), 3);
+        assert_eq!((pool.superpages_on(old), pool.superpages_on(new)), (0, 3));
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 7)), "{from} to {to}");
+        assert_eq!(read(&mut lane, segment, &[5], 7), [Ok(false)], "an unwritten page is zero");
+        pool.remove_blade(old).expect("removed");
+        blades.stop(0); // nobody needs it any more
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 7)));
+        write(&mut lane, segment, &sample(3), 8);
+        pool.allocate_superpage(segment, 9).expect("only the new blade is asked");
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 8)));
+        assert!(pool.lost().is_empty());
+    }
+}
+
+#[test]
+fn blades_come_and_go_more_often_than_there_are_slots() {
+    let blades = Blades::start(&["unix", "tcp"]);
+    let config = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let pool = Pool::connect(config).expect("connect");
+    let segment = allocate(&pool, 1);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, &sample(1), 0);
+    let (mut mover, mut here) = (Mover::new(&pool), BladeIndex(0));
+    for turn in 1..=20 {
+        let next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+        pool.set_leaving(here, true);
+        assert_eq!(empty(&mut mover, here), 1);
+        pool.remove_blade(here).expect("removed");
+        let seed = turn as u64;
+        assert!(all_right(&read(&mut lane, segment, &sample(1), seed - 1)), "turn {turn}");
+        write(&mut lane, segment, &sample(1), seed);
+        here = next;
+    }
+    pool.goodbye();
+    blades.wait_until_unused();
+}
+
+/// Pages of one thread: no other thread touches them.
+fn play(pool: &Pool, segment: SegmentHandle, thread: u32, stop: &AtomicBool) -> u64 {
+    const PAGES: u32 = 512;
+    let mut lane = pool.lane().expect("lane");
+    let mine: Vec<u32> = (0..PAGES).map(|it| it * 16 + thread).collect();
+    let mut seeds = vec![0u64; mine.len()];
+    write(&mut lane, segment, &mine, 0);
+    let (mut random, mut turns) = (u64::from(thread) + 1, 0);
+    while !stop.load(Relaxed) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        let first = (random >> 33) as usize % (mine.len() - 8);
+        let some = first..first + 8;
+        for at in some.clone() {
+            let read = read(&mut lane, segment, &mine[at..=at], seeds[at]);
+            assert_eq!(read, [Ok(true)], "page {} with seed {}", mine[at], seeds[at]);
+        }
+        if random.is_multiple_of(3) {
+            turns += 1;
+            write(&mut lane, segment, &mine[some.clone()], turns << 32);
+            some.for_each(|at| seeds[at] = turns << 32);
+        }
+    }
+    for at in 0..mine.len() {
+        assert_eq!(read(&mut lane, segment, &mine[at..=at], seeds[at]), [Ok(true)]);
+    }
+    turns
+}
+
+#[test]
+fn a_busy_program_sees_nothing_of_its_memory_moving_back_and_forth() {
+    for (a, b) in [("shm", "tcp"), ("tcp", "unix"), ("tcp", "tcp")] {
+        let blades = Blades::start(&[a, b]);
+        let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+        let pool = Pool::connect(one).expect("connect");
+        let segment = allocate(&pool, 2);
+        let stop = AtomicBool::new(false);
+        let turns: Vec<u64> = std::thread::scope(|scope| {
+            let (pool, stop) = (&pool, &stop);
+            let players: Vec<_> = (0..3)
+                .map(|thread| scope.spawn(move || play(pool, segment, thread, stop)))
+                .collect();
+            let (mut mover, mut here) = (Mover::new(pool), BladeIndex(0));
+            for turn in 1..=6 {
+                let next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+                pool.set_leaving(here, true);
+                empty(&mut mover, here);
+                pool.remove_blade(here).expect("removed");
+                here = next;
+            }
+            stop.store(true, Relaxed);
+            players.into_iter().map(|it| it.join().expect("right data")).collect()
+        });
+        assert!(turns.iter().all(|turns| *turns > 0), "everybody wrote: {turns:?}");
+    }
+}
+
+#[test]
+fn nothing_is_copied_before_earlier_writes_have_ended() {
+    let blades = Blades::start(&["tcp", "tcp"]);
+    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let pool = Pool::connect(one).expect("connect");
+    let segment = allocate(&pool, 1);
+    let mut lane = pool.lane().expect("lane");
+    let new = pool.add_blade(&blades.addresses[1]).expect("added");
+    pool.set_leaving(BladeIndex(0), true);
+    // More than sockets hold: the rest is sent when the lane is driven, and that is later.
+    let pages: Vec<u32> = (0..SUPERPAGE_PAGES).collect();
+    let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
+    let writes: Vec<_> = (0u64..)
+        .zip(&pages)
+        .map(|(token, &page)| PageWrite {
+            at: SegmentPage { segment, page },
+            from: local.at(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    std::thread::scope(|scope| {
+        let step = scope.spawn(|| Mover::new(&pool).step(BladeIndex(0), true));
+        let until = Instant::now() + AMPLE;
+        while pool.superpages_on(new) == 0 {
+            assert!(Instant::now() < until, "it begins");
+            std::thread::yield_now();
+        }
+        let until = Instant::now() + Duration::from_millis(100);
+        let mut read_early = 0;
+        while Instant::now() < until && read_early == 0 {
+            let totals = blades.serving[0].as_ref().expect("serves").stat().totals;
+            read_early = totals.pages_read.get();
+            std::thread::yield_now();
+        }
+        assert!(finish(&mut lane, pages.len()).iter().all(Result::is_ok));
+        assert_eq!(step.join().expect("ends").expect("moved"), Step::Moved);
+        assert_eq!(read_early, 0, "copied while writes were in flight");
+    });
+    pages.chunks(256).for_each(|some| assert!(all_right(&read(&mut lane, segment, some, 0))));
+}
+
+#[test]
+fn frozen_memory_is_copied_and_its_other_user_keeps_the_original() {
+    for (from, to) in transports() {
+        let mut blades = Blades::start(&[from]);
+        let (parent, child) = (connect(&blades), connect(&blades));
+        let segment = allocate(&parent, 2);
+        let mut lane = parent.lane().expect("lane");
+        write(&mut lane, segment, &sample(2), 3);
+        let token = parent.freeze(segment).expect("frozen");
+        blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+        parent.add_blade(&blades.addresses[1]).expect("added");
+        let old = BladeIndex(0);
+        parent.set_leaving(old, true);
+        let mut mover = Mover::new(&parent);
+        assert_eq!(mover.step(old, false).expect("moved"), Step::Moved);
+        let between = parent.freeze(segment).expect("frozen already");
+        assert_eq!(mover.step(old, false).expect("moved"), Step::Moved);
+        assert_eq!(mover.step(old, false).expect("a child may come"), Step::Waiting);
+        let theirs = child.attach(&token).expect("the original is still there");
+        let again = child.attach(&between).expect("a token of half way is of the original");
+        assert_eq!(mover.step(old, true).expect("left"), Step::Empty);
+        parent.remove_blade(old).expect("removed");
+        let mut child_lane = child.lane().expect("lane");
+        for handle in [theirs, again] {
+            assert!(all_right(&read(&mut child_lane, handle, &sample(2), 3)), "{from} to {to}");
+        }
+        assert!(all_right(&read(&mut lane, segment, &sample(2), 3)));
+        assert!(parent.thaw(segment).expect("the copy is its own"));
+        write(&mut lane, segment, &sample(2), 4);
+        assert!(all_right(&read(&mut child_lane, theirs, &sample(2), 3)));
+    }
+}
+
+#[test]
+fn without_room_elsewhere_nothing_moves_and_nothing_changes() {
+    let blades = Blades::start_with(&["unix", "unix"], 2 * SUPERPAGE_BYTES);
+    let pool = connect(&blades);
+    let segment = allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, &sample(4), 1);
+    pool.set_leaving(BladeIndex(0), true);
+    let full = Mover::new(&pool).step(BladeIndex(0), true).expect_err("no room");
+    assert!(matches!(full, PoolError::Full { .. }), "{full}");
+    let kept = pool.remove_blade(BladeIndex(0)).expect_err("memory is there");
+    assert!(matches!(kept, PoolError::InUse { superpages: 2, .. }), "{kept}");
+    pool.set_leaving(BladeIndex(0), false);
+    assert!(all_right(&read(&mut lane, segment, &sample(4), 1)));
+}
+
+/// Stops a blade in the middle of moves: its neighbour's pages and what was copied stay right.
+fn stop_one(which: usize) {
+    let mut blades = Blades::start(&["tcp", "tcp"]);
+    let deadline = Duration::from_millis(300);
+    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), deadline, ..config(&blades) };
+    let pool = Pool::connect(one).expect("connect");
+    let segment = allocate(&pool, 6);
+    let mut lane = pool.lane().expect("lane");
+    let pages: Vec<u32> = (0..6 * SUPERPAGE_PAGES).step_by(7).collect();
+    pages.chunks(256).for_each(|some| write(&mut lane, segment, some, 5));
+    pool.add_blade(&blades.addresses[1]).expect("added");
+    pool.set_leaving(BladeIndex(0), true);
+    let failed = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| {
+            let mut mover = Mover::new(&pool);
+            loop {
+                match mover.step(BladeIndex(0), true) {
+                    Ok(Step::Moved) => {}
+                    other => return other,
+                }
+            }
+        });
+        let until = Instant::now() + AMPLE;
+        while pool.superpages_on(BladeIndex(1)) < 2 {
+            assert!(Instant::now() < until, "it moves");
+            std::thread::yield_now();
+        }
+        blades.stop(which);
+        moving.join().expect("ends")
+    });
+    let failed = match failed {
+        Err(error) => Some(error),
+        Ok(step) => {
+            assert_eq!(step, Step::Empty, "it was quick");
+            None
+        }
+    };
+    let read: Vec<_> =
+        pages.chunks(256).flat_map(|some| read(&mut lane, segment, some, 5)).collect();
+    assert!(!read.contains(&Ok(false)), "wrong bytes after {failed:?}");
+    if let Some(failed) = failed {
+        assert!(read.contains(&Ok(true)), "the other blade still serves: {failed}");
+        assert!(read.iter().any(|it| it.is_err()), "the stopped one does not: {failed}");
+    }
+}
+
+#[test]
+fn a_new_blade_that_dies_takes_only_what_it_had() {
+    stop_one(1);
+}
+
+#[test]
+fn an_old_blade_that_dies_takes_only_what_was_not_moved() {
+    stop_one(0);
+}
