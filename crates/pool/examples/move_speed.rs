@@ -1,0 +1,222 @@
+//! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream of the same run, and
+//! what a busy program notices of it.
+//!
+//! `cargo run --release -p farpool-pool --example move_speed [MIB] [ROUNDS]`
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use farpool_blade::{BladeConfig, Server, Serving};
+use farpool_pool::{
+    Address, BladeIndex, Lane, Mover, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig,
+    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
+};
+
+const MIB: u64 = 1 << 20;
+const SUPERPAGE_MIB: u64 = 16;
+/// What is sent and received at once by the bare stream.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Reads of single pages by which the busy program is measured, per phase at least.
+const READS: usize = 20_000;
+
+#[repr(C, align(4096))]
+#[derive(Clone)]
+struct Page([u8; PAGE_BYTES]);
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mib: u64 = arguments.next().map_or(Ok(1024), |it| it.parse())?;
+    let rounds: usize = arguments.next().map_or(Ok(5), |it| it.parse())?;
+    let superpages = u32::try_from(mib / SUPERPAGE_MIB)?.max(2);
+    let (mut world, segment) = World::new(superpages)?;
+    world.fill(segment, superpages)?;
+    let mut ratios = Vec::new();
+    for round in 1..=rounds {
+        let floor = stream(u64::from(superpages) * SUPERPAGE_MIB * MIB)?;
+        let moved = world.move_away()?;
+        let rate = |time: Duration| {
+            f64::from(superpages) * SUPERPAGE_MIB as f64 / 1024.0 / time.as_secs_f64()
+        };
+        ratios.push(rate(moved) / rate(floor));
+        println!(
+            "round {round}: bare stream {:.2} GiB/s, move {:.2} GiB/s, ratio {:.2}",
+            rate(floor),
+            rate(moved),
+            rate(moved) / rate(floor)
+        );
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("idle program: ratio {:.2} (median of {rounds})", ratios[rounds / 2]);
+    world.busy(segment, superpages)
+}
+
+struct World {
+    blades: Vec<(Serving, Address)>,
+    pool: Pool,
+    here: BladeIndex,
+    at: usize,
+}
+
+impl World {
+    fn new(superpages: u32) -> anyhow::Result<(World, SegmentHandle)> {
+        let memory_bytes = (u64::from(superpages) + 4) * SUPERPAGE_MIB * MIB;
+        let mut blades = Vec::new();
+        for _ in 0..2 {
+            let config = BladeConfig { memory_bytes, ..BladeConfig::default() };
+            let server = Server::bind(&["tcp://127.0.0.1:0".parse()?], config)?;
+            let address = server.addresses().pop().context("an address")?;
+            blades.push((server.serve()?, address));
+        }
+        let pool = Pool::connect(PoolConfig {
+            blades: vec![blades[0].1.clone()],
+            client: farpool_pool::fresh_client()?,
+            client_name: "move_speed".into(),
+            quota_bytes: memory_bytes,
+            deadline: Duration::from_secs(5),
+            allow_remote_tcp: false,
+        })?;
+        let segment = pool.create_segment()?;
+        Ok((World { blades, pool, here: BladeIndex(0), at: 0 }, segment))
+    }
+
+    fn fill(&mut self, segment: SegmentHandle, superpages: u32) -> anyhow::Result<()> {
+        let page = Page([0x5a; PAGE_BYTES]);
+        let mut lane = self.pool.lane()?;
+        for superpage in 0..superpages {
+            self.pool.allocate_superpage(segment, superpage)?;
+            let first = superpage * SUPERPAGE_PAGES;
+            for start in (first..first + SUPERPAGE_PAGES).step_by(512) {
+                let writes: Vec<_> = (start..start + 512)
+                    .map(|page_number| PageWrite {
+                        at: SegmentPage { segment, page: page_number },
+                        from: page.0.as_ptr(),
+                        token: u64::from(page_number),
+                    })
+                    .collect();
+                // SAFETY: the page outlives the wait for the completions.
+                unsafe { lane.write(&writes) }?;
+                finish(&mut lane)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything to the other blade; the time it took.
+    fn move_away(&mut self) -> anyhow::Result<Duration> {
+        self.at = 1 - self.at;
+        let next = self.pool.add_blade(&self.blades[self.at].1)?;
+        self.pool.set_leaving(self.here, true);
+        let mut mover = Mover::new(&self.pool);
+        let start = Instant::now();
+        while mover.step(self.here, true)? == Step::Moved {}
+        let took = start.elapsed();
+        self.pool.remove_blade(self.here)?;
+        self.blades[1 - self.at].0.blade().run_scrubs();
+        self.here = next;
+        Ok(took)
+    }
+
+    /// Single reads without pause, undisturbed and while everything moves.
+    fn busy(&mut self, segment: SegmentHandle, superpages: u32) -> anyhow::Result<()> {
+        let mut lane = self.pool.lane()?;
+        let never = AtomicBool::new(false);
+        let quiet = read_at_random(&mut lane, segment, superpages, &never, READS)?;
+        let over = AtomicBool::new(false);
+        let (moved, disturbed) = std::thread::scope(|scope| {
+            let over = &over;
+            let reader = scope
+                .spawn(move || read_at_random(&mut lane, segment, superpages, over, usize::MAX));
+            let moved = self.move_away();
+            over.store(true, Relaxed);
+            (moved, reader.join())
+        });
+        let disturbed = disturbed.map_err(|_| anyhow::anyhow!("the reader failed"))??;
+        ensure!(disturbed.len() > READS / 10, "the move was too short; move more");
+        for percentile in [50, 99] {
+            let (alone, beside) = (at(&quiet, percentile), at(&disturbed, percentile));
+            println!(
+                "busy program: p{percentile} of a read {:.1} us alone, {:.1} us while all moves, ratio {:.2}",
+                alone.as_secs_f64() * 1e6,
+                beside.as_secs_f64() * 1e6,
+                beside.as_secs_f64() / alone.as_secs_f64()
+            );
+        }
+        let mib = f64::from(superpages) * SUPERPAGE_MIB as f64;
+        println!("busy program: the move went at {:.0} MiB/s", mib / moved?.as_secs_f64());
+        Ok(())
+    }
+}
+
+fn at(sorted: &[Duration], percentile: usize) -> Duration {
+    sorted[(sorted.len() * percentile / 100).min(sorted.len() - 1)]
+}
+
+/// Reads until `over`, or that many; the latencies, sorted.
+fn read_at_random(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    superpages: u32,
+    over: &AtomicBool,
+    most: usize,
+) -> anyhow::Result<Vec<Duration>> {
+    let mut page = Page([0; PAGE_BYTES]);
+    let (mut latencies, mut random) = (Vec::new(), 1_u64);
+    while latencies.len() < most && !over.load(Relaxed) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        let number = u32::try_from((random >> 33) % u64::from(superpages * SUPERPAGE_PAGES))?;
+        let read = PageRead {
+            at: SegmentPage { segment, page: number },
+            into: page.0.as_mut_ptr(),
+            token: 0,
+        };
+        let start = Instant::now();
+        // SAFETY: the page outlives the wait for the completion.
+        unsafe { lane.read(&[read]) }?;
+        finish(lane)?;
+        latencies.push(start.elapsed());
+        ensure!(page.0 == [0x5a; PAGE_BYTES], "page {number} has wrong bytes");
+    }
+    latencies.sort();
+    Ok(latencies)
+}
+
+fn finish(lane: &mut Lane) -> anyhow::Result<()> {
+    let mut done = Vec::new();
+    while lane.in_flight() > 0 {
+        lane.wait(&mut done);
+    }
+    done.iter().try_for_each(|it| it.result.map_err(Into::into))
+}
+
+/// The floor: so many bytes out of a large buffer through one TCP connection.
+fn stream(bytes: u64) -> anyhow::Result<Duration> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut sender = TcpStream::connect(listener.local_addr()?)?;
+    let (mut receiver, _) = listener.accept()?;
+    let source = vec![0x5a_u8; 256 * CHUNK_BYTES];
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(move || -> std::io::Result<()> {
+            let mut left = bytes;
+            for chunk in source.chunks(CHUNK_BYTES).cycle() {
+                if left == 0 {
+                    return Ok(());
+                }
+                sender.write_all(chunk)?;
+                left -= chunk.len() as u64;
+            }
+            Ok(())
+        });
+        let mut sink = vec![0_u8; CHUNK_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            left -= receiver.read(&mut sink)? as u64;
+        }
+        sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))??;
+        Ok(start.elapsed())
+    })
+}
