@@ -2,19 +2,18 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::blades::{self, BLADE_ENTRIES, BladeTable};
 use crate::histogram::Histogram;
 
 /// Processes one run can have at a time; a further process runs, but is not shown and its memory is
 /// not counted against the limit (the keeper says so).
 pub const MAX_SLOTS: usize = 1024;
-/// Bytes for the blade addresses, one a line.
-const ADDRESSES_BYTES: usize = 2048;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +76,8 @@ pub struct Header {
     pub(crate) program: [AtomicU8; NAME_BYTES],
     pub(crate) victim_policy: [AtomicU8; NAME_BYTES],
     pub(crate) prefetch_policy: [AtomicU8; NAME_BYTES],
-    pub(crate) addresses: [AtomicU8; ADDRESSES_BYTES],
+    /// The blades; the keeper changes them while the program runs.
+    pub blades: BladeTable,
 }
 
 const _: () = assert!(size_of::<Header>() == 4096);
@@ -157,6 +157,13 @@ pub struct Slot {
     pub other_latency: Histogram,
     /// Pages this process may still take before it looks at the budget again.
     pub allowance_pages: AtomicI64,
+    /// Version of the table of blades that this process has taken in; 0 while it has no pool,
+    /// [`CONNECTING`](crate::CONNECTING) while it is about to have one.
+    pub blades_version: AtomicU32,
+    /// Entries of the table on which this process has nothing, as bits; of the version above.
+    pub blades_left: AtomicU32,
+    /// Entries that this process cannot leave, for no other blade has room, as bits.
+    pub blades_stuck: AtomicU32,
 }
 
 impl Slot {
@@ -193,6 +200,9 @@ impl Slot {
         self.counters.iter().for_each(|counter| counter.store(0, Relaxed));
         self.state.store(ProcessState::Native as u32, Relaxed);
         self.allowance_pages.store(0, Relaxed);
+        self.blades_version.store(0, Relaxed);
+        self.blades_left.store(0, Relaxed);
+        self.blades_stuck.store(0, Relaxed);
         self.fetch_latency.clear();
         self.other_latency.clear();
         store_text(&self.name, b"");
@@ -212,7 +222,9 @@ impl Header {
         store_text(&self.program, settings.program.as_bytes());
         store_text(&self.victim_policy, settings.victim_policy.as_bytes());
         store_text(&self.prefetch_policy, settings.prefetch_policy.as_bytes());
-        store_text(&self.addresses, settings.blades.join("\n").as_bytes());
+        for address in &settings.blades {
+            self.blades.add(address); // `check` has counted them
+        }
     }
 
     /// The settings as they stand now.
@@ -222,7 +234,7 @@ impl Header {
             limit_bytes: self.limit_bytes.load(Relaxed),
             local_percent: self.local_percent.load(Relaxed),
             quota_bytes: self.quota_bytes.load(Relaxed),
-            blades: load_text(&self.addresses).lines().map(str::to_owned).collect(),
+            blades: self.blades.load().entries.into_iter().flatten().map(|it| it.address).collect(),
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),
@@ -237,7 +249,8 @@ impl Header {
 
 /// Whether the settings fit the board; the error names the field.
 pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
-    if settings.blades.join("\n").len() >= ADDRESSES_BYTES {
+    let fits = |address: &String| blades::address_fits(address);
+    if settings.blades.len() > BLADE_ENTRIES || !settings.blades.iter().all(fits) {
         return Err("the blade addresses");
     }
     for (text, field) in [
@@ -251,7 +264,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn store_text(field: &[AtomicU8], text: &[u8]) {
+pub(crate) fn store_text(field: &[AtomicU8], text: &[u8]) {
     let last = field.len() - 1;
     for (index, byte) in field.iter().enumerate() {
         let value = if index < last { text.get(index).copied().unwrap_or(0) } else { 0 };
@@ -259,7 +272,7 @@ fn store_text(field: &[AtomicU8], text: &[u8]) {
     }
 }
 
-fn load_text(field: &[AtomicU8]) -> String {
+pub(crate) fn load_text(field: &[AtomicU8]) -> String {
     let bytes: Vec<u8> =
         field.iter().map(|byte| byte.load(Relaxed)).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()

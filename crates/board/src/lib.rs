@@ -1,7 +1,7 @@
 //! The board: one small file of shared memory for each `farpool run`.
 //!
-//! It carries three things between the keeper, every process of the program's tree and `farpool stat`:
-//! the settings of the run, the budget (each process publishes what it holds in local memory, and all
+//! It carries four things between the keeper, every process of the program's tree and `farpool stat`:
+//! the settings of the run, the table of blades, the budget (each process publishes what it holds in local memory, and all
 //! are held to one limit), and the statistics. Reading it costs nothing to those who write it.
 //!
 //! Invariants:
@@ -11,10 +11,16 @@
 //! * every field is an atomic or written once by the keeper before anybody else can open the file, so
 //!   no reader needs a lock. Counters are relaxed: they are statistics, not synchronisation.
 
+mod blades;
+mod copies;
 mod histogram;
 mod layout;
 mod map;
 
+pub use blades::{
+    BLADE_ENTRIES, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
+};
+pub use copies::{COPY_ENTRIES, CopyTable, CopyToken, Errand};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};
 pub use layout::{Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, WhenFull};
 pub use map::{Board, BoardError};

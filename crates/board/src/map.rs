@@ -8,9 +8,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::copies::CopyTable;
 use crate::layout::{self, Header, MAX_SLOTS, Settings, Slot};
 
-const FILE_BYTES: usize = size_of::<Header>() + MAX_SLOTS * size_of::<Slot>();
+const SLOTS_END_BYTES: usize = size_of::<Header>() + MAX_SLOTS * size_of::<Slot>();
+const FILE_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
+const _: () = assert!(SLOTS_END_BYTES.is_multiple_of(align_of::<CopyTable>()));
 
 /// Why a board cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +88,12 @@ impl Board {
             let first = self.base.add(size_of::<Header>()).cast::<Slot>();
             std::slice::from_raw_parts(first, MAX_SLOTS)
         }
+    }
+
+    /// Frozen memory on its way.
+    pub fn copies(&self) -> &CopyTable {
+        // SAFETY: the table of atomics follows the slots; their end is aligned for it.
+        unsafe { &*self.base.add(SLOTS_END_BYTES).cast::<CopyTable>() }
     }
 
     /// Slots that belong to a process now.

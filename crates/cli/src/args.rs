@@ -45,6 +45,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Change the local memory of a program that runs under `farpool run`
     Limit(LimitArgs),
+    /// Show and change the blades of a program that runs under `farpool run`
+    Blades(BladesArgs),
     /// Say what this machine can do, and the remedy for what it cannot
     Doctor(DoctorArgs),
     /// Run real jobs on real records: all-local, on far memory, on the kernel's swap
@@ -176,6 +178,31 @@ pub struct LimitArgs {
     /// Local memory for the whole process tree from now on: a size, or a share (25%)
     #[arg(value_name = "SIZE|PCT")]
     pub local: LocalLimit,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool blades 4711 --add tcp://127.0.0.1:7071 --leave tcp://127.0.0.1:7070 --wait\n\n\
+What lies on a blade that is left moves to the others while the program runs.")]
+pub struct BladesArgs {
+    /// The keeper (`farpool run`) or any process of its tree
+    pub pid: u32,
+    /// Take memory from this blade too; may be repeated
+    #[arg(long, value_name = "ADDR")]
+    pub add: Vec<BladeAddress>,
+    /// Move everything away from this blade; may be repeated
+    #[arg(long, value_name = "ADDR")]
+    pub leave: Vec<BladeAddress>,
+    /// Return when the blades to be left have been
+    #[arg(long)]
+    pub wait: bool,
+    /// Allow new blades beyond this machine's loopback: pages then travel unencrypted
+    #[arg(long)]
+    pub allow_remote_tcp: bool,
+    /// Print JSON: a list of the blades
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -49,6 +49,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             commands::stat::main(&args)
         }
         Command::Limit(args) => commands::limit::main(&args),
+        Command::Blades(args) => commands::blades::main(&args),
         Command::Doctor(args) => commands::doctor::main(&args),
         Command::Demo(args) => commands::demo::main(&args),
         Command::Bench(args) => commands::bench::bench(&args),

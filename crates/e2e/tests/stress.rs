@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
-use farpool_e2e::run::{Outcome, Run};
-use farpool_e2e::turn;
+use farpool_e2e::run::{Outcome, Run, Running};
+use farpool_e2e::{binaries, turn};
 
 /// Everything but fork, which has rows of its own.
 const QUIET_OPS: &str =
@@ -83,6 +83,57 @@ fn two_blades() {
     }
     let used = |blade: &Blade| blade.stat()["blades"][0]["pages_written"].as_u64();
     assert!(used(&one) > Some(0) && used(&other) > Some(0), "both blades are used");
+}
+
+/// `farpool blades PID …` on a running program; none if the program has ended.
+fn change_blades(running: &mut Running, arguments: &[&str]) -> Option<String> {
+    let mut command = std::process::Command::new(binaries::program("farpool"));
+    command.arg("blades").arg(running.pid().to_string()).args(arguments);
+    let output = command.output().expect("farpool blades");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let is_running = running.is_running();
+    assert!(output.status.success() || !is_running, "{arguments:?}: {}", text(&output.stderr));
+    output.status.success().then(|| text(&output.stdout))
+}
+
+/// A program, its children too, goes on and has all its bytes while its memory moves from blade to blade and
+/// the blades it has left are killed.
+#[test]
+fn memory_moves_while_programs_run() {
+    let _turn = turn();
+    for (transport, ops, percent, seed) in [
+        (Transport::Tcp, QUIET_OPS, 20, 71),
+        (Transport::Shm, QUIET_OPS, 20, 72),
+        (Transport::Tcp, ALL_OPS, 60, 73),
+        (Transport::Unix, ALL_OPS, 60, 74),
+    ] {
+        let mut here = Blade::start("4GiB");
+        let mib = STRESS_MIB.to_string();
+        let mut running = Run::far(&limit(percent))
+            .blade(&here.address(transport))
+            .own_program("farpool-stress")
+            .args(["--mib", &mib, "--threads", "3", "--seconds", "10"])
+            .args(["--seed", &seed.to_string(), "--ops", ops])
+            .patience(Duration::from_secs(100))
+            .start();
+        running.wait_until_far();
+        let mut moves = 0;
+        while moves < 6 {
+            let next = Blade::start("4GiB");
+            let (from, to) = (here.address(transport), next.address(transport));
+            let change = ["--add", &to, "--leave", &from, "--wait"];
+            let Some(left) = change_blades(&mut running, &change) else { break };
+            assert!(left.contains(&to) && !left.contains(&from), "{left}");
+            here.kill(); // nobody may need it any more
+            here = next;
+            moves += 1;
+        }
+        let outcome = running.finish();
+        outcome.require_success();
+        outcome.require_far();
+        assert!(moves >= 2, "moved {moves} times");
+        assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    }
 }
 
 fn case(name: &str, limit: &str) {

@@ -10,6 +10,7 @@
 use farpool_board::{Counter, ProcessState};
 use farpool_uffd::{PageRange, category, register_mode};
 
+use crate::blades::Follower;
 use crate::core::Core;
 use crate::evict::Evictor;
 use crate::page::Phase;
@@ -18,14 +19,14 @@ use crate::serve::{FaultThread, fail_closed};
 use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
 use crate::{Pager, StartError, sys};
 
-/// Starts the fault threads, one for each CPU, and the evictor, and returns when all are past the C library's
-/// beginning of a thread.
-pub fn start_threads(core: &'static Core) -> Result<(), StartError> {
+/// Starts the fault threads, one for each CPU, the evictor and the follower of the blades, and returns when all are
+/// past the C library's beginning of a thread.
+pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), StartError> {
     let cpus = core.crew.cpus();
     let wanted = core.settings.pager_threads as usize;
     let count = if wanted == 0 { cpus.len() } else { wanted };
     core.crew.set_members(count);
-    let mut begun = Vec::with_capacity(count + 1);
+    let mut begun = Vec::with_capacity(count + 2);
     for index in 0..count {
         let cpu = cpus[index % cpus.len()];
         let body = move || {
@@ -36,6 +37,8 @@ pub fn start_threads(core: &'static Core) -> Result<(), StartError> {
     }
     let evict = move || or_fail(make_evictor(core)).run();
     begun.push(sys::spawn(c"farpool-evict", false, Box::new(evict))?);
+    let follow = move || Follower::new(pager, core).run();
+    begun.push(sys::spawn(c"farpool-blades", false, Box::new(follow))?);
     begun.iter().for_each(|begun| begun.wait());
     Ok(())
 }

@@ -4,6 +4,7 @@
 use std::ops::Deref;
 use std::sync::OnceLock;
 
+use farpool_board::Blades;
 use farpool_pool::Pool;
 
 use crate::serve::fail_closed;
@@ -12,15 +13,27 @@ use crate::sys::Latch;
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct LatePool {
-    pool: OnceLock<Pool>,
+    pool: OnceLock<(Pool, Blades)>,
     connected: Latch,
 }
 
 impl LatePool {
-    /// Gives the pool to all who wait for it. Only the first one counts.
-    pub fn set(&self, pool: Pool) {
-        let _ = self.pool.set(pool);
+    /// Gives the pool, connected to these blades, to all who wait for it. Only the first one counts.
+    pub fn set(&self, (pool, blades): (Pool, Blades)) {
+        let _ = self.pool.set((pool, blades));
         self.connected.open();
+    }
+
+    /// The blades that the pool was first connected to.
+    pub fn first_blades(&self) -> Blades {
+        self.get().1.clone()
+    }
+
+    fn get(&self) -> &(Pool, Blades) {
+        let Some(pool) = self.pool.get() else {
+            fail_closed("a page is looked for on blades before any was connected to");
+        };
+        pool
     }
 
     /// Waits until there is a pool.
@@ -34,9 +47,6 @@ impl Deref for LatePool {
     type Target = Pool;
 
     fn deref(&self) -> &Pool {
-        let Some(pool) = self.pool.get() else {
-            fail_closed("a page is looked for on blades before any was connected to");
-        };
-        pool
+        &self.get().0
     }
 }

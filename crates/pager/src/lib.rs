@@ -14,6 +14,7 @@
 //! far. When the limit of the tree comes near it becomes *active*, once and for good.
 
 mod activation;
+mod blades;
 pub mod budget;
 pub mod copies;
 mod core;
@@ -45,10 +46,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
 
 use farpool_board::{Board, BoardError, Settings, Slot, WhenFull};
-use farpool_pool::{ClientId, Pool, PoolConfig, PoolError};
+use farpool_pool::{ClientId, PoolError};
 use farpool_uffd::{OpenError, Pagemap, Uffd, features, register_mode};
 
 use crate::core::{Core, Parts};
@@ -343,9 +343,9 @@ impl Pager {
             None => self.open_at_last(&mut watch)?,
         };
         let core = self.make_core(files)?;
-        activation::start_threads(core)?;
+        activation::start_threads(self, core)?;
         if inherits {
-            core.pool.set(connect(&core.settings, self.slot())?);
+            core.pool.set(blades::connect(core)?);
             self.inheritance.attach(core)?;
             core.note_fork();
             steward::settle_inherited(self, core);
@@ -355,7 +355,7 @@ impl Pager {
         } else {
             watch.until_near(self);
             activation::activate(self, core);
-            core.pool.set(connect(&core.settings, self.slot())?);
+            core.pool.set(blades::connect(core)?);
         }
         sys::be_prompt(false);
         give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;
@@ -439,22 +439,6 @@ fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Er
         return Err(std::io::Error::other("the keeper did not take the userfaultfd"));
     }
     Ok(())
-}
-
-fn connect(settings: &Settings, slot: &Slot) -> Result<Pool, StartError> {
-    let parsed = settings.blades.iter().map(|text| {
-        text.parse()
-            .map_err(|error: farpool_pool::AddressError| StartError::Address(error.to_string()))
-    });
-    let config = PoolConfig {
-        blades: parsed.collect::<Result<_, _>>()?,
-        client: client_id()?,
-        client_name: format!("{}:{}", slot.name(), slot.pid.load(Relaxed)),
-        quota_bytes: settings.quota_bytes,
-        deadline: Duration::from_millis(settings.deadline_ms),
-        allow_remote_tcp: settings.allow_remote_tcp,
-    };
-    Ok(Pool::connect(config)?)
 }
 
 /// A random name for this process on its blades.

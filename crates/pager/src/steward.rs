@@ -342,11 +342,13 @@ impl Steward {
     fn freeze(&mut self) -> Result<(), i32> {
         self.thin_out_layers()?;
         let mut tokens = [None; MAX_LAYERS];
+        // Until the child is expected nothing that it will attach may be given up.
+        let still = self.core.pool.hold_still();
         for layer in self.core.layers.live() {
             let Some(segment) = self.core.layers.segment(layer) else {
                 continue;
             };
-            match self.core.pool.freeze(segment) {
+            match self.core.pool.freeze_still(&still, segment) {
                 Ok(token) => tokens[layer] = Some(token),
                 Err(error) => {
                     sys::say(&format!("fork is refused, for far memory cannot be shared: {error}"));

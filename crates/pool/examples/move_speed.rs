@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_pool::{
-    Address, BladeIndex, Lane, Mover, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig,
+    Address, Alone, BladeIndex, Lane, Mover, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig,
     SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
 };
 
@@ -112,7 +112,7 @@ impl World {
         self.pool.set_leaving(self.here, true);
         let mut mover = Mover::new(&self.pool);
         let start = Instant::now();
-        while mover.step(self.here, true)? == Step::Moved {}
+        while mover.step(self.here, &Alone, || true)? == Step::Moved {}
         let took = start.elapsed();
         self.pool.remove_blade(self.here)?;
         self.blades[1 - self.at].0.blade().run_scrubs();

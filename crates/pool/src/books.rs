@@ -40,8 +40,18 @@ struct Part {
     id: SegmentId,
     token: SegmentToken,
     file: Option<SharedFile>,
-    /// A copy in the making of a frozen part elsewhere: it is not handed on until it is complete.
-    is_filling: bool,
+    role: PartRole,
+}
+
+/// What a part is while frozen memory moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PartRole {
+    /// The part itself.
+    Own,
+    /// A copy in the making of a frozen part on another blade.
+    Filling,
+    /// The original of a copy that is complete: given up as soon as nobody can ask for it any more.
+    Superseded,
 }
 
 #[derive(Debug)]
@@ -92,18 +102,24 @@ impl Books {
 
     /// Whether the part is a copy in the making.
     pub(crate) fn is_filling(&self, segment: usize) -> bool {
-        self.parts[segment].as_ref().is_some_and(|part| part.is_filling)
+        self.parts[segment].as_ref().is_some_and(|part| part.role == PartRole::Filling)
     }
 
-    pub(crate) fn set_filling(&mut self, segment: usize, is_filling: bool) {
+    pub(crate) fn set_role(&mut self, segment: usize, role: PartRole) {
         if let Some(part) = &mut self.parts[segment] {
-            part.is_filling = is_filling;
+            part.role = role;
         }
     }
 
-    /// What opens the part to others; nothing while it is a copy in the making.
+    /// What opens the part to others, if it is to be handed on.
     pub(crate) fn token(&self, segment: usize) -> Option<BladeToken> {
-        let part = self.parts[segment].as_ref().filter(|part| !part.is_filling)?;
+        let is_own = self.parts[segment].as_ref().is_some_and(|part| part.role == PartRole::Own);
+        self.any_token(segment).filter(|_| is_own)
+    }
+
+    /// What opens the part, whatever it is.
+    pub(crate) fn any_token(&self, segment: usize) -> Option<BladeToken> {
+        let part = self.parts[segment].as_ref()?;
         Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
     }
 
@@ -137,7 +153,7 @@ impl Books {
         let request = Request::CreateSegment { span_superpages: SPAN_LIMIT_SUPERPAGES };
         match self.control.call(&request)?.response {
             Response::SegmentCreated { segment: id, token } => {
-                self.parts[segment] = Some(Part { id, token, file: None, is_filling: false });
+                self.parts[segment] = Some(Part { id, token, file: None, role: PartRole::Own });
                 Ok(id)
             }
             _ => Err(self.nonsense()),
@@ -256,7 +272,8 @@ impl Books {
         let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
         list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
         let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
-        self.parts[segment] = Some(Part { id, token: token.token, file: None, is_filling: false });
+        self.parts[segment] =
+            Some(Part { id, token: token.token, file: None, role: PartRole::Own });
         if state != SegmentState::Frozen {
             return Err(self.nonsense().into());
         }

@@ -47,6 +47,9 @@ pub enum PoolError {
     /// No blade is in this slot.
     #[error("there is no blade number {}", .0.0)]
     NoSuchBlade(BladeIndex),
+    /// A blade is in this slot already.
+    #[error("slot {} has a blade already", .0.0)]
+    SlotInUse(BladeIndex),
     /// The blade cannot be given up while memory of ours is there.
     #[error("{superpages} superpages are still on blade {address}; move them first")]
     InUse {

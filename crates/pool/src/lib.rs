@@ -22,8 +22,8 @@ pub use farpool_fabric::{Address, AddressError, ClientId};
 pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;
 pub use mover::{Mover, Step};
-pub use pool::Pool;
+pub use pool::{Pool, Still};
 pub use types::{
-    Completion, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS, PageRead, PageWrite, PoolConfig,
-    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
+    Alone, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS,
+    PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
 };

@@ -6,9 +6,11 @@
 //! While the program uses far memory the copy is slow on purpose: small pieces with pauses between
 //! them, so that the program's own pages come first.
 //!
-//! Frozen segments, which others share, cannot be taken from their blade. Each user makes a copy of its own
-//! elsewhere and then gives up its share. Until the copy is complete, children are given the original.
+//! Frozen segments, which others share, cannot be taken from their blade. One of the users makes a copy
+//! elsewhere, the others attach that ([`CopyDesk`]), and each gives up its share in the original. Until
+//! the copy is complete, children are given the original.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,13 +18,14 @@ use std::time::{Duration, Instant};
 use farpool_fabric::CallError;
 use farpool_wire::{PAGE_BYTES, PageNumber, SUPERPAGE_BYTES};
 
+use crate::books::PartRole;
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
-use crate::pool::{Ledger, blade_index};
+use crate::pool::Ledger;
 use crate::shared::{Access, LaneClock, Segment, SegmentState};
 use crate::{
-    BladeIndex, Completion, Lane, MAX_BLADES, MAX_SEGMENTS, PageError, Pool, PoolError,
-    SUPERPAGE_PAGES, SegmentHandle,
+    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS,
+    PageError, Pool, PoolError, SUPERPAGE_PAGES, SegmentHandle,
 };
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
@@ -43,7 +46,8 @@ const SETTLE_STEP: Duration = Duration::from_micros(50);
 pub enum Step {
     /// A superpage was moved.
     Moved,
-    /// Everything is moved, but a share in a frozen segment cannot be given up yet.
+    /// All that this process moves is moved, but a share in a frozen segment cannot be given up yet: somebody
+    /// else copies it, or a child may still attach it.
     Waiting,
     /// Nothing of ours is there any more; [`Pool::remove_blade`] will succeed.
     Empty,
@@ -115,24 +119,106 @@ impl<'a> Mover<'a> {
 
     /// Moves one superpage away from a blade that was declared [leaving](Pool::set_leaving), or finishes
     /// with it. `may_detach` says that no child of this process will still attach what was frozen
-    /// here.
+    /// there; it is asked while nothing can be frozen ([`Pool::hold_still`]).
     ///
     /// # Errors
     /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Nothing is lost
     /// but what the lost blade had alone.
-    pub fn step(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
+    pub fn step(
+        &mut self,
+        from: BladeIndex,
+        desk: &dyn CopyDesk,
+        may_detach: impl FnOnce() -> bool,
+    ) -> Result<Step, PoolError> {
         let pool = self.pool;
         while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
             std::thread::sleep(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
         }
         let _moving = pool.moving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.free_rest();
-        match next_on(pool, from) {
-            Some((handle, superpage, old)) => {
-                self.move_superpage(handle, superpage, old)?;
-                Ok(Step::Moved)
+        let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
+        let mut somebody_copies = false;
+        for handle in handles {
+            let Some((superpage, old)) = next_on(pool, handle, from) else { continue };
+            if pool.segment(handle).state() == SegmentState::Frozen {
+                match self.ask(desk, handle, from) {
+                    Errand::Copy => {}
+                    Errand::Wait => {
+                        somebody_copies = true;
+                        continue;
+                    }
+                    Errand::Attach(copy) => {
+                        self.attach_copy(desk, handle, from, &copy);
+                        return Ok(Step::Moved);
+                    }
+                }
             }
-            None => self.leave(from, may_detach),
+            self.move_superpage(handle, superpage, old)?;
+            return Ok(Step::Moved);
+        }
+        if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, desk, may_detach()) }
+    }
+
+    /// Who copies a frozen part; once begun, a copy is this process's own.
+    fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, from: BladeIndex) -> Errand {
+        let mut ledger = self.pool.ledger();
+        let index = handle.index();
+        if ledger.books.iter().flatten().any(|books| books.is_filling(index)) {
+            return Errand::Copy;
+        }
+        let original = ledger.books_of(from).and_then(|books| books.any_token(index));
+        drop(ledger);
+        original.map_or(Errand::Copy, |original| desk.ask(from, original.token.0))
+    }
+
+    /// Takes somebody else's copy in place of the original. If it is gone, the desk is told, and the next
+    /// step asks again.
+    fn attach_copy(
+        &self,
+        desk: &dyn CopyDesk,
+        handle: SegmentHandle,
+        from: BladeIndex,
+        copy: &FrozenToken,
+    ) {
+        let mut ledger = self.pool.ledger();
+        let (index, segment) = (handle.index(), self.pool.segment(handle));
+        let mut places = BTreeMap::new();
+        let is_there = (0_u8..).zip(&copy.blades).all(|(at, token)| {
+            let Some(token) = *token else { return true };
+            let blade = BladeIndex(at);
+            let Some(books) = ledger.books_of(blade).filter(|it| !it.has_part(index)) else {
+                return false;
+            };
+            let put = |sma, rmma| {
+                places.insert(sma, Place::at(blade, rmma));
+            };
+            let attached = books.attach(index, token, put).is_ok();
+            if let Some((id, file)) = books.part(index) {
+                segment.set_part(blade, id, file);
+            }
+            attached
+        });
+        let ours: Vec<u32> =
+            segment.map().iter().filter(|(_, at)| at.blade == from).map(|(sma, _)| sma).collect();
+        if is_there && ours.iter().all(|sma| places.contains_key(sma)) {
+            for sma in ours {
+                segment.map().set(sma, places.get(&sma).copied());
+            }
+            if let Some(books) = ledger.books_of(from) {
+                books.set_role(index, PartRole::Superseded);
+            }
+            return;
+        }
+        // What was attached of it is given up again; nothing points there.
+        for (at, _) in (0_u8..).zip(&copy.blades).filter(|(_, token)| token.is_some()) {
+            let is_used = segment.map().iter().any(|(_, place)| place.blade == BladeIndex(at));
+            if let Some(books) = ledger.books_of(BladeIndex(at)).filter(|_| !is_used) {
+                // An error means that there is nothing to give up.
+                let _ = books.detach(index, 0);
+            }
+        }
+        if let Some(original) = ledger.books_of(from).and_then(|books| books.any_token(index)) {
+            desk.forget(original.token.0);
         }
     }
 
@@ -155,7 +241,7 @@ impl<'a> Mover<'a> {
                 !is_frozen || !books.has_part(index) || books.is_filling(index)
             })?;
             if let Some(books) = ledger.books_of(new.blade).filter(|_| is_frozen) {
-                books.set_filling(index, true);
+                books.set_role(index, PartRole::Filling);
             }
             new
         };
@@ -343,10 +429,16 @@ impl<'a> Mover<'a> {
     }
 
     /// Gives up our parts of segments on a blade where no superpage of them is any more.
-    fn leave(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
+    fn leave(
+        &mut self,
+        from: BladeIndex,
+        desk: &dyn CopyDesk,
+        may_detach: bool,
+    ) -> Result<Step, PoolError> {
         let pool = self.pool;
         self.settle();
         let mut ledger = pool.ledger();
+        let mut must_wait = false;
         for handle in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
             let index = handle.index();
             let has_part = ledger.books_of(from).is_some_and(|books| books.has_part(index));
@@ -354,20 +446,17 @@ impl<'a> Mover<'a> {
             if !has_part || is_needed {
                 continue; // what is half moved stays
             }
+            self.complete(&mut ledger, desk, index, from)?;
             if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
-                return Ok(Step::Waiting);
-            }
-            for number in 0..MAX_BLADES {
-                let blade = blade_index(number);
-                let Some(books) = ledger.books_of(blade).filter(|it| it.is_filling(index)) else {
-                    continue;
-                };
-                books.freeze(index)?;
-                books.set_filling(index, false);
+                must_wait = true;
+                continue;
             }
             if let Some(books) = ledger.books_of(from) {
                 books.detach(index, 0)?;
             }
+        }
+        if must_wait {
+            return Ok(Step::Waiting);
         }
         self.unfreed.retain(|(_, _, blade)| *blade != from);
         let superpages = pool.superpages_on(from);
@@ -376,18 +465,42 @@ impl<'a> Mover<'a> {
         }
         Ok(Step::Empty)
     }
+
+    /// Makes our copy of a frozen part one that others may attach, and says so.
+    fn complete(
+        &self,
+        ledger: &mut Ledger,
+        desk: &dyn CopyDesk,
+        index: usize,
+        from: BladeIndex,
+    ) -> Result<(), PoolError> {
+        let mut copy = FrozenToken { blades: [None; MAX_BLADES] };
+        for (at, part) in (0_u8..).zip(&mut copy.blades) {
+            let books = ledger.books_of(BladeIndex(at)).filter(|it| it.is_filling(index));
+            if let Some(books) = books {
+                books.freeze(index)?;
+                books.set_role(index, PartRole::Own);
+                *part = books.token(index);
+            }
+        }
+        if let Some(books) = ledger.books_of(from)
+            && copy.blades.iter().any(Option::is_some)
+        {
+            books.set_role(index, PartRole::Superseded);
+            if let Some(original) = books.any_token(index) {
+                desk.announce(original.token.0, &copy);
+            }
+        }
+        Ok(())
+    }
 }
 
-/// The first superpage that lies whole on the blade.
-fn next_on(pool: &Pool, from: BladeIndex) -> Option<(SegmentHandle, u32, Place)> {
-    let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
-    let mut live = handles.filter(|handle| pool.segment(*handle).state() != SegmentState::Free);
-    live.find_map(|handle| {
-        let mut places = pool.segment(handle).map().iter();
-        let is_there = |place: &Place| place.blade == from && place.record.is_none();
-        let (superpage, place) = places.find(|(_, place)| is_there(place))?;
-        Some((handle, superpage, place))
-    })
+/// The segment's first superpage that lies whole on the blade.
+fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32, Place)> {
+    let segment = pool.segment(handle);
+    let is_there = |place: &Place| place.blade == from && place.record.is_none();
+    let mut places = segment.map().iter().filter(|(_, place)| is_there(place));
+    if segment.state() == SegmentState::Free { None } else { places.next() }
 }
 
 impl Batch {

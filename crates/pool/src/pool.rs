@@ -55,6 +55,10 @@ pub(crate) struct Ledger {
     pub(crate) clocks: Vec<Arc<LaneClock>>,
 }
 
+/// While it lives nothing moves; see [`Pool::hold_still`].
+#[derive(Debug)]
+pub struct Still<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, ()>);
+
 impl Pool {
     /// Connects to every blade.
     ///
@@ -66,22 +70,27 @@ impl Pool {
         if given == 0 || given > MAX_BLADES {
             return Err(PoolError::BladeCount { given, limit: MAX_BLADES });
         }
+        let pool = Pool::new(config);
+        let mut blades = (0_u8..).zip(&pool.shared.config.blades);
+        blades.try_for_each(|(at, it)| pool.add_blade_at(BladeIndex(at), it))?;
+        Ok(pool)
+    }
+
+    /// A pool without blades, whatever the configuration says; they are added one by one.
+    pub fn new(config: PoolConfig) -> Pool {
         let descriptors = Arc::new(DescriptorSet::default());
-        let (blades, client) = (config.blades.clone(), config.client);
         let ledger = Ledger {
             books: [const { None }; MAX_BLADES],
             charged_superpages: [0; MAX_SEGMENTS],
             clocks: Vec::new(),
         };
-        let pool = Pool {
+        Pool {
             shared: Arc::new(Shared::new(config, descriptors)),
             moving: Mutex::new(()),
             waiting_for_mover: AtomicU32::new(0),
             ledger: Mutex::new(ledger),
             next_slot: AtomicU32::new(CONTROL_SLOT + 1),
-        };
-        blades.iter().try_for_each(|blade| pool.add(blade, client).map(drop))?;
-        Ok(pool)
+        }
     }
 
     /// Connects to one more blade, from which memory is taken from then on like from the others.
@@ -90,19 +99,34 @@ impl Pool {
     /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does not
     /// answer.
     pub fn add_blade(&self, address: &Address) -> Result<BladeIndex, PoolError> {
-        // As a new client: what a blade remembers of an earlier time here does not matter then.
-        self.add(address, crate::fresh_client()?)
+        let free = self.ledger().books.iter().position(Option::is_none);
+        let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
+        let blade = blade_index(free.ok_or(full)?);
+        self.add_blade_at(blade, address)?;
+        Ok(blade)
     }
 
-    fn add(&self, address: &Address, client: ClientId) -> Result<BladeIndex, PoolError> {
-        let mut ledger = self.ledger();
-        let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
-        let number = ledger.books.iter().position(Option::is_none).ok_or(full)?;
+    /// The same, into a slot of the caller's choice, which must be empty.
+    ///
+    /// # Errors
+    /// As for [`Pool::add_blade`], or a blade is in the slot.
+    pub fn add_blade_at(&self, at: BladeIndex, address: &Address) -> Result<(), PoolError> {
+        let number = usize::from(at.0);
+        let blades = &self.shared.blades;
+        let slot = blades.get(number).ok_or(PoolError::NoSuchBlade(at))?;
+        // The very first has the configuration's name. All others come as new clients: a blade may be
+        // in several slots, and it does not matter what it remembers of an earlier time.
+        let is_first = number == 0 && slot.generation.load(Ordering::Acquire) == 0;
+        let client = if is_first { self.shared.config.client } else { crate::fresh_client()? };
         let blade = Blade::new(&self.shared, address, client);
         let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
+        let mut ledger = self.ledger();
+        if ledger.books[number].is_some() {
+            return Err(PoolError::SlotInUse(at));
+        }
         ledger.books[number] = Some(Books::new(control, address.clone()));
-        self.shared.blades[number].fill(blade);
-        Ok(blade_index(number))
+        slot.fill(blade);
+        Ok(())
     }
 
     /// Says whether the blade shall be left: no new memory is taken from it, and a
@@ -163,12 +187,13 @@ impl Pool {
         (lane, clock)
     }
 
-    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next.
-    pub(crate) fn hold_still(&self) -> MutexGuard<'_, ()> {
+    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next as long
+    /// as the value lives. What the caller has in flight on a lane must have ended.
+    pub fn hold_still(&self) -> Still<'_> {
         self.waiting_for_mover.fetch_add(1, Ordering::Relaxed);
         let guard = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting_for_mover.fetch_sub(1, Ordering::Relaxed);
-        guard
+        Still(guard)
     }
 
     /// A new, empty, writable segment. Blades hear of it when it first needs memory on them.
@@ -244,6 +269,9 @@ impl Pool {
             CallError::Connect(_) => None,
         };
         let mut all = refusals.iter().flatten();
+        if all.clone().next().is_none() {
+            return PoolError::Full { blades: "there is no other one".into() };
+        }
         let unshareable = |error: &CallError| code(error) == Some(ErrorCode::Unsupported);
         if let Some(CallError::Refused { address, .. }) = all.clone().find(|e| unshareable(e)) {
             return PoolError::NotShareable { address: address.clone() };
@@ -309,7 +337,18 @@ impl Pool {
     /// # Errors
     /// A blade refuses or is lost; the segment is then as it was.
     pub fn freeze(&self, s: SegmentHandle) -> Result<FrozenToken, PoolError> {
-        let _still = self.hold_still();
+        self.freeze_still(&self.hold_still(), s)
+    }
+
+    /// The same while nothing moves: what the token opens is not given up before `still` goes.
+    ///
+    /// # Errors
+    /// As for [`Pool::freeze`].
+    pub fn freeze_still(
+        &self,
+        _still: &Still<'_>,
+        s: SegmentHandle,
+    ) -> Result<FrozenToken, PoolError> {
         let mut ledger = self.ledger();
         if self.segment(s).state() == SegmentState::Frozen {
             return Ok(ledger.token(s));

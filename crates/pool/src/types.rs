@@ -113,6 +113,54 @@ pub struct FrozenToken {
     pub(crate) blades: [Option<BladeToken>; MAX_BLADES],
 }
 
+impl FrozenToken {
+    /// Per blade's slot: the blade's id, and what opens the segment there.
+    pub fn parts(&self) -> [Option<(u64, u128)>; MAX_BLADES] {
+        self.blades.map(|part| part.map(|part| (part.blade_id, part.token.0)))
+    }
+
+    /// The token that has these parts.
+    pub fn from_parts(parts: [Option<(u64, u128)>; MAX_BLADES]) -> Self {
+        let part = |(blade_id, token)| BladeToken { blade_id, token: SegmentToken(token) };
+        FrozenToken { blades: parts.map(|it| it.map(part)) }
+    }
+}
+
+/// Where all who share frozen memory agree on who copies it to another blade.
+pub trait CopyDesk {
+    /// What this process is to do about a frozen part on a blade; `original` opens that part.
+    fn ask(&self, from: BladeIndex, original: u128) -> Errand;
+    /// This process's copy is complete.
+    fn announce(&self, original: u128, copy: &FrozenToken);
+    /// A copy that was announced is there no more.
+    fn forget(&self, original: u128);
+}
+
+/// The answer of a [`CopyDesk`].
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// Copy it and announce the copy.
+    Copy,
+    /// Somebody else is copying it.
+    Wait,
+    /// Attach this copy.
+    Attach(Box<FrozenToken>),
+}
+
+/// A desk for somebody who shares frozen memory with nobody, or copies all the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl CopyDesk for Alone {
+    fn ask(&self, _from: BladeIndex, _original: u128) -> Errand {
+        Errand::Copy
+    }
+
+    fn announce(&self, _original: u128, _copy: &FrozenToken) {}
+
+    fn forget(&self, _original: u128) {}
+}
+
 /// What opens the part of a frozen segment on one blade.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BladeToken {

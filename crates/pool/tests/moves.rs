@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use common::{AMPLE, Blades, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    BladeIndex, Lane, Mover, PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError,
-    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
+    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead, PageWrite,
+    Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
 };
 
 const SUPERPAGE_BYTES: u64 = 16 << 20;
@@ -69,7 +69,7 @@ fn all_right(read: &[Result<bool, PageError>]) -> bool {
 fn empty(mover: &mut Mover<'_>, blade: BladeIndex) -> u64 {
     let mut moved = 0;
     loop {
-        match mover.step(blade, true).expect("moved") {
+        match mover.step(blade, &Alone, || true).expect("moved") {
             Step::Moved => moved += 1,
             Step::Waiting => panic!("nothing to wait for"),
             Step::Empty => return moved,
@@ -213,7 +213,7 @@ fn nothing_is_copied_before_earlier_writes_have_ended() {
     // SAFETY: the pages outlive the wait for their completions.
     unsafe { lane.write(&writes) }.expect("submitted");
     std::thread::scope(|scope| {
-        let step = scope.spawn(|| Mover::new(&pool).step(BladeIndex(0), true));
+        let step = scope.spawn(|| Mover::new(&pool).step(BladeIndex(0), &Alone, || true));
         let until = Instant::now() + AMPLE;
         while pool.superpages_on(new) == 0 {
             assert!(Instant::now() < until, "it begins");
@@ -247,13 +247,15 @@ fn frozen_memory_is_copied_and_its_other_user_keeps_the_original() {
         let old = BladeIndex(0);
         parent.set_leaving(old, true);
         let mut mover = Mover::new(&parent);
-        assert_eq!(mover.step(old, false).expect("moved"), Step::Moved);
+        assert_eq!(mover.step(old, &Alone, || false).expect("moved"), Step::Moved);
         let between = parent.freeze(segment).expect("frozen already");
-        assert_eq!(mover.step(old, false).expect("moved"), Step::Moved);
-        assert_eq!(mover.step(old, false).expect("a child may come"), Step::Waiting);
+        assert_eq!(mover.step(old, &Alone, || false).expect("moved"), Step::Moved);
+        assert_eq!(mover.step(old, &Alone, || false).expect("a child may come"), Step::Waiting);
         let theirs = child.attach(&token).expect("the original is still there");
         let again = child.attach(&between).expect("a token of half way is of the original");
-        assert_eq!(mover.step(old, true).expect("left"), Step::Empty);
+        let whole = parent.freeze(segment).expect("frozen already");
+        assert!(whole.parts()[0].is_none(), "who comes now gets the copy");
+        assert_eq!(mover.step(old, &Alone, || true).expect("left"), Step::Empty);
         parent.remove_blade(old).expect("removed");
         let mut child_lane = child.lane().expect("lane");
         for handle in [theirs, again] {
@@ -266,6 +268,80 @@ fn frozen_memory_is_copied_and_its_other_user_keeps_the_original() {
     }
 }
 
+/// What processes of one tree do through the board, for one frozen part.
+#[derive(Default)]
+struct Together(std::sync::Mutex<Option<FrozenToken>>);
+
+impl CopyDesk for Together {
+    fn ask(&self, _from: BladeIndex, _original: u128) -> Errand {
+        match *self.0.lock().expect("lock") {
+            Some(copy) => Errand::Attach(Box::new(copy)),
+            None => Errand::Copy,
+        }
+    }
+
+    fn announce(&self, _original: u128, copy: &FrozenToken) {
+        *self.0.lock().expect("lock") = Some(*copy);
+    }
+
+    fn forget(&self, _original: u128) {
+        *self.0.lock().expect("lock") = None;
+    }
+}
+
+#[test]
+fn all_who_share_frozen_memory_share_its_one_copy() {
+    for (from, to) in transports() {
+        let mut blades = Blades::start(&[from]);
+        let (parent, child) = (connect(&blades), connect(&blades));
+        let segment = allocate(&parent, 3);
+        let mut lane = parent.lane().expect("lane");
+        write(&mut lane, segment, &sample(3), 3);
+        let theirs = child.attach(&parent.freeze(segment).expect("frozen")).expect("attached");
+        blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+        let (old, desk) = (BladeIndex(0), Together::default());
+        for pool in [&parent, &child] {
+            pool.add_blade(&blades.addresses[1]).expect("added");
+            pool.set_leaving(old, true);
+            let mut mover = Mover::new(pool);
+            while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
+            pool.remove_blade(old).expect("removed");
+        }
+        assert_eq!(blades.used_bytes(1), 3 * SUPERPAGE_BYTES, "{from} to {to}: one copy");
+        blades.stop(0);
+        let mut child_lane = child.lane().expect("lane");
+        assert!(all_right(&read(&mut child_lane, theirs, &sample(3), 3)), "{from} to {to}");
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 3)));
+        child.detach(theirs).expect("detached");
+        assert!(parent.thaw(segment).expect("nobody else uses it"));
+        write(&mut lane, segment, &sample(3), 4);
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 4)));
+    }
+}
+
+#[test]
+fn a_copy_that_is_gone_is_made_again() {
+    let mut blades = Blades::start(&["tcp"]);
+    let (parent, child) = (connect(&blades), connect(&blades));
+    let segment = allocate(&parent, 2);
+    let mut lane = parent.lane().expect("lane");
+    write(&mut lane, segment, &sample(2), 3);
+    let theirs = child.attach(&parent.freeze(segment).expect("frozen")).expect("attached");
+    blades.add("unix", BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+    let (old, desk) = (BladeIndex(0), Together::default());
+    for pool in [&parent, &child] {
+        pool.add_blade(&blades.addresses[1]).expect("added");
+        pool.set_leaving(old, true);
+    }
+    let mut mover = Mover::new(&parent);
+    while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
+    parent.detach(segment).expect("and with it the copy");
+    let mut mover = Mover::new(&child);
+    while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
+    let mut child_lane = child.lane().expect("lane");
+    assert!(all_right(&read(&mut child_lane, theirs, &sample(2), 3)));
+}
+
 #[test]
 fn without_room_elsewhere_nothing_moves_and_nothing_changes() {
     let blades = Blades::start_with(&["unix", "unix"], 2 * SUPERPAGE_BYTES);
@@ -274,7 +350,7 @@ fn without_room_elsewhere_nothing_moves_and_nothing_changes() {
     let mut lane = pool.lane().expect("lane");
     write(&mut lane, segment, &sample(4), 1);
     pool.set_leaving(BladeIndex(0), true);
-    let full = Mover::new(&pool).step(BladeIndex(0), true).expect_err("no room");
+    let full = Mover::new(&pool).step(BladeIndex(0), &Alone, || true).expect_err("no room");
     assert!(matches!(full, PoolError::Full { .. }), "{full}");
     let kept = pool.remove_blade(BladeIndex(0)).expect_err("memory is there");
     assert!(matches!(kept, PoolError::InUse { superpages: 2, .. }), "{kept}");
@@ -298,7 +374,7 @@ fn stop_one(which: usize) {
         let moving = scope.spawn(|| {
             let mut mover = Mover::new(&pool);
             loop {
-                match mover.step(BladeIndex(0), true) {
+                match mover.step(BladeIndex(0), &Alone, || true) {
                     Ok(Step::Moved) => {}
                     other => return other,
                 }

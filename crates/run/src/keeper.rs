@@ -16,6 +16,7 @@ use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
+use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
 use crate::program;
@@ -104,6 +105,7 @@ impl Keeper {
     /// Publishes the resident set of processes that have no pager of their own.
     fn count_native(&mut self) {
         self.peak.observe(&self.board);
+        RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;
         for slot in self.board.processes() {
             let pid = slot.pid.load(Relaxed);
@@ -132,6 +134,7 @@ impl Keeper {
         for process in ended {
             self.gone.add(&process);
         }
+        self.board.copies().sweep(is_alive);
         self.custody.sweep(is_alive);
     }
 

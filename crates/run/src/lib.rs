@@ -6,6 +6,7 @@
 //!
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 
+mod blades;
 mod custody;
 mod directory;
 mod keeper;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use farpool_board::WhenFull;
 
+pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::runs;
 pub use keeper::{run, set_limit};
 pub use program::ProgramError;
@@ -106,6 +108,8 @@ pub enum RunError {
         "the preload library is missing: {path}; build it (make build) or install it beside the binary"
     )]
     NoPreload { path: PathBuf },
+    #[error(transparent)]
+    BladeChange(#[from] BladeChangeError),
     #[error("{what}: {error}")]
     Kernel { what: &'static str, error: std::io::Error },
 }

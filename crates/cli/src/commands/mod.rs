@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod blade;
+pub mod blades;
 pub mod config;
 pub mod demo;
 pub mod doctor;
@@ -10,6 +11,11 @@ pub mod generate;
 pub mod limit;
 pub mod run;
 pub mod stat;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use farpool_run::{read_statistics, runs};
 
 use crate::config::UsageError;
 use crate::values::BladeAddress;
@@ -25,4 +31,16 @@ pub fn refuse_remote(addresses: &[BladeAddress], allowed: Option<bool>) -> Resul
         ))),
         _ => Ok(()),
     }
+}
+
+/// The board of the run that a process belongs to.
+pub fn board_of(pid: u32) -> anyhow::Result<PathBuf> {
+    let belongs = |board: &PathBuf| {
+        read_statistics(board).is_ok_and(|run| {
+            run.keeper_pid == pid || run.processes.iter().any(|process| process.pid == pid)
+        })
+    };
+    runs().into_iter().find(belongs).with_context(|| {
+        format!("no run of yours has a process {pid}; farpool stat shows what runs")
+    })
 }

@@ -1,0 +1,242 @@
+//! The table of blades: which the processes of a run use, and which they are to leave.
+//!
+//! The keeper writes it, or a command on its behalf; every process follows it. An entry's number is the blade's
+//! slot in every process's pool, so that what one process froze another finds under the same number.
+//!
+//! An entry changes by one store: its address is written while it names nobody. A writer that is killed
+//! anywhere leaves a table that can be read, at worst with an entry that cannot be used any more.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use crate::layout::{load_text, store_text};
+
+/// Entries of the table: as many blades as a pool has slots. A run that needs more is refused them.
+pub const BLADE_ENTRIES: usize = 8;
+/// Bytes of an address; the longest (a socket's path of 107 bytes) is well below.
+const ADDRESS_BYTES: usize = 160;
+/// Version of the table a process says it follows while it is about to connect for the first time.
+pub const CONNECTING: u32 = 1;
+/// The least version of a table that was written.
+const FIRST_VERSION: u32 = 2;
+/// As role: somebody writes the address of a new blade.
+const WRITING: u32 = u32::MAX;
+
+/// What a blade is to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BladeRole {
+    /// Memory is taken from it.
+    Active = 1,
+    /// What lies there is moved to the others.
+    Leaving = 2,
+}
+
+/// One blade as the keeper names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BladeSettings {
+    pub role: BladeRole,
+    /// In text form (numeric; no name is looked up in a program).
+    pub address: String,
+    /// Tells the blades apart that had this entry one after the other; given by the table.
+    pub generation: u32,
+}
+
+/// One entry in shared memory.
+#[repr(C)]
+#[derive(Debug)]
+pub struct BladeEntry {
+    /// Generation and, in the lower half, role; role 0 = nobody.
+    state: AtomicU64,
+    /// Room for what a blade asks of its clients.
+    reserved: [AtomicU64; 7],
+    address: [AtomicU8; ADDRESS_BYTES],
+}
+
+const _: () = assert!(size_of::<BladeEntry>() == 224);
+
+/// The whole table in shared memory.
+#[repr(C)]
+#[derive(Debug)]
+pub struct BladeTable {
+    version: AtomicU32,
+    padding: AtomicU32,
+    entries: [BladeEntry; BLADE_ENTRIES],
+}
+
+/// The table at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blades {
+    pub version: u32,
+    pub entries: [Option<BladeSettings>; BLADE_ENTRIES],
+}
+
+fn state(generation: u32, role: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(role)
+}
+
+fn parts(state: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = state.to_le_bytes();
+    (u32::from_le_bytes([e, f, g, h]), u32::from_le_bytes([a, b, c, d]))
+}
+
+impl BladeEntry {
+    fn load(&self) -> Option<BladeSettings> {
+        loop {
+            let before = self.state.load(Acquire);
+            let (generation, role) = parts(before);
+            let role = match role {
+                1 => BladeRole::Active,
+                2 => BladeRole::Leaving,
+                _ => return None,
+            };
+            let address = load_text(&self.address);
+            fence(Acquire);
+            if self.state.load(Relaxed) == before {
+                return Some(BladeSettings { role, address, generation });
+            }
+        }
+    }
+}
+
+impl BladeTable {
+    /// The table as it stands.
+    pub fn load(&self) -> Blades {
+        let version = self.version.load(Acquire);
+        Blades { version, entries: std::array::from_fn(|at| self.entries[at].load()) }
+    }
+
+    /// The version that stands.
+    pub fn version(&self) -> u32 {
+        self.version.load(Acquire)
+    }
+
+    /// Enters a blade; its entry, or none if all are taken.
+    pub fn add(&self, address: &str) -> Option<usize> {
+        let claim = |entry: &BladeEntry| {
+            let before = entry.state.load(Acquire);
+            let (generation, role) = parts(before);
+            let claimed = state(generation.wrapping_add(1), WRITING);
+            let is_ours =
+                role == 0 && entry.state.compare_exchange(before, claimed, AcqRel, Relaxed).is_ok();
+            is_ours.then_some(generation.wrapping_add(1))
+        };
+        let mut all = self.entries.iter().enumerate();
+        let (at, generation) = all.find_map(|(at, entry)| Some((at, claim(entry)?)))?;
+        store_text(&self.entries[at].address, address.as_bytes());
+        self.entries[at].state.store(state(generation, BladeRole::Active as u32), Release);
+        self.announce();
+        Some(at)
+    }
+
+    /// Changes what a blade is to the run; false if the entry is another blade's by now.
+    pub fn set_role(&self, at: usize, generation: u32, role: BladeRole) -> bool {
+        self.replace(at, generation, role as u32)
+    }
+
+    /// Gives the entry free; false if it is another blade's by now.
+    pub fn remove(&self, at: usize, generation: u32) -> bool {
+        self.replace(at, generation, 0)
+    }
+
+    fn replace(&self, at: usize, generation: u32, role: u32) -> bool {
+        let Some(entry) = self.entries.get(at) else {
+            return false;
+        };
+        let replaced = entry.state.fetch_update(AcqRel, Acquire, |before| {
+            let (now, before) = parts(before);
+            let is_it = now == generation && before != 0 && before != WRITING;
+            is_it.then(|| state(generation, role))
+        });
+        self.announce();
+        replaced.is_ok()
+    }
+
+    /// Raises the version and wakes all who follow.
+    fn announce(&self) {
+        let next = |version: u32| Some(version.wrapping_add(1).max(FIRST_VERSION));
+        let _always_ok = self.version.fetch_update(AcqRel, Acquire, next);
+        let _nobody_waits = futex::wake(&self.version, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Waits until the version is another one, or the time is over.
+    pub fn wait(&self, version: u32, at_most: Option<Duration>) {
+        let timeout = at_most.and_then(|time| futex::Timespec::try_from(time).ok());
+        // An error is a wake-up like any other: the caller looks again.
+        let _ = futex::wait(&self.version, futex::Flags::empty(), version, timeout.as_ref());
+    }
+}
+
+/// Whether an address fits an entry.
+pub fn address_fits(address: &str) -> bool {
+    address.len() < ADDRESS_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> BladeTable {
+        // SAFETY: a table of atomics; all bits zero is a table without blades, as a new file has it.
+        unsafe { std::mem::zeroed() }
+    }
+
+    #[test]
+    fn another_blade_in_an_entry_is_another_generation() {
+        let table = table();
+        let entry = |at: usize| table.load().entries[at].clone().map(|it| (it.role, it.generation));
+        assert_eq!(table.add("tcp://10.0.0.1:1"), Some(0));
+        let first = table.version();
+        assert_eq!(table.add("tcp://10.0.0.2:1"), Some(1));
+        assert!(table.set_role(0, 1, BladeRole::Leaving));
+        assert_eq!(entry(0), Some((BladeRole::Leaving, 1)), "the same blade");
+        assert!(table.remove(0, 1));
+        assert_eq!(entry(0), None);
+        assert!(!table.set_role(0, 1, BladeRole::Active), "it is gone");
+        assert_eq!(table.add("tcp://10.0.0.1:1"), Some(0));
+        assert_eq!(entry(0), Some((BladeRole::Active, 2)), "it left and came back");
+        assert!(table.version() > first && first >= FIRST_VERSION);
+        (2..BLADE_ENTRIES).for_each(|at| assert_eq!(table.add("tcp://10.0.0.9:1"), Some(at)));
+        assert_eq!(table.add("tcp://10.0.0.3:1"), None, "all entries are taken");
+    }
+
+    #[test]
+    fn readers_never_see_half_an_address() {
+        let table = table();
+        let name = |n: u32| format!("tcp://10.{}.0.{n}:{n}", n % 7);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                loop {
+                    let Some(blade) = table.load().entries[0].clone() else { continue };
+                    assert_eq!(blade.address, name(blade.generation));
+                    if blade.generation == 255 {
+                        return;
+                    }
+                }
+            });
+            for n in 1..=255 {
+                assert_eq!(table.add(&name(n)), Some(0));
+                assert!(n == 255 || table.remove(0, n));
+            }
+            reader.join().expect("consistent");
+        });
+    }
+
+    #[test]
+    fn whoever_follows_is_woken() {
+        let table = table();
+        let seen = table.version();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                while table.version() == seen {
+                    table.wait(seen, None);
+                }
+            });
+            table.add("tcp://10.0.0.9:9");
+            waiting.join().expect("woken");
+        });
+    }
+}

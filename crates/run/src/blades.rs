@@ -1,0 +1,111 @@
+//! The blades of a run under way: adds some, has others left, and knows when nobody uses one any more.
+
+use std::path::Path;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+
+use farpool_board::{BLADE_ENTRIES, BladeRole, Board, address_fits};
+use farpool_wire::Address;
+
+use crate::RunError;
+
+/// One blade of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BladeUse {
+    /// Its entry on the board.
+    pub entry: usize,
+    /// Tells it from others that had the entry before or will have it.
+    pub generation: u32,
+    pub address: String,
+    /// What lies there is being moved to the others.
+    pub is_leaving: bool,
+    /// Processes that may still have something there.
+    pub processes: usize,
+    /// Some of them find no room elsewhere.
+    pub is_stuck: bool,
+}
+
+/// Why the blades of a run cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum BladeChangeError {
+    #[error("the run has {BLADE_ENTRIES} blades, as many as it can have; let it leave one first")]
+    TooMany,
+    #[error("the run does not use the blade {address}")]
+    Unknown { address: String },
+    #[error("the blade {address} is the only one left; add another one first")]
+    Last { address: String },
+}
+
+/// Reads and changes the blades of a run through its board.
+#[derive(Debug)]
+pub struct RunBlades<'a> {
+    board: &'a Board,
+}
+
+impl<'a> RunBlades<'a> {
+    pub fn new(board: &'a Board) -> Self {
+        RunBlades { board }
+    }
+
+    /// All blades, by entry.
+    pub fn list(&self) -> Vec<BladeUse> {
+        let blades = self.board.header().blades.load();
+        let used = blades.entries.into_iter().enumerate();
+        let used = used.filter_map(|(entry, blade)| Some((entry, blade?)));
+        used.map(|(entry, blade)| {
+            let is_leaving = blade.role == BladeRole::Leaving;
+            let (mut processes, mut is_stuck) = (0, false);
+            for slot in self.board.processes() {
+                let followed = slot.blades_version.load(SeqCst);
+                let has_left =
+                    followed >= blades.version && slot.blades_left.load(Acquire) & 1 << entry != 0;
+                processes += usize::from(followed != 0 && !has_left);
+                is_stuck |= is_leaving && slot.blades_stuck.load(Acquire) & 1 << entry != 0;
+            }
+            let (generation, address) = (blade.generation, blade.address);
+            BladeUse { entry, generation, address, is_leaving, processes, is_stuck }
+        })
+        .collect()
+    }
+
+    /// Adds a blade; memory is taken from it from now on.
+    pub fn add(&self, address: &str) -> Result<usize, RunError> {
+        let refused = |reason: String| RunError::Address { address: address.to_owned(), reason };
+        if let Err(error) = address.parse::<Address>() {
+            return Err(refused(error.to_string()));
+        }
+        if !address_fits(address) {
+            return Err(refused("it is too long for the board".into()));
+        }
+        self.board.header().blades.add(address).ok_or(BladeChangeError::TooMany.into())
+    }
+
+    /// Has everything moved away from a blade, by the address as it was given.
+    pub fn leave(&self, address: &str) -> Result<BladeUse, RunError> {
+        let all = self.list();
+        let blade = all.iter().find(|blade| blade.address == address && !blade.is_leaving);
+        let address = address.to_owned();
+        let Some(blade) = blade else {
+            return Err(BladeChangeError::Unknown { address }.into());
+        };
+        if !all.iter().any(|it| !it.is_leaving && it.entry != blade.entry) {
+            return Err(BladeChangeError::Last { address }.into());
+        }
+        let blades = &self.board.header().blades;
+        blades.set_role(blade.entry, blade.generation, BladeRole::Leaving);
+        Ok(BladeUse { is_leaving: true, ..blade.clone() })
+    }
+
+    /// Frees the entries of blades that everybody has left; says which.
+    pub fn forget_left(&self) -> Vec<BladeUse> {
+        let mut all = self.list();
+        all.retain(|blade| blade.is_leaving && blade.processes == 0);
+        all.retain(|it| self.board.header().blades.remove(it.entry, it.generation));
+        all.iter().for_each(|blade| self.board.copies().forget_blade(blade.entry));
+        all
+    }
+}
+
+/// Opens the board of a run to change its blades.
+pub fn open_board(board_path: &Path) -> Result<Board, RunError> {
+    Ok(Board::open(board_path, true)?)
+}
