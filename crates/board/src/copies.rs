@@ -19,8 +19,11 @@ const WRITING: u32 = 1;
 const COPYING: u32 = 2;
 const DONE: u32 = 3;
 
-/// What opens a copy: per entry of the table of blades, the blade's id and the segment's token there.
-pub type CopyToken = [Option<(u64, u128)>; BLADE_ENTRIES];
+/// Parts that a copy may have: a few on each blade.
+pub const COPY_PARTS: usize = 4 * BLADE_ENTRIES;
+
+/// What opens a copy: for each part, the blade's id and the segment's token there.
+pub type CopyToken = [Option<(u64, u128)>; COPY_PARTS];
 
 /// What a process that needs a copy is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +46,7 @@ struct CopyEntry {
     /// The entry of the blade it is copied from.
     from: AtomicU32,
     original: [AtomicU64; 2],
-    parts: [CopyPart; BLADE_ENTRIES],
+    parts: [CopyPart; COPY_PARTS],
 }
 
 #[repr(C)]
@@ -61,7 +64,7 @@ pub struct CopyTable {
     entries: [CopyEntry; COPY_ENTRIES],
 }
 
-const _: () = assert!(size_of::<CopyTable>() == COPY_ENTRIES * (32 + 24 * BLADE_ENTRIES));
+const _: () = assert!(size_of::<CopyTable>() == COPY_ENTRIES * (32 + 24 * COPY_PARTS));
 
 fn halves(value: u128) -> [u64; 2] {
     let [a, b] = [value & u128::from(u64::MAX), value >> 64];

@@ -20,7 +20,7 @@ mod map;
 pub use blades::{
     BLADE_ENTRIES, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
 };
-pub use copies::{COPY_ENTRIES, CopyTable, CopyToken, Errand};
+pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};
 pub use layout::{Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, WhenFull};
 pub use map::{Board, BoardError};

@@ -107,7 +107,9 @@ fn memory_moves_while_programs_run() {
         (Transport::Tcp, ALL_OPS, 60, 73),
         (Transport::Unix, ALL_OPS, 60, 74),
     ] {
-        let mut here = Blade::start("4GiB");
+        // Children that have ended leave much behind; a short lease keeps it small.
+        let blade = || Blade::start_with("4GiB", &["--lease", "1s"]);
+        let mut here = blade();
         let mib = STRESS_MIB.to_string();
         let mut running = Run::far(&limit(percent))
             .blade(&here.address(transport))
@@ -119,7 +121,7 @@ fn memory_moves_while_programs_run() {
         running.wait_until_far();
         let mut moves = 0;
         while moves < 6 {
-            let next = Blade::start("4GiB");
+            let next = blade();
             let (from, to) = (here.address(transport), next.address(transport));
             let change = ["--add", &to, "--leave", &from, "--wait"];
             let Some(left) = change_blades(&mut running, &change) else { break };

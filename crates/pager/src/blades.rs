@@ -8,9 +8,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_board::{BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING};
+use farpool_board::{
+    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS,
+};
 use farpool_pool::{
-    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step,
+    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Mover, Pool, PoolConfig, PoolError,
+    Step, TOKEN_PARTS,
 };
 
 use crate::core::Core;
@@ -22,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// While a child may still attach what was frozen on a blade, it is asked for this often.
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
-const _: () = assert!(BLADE_ENTRIES == MAX_BLADES);
+const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
 
 /// Connects to the blades that the board names: also to those to be left, for a parent's layers may lie there.
 pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
@@ -215,7 +218,7 @@ impl CopyDesk for Desk {
             farpool_board::Errand::Copy => Errand::Copy,
             farpool_board::Errand::Wait => Errand::Wait,
             farpool_board::Errand::Attach(parts) => {
-                Errand::Attach(Box::new(FrozenToken::from_parts(*parts)))
+                Errand::Attach(Box::new(FrozenToken::from_parts(&parts)))
             }
         }
     }

@@ -11,7 +11,8 @@ use farpool_wire::{
 };
 
 use crate::types::BladeToken;
-use crate::{MAX_SEGMENTS, PoolError};
+use crate::types::PARTS_PER_BLADE;
+use crate::{MAX_SEGMENTS, PoolError, SegmentHandle};
 
 /// Number given for "no descriptor".
 const NO_FILE: RawFd = -1;
@@ -21,7 +22,8 @@ const NO_FILE: RawFd = -1;
 pub(crate) struct Books {
     control: Control,
     pub(crate) address: Address,
-    parts: [Option<Part>; MAX_SEGMENTS],
+    /// By [`PartKey`].
+    parts: [Option<Part>; MAX_SEGMENTS * PARTS_PER_BLADE],
     /// Replaced descriptors, which a lane may still be using.
     retired: Vec<SharedFile>,
     /// Superpages this pool had from it, to spread evenly.
@@ -34,7 +36,7 @@ pub(crate) struct Books {
     reconnects_checked: u64,
 }
 
-/// The part of a segment on this blade.
+/// A part of a segment on this blade: one segment of the blade's own.
 #[derive(Debug)]
 struct Part {
     id: SegmentId,
@@ -60,6 +62,26 @@ struct SharedFile {
     writable: bool,
 }
 
+/// One of the parts that a segment may have on a blade. The first is the usual one; the others come from frozen
+/// memory that moved to a blade where the segment had a part already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartKey(usize);
+
+impl PartKey {
+    pub(crate) fn of(segment: SegmentHandle, which: u8) -> Self {
+        PartKey(segment.index() + MAX_SEGMENTS * (usize::from(which) % PARTS_PER_BLADE))
+    }
+
+    pub(crate) fn all(segment: SegmentHandle) -> impl Iterator<Item = PartKey> {
+        parts().map(move |which| PartKey::of(segment, which))
+    }
+}
+
+/// The numbers of a segment's parts on one blade.
+pub(crate) fn parts() -> impl Iterator<Item = u8> {
+    (0_u8..).take(PARTS_PER_BLADE)
+}
+
 /// What thawing came to on one blade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thawed {
@@ -72,7 +94,7 @@ impl Books {
         Books {
             control,
             address,
-            parts: [const { None }; MAX_SEGMENTS],
+            parts: [const { None }; MAX_SEGMENTS * PARTS_PER_BLADE],
             retired: Vec::new(),
             allocated_superpages: 0,
             is_full: false,
@@ -90,48 +112,60 @@ impl Books {
     }
 
     /// The part's number on the blade and the descriptor of its memory.
-    pub(crate) fn part(&self, segment: usize) -> Option<(SegmentId, RawFd)> {
-        let part = self.parts[segment].as_ref()?;
+    pub(crate) fn part(&self, key: PartKey) -> Option<(SegmentId, RawFd)> {
+        let part = self.parts[key.0].as_ref()?;
         let file = part.file.as_ref().map_or(NO_FILE, |it| it.descriptor.as_fd().as_raw_fd());
         Some((part.id, file))
     }
 
-    pub(crate) fn has_part(&self, segment: usize) -> bool {
-        self.parts[segment].is_some()
+    pub(crate) fn has_part(&self, key: PartKey) -> bool {
+        self.parts[key.0].is_some()
+    }
+
+    /// The part that a copy of frozen memory is put into: one in the making, else a free one.
+    pub(crate) fn filling_part(&self, segment: SegmentHandle) -> Option<u8> {
+        let is = |which: &u8, wanted: fn(&Option<Part>) -> bool| {
+            wanted(&self.parts[PartKey::of(segment, *which).0])
+        };
+        let is_filling =
+            |part: &Option<Part>| part.as_ref().is_some_and(|part| part.role == PartRole::Filling);
+        parts()
+            .find(|which| is(which, is_filling))
+            .or_else(|| parts().find(|it| is(it, Option::is_none)))
     }
 
     /// Whether the part is a copy in the making.
-    pub(crate) fn is_filling(&self, segment: usize) -> bool {
-        self.parts[segment].as_ref().is_some_and(|part| part.role == PartRole::Filling)
+    pub(crate) fn is_filling(&self, key: PartKey) -> bool {
+        self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Filling)
     }
 
-    pub(crate) fn set_role(&mut self, segment: usize, role: PartRole) {
-        if let Some(part) = &mut self.parts[segment] {
+    pub(crate) fn set_role(&mut self, key: PartKey, role: PartRole) {
+        if let Some(part) = &mut self.parts[key.0] {
             part.role = role;
         }
     }
 
     /// What opens the part to others, if it is to be handed on.
-    pub(crate) fn token(&self, segment: usize) -> Option<BladeToken> {
-        let is_own = self.parts[segment].as_ref().is_some_and(|part| part.role == PartRole::Own);
-        self.any_token(segment).filter(|_| is_own)
+    pub(crate) fn token(&self, key: PartKey) -> Option<BladeToken> {
+        let is_own = self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Own);
+        self.any_token(key).filter(|_| is_own)
     }
 
     /// What opens the part, whatever it is.
-    pub(crate) fn any_token(&self, segment: usize) -> Option<BladeToken> {
-        let part = self.parts[segment].as_ref()?;
+    pub(crate) fn any_token(&self, key: PartKey) -> Option<BladeToken> {
+        let part = self.parts[key.0].as_ref()?;
         Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
     }
 
-    fn id(&self, segment: usize) -> Option<SegmentId> {
-        self.parts[segment].as_ref().map(|part| part.id)
+    fn id(&self, key: PartKey) -> Option<SegmentId> {
+        self.parts[key.0].as_ref().map(|part| part.id)
     }
 
     /// Gives one superpage of the segment memory here; says where it lies in the segment's memory.
-    pub(crate) fn allocate(&mut self, segment: usize, sma: u32) -> Result<u32, CallError> {
-        let id = match self.id(segment) {
+    pub(crate) fn allocate(&mut self, key: PartKey, sma: u32) -> Result<u32, CallError> {
+        let id = match self.id(key) {
             Some(id) => id,
-            None => self.create(segment)?,
+            None => self.create(key)?,
         };
         let request =
             Request::AllocateSuperpages { segment: id, first: SuperpageNumber(sma), count: 1 };
@@ -144,16 +178,16 @@ impl Books {
             Some(rmma) => rmma,
             None => self.look_up(id, sma)?,
         };
-        self.share(segment, true)?;
+        self.share(key, true)?;
         self.allocated_superpages += 1;
         Ok(rmma)
     }
 
-    fn create(&mut self, segment: usize) -> Result<SegmentId, CallError> {
+    fn create(&mut self, key: PartKey) -> Result<SegmentId, CallError> {
         let request = Request::CreateSegment { span_superpages: SPAN_LIMIT_SUPERPAGES };
         match self.control.call(&request)?.response {
             Response::SegmentCreated { segment: id, token } => {
-                self.parts[segment] = Some(Part { id, token, file: None, role: PartRole::Own });
+                self.parts[key.0] = Some(Part { id, token, file: None, role: PartRole::Own });
                 Ok(id)
             }
             _ => Err(self.nonsense()),
@@ -194,11 +228,11 @@ impl Books {
     }
 
     /// Gets the descriptor of the part's memory, where the transport has one and it is not there yet.
-    fn share(&mut self, segment: usize, writable: bool) -> Result<(), CallError> {
+    fn share(&mut self, key: PartKey, writable: bool) -> Result<(), CallError> {
         if !matches!(self.address, Address::Shm(_)) {
             return Ok(());
         }
-        let Some(part) = &self.parts[segment] else {
+        let Some(part) = &self.parts[key.0] else {
             return Ok(());
         };
         if part.file.as_ref().is_some_and(|file| file.writable || !writable) {
@@ -211,15 +245,15 @@ impl Books {
             return Err(self.nonsense());
         };
         let file = SharedFile { descriptor, writable: is_writable };
-        if let Some(part) = &mut self.parts[segment] {
+        if let Some(part) = &mut self.parts[key.0] {
             self.retired.extend(part.file.replace(file));
         }
         Ok(())
     }
 
     /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any more.
-    pub(crate) fn free(&mut self, segment: usize, sma: u32) -> Result<(), CallError> {
-        let Some(segment) = self.id(segment) else {
+    pub(crate) fn free(&mut self, key: PartKey, sma: u32) -> Result<(), CallError> {
+        let Some(segment) = self.id(key) else {
             return Ok(());
         };
         let request = Request::FreeSuperpages { segment, first: SuperpageNumber(sma), count: 1 };
@@ -231,8 +265,8 @@ impl Books {
         freed
     }
 
-    pub(crate) fn freeze(&mut self, segment: usize) -> Result<(), CallError> {
-        match self.id(segment) {
+    pub(crate) fn freeze(&mut self, key: PartKey) -> Result<(), CallError> {
+        match self.id(key) {
             Some(segment) => {
                 done(self.control.call(&Request::Freeze { segment }), ErrorCode::Frozen)
             }
@@ -240,14 +274,14 @@ impl Books {
         }
     }
 
-    pub(crate) fn thaw(&mut self, segment: usize) -> Result<Thawed, CallError> {
-        let Some(id) = self.id(segment) else {
+    pub(crate) fn thaw(&mut self, key: PartKey) -> Result<Thawed, CallError> {
+        let Some(id) = self.id(key) else {
             return Ok(Thawed::Writable);
         };
         let answer = self.control.call(&Request::Thaw { segment: id });
         match done(answer, ErrorCode::NotFrozen) {
             Ok(()) => {
-                self.share(segment, true)?;
+                self.share(key, true)?;
                 Ok(Thawed::Writable)
             }
             Err(CallError::Refused { code: ErrorCode::InUse, .. }) => Ok(Thawed::StillShared),
@@ -258,7 +292,7 @@ impl Books {
     /// Becomes a user of the frozen part that the token opens; tells each superpage and its place.
     pub(crate) fn attach(
         &mut self,
-        segment: usize,
+        key: PartKey,
         token: BladeToken,
         mut each: impl FnMut(u32, u32),
     ) -> Result<(), PoolError> {
@@ -272,26 +306,29 @@ impl Books {
         let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
         list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
         let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
-        self.parts[segment] =
-            Some(Part { id, token: token.token, file: None, role: PartRole::Own });
+        self.parts[key.0] = Some(Part { id, token: token.token, file: None, role: PartRole::Own });
         if state != SegmentState::Frozen {
             return Err(self.nonsense().into());
         }
         if told < all {
             self.list(id, told, each)?;
         }
-        Ok(self.share(segment, false)?)
+        Ok(self.share(key, false)?)
     }
 
     /// Gives the part up, whatever becomes of the request.
-    pub(crate) fn detach(&mut self, segment: usize, superpages: u64) -> Result<(), CallError> {
-        let Some(part) = self.parts[segment].take() else {
+    pub(crate) fn detach(&mut self, key: PartKey) -> Result<(), CallError> {
+        let Some(part) = self.parts[key.0].take() else {
             return Ok(());
         };
-        self.allocated_superpages = self.allocated_superpages.saturating_sub(superpages);
         self.is_full = false;
         let request = Request::Detach { segment: part.id };
         done(self.control.call(&request), ErrorCode::UnknownSegment)
+    }
+
+    /// So many superpages went back with their parts.
+    pub(crate) fn give_back(&mut self, superpages: u64) {
+        self.allocated_superpages = self.allocated_superpages.saturating_sub(superpages);
     }
 
     /// Closes replaced descriptors; every lane has passed since the new ones were published.

@@ -25,5 +25,6 @@ pub use mover::{Mover, Step};
 pub use pool::{Pool, Still};
 pub use types::{
     Alone, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS,
-    PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
+    PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, TOKEN_PARTS,
+    fresh_client,
 };

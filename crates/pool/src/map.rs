@@ -27,25 +27,29 @@ pub(crate) struct Place {
     pub(crate) blade: BladeIndex,
     /// The superpage's number in the memory of the blade.
     pub(crate) rmma: u32,
+    /// Which of the segment's parts on that blade it is in.
+    pub(crate) part: u8,
     /// It is leaving that blade; this record says which pages have.
     pub(crate) record: Option<u8>,
 }
 
 impl Place {
-    pub(crate) fn at(blade: BladeIndex, rmma: u32) -> Self {
-        Place { blade, rmma, record: None }
+    pub(crate) fn at(blade: BladeIndex, part: u8, rmma: u32) -> Self {
+        Place { blade, rmma, part, record: None }
     }
 
     pub(crate) fn word(self) -> u64 {
         let moving = self.record.map_or(0, |record| MOVING | u64::from(record) << 40);
-        ALLOCATED | moving | u64::from(self.blade.0) << 32 | u64::from(self.rmma)
+        let part = u64::from(self.part) << 48;
+        ALLOCATED | moving | part | u64::from(self.blade.0) << 32 | u64::from(self.rmma)
     }
 
     pub(crate) fn of_word(word: u64) -> Option<Place> {
-        let [r0, r1, r2, r3, blade, record, ..] = word.to_le_bytes();
+        let [r0, r1, r2, r3, blade, record, part, _] = word.to_le_bytes();
         let place = Place {
             blade: BladeIndex(blade),
             rmma: u32::from_le_bytes([r0, r1, r2, r3]),
+            part,
             record: (word & MOVING != 0).then_some(record),
         };
         (word & ALLOCATED != 0).then_some(place)
@@ -127,8 +131,15 @@ mod tests {
     }
 
     fn places() -> impl Strategy<Value = Option<Place>> {
-        proptest::option::of((0u8..8, any::<u32>(), proptest::option::of(0u8..8))).prop_map(|it| {
-            it.map(|(blade, rmma, record)| Place { blade: BladeIndex(blade), rmma, record })
+        let record = proptest::option::of(0u8..8);
+        proptest::option::of((0u8..8, any::<u32>(), 0u8..4, record)).prop_map(|it| {
+            let place = |(blade, rmma, part, record)| Place {
+                blade: BladeIndex(blade),
+                rmma,
+                part,
+                record,
+            };
+            it.map(place)
         })
     }
 

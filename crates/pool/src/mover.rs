@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 use farpool_fabric::CallError;
 use farpool_wire::{PAGE_BYTES, PageNumber, SUPERPAGE_BYTES};
 
-use crate::books::PartRole;
+use crate::books::{Books, PartKey, PartRole, parts};
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
 use crate::pool::Ledger;
 use crate::shared::{Access, LaneClock, Segment, SegmentState};
 use crate::{
-    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS,
-    PageError, Pool, PoolError, SUPERPAGE_PAGES, SegmentHandle,
+    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_SEGMENTS, PageError, Pool,
+    PoolError, SUPERPAGE_PAGES, SegmentHandle,
 };
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
@@ -62,7 +62,7 @@ pub struct Mover<'a> {
     batches: Vec<Batch>,
     done: Vec<Completion>,
     /// Old places that their blade did not take back at once.
-    unfreed: Vec<(SegmentHandle, u32, BladeIndex)>,
+    unfreed: Vec<(SegmentHandle, u32, Place)>,
     /// Pages that all other lanes together had moved when last looked.
     moved_by_others: u64,
 }
@@ -141,14 +141,14 @@ impl<'a> Mover<'a> {
         for handle in handles {
             let Some((superpage, old)) = next_on(pool, handle, from) else { continue };
             if pool.segment(handle).state() == SegmentState::Frozen {
-                match self.ask(desk, handle, from) {
+                match self.ask(desk, handle, old) {
                     Errand::Copy => {}
                     Errand::Wait => {
                         somebody_copies = true;
                         continue;
                     }
                     Errand::Attach(copy) => {
-                        self.attach_copy(desk, handle, from, &copy);
+                        self.attach_copy(desk, handle, old, &copy);
                         return Ok(Step::Moved);
                     }
                 }
@@ -159,65 +159,61 @@ impl<'a> Mover<'a> {
         if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, desk, may_detach()) }
     }
 
-    /// Who copies a frozen part; once begun, a copy is this process's own.
-    fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, from: BladeIndex) -> Errand {
+    /// Who copies the frozen part that a superpage is in.
+    fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, at: Place) -> Errand {
         let mut ledger = self.pool.ledger();
-        let index = handle.index();
-        if ledger.books.iter().flatten().any(|books| books.is_filling(index)) {
-            return Errand::Copy;
-        }
-        let original = ledger.books_of(from).and_then(|books| books.any_token(index));
+        let key = PartKey::of(handle, at.part);
+        let original = ledger.books_of(at.blade).and_then(|books| books.any_token(key));
         drop(ledger);
-        original.map_or(Errand::Copy, |original| desk.ask(from, original.token.0))
+        original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
     }
 
-    /// Takes somebody else's copy in place of the original. If it is gone, the desk is told, and the next
-    /// step asks again.
+    /// Takes somebody else's copy in place of the original part that `at` is in. If it is gone, the desk is
+    /// told, and the next step asks again.
     fn attach_copy(
         &self,
         desk: &dyn CopyDesk,
         handle: SegmentHandle,
-        from: BladeIndex,
+        at: Place,
         copy: &FrozenToken,
     ) {
-        let mut ledger = self.pool.ledger();
-        let (index, segment) = (handle.index(), self.pool.segment(handle));
-        let mut places = BTreeMap::new();
-        let is_there = (0_u8..).zip(&copy.blades).all(|(at, token)| {
-            let Some(token) = *token else { return true };
-            let blade = BladeIndex(at);
-            let Some(books) = ledger.books_of(blade).filter(|it| !it.has_part(index)) else {
-                return false;
-            };
-            let put = |sma, rmma| {
-                places.insert(sma, Place::at(blade, rmma));
-            };
-            let attached = books.attach(index, token, put).is_ok();
-            if let Some((id, file)) = books.part(index) {
-                segment.set_part(blade, id, file);
-            }
-            attached
-        });
+        let segment = self.pool.segment(handle);
+        let is_there = |place: &Place| place.blade == at.blade && place.part == at.part;
         let ours: Vec<u32> =
-            segment.map().iter().filter(|(_, at)| at.blade == from).map(|(sma, _)| sma).collect();
-        if is_there && ours.iter().all(|sma| places.contains_key(sma)) {
-            for sma in ours {
-                segment.map().set(sma, places.get(&sma).copied());
+            segment.map().iter().filter(|(_, it)| is_there(it)).map(|(sma, _)| sma).collect();
+        let mut ledger = self.pool.ledger();
+        let mut attached: Vec<(BladeIndex, PartKey)> = Vec::new();
+        let mut places = BTreeMap::new();
+        for (blade, _, token) in copy.iter() {
+            let Some(books) = ledger.books_of(blade) else { continue };
+            let free = parts().find(|which| !books.has_part(PartKey::of(handle, *which)));
+            let Some(which) = free else { continue };
+            let key = PartKey::of(handle, which);
+            let put = |sma, rmma| {
+                places.insert(sma, Place::at(blade, which, rmma));
+            };
+            // What could not be attached is missing below.
+            let _ = books.attach(key, token, put);
+            if let Some((id, file)) = books.part(key) {
+                segment.set_part(blade, which, id, file);
+                attached.push((blade, key));
             }
-            if let Some(books) = ledger.books_of(from) {
-                books.set_role(index, PartRole::Superseded);
-            }
-            return;
         }
-        // What was attached of it is given up again; nothing points there.
-        for (at, _) in (0_u8..).zip(&copy.blades).filter(|(_, token)| token.is_some()) {
-            let is_used = segment.map().iter().any(|(_, place)| place.blade == BladeIndex(at));
-            if let Some(books) = ledger.books_of(BladeIndex(at)).filter(|_| !is_used) {
-                // An error means that there is nothing to give up.
-                let _ = books.detach(index, 0);
+        let is_whole = ours.iter().all(|sma| places.contains_key(sma));
+        for sma in ours.iter().filter(|_| is_whole) {
+            segment.map().set(*sma, places.get(sma).copied());
+        }
+        for (blade, key) in attached.into_iter().filter(|_| !is_whole) {
+            if let Some(books) = ledger.books_of(blade) {
+                // Nothing points there; an error means that there is nothing to give up.
+                let _ = books.detach(key);
             }
         }
-        if let Some(original) = ledger.books_of(from).and_then(|books| books.any_token(index)) {
+        let Some(books) = ledger.books_of(at.blade) else { return };
+        let key = PartKey::of(handle, at.part);
+        if is_whole {
+            books.set_role(key, PartRole::Superseded);
+        } else if let Some(original) = books.any_token(key) {
             desk.forget(original.token.0);
         }
     }
@@ -236,12 +232,11 @@ impl<'a> Mover<'a> {
         let is_frozen = segment.state() == SegmentState::Frozen;
         let new = {
             let mut ledger = pool.ledger();
-            let index = handle.index();
             let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |books| {
-                !is_frozen || !books.has_part(index) || books.is_filling(index)
+                if is_frozen { books.filling_part(handle) } else { Some(0) }
             })?;
             if let Some(books) = ledger.books_of(new.blade).filter(|_| is_frozen) {
-                books.set_role(index, PartRole::Filling);
+                books.set_role(PartKey::of(handle, new.part), PartRole::Filling);
             }
             new
         };
@@ -261,7 +256,7 @@ impl<'a> Mover<'a> {
         self.settle();
         job.record.end();
         if !is_frozen {
-            self.unfreed.push((job.handle, job.superpage, job.old.blade));
+            self.unfreed.push((job.handle, job.superpage, job.old));
             self.free_rest();
         }
     }
@@ -282,7 +277,7 @@ impl<'a> Mover<'a> {
                 self.settle();
                 job.record.end();
                 if !is_frozen {
-                    self.unfreed.push((job.handle, job.superpage, job.new.blade));
+                    self.unfreed.push((job.handle, job.superpage, job.new));
                 }
             }
         }
@@ -302,10 +297,11 @@ impl<'a> Mover<'a> {
             return;
         }
         let mut ledger = self.pool.ledger();
-        self.unfreed.retain(|(handle, superpage, blade)| {
-            let Some(books) = ledger.books_of(*blade) else { return false };
-            let freed = books.free(handle.index(), *superpage);
-            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(handle.index())
+        self.unfreed.retain(|(handle, superpage, place)| {
+            let Some(books) = ledger.books_of(place.blade) else { return false };
+            let key = PartKey::of(*handle, place.part);
+            let freed = books.free(key, *superpage);
+            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(key)
         });
     }
 
@@ -440,25 +436,25 @@ impl<'a> Mover<'a> {
         let mut ledger = pool.ledger();
         let mut must_wait = false;
         for handle in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
-            let index = handle.index();
-            let has_part = ledger.books_of(from).is_some_and(|books| books.has_part(index));
+            let has_part = |books: &Books| PartKey::all(handle).any(|key| books.has_part(key));
+            let is_there = ledger.books_of(from).is_some_and(|books| has_part(books));
             let is_needed = pool.segment(handle).map().iter().any(|(_, at)| at.blade == from);
-            if !has_part || is_needed {
+            if !is_there || is_needed {
                 continue; // what is half moved stays
             }
-            self.complete(&mut ledger, desk, index, from)?;
+            self.complete(&mut ledger, desk, handle, from)?;
             if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
                 must_wait = true;
                 continue;
             }
             if let Some(books) = ledger.books_of(from) {
-                books.detach(index, 0)?;
+                PartKey::all(handle).try_for_each(|key| books.detach(key))?;
             }
         }
         if must_wait {
             return Ok(Step::Waiting);
         }
-        self.unfreed.retain(|(_, _, blade)| *blade != from);
+        self.unfreed.retain(|(_, _, place)| place.blade != from);
         let superpages = pool.superpages_on(from);
         if superpages > 0 {
             return Err(PoolError::InUse { address: pool.describe(from), superpages });
@@ -466,29 +462,32 @@ impl<'a> Mover<'a> {
         Ok(Step::Empty)
     }
 
-    /// Makes our copy of a frozen part one that others may attach, and says so.
+    /// Makes our copy of a frozen segment's parts on a blade one that others may attach, and says so.
     fn complete(
         &self,
         ledger: &mut Ledger,
         desk: &dyn CopyDesk,
-        index: usize,
+        handle: SegmentHandle,
         from: BladeIndex,
     ) -> Result<(), PoolError> {
-        let mut copy = FrozenToken { blades: [None; MAX_BLADES] };
-        for (at, part) in (0_u8..).zip(&mut copy.blades) {
-            let books = ledger.books_of(BladeIndex(at)).filter(|it| it.is_filling(index));
-            if let Some(books) = books {
-                books.freeze(index)?;
-                books.set_role(index, PartRole::Own);
-                *part = books.token(index);
+        let mut copy = FrozenToken::NONE;
+        for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut copy.blades) {
+            let Some(books) = ledger.books_of(blade) else { continue };
+            for (into, key) in into.iter_mut().zip(PartKey::all(handle)) {
+                if books.is_filling(key) {
+                    books.freeze(key)?;
+                    books.set_role(key, PartRole::Own);
+                    *into = books.token(key);
+                }
             }
         }
-        if let Some(books) = ledger.books_of(from)
-            && copy.blades.iter().any(Option::is_some)
-        {
-            books.set_role(index, PartRole::Superseded);
-            if let Some(original) = books.any_token(index) {
-                desk.announce(original.token.0, &copy);
+        let is_copied = copy.iter().next().is_some();
+        if let Some(books) = ledger.books_of(from).filter(|_| is_copied) {
+            for key in PartKey::all(handle) {
+                if let Some(original) = books.token(key) {
+                    books.set_role(key, PartRole::Superseded);
+                    desk.announce(original.token.0, &copy);
+                }
             }
         }
         Ok(())

@@ -151,7 +151,7 @@ mod tests {
 
     fn begun() -> Record {
         let record = Record::new();
-        record.begin(Place::at(BladeIndex(3), 9));
+        record.begin(Place::at(BladeIndex(3), 1, 9));
         record
     }
 

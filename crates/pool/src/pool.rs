@@ -14,10 +14,9 @@ use std::time::Duration;
 use farpool_fabric::{Address, CallError, ClientId, Control, DescriptorSet, Session};
 use farpool_wire::{ErrorCode, Purpose, SUPERPAGE_BYTES};
 
-use crate::books::{Books, Thawed};
+use crate::books::{Books, PartKey, Thawed, parts};
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::shared::{Blade, LaneClock, Segment, SegmentState, Shared};
-use crate::types::BladeToken;
 use crate::{
     BladeIndex, FrozenToken, Lane, LostBlade, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError,
     SegmentHandle,
@@ -228,29 +227,30 @@ impl Pool {
             return Err(PoolError::BeyondSegment { superpage: sma });
         }
         ledger.check_quota(self.shared.config.quota_bytes)?;
-        let place = self.allocate_somewhere(&mut ledger, s, sma, |_| true)?;
+        let place = self.allocate_somewhere(&mut ledger, s, sma, |_| Some(0))?;
         ledger.charged_superpages[s.index()] += 1;
         segment.map().set(sma, Some(place));
         Ok(())
     }
 
-    /// Asks the blades that will do in turn: the emptiest of ours first, those known full only when all
-    /// else failed.
+    /// Asks the blades in turn on which there is a part for it: the emptiest of ours first, those known full
+    /// only when all else failed.
     pub(crate) fn allocate_somewhere(
         &self,
         ledger: &mut Ledger,
         s: SegmentHandle,
         sma: u32,
-        will_do: impl Fn(&Books) -> bool,
+        part_on: impl Fn(&Books) -> Option<u8>,
     ) -> Result<Place, PoolError> {
         let mut refusals: [Option<CallError>; MAX_BLADES] = [const { None }; MAX_BLADES];
-        while let Some((blade, books)) = ledger.best_blade(&refusals, &will_do) {
-            match books.allocate(s.index(), sma) {
+        while let Some((blade, part, books)) = ledger.best_blade(&refusals, &part_on) {
+            let key = PartKey::of(s, part);
+            match books.allocate(key, sma) {
                 Ok(rmma) => {
-                    if let Some((id, file)) = books.part(s.index()) {
-                        self.segment(s).set_part(blade_index(blade), id, file);
+                    if let Some((id, file)) = books.part(key) {
+                        self.segment(s).set_part(blade_index(blade), part, id, file);
                     }
-                    return Ok(Place::at(blade_index(blade), rmma));
+                    return Ok(Place::at(blade_index(blade), part, rmma));
                 }
                 Err(error) => {
                     books.is_full = true;
@@ -319,7 +319,7 @@ impl Pool {
         let Some(books) = ledger.books_of(place.blade) else {
             return Ok(());
         };
-        let freed = books.free(s.index(), sma);
+        let freed = books.free(PartKey::of(s, place.part), sma);
         self.note_loss(usize::from(place.blade.0), books);
         if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
             // Forgotten here, it would be given memory a second time, perhaps on another blade.
@@ -358,11 +358,11 @@ impl Pool {
         ledger.wait_for_lanes();
         for blade in 0..MAX_BLADES {
             let Some(books) = &mut ledger.books[blade] else { continue };
-            if let Err(error) = books.freeze(s.index()) {
+            if let Err(error) = PartKey::all(s).try_for_each(|key| books.freeze(key)) {
                 self.note_loss(blade, books);
-                for books in ledger.books[..blade].iter_mut().flatten() {
+                for books in ledger.books[..=blade].iter_mut().flatten() {
                     // What cannot be undone shows as refused writes, never as wrong data.
-                    let _ = books.thaw(s.index());
+                    PartKey::all(s).for_each(|key| drop(books.thaw(key)));
                 }
                 self.segment(s).set_state(SegmentState::Writable);
                 return Err(error.into());
@@ -382,19 +382,12 @@ impl Pool {
             return Ok(true);
         }
         self.expect_state(s, SegmentState::Frozen)?;
-        if ledger.books.iter().flatten().any(|books| books.is_filling(s.index())) {
+        let is_filling = |books: &Books| PartKey::all(s).any(|key| books.is_filling(key));
+        if ledger.books.iter().flatten().any(is_filling) {
             return Ok(false); // it is being copied from one blade to another as it is
         }
-        for blade in 0..MAX_BLADES {
-            let Some(books) = &mut ledger.books[blade] else { continue };
-            let thawed = books.thaw(s.index());
-            self.note_loss(blade, books);
-            if !matches!(thawed, Ok(Thawed::Writable)) {
-                for books in ledger.books[..blade].iter_mut().flatten() {
-                    books.freeze(s.index())?;
-                }
-                return Ok(thawed? == Thawed::Writable);
-            }
+        if !self.thaw_parts(&mut ledger, s)? {
+            return Ok(false);
         }
         self.publish_parts(&ledger, s);
         ledger.wait_for_lanes();
@@ -402,6 +395,35 @@ impl Pool {
         ledger.charged_superpages[s.index()] = self.segment(s).map().iter().count() as u64;
         self.segment(s).set_state(SegmentState::Writable);
         Ok(true)
+    }
+
+    /// Makes all parts writable, or none.
+    fn thaw_parts(&self, ledger: &mut Ledger, s: SegmentHandle) -> Result<bool, PoolError> {
+        let mut thawed: Vec<(usize, PartKey)> = Vec::new();
+        let mut failed = None;
+        for blade in 0..MAX_BLADES {
+            let Some(books) = &mut ledger.books[blade] else { continue };
+            for key in PartKey::all(s) {
+                if failed.is_some() || !books.has_part(key) {
+                    continue;
+                }
+                match books.thaw(key) {
+                    Ok(Thawed::Writable) => thawed.push((blade, key)),
+                    Ok(Thawed::StillShared) => failed = Some(Ok(false)),
+                    Err(error) => failed = Some(Err(error.into())),
+                }
+            }
+            self.note_loss(blade, books);
+        }
+        let Some(failed) = failed else {
+            return Ok(true);
+        };
+        for (blade, key) in thawed {
+            if let Some(books) = &mut ledger.books[blade] {
+                books.freeze(key)?;
+            }
+        }
+        failed
     }
 
     /// Shares another client's frozen segment, read only.
@@ -427,14 +449,12 @@ impl Pool {
         token: &FrozenToken,
     ) -> Result<(), PoolError> {
         let map = self.segment(handle).map();
-        for (number, token) in token.blades.iter().enumerate() {
-            let Some(token) = *token else { continue };
-            let blade = blade_index(number);
+        for (blade, part, token) in token.iter() {
             let books = ledger.books_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
             let mut twice = None;
-            books.attach(handle.index(), token, |sma, rmma| {
+            books.attach(PartKey::of(handle, part), token, |sma, rmma| {
                 twice = twice.or(map.get(sma).map(|_| sma));
-                map.set(sma, Some(Place::at(blade, rmma)));
+                map.set(sma, Some(Place::at(blade, part, rmma)));
             })?;
             if let Some(superpage) = twice {
                 let address = self.describe(blade);
@@ -470,7 +490,10 @@ impl Pool {
             let Some(books) = books else { continue };
             let blade = blade_index(number);
             let ours = segment.map().iter().filter(|(_, place)| place.blade == blade).count();
-            last = books.detach(s.index(), ours as u64).err().or(last);
+            for key in PartKey::all(s) {
+                last = books.detach(key).err().or(last);
+            }
+            books.give_back(ours as u64);
             self.note_loss(number, books);
         }
         for record in segment.map().iter().filter_map(|(_, place)| place.record) {
@@ -580,8 +603,11 @@ impl Pool {
 
     fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
         for (number, books) in ledger.books.iter().enumerate() {
-            if let Some((id, file)) = books.as_ref().and_then(|books| books.part(s.index())) {
-                self.segment(s).set_part(blade_index(number), id, file);
+            for which in parts() {
+                let part = books.as_ref().and_then(|books| books.part(PartKey::of(s, which)));
+                if let Some((id, file)) = part {
+                    self.segment(s).set_part(blade_index(number), which, id, file);
+                }
             }
         }
     }
@@ -614,19 +640,20 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blade to ask next: one that will do and was not asked yet; not known to be full if there is
-    /// one; fewest of our superpages for its size.
+    /// The blade to ask next, and the part to put it in: one that was not asked yet; not known to be full if
+    /// there is one; fewest of our superpages for its size.
     fn best_blade(
         &mut self,
         asked: &[Option<CallError>],
-        will_do: impl Fn(&Books) -> bool,
-    ) -> Option<(usize, &mut Books)> {
+        part_on: impl Fn(&Books) -> Option<u8>,
+    ) -> Option<(usize, u8, &mut Books)> {
         let all = self.books.iter_mut().enumerate();
         let all = all.filter_map(|(number, books)| Some((number, books.as_mut()?)));
-        let candidates = all.filter(|(number, books)| {
-            asked[*number].is_none() && !books.is_leaving && will_do(books)
+        let candidates = all.filter_map(|(number, books)| {
+            let part = part_on(books)?;
+            (asked[number].is_none() && !books.is_leaving).then_some((number, part, books))
         });
-        candidates.min_by_key(|(number, books)| {
+        candidates.min_by_key(|(number, _, books)| {
             let used_bytes = u128::from(books.allocated_superpages + 1) << 64;
             (books.is_full, used_bytes / u128::from(books.capacity_bytes().max(1)), *number)
         })
@@ -637,11 +664,13 @@ impl Ledger {
     }
 
     fn token(&self, s: SegmentHandle) -> FrozenToken {
-        let mut blades: [Option<BladeToken>; MAX_BLADES] = [None; MAX_BLADES];
-        for (token, books) in blades.iter_mut().zip(&self.books) {
-            *token = books.as_ref().and_then(|books| books.token(s.index()));
+        let mut token = FrozenToken::NONE;
+        for (of_blade, books) in token.blades.iter_mut().zip(&self.books) {
+            for (token, which) in of_blade.iter_mut().zip(parts()) {
+                *token = books.as_ref().and_then(|books| books.token(PartKey::of(s, which)));
+            }
         }
-        FrozenToken { blades }
+        token
     }
 
     pub(crate) fn wait_for_lanes(&self) {

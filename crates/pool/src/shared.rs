@@ -20,6 +20,7 @@ use farpool_wire::{PAGES_PER_SUPERPAGE, PageNumber, SegmentId};
 
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
+use crate::types::PARTS_PER_BLADE;
 use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
 
 /// Everything lanes look at.
@@ -101,7 +102,7 @@ pub(crate) enum SegmentState {
 pub(crate) struct Segment {
     state: AtomicU8,
     map: OnceLock<SuperpageMap>,
-    parts: [Part; MAX_BLADES],
+    parts: [[Part; PARTS_PER_BLADE]; MAX_BLADES],
 }
 
 /// The part of a segment that lies on one blade. Read only after a place on that blade was found.
@@ -123,7 +124,7 @@ impl Segment {
         Segment {
             state: AtomicU8::new(SegmentState::Free as u8),
             map: OnceLock::new(),
-            parts: std::array::from_fn(|_| Part::default()),
+            parts: Default::default(),
         }
     }
 
@@ -144,8 +145,9 @@ impl Segment {
     }
 
     /// Says where on a blade the segment lies, before the first place on that blade is published.
-    pub(crate) fn set_part(&self, blade: BladeIndex, id: SegmentId, file: RawFd) {
-        if let Some(part) = self.parts.get(usize::from(blade.0)) {
+    pub(crate) fn set_part(&self, blade: BladeIndex, part: u8, id: SegmentId, file: RawFd) {
+        let of_blade = self.parts.get(usize::from(blade.0));
+        if let Some(part) = of_blade.and_then(|parts| parts.get(usize::from(part))) {
             part.id.store(id.0, Ordering::Release);
             part.file.store(file, Ordering::Release);
         }
@@ -159,7 +161,8 @@ impl Segment {
         memory: *mut u8,
         token: u64,
     ) -> LinkPage {
-        let part = &self.parts[usize::from(place.blade.0) % MAX_BLADES];
+        let of_blade = &self.parts[usize::from(place.blade.0) % MAX_BLADES];
+        let part = &of_blade[usize::from(place.part) % PARTS_PER_BLADE];
         let first = u64::from(place.rmma) * u64::from(PAGES_PER_SUPERPAGE);
         LinkPage {
             segment: SegmentId(part.id.load(Ordering::Acquire)),

@@ -15,6 +15,11 @@ pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
 pub const MAX_SEGMENTS: usize = 16;
 /// Blades of one pool; keeps [`FrozenToken`] small. Beyond it the configuration is refused.
 pub const MAX_BLADES: usize = 8;
+/// Parts that one segment may have on one blade. There is more than one only where frozen memory moved to a
+/// blade that had some of the same segment; when all are taken it moves to another blade, or not.
+pub(crate) const PARTS_PER_BLADE: usize = 4;
+/// Parts of a [`FrozenToken`].
+pub const TOKEN_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
 
 /// What a pool is made of.
 #[derive(Clone, Debug)]
@@ -110,19 +115,35 @@ pub struct Completion {
 /// segment as long as somebody uses it: the parent must not detach before the child has attached.
 #[derive(Clone, Copy, Debug)]
 pub struct FrozenToken {
-    pub(crate) blades: [Option<BladeToken>; MAX_BLADES],
+    pub(crate) blades: [[Option<BladeToken>; PARTS_PER_BLADE]; MAX_BLADES],
 }
 
 impl FrozenToken {
-    /// Per blade's slot: the blade's id, and what opens the segment there.
-    pub fn parts(&self) -> [Option<(u64, u128)>; MAX_BLADES] {
-        self.blades.map(|part| part.map(|part| (part.blade_id, part.token.0)))
+    pub(crate) const NONE: FrozenToken =
+        FrozenToken { blades: [[None; PARTS_PER_BLADE]; MAX_BLADES] };
+
+    /// The blade's id and what opens the part there, for each part that there is.
+    pub fn parts(&self) -> [Option<(u64, u128)>; TOKEN_PARTS] {
+        let all = self.blades.as_flattened();
+        std::array::from_fn(|at| all[at].map(|part| (part.blade_id, part.token.0)))
     }
 
     /// The token that has these parts.
-    pub fn from_parts(parts: [Option<(u64, u128)>; MAX_BLADES]) -> Self {
-        let part = |(blade_id, token)| BladeToken { blade_id, token: SegmentToken(token) };
-        FrozenToken { blades: parts.map(|it| it.map(part)) }
+    pub fn from_parts(parts: &[Option<(u64, u128)>; TOKEN_PARTS]) -> Self {
+        let mut token = FrozenToken::NONE;
+        for (into, part) in token.blades.as_flattened_mut().iter_mut().zip(parts) {
+            *into =
+                part.map(|(blade_id, token)| BladeToken { blade_id, token: SegmentToken(token) });
+        }
+        token
+    }
+
+    /// Each part with its blade and its number there.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BladeIndex, u8, BladeToken)> + '_ {
+        let blades = (0_u8..).map(BladeIndex).zip(&self.blades);
+        blades.flat_map(|(blade, parts)| {
+            (0_u8..).zip(parts).filter_map(move |(which, part)| Some((blade, which, (*part)?)))
+        })
     }
 }
 

@@ -319,6 +319,36 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
     }
 }
 
+/// A segment that was half moved when it was frozen has parts on both blades, and can leave either all the same.
+#[test]
+fn frozen_memory_moves_to_a_blade_that_has_some_of_it() {
+    let blades = Blades::start(&["tcp", "shm"]);
+    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let pool = Pool::connect(one).expect("connect");
+    let segment = allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, &sample(4), 1);
+    let (mut here, mut next) =
+        (BladeIndex(0), pool.add_blade(&blades.addresses[1]).expect("added"));
+    pool.set_leaving(here, true);
+    let mut mover = Mover::new(&pool);
+    for _ in 0..2 {
+        assert_eq!(mover.step(here, &Alone, || true).expect("moved"), Step::Moved);
+    }
+    pool.freeze(segment).expect("frozen");
+    for turn in 0..3_usize {
+        empty(&mut mover, here);
+        pool.remove_blade(here).expect("removed");
+        assert!(all_right(&read(&mut lane, segment, &sample(4), 1)), "turn {turn}");
+        here = next;
+        next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+        pool.set_leaving(here, true);
+    }
+    assert!(pool.thaw(segment).expect("nobody shares it"));
+    write(&mut lane, segment, &sample(4), 2);
+    assert!(all_right(&read(&mut lane, segment, &sample(4), 2)));
+}
+
 #[test]
 fn a_copy_that_is_gone_is_made_again() {
     let mut blades = Blades::start(&["tcp"]);
