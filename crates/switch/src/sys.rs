@@ -15,6 +15,7 @@ pub(crate) const BATCH_FRAMES: usize = 32;
 
 // From linux/if_packet.h; stable numbers of the kernel's interface.
 const PACKET_ADD_MEMBERSHIP: i32 = 1;
+const PACKET_STATISTICS: i32 = 6;
 pub(crate) const PACKET_AUXDATA: i32 = 8;
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
@@ -35,7 +36,16 @@ struct Membership {
     address: [u8; 8],
 }
 
+/// `struct tpacket_stats`.
+#[repr(C)]
+#[derive(Default)]
+struct Statistics {
+    frames: u32,
+    lost: u32,
+}
+
 const _: () = assert!(size_of::<Membership>() == 16);
+const _: () = assert!(size_of::<Statistics>() == 8);
 const _: () = assert!(size_of::<libc::sockaddr_ll>() == 20);
 const _: () = assert!(size_of::<libc::sock_filter>() == 8);
 const _: () = assert!(size_of::<libc::sock_fprog>() == 16);
@@ -95,6 +105,17 @@ fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Resu
     // SAFETY: the kernel reads `len` bytes of `value`, which is that long, and what a filter points to,
     // which the caller keeps until this returns.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, len) })
+}
+
+/// How many frames were lost since this was last asked because too many waited already.
+pub(crate) fn take_lost(socket: &OwnedFd) -> io::Result<u32> {
+    let mut statistics = Statistics::default();
+    let mut len = u32::try_from(size_of::<Statistics>()).unwrap_or(0);
+    let (fd, level) = (socket.as_raw_fd(), libc::SOL_PACKET);
+    let place = (&raw mut statistics).cast();
+    // SAFETY: the kernel writes at most `len` bytes to `statistics`, which is that long, and `len` itself.
+    check(unsafe { libc::getsockopt(fd, level, PACKET_STATISTICS, place, &raw mut len) })?;
+    Ok(statistics.lost)
 }
 
 /// Takes frames that have arrived, as many as there are and fit; waits for none. Each says how many bytes

@@ -60,7 +60,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// Sends `bytes` and has all of them come back, whole.
 fn echo(near: &mut TcpStream, far: &mut TcpStream, bytes: usize) {
-    let sent: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
+    let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| near.write_all(&sent).expect("send"));
         let mut got = vec![0; bytes];
@@ -264,4 +264,40 @@ fn circuits_end_with_the_switch_and_the_driver_says_so() {
     assert_eq!(driver.circuits().expect("circuits"), []);
     driver.connect(circuit(0, 2)).expect("A-C");
     connect(&hosts[0], &hosts[2]).expect("A reaches C again");
+}
+
+#[test]
+fn control_answers_while_traffic_is_heavy() {
+    let Some(hosts) = make() else { return };
+    let directory = tempfile::tempdir().expect("directory");
+    let mut switch = open(&hosts);
+    let control = switch.serve(directory.path().join("control")).expect("serve");
+    let mut driver = EmulatedSwitchDriver::connect_to(control.path()).expect("driver");
+    switch.connect(circuit(0, 2)).expect("A-C");
+    let listener = listen(&hosts[2]);
+    let mut near = connect(&hosts[0], &hosts[2]).expect("A reaches C");
+    let (mut far, _) = listener.accept().expect("accept");
+    std::thread::scope(|scope| {
+        // Ends when the stream does.
+        scope.spawn(move || std::io::copy(&mut far, &mut std::io::sink()));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stop = StopOnDrop(&stop);
+            let flag = stop.0;
+            scope.spawn(move || {
+                let block = vec![7; 1 << 20];
+                while !flag.load(Relaxed) && near.write_all(&block).is_ok() {}
+            });
+            let carried = |driver: &mut EmulatedSwitchDriver| {
+                driver.counters().expect("counters")[0].from_low.bytes
+            };
+            wait_until("traffic", || carried(&mut driver) > 1 << 20);
+            for _ in 0..200 {
+                driver.connect(circuit(1, 3)).expect("up");
+                driver.disconnect(circuit(1, 3)).expect("down");
+            }
+            let before = carried(&mut driver);
+            wait_until("traffic to go on", || carried(&mut driver) > before + (1 << 20));
+        });
+    });
 }

@@ -94,6 +94,13 @@ impl Plane {
 
     pub(super) fn counters(&self) -> Vec<CircuitCounters> {
         let circuits = self.read();
+        for (number, port) in (0..).zip(&self.ports) {
+            if let Some((_, direction)) = circuits.way(number) {
+                // What cannot be read now is counted the next time.
+                let lost = sys::take_lost(&port.socket).unwrap_or(0);
+                direction.dropped.fetch_add(u64::from(lost), Relaxed);
+            }
+        }
         let all = circuits.carried.iter();
         all.map(|(circuit, Carried([low, high]))| CircuitCounters {
             circuit: *circuit,
@@ -111,6 +118,8 @@ impl Plane {
         let ports = self.ends(circuit);
         for (_, port) in &ports {
             port.discard();
+            // What was lost until now belongs to no circuit that stands.
+            let _ = sys::take_lost(&port.socket);
             port.changes.fetch_add(1, SeqCst);
         }
         for (number, port) in &ports {
