@@ -132,3 +132,82 @@ impl Control {
         Some([protocol[0], protocol[1], number[0], number[1]])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::time::{Duration, Instant};
+
+    use farpool_hosts::{Host, Hosts, Wiring};
+
+    use super::*;
+    use crate::{Circuit, EmulatedSwitch, SwitchDriver};
+
+    const BROADCAST: [u8; 6] = [0xff; 6];
+    const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    fn socket(host: &Host) -> OwnedFd {
+        let interface = host.enter(|| {
+            let any = rustix::net::socket(
+                rustix::net::AddressFamily::INET,
+                rustix::net::SocketType::DGRAM,
+                None,
+            )?;
+            let interface = rustix::net::netdevice::name_to_index(&any, "eth0")?;
+            sys::packet_socket(interface, 1 << 20)
+        });
+        let socket = interface.expect("enter").expect("a packet socket");
+        sys::set_open(&socket, true).expect("open");
+        socket
+    }
+
+    fn frame(rest: &[u8]) -> Frame {
+        let mut frame = Frame::new();
+        frame.addresses[..6].copy_from_slice(&BROADCAST);
+        frame.addresses[6..].copy_from_slice(&SENDER);
+        frame.rest[..rest.len()].copy_from_slice(rest);
+        frame.rest_len = rest.len();
+        frame
+    }
+
+    /// The next frame of our sender's; the kernel's own are passed over.
+    fn next(socket: &OwnedFd) -> Frame {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let mut frames = [Frame::new()];
+            match sys::receive(socket.as_fd(), &mut frames) {
+                Ok(1) if frames[0].addresses[6..] == SENDER => {
+                    return frames.into_iter().next().expect("one");
+                }
+                _ => assert!(Instant::now() < deadline, "no frame came"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_comes_out_as_it_went_in_with_its_tag() {
+        let hosts = match Hosts::builder(2, Wiring::Switch).make() {
+            Ok(hosts) => hosts,
+            Err(reason) => return println!("SKIPPED: {reason}"),
+        };
+        let side = hosts.switch().expect("wired for a switch");
+        let opened = side.enter(|| EmulatedSwitch::open("s0", side.ports()));
+        let mut switch = opened.expect("enter").expect("open");
+        switch.connect(Circuit::new(0, 1).expect("two ports")).expect("connect");
+        let (near, far) = (socket(&hosts[0]), socket(&hosts[1]));
+        // An experimental protocol and some bytes, with no tag, a 802.1Q tag and a 802.1ad tag.
+        for tag in [&[][..], &[0x81, 0x00, 0x20, 0x05], &[0x88, 0xa8, 0x01, 0x23]] {
+            let payload = [&[0x88, 0xb5][..], &[7; 500]].concat();
+            let sent = frame(&[tag, &payload].concat());
+            assert_eq!(sys::send(near.as_fd(), &[&sent]).expect("send"), 1);
+            let got = next(&far);
+            assert!(got.is_whole());
+            assert_eq!(got.bytes(), sent.bytes());
+            // The receiving socket has had the tag taken out once more, and put it back.
+            assert_eq!(got.parts()[2], tag);
+            assert_eq!(got.parts()[3], payload);
+        }
+        let counted = switch.counters()[0].from_low;
+        assert_eq!((counted.frames, counted.dropped), (3, 0));
+    }
+}
