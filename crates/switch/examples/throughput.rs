@@ -32,13 +32,13 @@ fn main() -> Result<(), Failure> {
     println!("median (lowest to highest) of {} rounds", rounds.max(1));
     println!("{:8} {:>22} {:>22} {:>22}", "wiring", "GiB/s", "1 B trip us", "4 KiB trip us");
     for (wiring, figures) in wirings.iter().zip(&mut figures) {
-        let [stream, short, page] = figures.each_mut().map(spread);
+        let [stream, short, page] = figures.each_mut().map(|all| spread(all));
         println!("{:8} {stream:>22} {short:>22} {page:>22}", format!("{wiring:?}"));
     }
     Ok(())
 }
 
-fn spread(figures: &mut Vec<f64>) -> String {
+fn spread(figures: &mut [f64]) -> String {
     figures.sort_by(f64::total_cmp);
     let at = |index: usize| figures.get(index).copied().unwrap_or(f64::NAN);
     let last = figures.len().saturating_sub(1);
