@@ -304,3 +304,18 @@ fn control_answers_while_traffic_is_heavy() {
         });
     });
 }
+
+#[test]
+fn a_switch_that_is_asked_to_end_takes_its_socket_along() {
+    let Some(hosts) = make() else { return };
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("control");
+    let mut process = Process::start(side(&hosts), &path);
+    let mut driver = EmulatedSwitchDriver::connect_to(&path).expect("driver");
+    driver.connect(circuit(0, 2)).expect("A-C");
+    let id = rustix::process::Pid::from_child(&process.0);
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("SIGTERM");
+    assert!(process.0.wait().expect("wait").success());
+    assert!(!path.exists());
+    assert!(matches!(driver.circuits(), Err(SwitchError::Unreachable { .. })));
+}
