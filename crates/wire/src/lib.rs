@@ -36,7 +36,9 @@ pub use address::{Address, AddressError, SOCKET_PATH_LIMIT_BYTES};
 pub use checksum::PagesChecksum;
 pub use error::{ErrorCode, WireError};
 pub use header::{Head, Header, Kind, Opcode, split_head};
-pub use ids::{ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber};
+pub use ids::{
+    ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber,
+};
 pub use request::{Extent, Hello, Purpose, Request, pages_in};
 pub use response::{Attached, HelloOk, Response, SegmentState, SuperpagePair};
 pub use size::{format_bytes, parse_bytes};

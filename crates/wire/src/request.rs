@@ -4,8 +4,8 @@ use crate::codec::{Append, Fields, within};
 use crate::header::{Head, Header, Kind, Opcode, append_head};
 use crate::{
     ClientId, DISCARD_EXTENTS_LIMIT, EXTENTS_LIMIT, Grant, GrantKey, NAME_LIMIT_BYTES,
-    PAGES_PER_FRAME_LIMIT, PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES, SUPERPAGES_PER_REQUEST_LIMIT, SegmentId,
-    SegmentToken, SuperpageNumber, WireError,
+    PAGES_PER_FRAME_LIMIT, PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES,
+    SUPERPAGES_PER_REQUEST_LIMIT, SegmentId, SegmentToken, SuperpageNumber, WireError,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
