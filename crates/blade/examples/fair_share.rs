@@ -81,15 +81,15 @@ fn measure(name: &str, time: Duration, is_greedy_there: bool, rates: [u64; 2]) {
     let held_ns = stats.iter().find(|stat| stat.id == GrantId(GREEDY)).unwrap().read_throttled_ns;
     let modest_mib = mib(latencies.len() as u64 * PAGE_BYTES as u64) / time.as_secs_f64();
     latencies.sort_unstable();
-    let micros = |share: f64| {
-        let at = (latencies.len() as f64 * share) as usize;
+    let micros = |per_mille: usize| {
+        let at = latencies.len() * per_mille / 1000;
         latencies[at.min(latencies.len() - 1)].as_nanos() as f64 / 1000.0
     };
     println!(
         "| {name} | {modest_mib:.1} | {:.1} | {:.1} | {:.0} | {greedy_mib:.0} | {} |",
-        micros(0.5),
-        micros(0.99),
-        micros(1.0),
+        micros(500),
+        micros(990),
+        micros(1000),
         held_ns / 1_000_000
     );
 }
