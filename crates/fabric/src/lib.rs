@@ -11,6 +11,7 @@ mod control;
 mod descriptor;
 mod dial;
 mod flight;
+mod limits;
 mod link;
 mod receive;
 mod session;
@@ -20,7 +21,9 @@ mod sys;
 
 pub use control::{Answer, CallError, Control};
 pub use descriptor::{DESCRIPTOR_FLOOR, DESCRIPTOR_LIMIT, Descriptor, DescriptorSet};
-pub use farpool_wire::{Address, AddressError, ClientId};
+pub use farpool_policy::RateLimit;
+pub use farpool_wire::{Address, AddressError, ClientId, Grant, GrantKey};
+pub use limits::{ClientLimits, Meters};
 pub use link::{Link, LinkPage, PageDone, PageFault};
 pub use session::{ConnectError, Session};
 pub use shm::ShmLink;

@@ -48,7 +48,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use farpool_board::{Board, BoardError, Settings, Slot, WhenFull};
-use farpool_pool::{ClientId, Pool, PoolConfig, PoolError};
+use farpool_pool::{Address, BladeSpec, ClientId, Pool, PoolConfig, PoolError};
 use farpool_uffd::{OpenError, Pagemap, Uffd, features, register_mode};
 
 use crate::core::{Core, Parts};
@@ -443,7 +443,8 @@ fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Er
 
 fn connect(settings: &Settings, slot: &Slot) -> Result<Pool, StartError> {
     let parsed = settings.blades.iter().map(|text| {
-        text.parse()
+        text.parse::<Address>()
+            .map(BladeSpec::from)
             .map_err(|error: farpool_pool::AddressError| StartError::Address(error.to_string()))
     });
     let config = PoolConfig {

@@ -16,11 +16,13 @@ mod shared;
 mod types;
 
 pub use error::{BladeIndex, PageError, PoolError};
-pub use farpool_fabric::{Address, AddressError, ClientId};
+pub use farpool_fabric::{
+    Address, AddressError, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
+};
 pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;
 pub use pool::Pool;
 pub use types::{
-    Completion, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS, PageRead, PageWrite, PoolConfig,
-    SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
+    BladeSpec, Completion, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS, PageRead, PageWrite,
+    PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, fresh_client,
 };

@@ -21,8 +21,8 @@ use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::shared::{Blade, LaneClock, Segment, SegmentState, Shared};
 use crate::types::BladeToken;
 use crate::{
-    BladeIndex, FrozenToken, Lane, LostBlade, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError,
-    SegmentHandle,
+    BladeIndex, BladeSpec, FrozenToken, Lane, LostBlade, MAX_BLADES, MAX_SEGMENTS, PoolConfig,
+    PoolError, SegmentHandle,
 };
 
 /// The control connection's slot on each blade; lanes have the following ones.
@@ -498,10 +498,12 @@ impl Ledger {
 }
 
 impl Blade {
-    fn new(config: &PoolConfig, address: &Address, descriptors: &Arc<DescriptorSet>) -> Self {
+    fn new(config: &PoolConfig, spec: &BladeSpec, descriptors: &Arc<DescriptorSet>) -> Self {
         let session = Session {
-            address: address.clone(),
+            address: spec.address.clone(),
             client: config.client,
+            grant: spec.grant,
+            limits: spec.limits.clone(),
             client_name: config.client_name.clone(),
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
@@ -511,7 +513,7 @@ impl Blade {
         };
         Blade {
             session: Arc::new(session),
-            description: address.to_string(),
+            description: spec.address.to_string(),
             data_loss: OnceLock::new(),
             control_loss: OnceLock::new(),
         }
