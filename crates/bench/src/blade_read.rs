@@ -44,6 +44,8 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
     Ok(Arc::new(Session {
         address: address.parse().map_err(blade)?,
         client: ClientId(u128::from_le_bytes(id)),
+        grant: None,
+        limits: None,
         client_name: "farpool bench".to_owned(),
         purpose: Purpose::Client,
         quota_bytes,

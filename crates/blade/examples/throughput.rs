@@ -103,6 +103,7 @@ impl Client {
         };
         let hello = Hello {
             client: ClientId(1),
+            grant: None,
             purpose: Purpose::Client,
             pid: 0,
             slot: 0,

@@ -1,4 +1,4 @@
-//! The blade itself: the table joined with the memory. No sockets, no threads, no clock.
+//! The blade itself: the table joined with the memory. No sockets, no threads.
 //!
 //! Locks: `table` is taken for reading on the data path (a few lookups, never across I/O) and for
 //! writing by control requests. Memory is committed and zeroed without it. `scrubs.running` is held
@@ -10,15 +10,20 @@
 //! kernel five times a second, and when memory is short. A superpage that its client frees is zeroed
 //! under that client's descriptor, as it asked.
 
+mod grants;
+
+pub use grants::{CapacityError, Revoked};
+
 use crate::config::BladeConfig;
+use crate::gate::Gates;
 use crate::memory::{SegmentMemory, Store, is_full};
 use crate::table::{
-    Access, ClientNumber, Connected, Grant, Limits, Refused, Run, Scrub, ScrubPart, SegmentView,
-    Table, superpages_of,
+    Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Permit, Refused, Run, Scrub,
+    ScrubPart, SegmentView, Table, superpages_of,
 };
 use farpool_wire::{
-    BladeTotals, ClientUsage, ErrorCode, Extent, Hello, PAGES_PER_FRAME_LIMIT, SUPERPAGE_BYTES,
-    SegmentId, SegmentToken, SuperpageNumber, SuperpagePair,
+    BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT,
+    SUPERPAGE_BYTES, SegmentId, SegmentToken, SuperpageNumber, SuperpagePair,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -26,7 +31,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Memory = Arc<SegmentMemory>;
 
@@ -35,10 +40,15 @@ type Memory = Arc<SegmentMemory>;
 pub struct Blade {
     id: u64,
     config: BladeConfig,
-    capacity_superpages: u32,
+    /// What it lends now; the table has the same number.
+    capacity_superpages: AtomicU32,
+    started: Instant,
     store: Store,
     table: RwLock<Table<Memory>>,
     scrubs: Scrubs,
+    /// Held while a grant is set or taken back, before all other locks.
+    orders: Mutex<()>,
+    gates: Gates,
     pub(crate) counters: Counters,
 }
 
@@ -52,6 +62,7 @@ pub(crate) struct Counters {
     pub(crate) bad_frames: AtomicU64,
     pub(crate) connections: AtomicU32,
     superpages_scrubbed: AtomicU64,
+    grants_revoked: AtomicU64,
 }
 
 /// Memory waiting to be zeroed.
@@ -64,6 +75,15 @@ struct Scrubs {
     running: Mutex<Vec<Scrub<Memory>>>,
     /// Superpages of that memory.
     held_superpages: AtomicU32,
+}
+
+/// Which clients somebody may see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Visible {
+    All,
+    /// Those under this grant.
+    Of(GrantId),
+    None,
 }
 
 /// All of a blade's counters at one moment.
@@ -96,15 +116,19 @@ impl Blade {
             lease: config.lease,
             clients: config.clients_limit,
             segments: config.segments_limit,
+            require_grants: config.require_grants,
         };
         let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
         Ok(Blade {
             id: u64::from_le_bytes(random()?),
             store: Store::open(&config.backing, capacity_bytes)?,
             config,
-            capacity_superpages,
+            capacity_superpages: AtomicU32::new(capacity_superpages),
+            started: Instant::now(),
             table: RwLock::new(Table::new(limits)),
             scrubs: Scrubs::default(),
+            orders: Mutex::default(),
+            gates: Gates::default(),
             counters: Counters::default(),
         })
     }
@@ -119,9 +143,14 @@ impl Blade {
         &self.config
     }
 
-    /// Memory it has to lend.
+    /// Time since it was made: the `now` of its other functions.
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Memory it has to lend; see [`Blade::set_capacity`].
     pub fn capacity_bytes(&self) -> u64 {
-        u64::from(self.capacity_superpages) * SUPERPAGE_BYTES
+        u64::from(self.capacity_superpages.load(Ordering::Relaxed)) * SUPERPAGE_BYTES
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table<Memory>> {
@@ -134,6 +163,10 @@ impl Blade {
 
     pub(crate) fn connect(&self, hello: &Hello<'_>) -> Result<Connected, Refused> {
         self.write().connect(hello)
+    }
+
+    pub(crate) fn admit_monitor(&self, grant: Option<Grant>) -> Result<Option<GrantPass>, Refused> {
+        self.read().admit_monitor(grant)
     }
 
     pub(crate) fn disconnect(&self, client: ClientNumber, now: Duration) {
@@ -263,7 +296,7 @@ impl Blade {
         extents: &[Extent],
         access: Access,
         runs: &mut Vec<Run>,
-    ) -> Result<Grant<Memory>, Refused> {
+    ) -> Result<Permit<Memory>, Refused> {
         self.read().access(client, segment, extents, access, runs)
     }
 
@@ -274,9 +307,9 @@ impl Blade {
         extents: &[Extent],
         runs: &mut Vec<Run>,
     ) -> Result<(), Refused> {
-        // The grant's guard keeps the superpages in place until the last hole is punched.
-        let grant = self.access(client, segment, extents, Access::Write, runs)?;
-        runs.iter().try_for_each(|run| grant.memory.discard(*run)).map_err(|e| backing(&e))
+        // The permit's guard keeps the superpages in place until the last hole is punched.
+        let permit = self.access(client, segment, extents, Access::Write, runs)?;
+        runs.iter().try_for_each(|run| permit.memory.discard(*run)).map_err(|e| backing(&e))
     }
 
     /// Counts pages that a client moved past the blade.
@@ -368,14 +401,26 @@ impl Blade {
 
     /// All counters; `now` is the time since the blade started.
     pub fn stat(&self, now: Duration) -> BladeStat {
-        self.stat_page(0, usize::MAX, now)
+        self.stat_page(Visible::All, 0, usize::MAX, now)
     }
 
-    /// Totals, and at most `limit` clients after the first `skip`.
-    pub(crate) fn stat_page(&self, skip: usize, limit: usize, now: Duration) -> BladeStat {
+    /// Totals, and at most `limit` of the visible clients after the first `skip`.
+    pub(crate) fn stat_page(
+        &self,
+        visible: Visible,
+        skip: usize,
+        limit: usize,
+        now: Duration,
+    ) -> BladeStat {
         let table = self.read();
         let sizes = table.sizes();
-        let clients = table.clients(skip, now).take(limit).map(|view| usage_of(&view)).collect();
+        let is_visible = |grant: Option<GrantId>| match visible {
+            Visible::All => true,
+            Visible::Of(id) => grant == Some(id),
+            Visible::None => false,
+        };
+        let clients = table.clients(0, now).filter(|view| is_visible(view.grant));
+        let clients = clients.skip(skip).take(limit).map(|view| usage_of(&view)).collect();
         drop(table);
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
         let totals = BladeTotals {

@@ -63,6 +63,9 @@ pub struct BladeConfig {
     pub pages_per_request: u16,
     /// Requests a client may have in flight on one connection.
     pub credits: u16,
+    /// Whether clients and keepers need a grant ([`crate::Blade::set_grant`]). Whoever shows none is
+    /// refused then, and monitors see totals only.
+    pub require_grants: bool,
     /// Most clients; further ones are refused.
     pub clients_limit: usize,
     /// Most segments of all clients (each costs a descriptor); further ones are refused.
@@ -92,6 +95,7 @@ impl Default for BladeConfig {
             socket_mode: 0o600,
             pages_per_request: PAGES_PER_REQUEST_DEFAULT,
             credits: CREDITS_DEFAULT,
+            require_grants: false,
             clients_limit: 4096,
             segments_limit: 65536,
             connections_limit: 16384,

@@ -4,6 +4,7 @@
 //! argument), [`Store`] holds the bytes, [`Blade`] joins the two, [`Server`] puts them on sockets.
 //!
 //! Invariants:
+//! - Memory lent under a grant can be taken back at any time: nobody outside holds a descriptor of it.
 //! - A page is reachable only through a segment that its client uses; every access asks the table.
 //! - Memory that a client gave back is zeroed before it counts as free again.
 //! - Nothing here is global and no signal is touched, so that a blade can live inside another
@@ -11,12 +12,15 @@
 
 mod blade;
 mod config;
+mod gate;
 mod memory;
 mod server;
 mod sys;
 pub mod table;
 
-pub use blade::{Blade, BladeStat};
+pub use blade::{Blade, BladeStat, CapacityError, Revoked};
 pub use config::{BackingKind, BackingKindError, BladeConfig};
+pub use farpool_wire::GrantKey;
 pub use memory::{SegmentMemory, Store};
 pub use server::{ServeError, Server, Serving, ShutdownHandle};
+pub use table::{GrantError, GrantId, GrantSpec, GrantStat};

@@ -10,8 +10,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 use std::time::Duration;
 
+use farpool_policy::{Meters, RateLimit};
 use rustix::thread::futex;
 
+use crate::copies::halves;
 use crate::layout::{load_text, store_text};
 
 /// Entries of the table: as many blades as a pool has slots. A run that needs more is refused them.
@@ -35,12 +37,34 @@ pub enum BladeRole {
     Leaving = 2,
 }
 
-/// One blade as the keeper names it.
+/// A blade to use, and on what terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BladeOffer {
+    /// In text form (numeric; no name is looked up in a program).
+    pub address: String,
+    /// What opens the memory granted there, and its epoch; none where the blade asks for no grant.
+    pub grant: Option<(u128, u64)>,
+    /// How fast the whole tree may ask, to read and to write; none: as fast as it can.
+    pub limits: Option<[RateLimit; 2]>,
+}
+
+impl BladeOffer {
+    /// A blade that asks for nothing.
+    pub fn open(address: impl Into<String>) -> Self {
+        BladeOffer { address: address.into(), grant: None, limits: None }
+    }
+}
+
+/// One blade as the table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BladeSettings {
     pub role: BladeRole,
-    /// In text form (numeric; no name is looked up in a program).
+    /// As in [`BladeOffer`].
     pub address: String,
+    /// As in [`BladeOffer`].
+    pub grant: Option<(u128, u64)>,
+    /// Whether there are limits; they are kept in [`BladeTable::meters`].
+    pub is_limited: bool,
     /// Tells the blades apart that had this entry one after the other; given by the table.
     pub generation: u32,
 }
@@ -51,12 +75,14 @@ pub struct BladeSettings {
 pub struct BladeEntry {
     /// Generation and, in the lower half, role; role 0 = nobody.
     state: AtomicU64,
-    /// Room for what a blade asks of its clients.
-    reserved: [AtomicU64; 7],
+    /// Key and epoch of the grant; all zeros without one.
+    grant: [AtomicU64; 3],
+    /// What all processes of the tree together may ask for; zeroed without limits.
+    meters: Meters,
     address: [AtomicU8; ADDRESS_BYTES],
 }
 
-const _: () = assert!(size_of::<BladeEntry>() == 224);
+const _: () = assert!(size_of::<BladeEntry>() == 240);
 
 /// The whole table in shared memory.
 #[repr(C)]
@@ -94,9 +120,13 @@ impl BladeEntry {
                 _ => return None,
             };
             let address = load_text(&self.address);
+            let [low, high, epoch] = [0, 1, 2].map(|at| self.grant[at].load(Relaxed));
+            let key = u128::from(high) << 64 | u128::from(low);
+            let grant = (key != 0).then_some((key, epoch));
+            let is_limited = self.meters.read.limit().is_some();
             fence(Acquire);
             if self.state.load(Relaxed) == before {
-                return Some(BladeSettings { role, address, generation });
+                return Some(BladeSettings { role, address, grant, is_limited, generation });
             }
         }
     }
@@ -114,8 +144,8 @@ impl BladeTable {
         self.version.load(Acquire)
     }
 
-    /// Enters a blade; its entry, or none if all are taken.
-    pub fn add(&self, address: &str) -> Option<usize> {
+    /// Enters a blade; its entry and generation, or none if all are taken.
+    pub fn add(&self, offer: &BladeOffer) -> Option<(usize, u32)> {
         let claim = |entry: &BladeEntry| {
             let before = entry.state.load(Acquire);
             let (generation, role) = parts(before);
@@ -126,10 +156,36 @@ impl BladeTable {
         };
         let mut all = self.entries.iter().enumerate();
         let (at, generation) = all.find_map(|(at, entry)| Some((at, claim(entry)?)))?;
-        store_text(&self.entries[at].address, address.as_bytes());
-        self.entries[at].state.store(state(generation, BladeRole::Active as u32), Release);
+        let entry = &self.entries[at];
+        store_text(&entry.address, offer.address.as_bytes());
+        let (key, epoch) = offer.grant.unwrap_or_default();
+        let [low, high] = halves(key);
+        for (word, value) in entry.grant.iter().zip([low, high, epoch]) {
+            word.store(value, Relaxed);
+        }
+        let [read, write] = offer.limits.unwrap_or([RateLimit::UNLIMITED; 2]);
+        let now_ns = now_ns();
+        entry.meters.read.set_limit(now_ns, read);
+        entry.meters.write.set_limit(now_ns, write);
+        entry.state.store(state(generation, BladeRole::Active as u32), Release);
         self.announce();
-        Some(at)
+        Some((at, generation))
+    }
+
+    /// All blades with their terms.
+    pub fn offers(&self) -> Vec<BladeOffer> {
+        let all = self.load().entries.into_iter().zip(&self.entries);
+        let offer = |(blade, entry): (Option<BladeSettings>, &BladeEntry)| {
+            let BladeSettings { address, grant, .. } = blade?;
+            let limits = entry.meters.read.limit().zip(entry.meters.write.limit());
+            Some(BladeOffer { address, grant, limits: limits.map(|(read, write)| [read, write]) })
+        };
+        all.filter_map(offer).collect()
+    }
+
+    /// What the processes of the tree together may ask of the blade in an entry.
+    pub fn meters(&self, at: usize) -> Option<&Meters> {
+        self.entries.get(at).map(|entry| &entry.meters)
     }
 
     /// Changes what a blade is to the run; false if the entry is another blade's by now.
@@ -170,6 +226,13 @@ impl BladeTable {
     }
 }
 
+/// The clock that the meters of all processes go by.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
+}
+
 /// Whether an address fits an entry.
 pub fn address_fits(address: &str) -> bool {
     address.len() < ADDRESS_BYTES
@@ -188,19 +251,37 @@ mod tests {
     fn another_blade_in_an_entry_is_another_generation() {
         let table = table();
         let entry = |at: usize| table.load().entries[at].clone().map(|it| (it.role, it.generation));
-        assert_eq!(table.add("tcp://10.0.0.1:1"), Some(0));
+        assert_eq!(table.add(&BladeOffer::open("tcp://10.0.0.1:1")), Some((0, 1)));
         let first = table.version();
-        assert_eq!(table.add("tcp://10.0.0.2:1"), Some(1));
+        assert_eq!(table.add(&BladeOffer::open("tcp://10.0.0.2:1")), Some((1, 1)));
         assert!(table.set_role(0, 1, BladeRole::Leaving));
         assert_eq!(entry(0), Some((BladeRole::Leaving, 1)), "the same blade");
         assert!(table.remove(0, 1));
         assert_eq!(entry(0), None);
         assert!(!table.set_role(0, 1, BladeRole::Active), "it is gone");
-        assert_eq!(table.add("tcp://10.0.0.1:1"), Some(0));
+        assert_eq!(table.add(&BladeOffer::open("tcp://10.0.0.1:1")), Some((0, 2)));
         assert_eq!(entry(0), Some((BladeRole::Active, 2)), "it left and came back");
         assert!(table.version() > first && first >= FIRST_VERSION);
-        (2..BLADE_ENTRIES).for_each(|at| assert_eq!(table.add("tcp://10.0.0.9:1"), Some(at)));
-        assert_eq!(table.add("tcp://10.0.0.3:1"), None, "all entries are taken");
+        let offer = BladeOffer::open("tcp://10.0.0.9:1");
+        (2..BLADE_ENTRIES).for_each(|at| assert_eq!(table.add(&offer), Some((at, 1))));
+        assert_eq!(table.add(&offer), None, "all entries are taken");
+    }
+
+    #[test]
+    fn terms_come_with_the_blade_and_go_with_it() {
+        let table = table();
+        let limits = Some([RateLimit::paced(1 << 20), RateLimit::paced(2 << 20)]);
+        let grant = Some((u128::MAX - 5, 9));
+        let offer = BladeOffer { grant, limits, ..BladeOffer::open("tcp://10.0.0.1:1") };
+        table.add(&offer);
+        let known = table.load().entries[0].clone().expect("entered");
+        assert_eq!((known.grant, known.is_limited), (grant, true));
+        let read = table.meters(0).and_then(|meters| meters.read.limit());
+        assert_eq!(read, Some(RateLimit::paced(1 << 20)));
+        table.remove(0, known.generation);
+        table.add(&BladeOffer::open("tcp://10.0.0.2:1"));
+        let known = table.load().entries[0].clone().expect("entered");
+        assert_eq!((known.grant, known.is_limited), (None, false));
     }
 
     #[test]
@@ -218,7 +299,7 @@ mod tests {
                 }
             });
             for n in 1..=255 {
-                assert_eq!(table.add(&name(n)), Some(0));
+                assert_eq!(table.add(&BladeOffer::open(name(n))), Some((0, n)));
                 assert!(n == 255 || table.remove(0, n));
             }
             reader.join().expect("consistent");
@@ -235,7 +316,7 @@ mod tests {
                     table.wait(seen, None);
                 }
             });
-            table.add("tcp://10.0.0.9:9");
+            table.add(&BladeOffer::open("tcp://10.0.0.9:9"));
             waiting.join().expect("woken");
         });
     }

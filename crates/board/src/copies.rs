@@ -66,7 +66,8 @@ pub struct CopyTable {
 
 const _: () = assert!(size_of::<CopyTable>() == COPY_ENTRIES * (32 + 24 * COPY_PARTS));
 
-fn halves(value: u128) -> [u64; 2] {
+/// The lower and the upper half.
+pub(crate) fn halves(value: u128) -> [u64; 2] {
     let [a, b] = [value & u128::from(u64::MAX), value >> 64];
     [u64::try_from(a).unwrap_or(0), u64::try_from(b).unwrap_or(0)]
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::blades::{self, BLADE_ENTRIES, BladeTable};
+use crate::blades::{self, BLADE_ENTRIES, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
 
 /// Processes one run can have at a time; a further process runs, but is not shown and its memory is
@@ -33,8 +33,8 @@ pub struct Settings {
     pub local_percent: u32,
     /// Far memory each process may take from the blades.
     pub quota_bytes: u64,
-    /// Blade addresses in text form (numeric; no name is looked up in a program).
-    pub blades: Vec<String>,
+    /// The blades to begin with.
+    pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
     pub when_full: WhenFull,
     pub victim_policy: String,
@@ -222,8 +222,8 @@ impl Header {
         store_text(&self.program, settings.program.as_bytes());
         store_text(&self.victim_policy, settings.victim_policy.as_bytes());
         store_text(&self.prefetch_policy, settings.prefetch_policy.as_bytes());
-        for address in &settings.blades {
-            self.blades.add(address); // `check` has counted them
+        for blade in &settings.blades {
+            self.blades.add(blade); // `check` has counted them
         }
     }
 
@@ -234,7 +234,7 @@ impl Header {
             limit_bytes: self.limit_bytes.load(Relaxed),
             local_percent: self.local_percent.load(Relaxed),
             quota_bytes: self.quota_bytes.load(Relaxed),
-            blades: self.blades.load().entries.into_iter().flatten().map(|it| it.address).collect(),
+            blades: self.blades.offers(),
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),
@@ -249,7 +249,7 @@ impl Header {
 
 /// Whether the settings fit the board; the error names the field.
 pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
-    let fits = |address: &String| blades::address_fits(address);
+    let fits = |blade: &BladeOffer| blades::address_fits(&blade.address);
     if settings.blades.len() > BLADE_ENTRIES || !settings.blades.iter().all(fits) {
         return Err("the blade addresses");
     }

@@ -18,7 +18,8 @@ mod layout;
 mod map;
 
 pub use blades::{
-    BLADE_ENTRIES, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
+    BLADE_ENTRIES, BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING,
+    address_fits,
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};

@@ -154,6 +154,7 @@ fn file_error(path: &Path, action: &'static str, error: rustix::io::Errno) -> Bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blades::BladeOffer;
     use crate::layout::{Counter, WhenFull};
 
     fn settings() -> Settings {
@@ -161,7 +162,10 @@ mod tests {
             limit_bytes: 1 << 30,
             local_percent: 25,
             quota_bytes: 1 << 40,
-            blades: vec!["shm:///run/blade.sock".into(), "tcp://127.0.0.1:7070".into()],
+            blades: vec![
+                BladeOffer::open("shm:///run/blade.sock"),
+                BladeOffer::open("tcp://127.0.0.1:7070"),
+            ],
             allow_remote_tcp: true,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),

@@ -5,7 +5,7 @@
 //! * [`blade`]: a `farpool blade` of its own;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
-//! * [`network`]: two network namespaces joined by a veth pair.
+//! * [`network`]: two hosts back to back, each a network namespace.
 //!
 //! Every guard ends what it started when it is dropped, also while a test panics. Waits are for
 //! conditions and have a deadline; nothing sleeps for a fixed time and hopes.

@@ -1,86 +1,44 @@
-//! Two network namespaces joined by a veth pair: two hosts on one machine.
+//! Two hosts back to back: a blade on one, a program on the other.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-/// Both ends' addresses, from a network that is set aside for documentation.
+use farpool_hosts::{Hosts, HostsBuilder, Wiring};
+
+/// The blade's address.
 pub const BLADE_IP: &str = "192.0.2.1";
-pub const PROGRAM_IP: &str = "192.0.2.2";
 
-/// The two namespaces; deleted when dropped.
+/// The two hosts; they and what runs on them end when dropped.
 #[derive(Debug)]
 pub struct Network {
-    blade: String,
-    program: String,
+    hosts: Hosts,
 }
 
 impl Network {
     /// Makes them. None, with a visible reason, where that cannot be done.
     pub fn make() -> Option<Network> {
-        let name = |side: &str| format!("farpool-{side}-{}", std::process::id());
-        let network = Network { blade: name("b"), program: name("p") };
-        let (blade, program) = (network.blade.as_str(), network.program.as_str());
-        let steps: &[&[&str]] = &[
-            &["netns", "add", blade],
-            &["netns", "add", program],
-            &[
-                "link", "add", "fpv0", "netns", blade, "type", "veth", "peer", "name", "fpv1",
-                "netns", program,
-            ],
-            &["-n", blade, "address", "add", &format!("{BLADE_IP}/24"), "dev", "fpv0"],
-            &["-n", program, "address", "add", &format!("{PROGRAM_IP}/24"), "dev", "fpv1"],
-            &["-n", blade, "link", "set", "fpv0", "up"],
-            &["-n", program, "link", "set", "fpv1", "up"],
-            &["-n", program, "link", "set", "lo", "up"],
-        ];
-        for step in steps {
-            if let Err(reason) = ip(step) {
-                crate::skip(&format!(
-                    "no network namespaces here: ip {}: {reason}",
-                    step.join(" ")
-                ));
-                return None;
-            }
-        }
-        Some(network)
+        let hosts = make(Hosts::builder(2, Wiring::Direct))?;
+        assert_eq!(hosts[0].address().to_string(), BLADE_IP);
+        Some(Network { hosts })
     }
 
     /// A command that runs a program on the blade's side.
     pub fn blade_side(&self, program: &Path) -> Command {
-        inside(&self.blade, program)
+        self.hosts[0].command(program)
     }
 
     /// A command that runs a program on the other side.
     pub fn program_side(&self, program: &Path) -> Command {
-        inside(&self.program, program)
+        self.hosts[1].command(program)
     }
 
     /// Takes the link down, or up again.
     pub fn link(&self, up: bool) {
-        let state = if up { "up" } else { "down" };
-        ip(&["-n", &self.blade, "link", "set", "fpv0", state]).expect("ip link");
+        self.hosts[0].set_link(up).expect("ip link");
     }
 }
 
-impl Drop for Network {
-    fn drop(&mut self) {
-        for name in [&self.blade, &self.program] {
-            let _ = ip(&["netns", "delete", name]);
-        }
-    }
-}
-
-fn inside(namespace: &str, program: &Path) -> Command {
-    let mut command = Command::new("ip");
-    command.args(["netns", "exec", namespace]).arg(program);
-    command
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let said = |output: Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    match Command::new("ip").args(arguments).output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(said(output)),
-        Err(error) => Err(error.to_string()),
-    }
+/// Makes hosts. None, with a visible reason, where that cannot be done.
+pub fn make(hosts: HostsBuilder) -> Option<Hosts> {
+    hosts.make().map_err(|reason| crate::skip(&reason.to_string())).ok()
 }

@@ -123,6 +123,7 @@ impl Dialer {
         let name_bytes = session.client_name.floor_char_boundary(NAME_LIMIT_BYTES);
         let hello = Hello {
             client: session.client,
+            grant: session.grant,
             purpose: session.purpose,
             pid: rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(),
             slot: self.slot,

@@ -2,18 +2,22 @@
 //!
 //! A request is a run of pages of one segment. It flies from the moment its first byte may be sent until
 //! its answer is verified; answers usually come in the order of sending, but need not. Reads overtake
-//! waiting writes: somebody stands still until a read is answered. Buffers of finished requests are
+//! waiting writes: somebody stands still until a read is answered. A client that keeps to a rate has
+//! requests wait for that too, which no deadline counts. Buffers of finished requests are
 //! used again, so a warm link allocates nothing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
+use farpool_policy::{RateLimit, WaitNs};
 use farpool_wire::{
     ErrorCode, Extent, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId, SegmentId, WireError,
 };
 
+use crate::limits::ClientLimits;
 use crate::link::{LinkPage, PageDone, PageFault};
-use crate::sys::Vector;
+use crate::sys::{self, Vector};
 
 /// Pages of one request at most (1 MiB), below the protocol's limit so that one long request does not
 /// keep the others waiting.
@@ -21,6 +25,10 @@ pub(crate) const REQUEST_LIMIT_PAGES: usize = 256;
 /// How often a request may be answered by damaged or impossible frames, each ending the connection,
 /// before it fails: once is bad luck, three times is a broken peer.
 const DAMAGE_LIMIT: u8 = 3;
+
+/// Longest time before a request that is held back is looked at again, in nanoseconds: the limit may
+/// have been raised meanwhile, by another process.
+const ASK_AGAIN_NS: u64 = 100_000_000;
 
 /// One request.
 #[derive(Debug)]
@@ -34,6 +42,8 @@ pub(crate) struct Slot {
     submitted: Instant,
     /// Its number in the order of submission.
     sequence: u64,
+    /// The limit that it was charged by, and when it may be sent by that.
+    charged: Option<(RateLimit, u64)>,
     damaged: u8,
     /// Place in the stream of the byte after its last one.
     pub(crate) end_bytes: u64,
@@ -45,6 +55,11 @@ pub(crate) struct Flight {
     waiting_reads: VecDeque<Slot>,
     waiting_writes: VecDeque<Slot>,
     pub(crate) flying: VecDeque<Slot>,
+    limits: Option<Arc<ClientLimits>>,
+    /// When reads, and when writes, were last held back by the limits.
+    held: [Option<Instant>; 2],
+    /// When the first request held back now may be sent; 0 if none is.
+    resumes_ns: u64,
     spare: Vec<Slot>,
     pub(crate) done: Vec<PageDone>,
     extents: Vec<Extent>,
@@ -59,11 +74,14 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(limits: Option<Arc<ClientLimits>>) -> Self {
         Flight {
             waiting_reads: VecDeque::new(),
             waiting_writes: VecDeque::new(),
             flying: VecDeque::new(),
+            limits,
+            held: [None; 2],
+            resumes_ns: 0,
             spare: Vec::new(),
             done: Vec::new(),
             extents: Vec::with_capacity(REQUEST_LIMIT_PAGES),
@@ -98,6 +116,7 @@ impl Flight {
                 slot.submitted = submitted;
                 slot.sequence = self.submitted;
                 self.submitted += 1;
+                slot.charged = None;
                 slot.damaged = 0;
                 slot.pages.extend_from_slice(pages);
                 self.queue_of(opcode).push_back(slot);
@@ -111,10 +130,13 @@ impl Flight {
 
     /// Puts the next waiting requests on the wire as far as credits and the vector's room go.
     pub(crate) fn launch(&mut self, output: &mut Vector, room_parts: usize) {
+        self.resumes_ns = 0;
         while self.flying.len() < usize::from(self.credits.max(1)) && output.parts() < room_parts {
-            let Some(mut slot) =
-                self.waiting_reads.pop_front().or_else(|| self.waiting_writes.pop_front())
-            else {
+            let next = match self.limits {
+                None => self.waiting_reads.pop_front().or_else(|| self.waiting_writes.pop_front()),
+                Some(_) => self.next_within_limits(),
+            };
+            let Some(mut slot) = next else {
                 return;
             };
             slot.id = RequestId(self.next_id);
@@ -133,6 +155,38 @@ impl Flight {
             slot.end_bytes = self.stream_bytes;
             self.flying.push_back(slot);
         }
+    }
+
+    /// The next request that may be sent by now: a read, unless all of these must wait.
+    fn next_within_limits(&mut self) -> Option<Slot> {
+        let meters = self.limits.as_deref()?.meters();
+        let now_ns = sys::now_ns();
+        let queues = [&mut self.waiting_reads, &mut self.waiting_writes];
+        let meters = [&meters.read, &meters.write];
+        for ((queue, meter), held) in queues.into_iter().zip(meters).zip(&mut self.held) {
+            let Some(slot) = queue.front_mut() else { continue };
+            let passes_ns = match meter.limit() {
+                None => 0,
+                Some(limit) => slot.passes_ns(now_ns, &limit, |bytes| {
+                    meter.bucket().charge(bytes, now_ns, &limit)
+                }),
+            };
+            if passes_ns <= now_ns {
+                // Its deadline begins when it is sent.
+                slot.submitted = Instant::now();
+                return queue.pop_front();
+            }
+            *held = Some(Instant::now());
+            let earlier = if self.resumes_ns == 0 { u64::MAX } else { self.resumes_ns };
+            self.resumes_ns = earlier.min(passes_ns).min(now_ns.saturating_add(ASK_AGAIN_NS));
+        }
+        None
+    }
+
+    /// When to look again at the first request that the limits hold back, if that is what there is to wait
+    /// for.
+    pub(crate) fn resumes_ns(&self) -> Option<u64> {
+        (self.resumes_ns > 0).then_some(self.resumes_ns)
     }
 
     /// Ends the flying request at this place of the queue.
@@ -155,6 +209,7 @@ impl Flight {
         self.stream_bytes = 0;
         while let Some(mut slot) = self.flying.pop_back() {
             slot.damaged += u8::from(damaged);
+            slot.charged = None;
             if slot.damaged >= DAMAGE_LIMIT {
                 self.finish(slot, Err(PageFault::Corrupt));
             } else {
@@ -163,11 +218,14 @@ impl Flight {
         }
     }
 
-    /// When the oldest request was submitted.
+    /// When the oldest request was submitted, or could first have been sent by the limits.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         let flying = self.flying.iter().map(|slot| slot.submitted).min();
-        let waiting = [self.waiting_reads.front(), self.waiting_writes.front()];
-        waiting.into_iter().flatten().map(|slot| slot.submitted).chain(flying).min()
+        let fronts = [self.waiting_reads.front(), self.waiting_writes.front()];
+        let since = |(front, held): (Option<&Slot>, Option<Instant>)| {
+            front.map(|slot| held.map_or(slot.submitted, |held| held.max(slot.submitted)))
+        };
+        fronts.into_iter().zip(self.held).filter_map(since).chain(flying).min()
     }
 
     /// Whether all of the first `count` requests have ended.
@@ -198,8 +256,27 @@ impl Slot {
             head: Vec::with_capacity(64),
             submitted,
             sequence: 0,
+            charged: None,
             damaged: 0,
             end_bytes: 0,
+        }
+    }
+
+    /// When it may be sent. Charged once, and once more when the limit has changed meanwhile.
+    fn passes_ns(
+        &mut self,
+        now_ns: u64,
+        limit: &RateLimit,
+        charge: impl FnOnce(u64) -> WaitNs,
+    ) -> u64 {
+        match self.charged {
+            Some((by, passes_ns)) if by == *limit => passes_ns,
+            _ => {
+                let WaitNs(wait_ns) = charge((self.pages.len() * PAGE_BYTES) as u64);
+                let passes_ns = now_ns.saturating_add(wait_ns);
+                self.charged = Some((*limit, passes_ns));
+                passes_ns
+            }
         }
     }
 

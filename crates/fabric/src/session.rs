@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_wire::{Address, ClientId, ErrorCode, Purpose};
+use farpool_wire::{Address, ClientId, ErrorCode, Grant, Purpose};
 
 use crate::descriptor::DescriptorSet;
+use crate::limits::ClientLimits;
 
 /// One client's dealings with one blade: what every connection of it has in common.
 #[derive(Clone, Debug)]
@@ -16,6 +17,12 @@ pub struct Session {
     pub client: ClientId,
     /// The client's name to people; cut to what the protocol holds.
     pub client_name: String,
+    /// The grant of memory that the client shows, on a blade that asks for one.
+    pub grant: Option<Grant>,
+    /// How fast the client asks, at most; requests over it wait until they may be sent, and their
+    /// deadline begins then. To be no more than what the blade grants: a request that waits there
+    /// is one without an answer.
+    pub limits: Option<Arc<ClientLimits>>,
     /// What the connections are for.
     pub purpose: Purpose,
     /// The memory the client would like at most, in bytes; counts when the blade first sees the client.

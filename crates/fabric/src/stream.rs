@@ -9,7 +9,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farpool_wire::Opcode;
 use rustix::event::PollFlags;
@@ -37,6 +37,14 @@ pub struct StreamLink {
     receiver: Receiver,
     /// Times the connection broke and was made again.
     reconnects: u64,
+    /// Where there are limits: readable when a request that they hold back may be sent.
+    timer: Option<Timer>,
+}
+
+#[derive(Debug)]
+struct Timer {
+    descriptor: Descriptor,
+    set_to_ns: u64,
 }
 
 #[derive(Debug)]
@@ -69,16 +77,23 @@ impl StreamLink {
     /// it. If it cannot, its requests fail.
     ///
     /// # Errors
-    /// The session does not permit the address.
+    /// The session does not permit the address, or no descriptor is left.
     pub fn later(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
+        let limits = session.limits.clone();
+        let dialer = Dialer::new(session, slot)?;
+        let timer = match &limits {
+            None => None,
+            Some(_) => Some(Timer::new(&dialer.session).map_err(|error| dialer.explain(error))?),
+        };
         Ok(StreamLink {
-            dialer: Dialer::new(session, slot)?,
+            dialer,
             state: State::Pausing(Instant::now()),
-            flight: Flight::new(),
+            flight: Flight::new(limits),
             output: Vector::with_capacity(SEND_LIMIT_PARTS + REQUEST_LIMIT_PAGES + 2),
             sent_bytes: 0,
             receiver: Receiver::new(),
             reconnects: 0,
+            timer,
         })
     }
 
@@ -118,8 +133,20 @@ impl StreamLink {
         {
             self.broke(end);
         }
+        self.set_timer();
         if let State::Lost(_) = self.state {
             self.flight.fail_all(PageFault::Lost);
+        }
+    }
+
+    /// For who polls: see [`Link::descriptor`].
+    fn set_timer(&mut self) {
+        if let (Some(timer), Some(resumes_ns)) = (&mut self.timer, self.flight.resumes_ns())
+            && timer.set_to_ns != resumes_ns
+        {
+            timer.set_to_ns = resumes_ns;
+            // It can only fail for a time that cannot be; the link is then looked at by its deadlines.
+            let _ = sys::set_timer(timer.descriptor.as_fd(), resumes_ns);
         }
     }
 
@@ -163,6 +190,20 @@ impl StreamLink {
         };
     }
 
+    /// Waits for answers, or until a request that the limits hold back may be sent.
+    fn pause_within_limits(&self, resumes_ns: u64) {
+        let left = Duration::from_nanos(resumes_ns.saturating_sub(sys::now_ns()));
+        let left = left.min(sys::WAIT_STEP);
+        match &self.state {
+            State::Up(socket) if !self.flight.flying.is_empty() => {
+                let until = Instant::now() + left;
+                // A failed wait only means that the next step is tried earlier.
+                let _ = sys::wait_until(socket.as_fd(), PollFlags::IN, until);
+            }
+            _ => sys::pause(left),
+        }
+    }
+
     /// Waits until the socket or the clock allows the next step.
     fn pause(&self) {
         let until = Instant::now() + sys::WAIT_STEP;
@@ -193,10 +234,19 @@ impl StreamLink {
             if let Err(end) = sent {
                 self.broke(end);
             }
+            self.set_timer();
         }
         if let State::Lost(_) = self.state {
             self.flight.fail_all(PageFault::Lost);
         }
+    }
+}
+
+impl Timer {
+    fn new(session: &Session) -> Result<Self, DialError> {
+        let descriptor = sys::timer().and_then(|timer| session.descriptors.adopt(timer));
+        let descriptor = descriptor.map_err(|_| DialError::Descriptors)?;
+        Ok(Timer { descriptor, set_to_ns: 0 })
     }
 }
 
@@ -275,7 +325,13 @@ impl Link for StreamLink {
             if stuck {
                 self.pause();
             }
-            self.drive(Patience::Step);
+            match self.flight.resumes_ns() {
+                Some(resumes_ns) if !stuck => {
+                    self.pause_within_limits(resumes_ns);
+                    self.drive(Patience::None);
+                }
+                _ => self.drive(Patience::Step),
+            }
         }
         done.append(&mut self.flight.done);
     }
@@ -305,9 +361,14 @@ impl Link for StreamLink {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match &self.state {
-            State::Up(socket) if self.flight.is_busy() => Some(socket.as_fd()),
-            State::Dialing(dial) => Some(dial.descriptor()),
+        match (&self.state, &self.timer) {
+            (State::Up(_), Some(timer))
+                if self.flight.flying.is_empty() && self.flight.resumes_ns().is_some() =>
+            {
+                Some(timer.descriptor.as_fd())
+            }
+            (State::Up(socket), _) if self.flight.is_busy() => Some(socket.as_fd()),
+            (State::Dialing(dial), _) => Some(dial.descriptor()),
             _ => None,
         }
     }

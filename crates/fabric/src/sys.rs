@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 /// Parts one vectored system call takes (the kernel's `UIO_MAXIOV`).
 pub(crate) const VECTOR_LIMIT_PARTS: usize = 1024;
@@ -313,6 +314,28 @@ pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
     rustix::net::sockopt::socket_error(socket)??;
     Ok(true)
+}
+
+/// The system's monotonic clock, which is the same for all processes; 0 is its start.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
+}
+
+/// A timer that becomes readable.
+pub(crate) fn timer() -> Result<OwnedFd, Errno> {
+    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
+}
+
+/// Lets the timer be readable from this time on, as [`now_ns`] counts, and not before.
+pub(crate) fn set_timer(timer: BorrowedFd<'_>, at_ns: u64) -> Result<(), Errno> {
+    let at = Itimerspec {
+        it_interval: timespec(Duration::ZERO),
+        it_value: timespec(Duration::from_nanos(at_ns.max(1))),
+    };
+    rustix::time::timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &at).map(drop)
 }
 
 pub(crate) fn pause(time: Duration) {

@@ -4,16 +4,16 @@
 //! What this process has done is on its slot of the board, bit by bit; the keeper waits for it before it lets a
 //! blade go.
 
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use farpool_board::{
     BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS,
 };
 use farpool_pool::{
-    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Mover, Pool, PoolConfig, PoolError,
-    Step, TOKEN_PARTS,
+    BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FrozenToken, Grant, GrantKey,
+    MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step, TOKEN_PARTS,
 };
 
 use crate::core::Core;
@@ -43,17 +43,24 @@ pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
     });
     for (at, blade) in (0_u8..).zip(&blades.entries) {
         if let Some(blade) = blade {
-            add(&pool, BladeIndex(at), blade)?;
+            add(core, &pool, BladeIndex(at), blade)?;
         }
     }
     Ok((pool, blades))
 }
 
-fn add(pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Result<(), StartError> {
+fn add(core: &Core, pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Result<(), StartError> {
     let address = blade.address.parse();
     let address = address
         .map_err(|error: farpool_pool::AddressError| StartError::Address(error.to_string()))?;
-    pool.add_blade_at(at, &address)?;
+    let meters = core.board.header().blades.meters(usize::from(at.0));
+    let meters = meters.filter(|_| blade.is_limited);
+    let spec = BladeSpec {
+        address,
+        grant: blade.grant.map(|(key, epoch)| Grant { key: GrantKey(key), epoch }),
+        limits: meters.map(|meters| Arc::new(ClientLimits::shared(meters))),
+    };
+    pool.add_blade_at(at, &spec)?;
     pool.set_leaving(at, blade.role == BladeRole::Leaving);
     Ok(())
 }
@@ -130,7 +137,7 @@ impl Follower {
         if self.later[at].is_some_and(|later| Instant::now() < later) {
             return;
         }
-        match add(&self.core.pool, entry_index(at), blade) {
+        match add(self.core, &self.core.pool, entry_index(at), blade) {
             Ok(()) => {
                 self.known.entries[at] = Some(blade.clone());
                 (self.later[at], self.said[at]) = (None, None);

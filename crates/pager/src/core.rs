@@ -86,7 +86,7 @@ impl Core {
             pool: LatePool::default(),
             frames: Frames::new()?,
             copies: Copies::new(
-                !parts.settings.blades.iter().all(|blade| blade.starts_with("shm://")),
+                !parts.settings.blades.iter().all(|blade| blade.address.starts_with("shm://")),
             )?,
             layers: Layers::default(),
             budget: Budget::new()?,
@@ -160,8 +160,9 @@ impl Core {
                 .iter()
                 .map(|blade| format!("{} ({})", blade.address, blade.reason))
                 .collect();
-            let blades =
-                if lost.is_empty() { self.settings.blades.join(", ") } else { lost.join(", ") };
+            let all = || self.settings.blades.iter().map(|blade| blade.address.clone()).collect();
+            let blades: Vec<String> = if lost.is_empty() { all() } else { lost };
+            let blades = blades.join(", ");
             sys::say(&format!(
                 "far memory is lost: {reason}; page {} of segment {}, blade {blades}. Touching a lost page \
                  stops the program with SIGBUS; nothing is ever made up. Restart the blade, then the program.",

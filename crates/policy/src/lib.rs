@@ -1,4 +1,4 @@
-//! Which pages leave local memory, and which are fetched ahead.
+//! Which pages leave local memory, which are fetched ahead, and how fast they may travel.
 //!
 //! Pure code: no I/O, no clock, no randomness but the seeded [`Rng`], no allocation after
 //! construction (or an explicit `grow`). The pager decides with it and the simulator will
@@ -10,6 +10,7 @@
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
 //! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
+//! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that make them.
 //!
 //! Policies are chosen by name; a name that is not known is answered with the list of names.
 
@@ -17,12 +18,14 @@ mod bits;
 pub mod clean;
 mod list;
 pub mod prefetch;
+pub mod rate;
 mod rng;
 pub mod sweep;
 pub mod victim;
 
 pub use clean::{CleanEstimator, SAMPLED_FETCHES};
 pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
+pub use rate::{Bucket, Meter, Meters, RateLimit, WaitNs};
 pub use rng::Rng;
 pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};
 pub use victim::{VictimKind, VictimPolicy};

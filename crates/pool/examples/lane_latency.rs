@@ -110,7 +110,7 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
     };
     let serving = server.serve()?;
     let pool = Pool::connect(PoolConfig {
-        blades: vec![address],
+        blades: vec![address.into()],
         client: fresh_client()?,
         client_name: "lane_latency".into(),
         quota_bytes: 1 << 30,

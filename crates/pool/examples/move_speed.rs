@@ -72,7 +72,7 @@ impl World {
             blades.push((server.serve()?, address));
         }
         let pool = Pool::connect(PoolConfig {
-            blades: vec![blades[0].1.clone()],
+            blades: vec![blades[0].1.clone().into()],
             client: farpool_pool::fresh_client()?,
             client_name: "move_speed".into(),
             quota_bytes: memory_bytes,
@@ -108,7 +108,7 @@ impl World {
     /// Moves everything to the other blade; the time it took.
     fn move_away(&mut self) -> anyhow::Result<Duration> {
         self.at = 1 - self.at;
-        let next = self.pool.add_blade(&self.blades[self.at].1)?;
+        let next = self.pool.add_blade(&self.blades[self.at].1.clone().into())?;
         self.pool.set_leaving(self.here, true);
         let mut mover = Mover::new(&self.pool);
         let start = Instant::now();

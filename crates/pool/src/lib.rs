@@ -18,13 +18,15 @@ mod shared;
 mod types;
 
 pub use error::{BladeIndex, PageError, PoolError};
-pub use farpool_fabric::{Address, AddressError, ClientId};
+pub use farpool_fabric::{
+    Address, AddressError, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
+};
 pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;
 pub use mover::{Mover, Step};
 pub use pool::{Pool, Still};
 pub use types::{
-    Alone, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES, MAX_SEGMENTS,
-    PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, TOKEN_PARTS,
-    fresh_client,
+    Alone, BladeSpec, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
+    MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+    TOKEN_PARTS, fresh_client,
 };

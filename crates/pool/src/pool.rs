@@ -18,8 +18,8 @@ use crate::books::{Books, PartKey, Thawed, parts};
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::shared::{Blade, LaneClock, Segment, SegmentState, Shared};
 use crate::{
-    BladeIndex, FrozenToken, Lane, LostBlade, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError,
-    SegmentHandle,
+    BladeIndex, BladeSpec, FrozenToken, Lane, LostBlade, MAX_BLADES, MAX_SEGMENTS, PoolConfig,
+    PoolError, SegmentHandle,
 };
 
 /// The control connection's slot on each blade; lanes have the following ones.
@@ -97,11 +97,11 @@ impl Pool {
     /// # Errors
     /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does not
     /// answer.
-    pub fn add_blade(&self, address: &Address) -> Result<BladeIndex, PoolError> {
+    pub fn add_blade(&self, spec: &BladeSpec) -> Result<BladeIndex, PoolError> {
         let free = self.ledger().books.iter().position(Option::is_none);
         let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
         let blade = blade_index(free.ok_or(full)?);
-        self.add_blade_at(blade, address)?;
+        self.add_blade_at(blade, spec)?;
         Ok(blade)
     }
 
@@ -109,7 +109,7 @@ impl Pool {
     ///
     /// # Errors
     /// As for [`Pool::add_blade`], or a blade is in the slot.
-    pub fn add_blade_at(&self, at: BladeIndex, address: &Address) -> Result<(), PoolError> {
+    pub fn add_blade_at(&self, at: BladeIndex, spec: &BladeSpec) -> Result<(), PoolError> {
         let number = usize::from(at.0);
         let blades = &self.shared.blades;
         let slot = blades.get(number).ok_or(PoolError::NoSuchBlade(at))?;
@@ -117,13 +117,13 @@ impl Pool {
         // in several slots, and it does not matter what it remembers of an earlier time.
         let is_first = number == 0 && slot.generation.load(Ordering::Acquire) == 0;
         let client = if is_first { self.shared.config.client } else { crate::fresh_client()? };
-        let blade = Blade::new(&self.shared, address, client);
+        let blade = Blade::new(&self.shared, spec, client);
         let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
         let mut ledger = self.ledger();
         if ledger.books[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.books[number] = Some(Books::new(control, address.clone()));
+        ledger.books[number] = Some(Books::new(control, spec.address.clone()));
         slot.fill(blade);
         Ok(())
     }
@@ -679,11 +679,13 @@ impl Ledger {
 }
 
 impl Blade {
-    fn new(shared: &Shared, address: &Address, client: ClientId) -> Self {
+    fn new(shared: &Shared, spec: &BladeSpec, client: ClientId) -> Self {
         let config = &shared.config;
         let session = Session {
-            address: address.clone(),
+            address: spec.address.clone(),
             client,
+            grant: spec.grant,
+            limits: spec.limits.clone(),
             client_name: config.client_name.clone(),
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
@@ -693,7 +695,7 @@ impl Blade {
         };
         Blade {
             session: Arc::new(session),
-            description: address.to_string(),
+            description: spec.address.to_string(),
             data_loss: OnceLock::new(),
             control_loss: OnceLock::new(),
         }

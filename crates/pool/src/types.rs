@@ -1,8 +1,9 @@
 //! The plain data that passes between the pager and the pool.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{Address, ClientId};
+use farpool_fabric::{Address, ClientId, ClientLimits, Grant};
 
 use farpool_wire::{PAGES_PER_SUPERPAGE, SegmentToken};
 
@@ -21,11 +22,29 @@ pub(crate) const PARTS_PER_BLADE: usize = 4;
 /// Parts of a [`FrozenToken`].
 pub const TOKEN_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
 
+/// One blade of a pool: where it is, and under what the client comes there.
+#[derive(Clone, Debug)]
+pub struct BladeSpec {
+    /// Where it is.
+    pub address: Address,
+    /// The grant to show, where the blade asks for one.
+    pub grant: Option<Grant>,
+    /// How fast to ask at most, over stream transports; shared by all lanes.
+    pub limits: Option<Arc<ClientLimits>>,
+}
+
+impl From<Address> for BladeSpec {
+    /// Without grant and limits.
+    fn from(address: Address) -> Self {
+        BladeSpec { address, grant: None, limits: None }
+    }
+}
+
 /// What a pool is made of.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// The blades to spread over, at most [`MAX_BLADES`].
-    pub blades: Vec<Address>,
+    pub blades: Vec<BladeSpec>,
     /// The name of this client on every blade.
     pub client: ClientId,
     /// What the blades show to people for this client, for example `redis-server:4711`.

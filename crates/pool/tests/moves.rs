@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 use common::{AMPLE, Blades, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead, PageWrite,
-    Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead,
+    PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
 };
 
 const SUPERPAGE_BYTES: u64 = 16 << 20;
+
+/// The configuration of a pool that begins with one blade.
+fn first(blades: &Blades) -> Vec<BladeSpec> {
+    vec![blades.addresses[0].clone().into()]
+}
 
 fn allocate(pool: &Pool, superpages: u32) -> SegmentHandle {
     let segment = pool.create_segment().expect("segment");
@@ -95,7 +100,7 @@ fn a_blade_is_emptied_and_left_with_every_byte_in_place() {
         write(&mut lane, segment, &sample(3), 7);
         blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
         let old = BladeIndex(0);
-        let new = pool.add_blade(&blades.addresses[1]).expect("added");
+        let new = pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
         pool.set_leaving(old, true);
         assert_eq!(empty(&mut Mover::new(&pool), old), 3);
         assert_eq!((pool.superpages_on(old), pool.superpages_on(new)), (0, 3));
@@ -114,14 +119,14 @@ fn a_blade_is_emptied_and_left_with_every_byte_in_place() {
 #[test]
 fn blades_come_and_go_more_often_than_there_are_slots() {
     let blades = Blades::start(&["unix", "tcp"]);
-    let config = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let config = PoolConfig { blades: first(&blades), ..config(&blades) };
     let pool = Pool::connect(config).expect("connect");
     let segment = allocate(&pool, 1);
     let mut lane = pool.lane().expect("lane");
     write(&mut lane, segment, &sample(1), 0);
     let (mut mover, mut here) = (Mover::new(&pool), BladeIndex(0));
     for turn in 1..=20 {
-        let next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+        let next = pool.add_blade(&blades.addresses[turn % 2].clone().into()).expect("added");
         pool.set_leaving(here, true);
         assert_eq!(empty(&mut mover, here), 1);
         pool.remove_blade(here).expect("removed");
@@ -166,7 +171,7 @@ fn play(pool: &Pool, segment: SegmentHandle, thread: u32, stop: &AtomicBool) -> 
 fn a_busy_program_sees_nothing_of_its_memory_moving_back_and_forth() {
     for (a, b) in [("shm", "tcp"), ("tcp", "unix"), ("tcp", "tcp")] {
         let blades = Blades::start(&[a, b]);
-        let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+        let one = PoolConfig { blades: first(&blades), ..config(&blades) };
         let pool = Pool::connect(one).expect("connect");
         let segment = allocate(&pool, 2);
         let stop = AtomicBool::new(false);
@@ -177,7 +182,8 @@ fn a_busy_program_sees_nothing_of_its_memory_moving_back_and_forth() {
                 .collect();
             let (mut mover, mut here) = (Mover::new(pool), BladeIndex(0));
             for turn in 1..=6 {
-                let next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+                let next =
+                    pool.add_blade(&blades.addresses[turn % 2].clone().into()).expect("added");
                 pool.set_leaving(here, true);
                 empty(&mut mover, here);
                 pool.remove_blade(here).expect("removed");
@@ -193,11 +199,11 @@ fn a_busy_program_sees_nothing_of_its_memory_moving_back_and_forth() {
 #[test]
 fn nothing_is_copied_before_earlier_writes_have_ended() {
     let blades = Blades::start(&["tcp", "tcp"]);
-    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let one = PoolConfig { blades: first(&blades), ..config(&blades) };
     let pool = Pool::connect(one).expect("connect");
     let segment = allocate(&pool, 1);
     let mut lane = pool.lane().expect("lane");
-    let new = pool.add_blade(&blades.addresses[1]).expect("added");
+    let new = pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
     pool.set_leaving(BladeIndex(0), true);
     // More than sockets hold: the rest is sent when the lane is driven, and that is later.
     let pages: Vec<u32> = (0..SUPERPAGE_PAGES).collect();
@@ -243,7 +249,7 @@ fn frozen_memory_is_copied_and_its_other_user_keeps_the_original() {
         write(&mut lane, segment, &sample(2), 3);
         let token = parent.freeze(segment).expect("frozen");
         blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
-        parent.add_blade(&blades.addresses[1]).expect("added");
+        parent.add_blade(&blades.addresses[1].clone().into()).expect("added");
         let old = BladeIndex(0);
         parent.set_leaving(old, true);
         let mut mover = Mover::new(&parent);
@@ -301,7 +307,7 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
         blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
         let (old, desk) = (BladeIndex(0), Together::default());
         for pool in [&parent, &child] {
-            pool.add_blade(&blades.addresses[1]).expect("added");
+            pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
             pool.set_leaving(old, true);
             let mut mover = Mover::new(pool);
             while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
@@ -323,13 +329,13 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
 #[test]
 fn frozen_memory_moves_to_a_blade_that_has_some_of_it() {
     let blades = Blades::start(&["tcp", "shm"]);
-    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), ..config(&blades) };
+    let one = PoolConfig { blades: first(&blades), ..config(&blades) };
     let pool = Pool::connect(one).expect("connect");
     let segment = allocate(&pool, 4);
     let mut lane = pool.lane().expect("lane");
     write(&mut lane, segment, &sample(4), 1);
     let (mut here, mut next) =
-        (BladeIndex(0), pool.add_blade(&blades.addresses[1]).expect("added"));
+        (BladeIndex(0), pool.add_blade(&blades.addresses[1].clone().into()).expect("added"));
     pool.set_leaving(here, true);
     let mut mover = Mover::new(&pool);
     for _ in 0..2 {
@@ -341,7 +347,7 @@ fn frozen_memory_moves_to_a_blade_that_has_some_of_it() {
         pool.remove_blade(here).expect("removed");
         assert!(all_right(&read(&mut lane, segment, &sample(4), 1)), "turn {turn}");
         here = next;
-        next = pool.add_blade(&blades.addresses[turn % 2]).expect("added");
+        next = pool.add_blade(&blades.addresses[turn % 2].clone().into()).expect("added");
         pool.set_leaving(here, true);
     }
     assert!(pool.thaw(segment).expect("nobody shares it"));
@@ -360,7 +366,7 @@ fn a_copy_that_is_gone_is_made_again() {
     blades.add("unix", BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
     let (old, desk) = (BladeIndex(0), Together::default());
     for pool in [&parent, &child] {
-        pool.add_blade(&blades.addresses[1]).expect("added");
+        pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
         pool.set_leaving(old, true);
     }
     let mut mover = Mover::new(&parent);
@@ -392,13 +398,13 @@ fn without_room_elsewhere_nothing_moves_and_nothing_changes() {
 fn stop_one(which: usize) {
     let mut blades = Blades::start(&["tcp", "tcp"]);
     let deadline = Duration::from_millis(300);
-    let one = PoolConfig { blades: blades.addresses[..1].to_vec(), deadline, ..config(&blades) };
+    let one = PoolConfig { blades: first(&blades), deadline, ..config(&blades) };
     let pool = Pool::connect(one).expect("connect");
     let segment = allocate(&pool, 6);
     let mut lane = pool.lane().expect("lane");
     let pages: Vec<u32> = (0..6 * SUPERPAGE_PAGES).step_by(7).collect();
     pages.chunks(256).for_each(|some| write(&mut lane, segment, some, 5));
-    pool.add_blade(&blades.addresses[1]).expect("added");
+    pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
     pool.set_leaving(BladeIndex(0), true);
     let failed = std::thread::scope(|scope| {
         let moving = scope.spawn(|| {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
-use farpool_board::{BLADE_ENTRIES, BladeRole, Board, address_fits};
+use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, address_fits};
 use farpool_wire::Address;
 
 use crate::RunError;
@@ -68,15 +68,16 @@ impl<'a> RunBlades<'a> {
     }
 
     /// Adds a blade; memory is taken from it from now on.
-    pub fn add(&self, address: &str) -> Result<usize, RunError> {
-        let refused = |reason: String| RunError::Address { address: address.to_owned(), reason };
+    pub fn add(&self, offer: &BladeOffer) -> Result<(usize, u32), RunError> {
+        let address = &offer.address;
+        let refused = |reason: String| RunError::Address { address: address.clone(), reason };
         if let Err(error) = address.parse::<Address>() {
             return Err(refused(error.to_string()));
         }
         if !address_fits(address) {
             return Err(refused("it is too long for the board".into()));
         }
-        self.board.header().blades.add(address).ok_or(BladeChangeError::TooMany.into())
+        self.board.header().blades.add(offer).ok_or(BladeChangeError::TooMany.into())
     }
 
     /// Has everything moved away from a blade, by the address as it was given.

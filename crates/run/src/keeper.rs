@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
-use farpool_board::{BOARD_VARIABLE, Board, Counter, ProcessState, Settings, Slot};
+use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
 use farpool_wire::Address;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, getrlimit};
 use signal_hook::consts::signal;
@@ -268,7 +268,7 @@ fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings 
         limit_bytes,
         local_percent,
         quota_bytes: quota_bytes(options),
-        blades,
+        blades: blades.into_iter().map(BladeOffer::open).collect(),
         allow_remote_tcp: options.allow_remote_tcp,
         when_full: options.when_full,
         victim_policy: options.victim_policy.clone(),

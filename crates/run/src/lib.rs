@@ -17,6 +17,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
 
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};

@@ -90,7 +90,7 @@ pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatis
         program: settings.program,
         keeper_pid: board.header().keeper_pid.load(std::sync::atomic::Ordering::Relaxed),
         limit_bytes: settings.limit_bytes,
-        blades: settings.blades,
+        blades: settings.blades.into_iter().map(|blade| blade.address).collect(),
         processes,
         total,
         peak,

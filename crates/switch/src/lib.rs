@@ -3,6 +3,20 @@
 //! A circuit joins two ports of one switch, both directions; a port is in one circuit at most.
 //! Ports are numbered from 0, as topologies number them. Calls may block; the controller makes them
 //! from threads that may wait.
+//!
+//! * [`PacketNetwork`]: forwards from any port to any port, so there is nothing to set;
+//! * [`EmulatedSwitch`]: a circuit switch in software that really forwards Ethernet frames between network
+//!   interfaces, only along circuits; [`EmulatedSwitchDriver`] drives one in another process.
+
+mod driver;
+mod emulated;
+mod protocol;
+mod sys;
+mod table;
+
+pub use driver::EmulatedSwitchDriver;
+pub use emulated::{ControlServer, EmulatedError, EmulatedSwitch, MAX_CONNECTIONS, MAX_PORTS};
+pub use protocol::MAX_LINE_BYTES;
 
 /// One switch, as the controller drives it.
 pub trait SwitchDriver: Send {
@@ -47,6 +61,29 @@ impl Circuit {
     }
 }
 
+/// What a circuit has carried since it was set up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CircuitCounters {
+    /// The circuit.
+    pub circuit: Circuit,
+    /// From its lower port to its higher one.
+    pub from_low: DirectionCounters,
+    /// From its higher port to its lower one.
+    pub from_high: DirectionCounters,
+}
+
+/// What one direction of a circuit has carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectionCounters {
+    /// Frames. One that is to be segmented later (64 KiB of TCP, say) counts once.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Frames that were lost: no room at the other port, or its interface is down.
+    pub dropped: u64,
+}
+
 /// Why a switch was not set.
 #[derive(Debug, thiserror::Error)]
 pub enum SwitchError {
@@ -69,6 +106,25 @@ pub enum SwitchError {
         low: u32,
         /// The circuit it is in.
         high: u32,
+    },
+    /// A port that cannot be set because its interface fails; nothing has changed.
+    #[error("port {port} of switch {switch} cannot be set: {reason}")]
+    PortFailed {
+        /// The switch's name.
+        switch: String,
+        /// The port asked for.
+        port: u32,
+        /// What happened.
+        reason: String,
+    },
+    /// The switch was started again since the last call: every circuit set up before is gone, and this
+    /// call has changed nothing. Said once; the next call is carried out.
+    #[error(
+        "switch {switch} was started again: all its circuits are gone and must be set up again"
+    )]
+    Restarted {
+        /// The switch's name.
+        switch: String,
     },
     /// The switch cannot be reached or gives no sensible answer.
     #[error("switch {switch} does not answer: {reason}")]

@@ -29,6 +29,21 @@ pub struct ClientId(pub u128);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentToken(pub u128);
 
+/// Opens a grant of memory on one blade: 128 random bits that whoever gave the grant chose. Secret,
+/// not shown by `Debug`. 0 is no key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantKey(pub u128);
+
+/// What a client shows to come under a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Grant {
+    /// What opens it.
+    pub key: GrantKey,
+    /// Which time it was given: grows whenever it is given anew, and a blade that knows of a later
+    /// one refuses the earlier ([`crate::ErrorCode::StaleEpoch`]).
+    pub epoch: u64,
+}
+
 impl fmt::Debug for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClientId(secret)")
@@ -38,6 +53,12 @@ impl fmt::Debug for ClientId {
 impl fmt::Debug for SegmentToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SegmentToken(secret)")
+    }
+}
+
+impl fmt::Debug for GrantKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GrantKey(secret)")
     }
 }
 

@@ -36,7 +36,9 @@ pub use address::{Address, AddressError, SOCKET_PATH_LIMIT_BYTES};
 pub use checksum::PagesChecksum;
 pub use error::{ErrorCode, WireError};
 pub use header::{Head, Header, Kind, Opcode, split_head};
-pub use ids::{ClientId, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber};
+pub use ids::{
+    ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber,
+};
 pub use request::{Extent, Hello, Purpose, Request, pages_in};
 pub use response::{Attached, HelloOk, Response, SegmentState, SuperpagePair};
 pub use size::{format_bytes, parse_bytes};
@@ -51,7 +53,7 @@ pub const PAGES_PER_SUPERPAGE: u32 = 4096;
 
 /// The protocol's version, in every header. A blade refuses another one with
 /// [`ErrorCode::VersionMismatch`].
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 32;
 /// Most meta bytes of a frame: bounds every receiver's head buffer. A longer list is sent in

@@ -3,9 +3,9 @@
 use crate::codec::{Append, Fields, within};
 use crate::header::{Head, Header, Kind, Opcode, append_head};
 use crate::{
-    ClientId, DISCARD_EXTENTS_LIMIT, EXTENTS_LIMIT, NAME_LIMIT_BYTES, PAGES_PER_FRAME_LIMIT,
-    PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES, SUPERPAGES_PER_REQUEST_LIMIT, SegmentId,
-    SegmentToken, SuperpageNumber, WireError,
+    ClientId, DISCARD_EXTENTS_LIMIT, EXTENTS_LIMIT, Grant, GrantKey, NAME_LIMIT_BYTES,
+    PAGES_PER_FRAME_LIMIT, PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES,
+    SUPERPAGES_PER_REQUEST_LIMIT, SegmentId, SegmentToken, SuperpageNumber, WireError,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -93,6 +93,9 @@ impl Purpose {
 pub struct Hello<'a> {
     /// Who this is. Unknown ids make a new client.
     pub client: ClientId,
+    /// The grant under which it comes, if it has one. All connections of a client come under the
+    /// same grant.
+    pub grant: Option<Grant>,
     /// What the connection is for.
     pub purpose: Purpose,
     /// Process id, for people to read in stat.
@@ -308,9 +311,7 @@ impl<'a> Request<'a> {
     /// The limits that hold on both sides.
     fn validate(&self) -> Result<(), WireError> {
         match self {
-            Request::Hello(hello) => {
-                within("name length", hello.name.len() as u64, NAME_LIMIT_BYTES as u64)
-            }
+            Request::Hello(hello) => hello.validate(),
             Request::CreateSegment { span_superpages: span } => {
                 nonzero("span", *span)?;
                 within("span", u64::from(*span), u64::from(SPAN_LIMIT_SUPERPAGES))
@@ -351,6 +352,8 @@ fn validate_extents(extents: &[Extent], limit: usize) -> Result<(), WireError> {
 impl<'a> Hello<'a> {
     fn append_meta(&self, out: &mut Vec<u8>) {
         out.put_u128(self.client.0);
+        out.put_u128(self.grant.map_or(0, |grant| grant.key.0));
+        out.put_u64(self.grant.map_or(0, |grant| grant.epoch));
         out.put_u64(self.quota_wanted_bytes);
         out.put_u32(self.pid);
         out.put_u32(self.slot);
@@ -362,6 +365,10 @@ impl<'a> Hello<'a> {
 
     fn decode(fields: &mut Fields<'a>) -> Result<Self, WireError> {
         let client = ClientId(fields.u128()?);
+        let grant = match (fields.u128()?, fields.u64()?) {
+            (0, 0) => None,
+            (key, epoch) => Some(Grant { key: GrantKey(key), epoch }),
+        };
         let quota_wanted_bytes = fields.u64()?;
         let pid = fields.u32()?;
         let slot = fields.u32()?;
@@ -373,6 +380,13 @@ impl<'a> Hello<'a> {
             return Err(WireError::Length);
         }
         let name = std::str::from_utf8(name).map_err(|_| WireError::Value { what: "name" })?;
-        Ok(Hello { client, purpose, pid, slot, generation, quota_wanted_bytes, name })
+        Ok(Hello { client, grant, purpose, pid, slot, generation, quota_wanted_bytes, name })
+    }
+
+    fn validate(&self) -> Result<(), WireError> {
+        if self.grant.is_some_and(|grant| grant.key.0 == 0) {
+            return Err(WireError::Value { what: "grant" });
+        }
+        within("name length", self.name.len() as u64, NAME_LIMIT_BYTES as u64)
     }
 }

@@ -30,6 +30,10 @@ fn request_of<'a>(
     match kind {
         0 => Request::Hello(Hello {
             client: ClientId(u128::from(numbers[0]) << 64 | u128::from(numbers[1])),
+            grant: (numbers[2] % 2 == 1).then_some(Grant {
+                key: GrantKey(u128::from(numbers[2]) << 64 | u128::from(numbers[0])),
+                epoch: numbers[1],
+            }),
             purpose: [Purpose::Client, Purpose::Keeper, Purpose::Monitor]
                 [(numbers[2] % 3) as usize],
             pid: skip,
@@ -191,6 +195,31 @@ fn numbers_on_the_wire_are_the_documented_ones() {
         let row = format!("| {} | {opcode:?} |", opcode.number());
         assert!(text.contains(&row), "docs/PROTOCOL.md lacks {row:?}");
     }
+}
+
+#[test]
+fn a_grant_without_a_key_is_none() {
+    let name = "";
+    let Request::Hello(hello) = request_of(0, [1, 2, 0], &[], name) else { unreachable!() };
+    assert_eq!(hello.grant, None);
+    let without = Grant { key: GrantKey(0), epoch: 1 };
+    let request = Request::Hello(Hello { grant: Some(without), ..hello });
+    let refused = Err(WireError::Value { what: "grant" });
+    assert_eq!(request.encode(RequestId(1), 0, &mut Vec::new()), refused);
+    // The same on the wire: an epoch of nothing.
+    let mut frame = Vec::new();
+    Request::Hello(hello).encode(RequestId(1), 0, &mut frame).unwrap();
+    let mut meta = frame.split_off(HEADER_BYTES);
+    meta[32] = 1;
+    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    let head = Head { header, meta: &meta };
+    assert_eq!(Request::decode(&head), Err(WireError::Value { what: "grant" }));
+}
+
+#[test]
+fn a_key_is_not_shown() {
+    let grant = Grant { key: GrantKey(0xfeed), epoch: 3 };
+    assert_eq!(format!("{grant:?}"), "Grant { key: GrantKey(secret), epoch: 3 }");
 }
 
 /// xorshift64: the same mutations in each run, and as many as the time allows.

@@ -6,7 +6,6 @@
 //! * SIGINT and SIGTERM only set a flag, and every loop that waits looks at it, so an interrupted run
 //!   ends through the same drops as a failed one.
 
-mod cgroup;
 mod memory;
 mod place;
 mod process;
@@ -34,23 +33,12 @@ pub fn own_name() -> String {
 /// Takes down what processes that were killed left behind: control groups, and in `folder` folders of
 /// [`own_name`] with the swap files in them.
 pub fn remove_leftovers(folder: &Path) {
-    cgroup::remove_leftovers();
-    for left in leftovers(folder) {
+    farpool_hosts::remove_leftovers(OWN_NAME);
+    for left in farpool_hosts::leftovers(folder, OWN_NAME) {
         swap::remove_leftovers(&left);
         // Best effort: it holds only programs' own files.
         let _ = std::fs::remove_dir_all(left);
     }
-}
-
-/// What lies in `folder` under the name of a process that is gone.
-fn leftovers(folder: &Path) -> impl Iterator<Item = std::path::PathBuf> {
-    let is_left = |path: &std::path::PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        let id = name.strip_prefix(OWN_NAME).and_then(|id| id.parse::<u32>().ok());
-        id.is_some_and(|id| !Path::new(&format!("/proc/{id}")).exists())
-    };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(is_left)
 }
 
 /// Why something could not be done on this machine: a reason to skip a row, not a failure.

@@ -1,10 +1,10 @@
 //! Where a program's memory is while it runs, and the command that puts it there.
 
-use super::cgroup::Cgroup;
 use super::lacking;
 use super::process::{Finished, Running, run_to_end};
 use super::swap::Swap;
 use crate::BenchError;
+use farpool_hosts::Cgroup;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -181,7 +181,8 @@ fn command(program: &[OsString]) -> Command {
 
 /// A shell joins the group first and then becomes the program, so not a page escapes the limit.
 fn grouped(program: &[OsString], limit_bytes: u64, swap: Swap) -> Result<Launch, BenchError> {
-    let group = Cgroup::with_limit(limit_bytes)?;
+    let group = Cgroup::with_limit(&super::own_name(), limit_bytes)
+        .map_err(|error| lacking(error.to_string()))?;
     let mut command = Command::new("sh");
     command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
     command.arg(group.members_file()).args(program);

@@ -11,11 +11,14 @@
 //! - The input is understood as far as it reaches before the connection waits for more, unless the
 //!   output is full; then it goes on when the output has drained.
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
+//! - A request that its grant's rate holds back is left in the input, and nothing is received behind it.
 
 use super::input::Input;
 use super::output::Output;
+use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::Shared;
+use crate::gate::{Gate, Ticket};
 use crate::memory::Keep;
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Refused, WriteGuard};
@@ -26,26 +29,11 @@ use farpool_wire::{
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use thiserror::Error;
 
 /// Bites received in one go before other connections have their turn.
 const ROUNDS: usize = 16;
-
-/// Lets one connection end another for good: see `Shared::fence`.
-#[derive(Debug)]
-pub(super) struct Gate {
-    pub(super) socket: OwnedFd,
-    pub(super) is_fenced: Mutex<bool>,
-}
-
-impl Gate {
-    /// Waits until the connection rests, and lets it do nothing ever after.
-    pub(super) fn fence(&self) {
-        *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        crate::sys::shut(&self.socket);
-    }
-}
 
 /// Why a connection is to be closed.
 #[derive(Debug, Error)]
@@ -88,6 +76,9 @@ struct Talk {
     session: Session,
     /// Slot and generation that it said hello with.
     slot: Option<(u32, u32)>,
+    /// Its place among the connections under its grant.
+    ticket: Option<Ticket>,
+    pace: Pace,
     output: Output,
     arriving: Arriving,
     /// Close when everything has been sent.
@@ -131,10 +122,12 @@ struct Write {
 impl Connection {
     pub(super) fn new(socket: OwnedFd, is_unix: bool) -> Self {
         let talk = Talk {
-            gate: Arc::new(Gate { socket, is_fenced: Mutex::new(false) }),
+            gate: Arc::new(Gate::new(socket)),
             is_unix,
             session: Session::Fresh,
             slot: None,
+            ticket: None,
+            pace: Pace::default(),
             output: Output::default(),
             arriving: Arriving::default(),
             is_ending: false,
@@ -165,7 +158,12 @@ impl Connection {
 
     /// Whether it takes further requests.
     pub(super) fn wants_to_receive(&self) -> bool {
-        !self.talk.output.is_full() && !self.talk.is_ending
+        !self.talk.output.is_full() && !self.talk.is_ending && self.wakes_ns().is_none()
+    }
+
+    /// When it is to work again, if it is held to its rate now.
+    pub(super) fn wakes_ns(&self) -> Option<u64> {
+        self.talk.pace.wakes_ns()
     }
 
     /// Does what can be done without waiting. To be called when the socket is ready for anything.
@@ -223,6 +221,9 @@ impl Connection {
                 return Ok(true);
             }
             self.talk.end_write(shared)?;
+            if self.talk.pace.is_pausing(|| shared.now_ns()) {
+                return Ok(true);
+            }
             if self.talk.output.is_full() {
                 return Ok(false);
             }
@@ -231,6 +232,9 @@ impl Connection {
             };
             let header = head.header;
             let request = Request::decode(&head)?;
+            if !self.talk.may_pass(&request, shared) {
+                return Ok(true);
+            }
             self.talk.turn.requests += 1;
             self.talk.carry_out(header, &request, shared, tools);
             self.input.expect_pages(self.talk.arriving.write.is_some());
@@ -241,6 +245,9 @@ impl Connection {
     /// To be called once, before it is dropped.
     pub(super) fn close(&mut self, shared: &Shared) {
         self.talk.arriving = Arriving::default();
+        if let Some(ticket) = self.talk.ticket.take() {
+            shared.blade.leave_grant(ticket);
+        }
         if let Some(client) = self.talk.session.number() {
             if let Some((slot, generation)) = self.talk.slot {
                 shared.leave_slot(client, slot, generation);
@@ -251,6 +258,14 @@ impl Connection {
 }
 
 impl Talk {
+    /// Whether the rate of the connection's grant, if any, lets the request pass now.
+    fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
+        match self.session.traffic() {
+            None => true,
+            Some(traffic) => self.pace.may_pass(request, traffic, || shared.now_ns()),
+        }
+    }
+
     fn flush(&mut self, tools: &mut Tools) -> io::Result<()> {
         self.output.flush(self.gate.socket.as_fd(), &mut tools.iovecs)
     }
@@ -302,11 +317,11 @@ impl Talk {
     ) -> Result<(), Refused> {
         let Tools { scratch, slices, keeps, .. } = tools;
         let session = &self.session;
-        let grant =
+        let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
         slices.clear();
         keeps.clear();
-        let placed = grant.memory.place(&scratch.runs, slices, keeps);
+        let placed = permit.memory.place(&scratch.runs, slices, keeps);
         placed.map_err(|error| crate::blade::backing(&error))?;
         let mut checksum = PagesChecksum::new();
         slices.iter().for_each(|slice| slice.checksum(&mut checksum));
@@ -336,15 +351,15 @@ impl Talk {
         self.arriving.begin(header.pages_bytes());
         let scratch = &mut tools.scratch;
         let session = &self.session;
-        let grant =
+        let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
         let mut keeps = Vec::new();
-        let placed = grant.memory.place(&scratch.runs, &mut self.arriving.slices, &mut keeps);
+        let placed = permit.memory.place(&scratch.runs, &mut self.arriving.slices, &mut keeps);
         if let Err(error) = placed {
             self.arriving.slices.clear();
             return Err(crate::blade::backing(&error));
         }
-        self.arriving.write = Some(Write { header, _keeps: keeps, _guard: grant.guard });
+        self.arriving.write = Some(Write { header, _keeps: keeps, _guard: permit.guard });
         Ok(())
     }
 
@@ -376,6 +391,15 @@ impl Talk {
                 return Err(refused);
             }
             self.slot = Some((hello.slot, hello.generation));
+        }
+        if let Some(pass) = session.grant() {
+            match shared.blade.enter_grant(pass, &self.gate) {
+                Ok(ticket) => self.ticket = Some(ticket),
+                Err(refused) => {
+                    self.session = session; // closing it undoes the rest
+                    return Err(refused);
+                }
+            }
         }
         self.is_ending = false;
         self.session = session;
@@ -494,4 +518,11 @@ fn count_pages(session: &Session, shared: &Shared, page_count: u16, access: Acce
     };
     of_client.fetch_add(count, Ordering::Relaxed);
     of_blade.fetch_add(count, Ordering::Relaxed);
+    if let Some(traffic) = session.traffic() {
+        let of_grant = match access {
+            Access::Read => &traffic.pages_read,
+            Access::Write => &traffic.pages_written,
+        };
+        of_grant.fetch_add(count, Ordering::Relaxed);
+    }
 }

@@ -6,6 +6,7 @@ mod follow;
 mod input;
 mod listener;
 mod output;
+mod pace;
 mod requests;
 mod shared;
 mod worker;

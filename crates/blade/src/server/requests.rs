@@ -1,7 +1,10 @@
 //! Carries out every request but read and write, which the connection does itself.
 
 use crate::blade::Blade;
-use crate::table::{Access, ClientCounters, ClientNumber, Connected, Refused, Run};
+use crate::blade::Visible;
+use crate::table::{
+    Access, ClientCounters, ClientNumber, Connected, GrantPass, GrantTraffic, Refused, Run,
+};
 use farpool_wire::{
     Attached, ErrorCode, Extent, Hello, HelloOk, META_LIMIT_BYTES, Purpose, Request, Response,
     SegmentId, SegmentToken, SuperpagePair,
@@ -26,9 +29,11 @@ pub(super) enum Session {
         counters: Arc<ClientCounters>,
         /// May only ping, stat and say goodbye.
         is_keeper: bool,
+        /// What it came in under.
+        grant: Option<GrantPass>,
     },
     /// May only ping and stat.
-    Monitor,
+    Monitor { grant: Option<GrantPass> },
 }
 
 /// Lists reused from request to request.
@@ -48,7 +53,7 @@ impl Session {
     /// The client, if this connection may touch its segments.
     pub(super) fn client(&self) -> Result<(ClientNumber, &Arc<ClientCounters>), Refused> {
         match self {
-            Session::Client { number, counters, is_keeper: false } => Ok((*number, counters)),
+            Session::Client { number, counters, is_keeper: false, .. } => Ok((*number, counters)),
             Session::Fresh => Err(Refused::new(ErrorCode::HelloExpected, 0)),
             _ => Err(Refused::new(ErrorCode::NotPermitted, 0)),
         }
@@ -58,6 +63,27 @@ impl Session {
         match self {
             Session::Client { number, .. } => Some(*number),
             _ => None,
+        }
+    }
+
+    pub(super) fn grant(&self) -> Option<&GrantPass> {
+        match self {
+            Session::Fresh => None,
+            Session::Client { grant, .. } | Session::Monitor { grant } => grant.as_ref(),
+        }
+    }
+
+    /// What paces it and counts beside its client's counters.
+    pub(super) fn traffic(&self) -> Option<&GrantTraffic> {
+        self.grant().map(|pass| &*pass.traffic)
+    }
+
+    /// Who came in under a grant sees what is under it; where grants are needed, others see nobody.
+    fn visible(&self, blade: &Blade) -> Visible {
+        match self.grant() {
+            Some(pass) => Visible::Of(pass.id),
+            None if blade.config().require_grants => Visible::None,
+            None => Visible::All,
         }
     }
 
@@ -72,11 +98,11 @@ impl Session {
 /// Makes the session that `hello` asks for.
 pub(super) fn greet(blade: &Blade, hello: &Hello<'_>) -> Result<Greeting, Refused> {
     let (session, quota_bytes) = match hello.purpose {
-        Purpose::Monitor => (Session::Monitor, 0),
+        Purpose::Monitor => (Session::Monitor { grant: blade.admit_monitor(hello.grant)? }, 0),
         purpose => {
-            let Connected { number, quota_bytes, counters } = blade.connect(hello)?;
+            let Connected { number, quota_bytes, counters, grant } = blade.connect(hello)?;
             let is_keeper = purpose == Purpose::Keeper;
-            (Session::Client { number, counters, is_keeper }, quota_bytes)
+            (Session::Client { number, counters, is_keeper, grant }, quota_bytes)
         }
     };
     let lease_ms = crate::blade::millis(blade.config().lease);
@@ -98,7 +124,7 @@ pub(super) fn access(
     extents: &[Extent],
     access: Access,
     scratch: &mut Scratch,
-) -> Result<crate::table::Grant<Arc<crate::memory::SegmentMemory>>, Refused> {
+) -> Result<crate::table::Permit<Arc<crate::memory::SegmentMemory>>, Refused> {
     let (number, _) = session.client()?;
     let limit = u64::from(blade.config().pages_per_request);
     if farpool_wire::pages_in(extents) > limit {
@@ -123,7 +149,7 @@ pub(super) fn control<R>(
         Request::Ping => return Ok(reply(&Response::Done, None)),
         Request::Stat { skip_clients } => {
             let skip = usize::try_from(skip_clients).unwrap_or(usize::MAX);
-            let stat = blade.stat_page(skip, STAT_CLIENTS_LIMIT, now);
+            let stat = blade.stat_page(session.visible(blade), skip, STAT_CLIENTS_LIMIT, now);
             let response = Response::Stat { totals: stat.totals, clients: &stat.clients };
             return Ok(reply(&response, None));
         }
@@ -154,6 +180,10 @@ pub(super) fn control<R>(
         Request::ListSuperpages { segment, skip } => {
             let attached = list(blade, client, segment, skip, pairs)?;
             return Ok(reply(&Response::Attached(attached), None));
+        }
+        // Memory under a grant can be taken back at any time; a descriptor would hold it.
+        Request::ShmMap { .. } if session.grant().is_some() => {
+            return Err(Refused::new(ErrorCode::Unsupported, 0));
         }
         Request::ShmMap { segment } => {
             let (descriptor, bytes, writable) = blade.share(client, segment)?;

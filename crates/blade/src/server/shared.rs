@@ -1,7 +1,7 @@
 //! What a server's threads have in common.
 
-use super::connection::Gate;
 use crate::blade::Blade;
+use crate::gate::Gate;
 use crate::table::{ClientNumber, Refused};
 use farpool_wire::ErrorCode;
 use rustix::event::{EventfdFlags, eventfd};
@@ -10,12 +10,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) blade: Arc<Blade>,
-    started: Instant,
     stop: AtomicBool,
     mailboxes: Vec<Mailbox>,
     slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
@@ -45,18 +44,17 @@ pub(super) struct Arrival {
 impl Shared {
     pub(super) fn new(blade: Arc<Blade>, threads: usize) -> io::Result<Shared> {
         let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
-        Ok(Shared {
-            blade,
-            started: Instant::now(),
-            stop: AtomicBool::new(false),
-            mailboxes,
-            slots: Mutex::default(),
-        })
+        Ok(Shared { blade, stop: AtomicBool::new(false), mailboxes, slots: Mutex::default() })
     }
 
     /// Time since the blade started.
     pub(super) fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.blade.now()
+    }
+
+    /// The same in nanoseconds, for rates.
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn threads(&self) -> usize {

@@ -13,6 +13,8 @@ use super::shared::{Arrival, Shared};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -40,6 +42,8 @@ pub(super) struct Worker {
     free: Vec<usize>,
     tools: Tools,
     follow: Follow,
+    /// Connections that are held to their rate: when each is to work again, earliest first.
+    paused: BinaryHeap<Reverse<(u64, usize)>>,
     /// Where the worker may run.
     cpus: Option<CpuSet>,
     next_thread: usize,
@@ -52,6 +56,8 @@ pub(super) struct Worker {
 struct Watched {
     connection: Connection,
     interest: epoll::EventFlags,
+    /// Its entry among the paused ones; 0 for none.
+    wakes_ns: u64,
 }
 
 impl Worker {
@@ -77,6 +83,7 @@ impl Worker {
             free: Vec::new(),
             tools: Tools::default(),
             follow: Follow::default(),
+            paused: BinaryHeap::new(),
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             next_thread: 0,
             last_tick: Duration::ZERO,
@@ -97,6 +104,7 @@ impl Worker {
                 self.handle(event.data.u64());
             }
             self.find_place(&events);
+            self.wake_paused();
             self.tick();
         }
         for index in 0..self.connections.len() {
@@ -105,11 +113,44 @@ impl Worker {
     }
 
     fn wait(&self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
-        let timeout = (self.thread == 0).then_some(&tick);
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+        let timeout = self.timeout();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Until the next tick, and until a paused connection may go on. The kernel rounds up to whole
+    /// milliseconds; a bucket's burst covers that.
+    fn timeout(&self) -> Option<Timespec> {
+        let tick_ns = (self.thread == 0).then_some(u64::from(TICK.subsec_nanos()));
+        let paused_ns = self.paused.peek().map(|Reverse((wakes_ns, _))| {
+            // No longer than the tick, which keeps the number within a second.
+            let left_ns = wakes_ns.saturating_sub(self.shared.now_ns());
+            left_ns.min(u64::from(TICK.subsec_nanos()))
+        });
+        let nanoseconds = match (tick_ns, paused_ns) {
+            (Some(one), Some(other)) => one.min(other),
+            (one, other) => one.or(other)?,
+        };
+        Some(Timespec { tv_sec: 0, tv_nsec: i64::try_from(nanoseconds).unwrap_or(0) })
+    }
+
+    /// Lets the connections work whose pause is over.
+    fn wake_paused(&mut self) {
+        if self.paused.is_empty() {
+            return;
+        }
+        let now_ns = self.shared.now_ns();
+        while let Some(Reverse((wakes_ns, index))) = self.paused.peek().copied()
+            && wakes_ns <= now_ns
+        {
+            self.paused.pop();
+            // Another connection may have this place by now; to work is never wrong.
+            if let Some(Some(watched)) = self.connections.get_mut(index) {
+                watched.wakes_ns = 0;
+                self.work(index);
+            }
         }
     }
 
@@ -218,7 +259,7 @@ impl Worker {
         let interest = epoll::EventFlags::IN;
         let data = epoll::EventData::new_u64(index as u64);
         let watched = epoll::add(&self.epoll, connection.socket(), data, interest);
-        self.connections[index] = Some(Watched { connection, interest });
+        self.connections[index] = Some(Watched { connection, interest, wakes_ns: 0 });
         if let Err(error) = watched {
             self.close(index, Some(Close::Gone(error.into())));
         }
@@ -230,6 +271,12 @@ impl Worker {
         };
         let worked = watched.connection.work(&self.shared, &mut self.tools);
         let watching = worked.and_then(|()| watched.update(&self.epoll, index));
+        if let Some(wakes_ns) = watched.connection.wakes_ns()
+            && watched.wakes_ns != wakes_ns
+        {
+            watched.wakes_ns = wakes_ns;
+            self.paused.push(Reverse((wakes_ns, index)));
+        }
         if let Err(reason) = watching {
             self.close(index, Some(reason));
         }

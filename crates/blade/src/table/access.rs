@@ -31,7 +31,7 @@ pub struct Run {
 
 /// Leave to touch pages.
 #[derive(Debug)]
-pub struct Grant<M> {
+pub struct Permit<M> {
     /// The memory that the runs are in.
     pub memory: M,
     /// For a write: hold it until the last byte has arrived.
@@ -69,7 +69,7 @@ impl<M: Clone> Table<M> {
         extents: &[Extent],
         access: Access,
         runs: &mut Vec<Run>,
-    ) -> Result<Grant<M>, Refused> {
+    ) -> Result<Permit<M>, Refused> {
         let segment = self.segment_of(client, id)?;
         if access == Access::Write {
             segment.check_writable(id)?;
@@ -78,7 +78,7 @@ impl<M: Clone> Table<M> {
             segment.append_runs(*extent, runs)?;
         }
         let guard = (access == Access::Write).then(|| WriteGuard::new(&segment.writers));
-        Ok(Grant { memory: segment.memory.clone(), guard })
+        Ok(Permit { memory: segment.memory.clone(), guard })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Clients: who they are, their connections and leases.
 
-use super::{Limits, Refused, Scrub, Table, count_u32};
+use super::{GrantId, GrantPass, Limits, Refused, Scrub, Table, count_u32};
 use farpool_wire::{ClientId, ErrorCode, Hello, SUPERPAGE_BYTES, SegmentId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,6 +43,8 @@ pub(super) struct Client {
     id: ClientId,
     name: String,
     pid: u32,
+    /// Under which grant it is, for all its life.
+    pub(super) grant: Option<GrantId>,
     pub(super) quota_superpages: u32,
     pub(super) used_superpages: u32,
     pub(super) segments: BTreeSet<SegmentId>,
@@ -57,6 +59,8 @@ pub(super) struct Client {
 pub struct ClientView {
     /// Its number.
     pub number: ClientNumber,
+    /// The grant it is under.
+    pub grant: Option<GrantId>,
     /// Its name.
     pub name: String,
     /// Its process.
@@ -84,14 +88,17 @@ pub struct Connected {
     pub quota_bytes: u64,
     /// Its counters.
     pub counters: Arc<ClientCounters>,
+    /// The grant it is under.
+    pub grant: Option<GrantPass>,
 }
 
 impl Client {
-    fn new(hello: &Hello<'_>, limits: &Limits) -> Self {
+    fn new(hello: &Hello<'_>, grant: Option<GrantId>, limits: &Limits) -> Self {
         Client {
             id: hello.client,
             name: hello.name.to_owned(),
             pid: hello.pid,
+            grant,
             quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes),
             used_superpages: 0,
             segments: BTreeSet::new(),
@@ -106,30 +113,50 @@ impl<M: Clone> Table<M> {
     /// A connection of the client came; a client that is not known begins here.
     ///
     /// # Errors
-    /// The blade has as many clients as it may.
+    /// The blade has as many clients as it may, or the client needs a grant, shows one that is
+    /// unknown or stale, or is under another one.
     pub fn connect(&mut self, hello: &Hello<'_>) -> Result<Connected, Refused> {
+        let grant = self.grants.admit(hello.grant, self.limits.require_grants)?;
+        let grant_id = grant.as_ref().map(|pass| pass.id);
         let number = match self.numbers.get(&hello.client) {
             Some(number) => *number,
-            None => self.add_client(hello)?,
+            None => self.add_client(hello, grant_id)?,
         };
         let client =
             self.clients.get_mut(&number).ok_or(Refused::new(ErrorCode::NotPermitted, 0))?;
+        if client.grant != grant_id {
+            return Err(Refused::new(ErrorCode::NotGranted, 0));
+        }
         client.connections += 1;
         client.lease_end = None;
+        let granted_superpages = grant_id.map_or(u32::MAX, |id| self.grants.quota_superpages(id));
+        let quota_superpages = client.quota_superpages.min(granted_superpages);
         Ok(Connected {
             number,
-            quota_bytes: u64::from(client.quota_superpages) * SUPERPAGE_BYTES,
+            quota_bytes: u64::from(quota_superpages) * SUPERPAGE_BYTES,
             counters: Arc::clone(&client.counters),
+            grant,
         })
     }
 
-    fn add_client(&mut self, hello: &Hello<'_>) -> Result<ClientNumber, Refused> {
+    pub(super) fn connections_of(&self, number: ClientNumber) -> u32 {
+        self.clients.get(&number).map_or(0, |client| client.connections)
+    }
+
+    fn add_client(
+        &mut self,
+        hello: &Hello<'_>,
+        grant: Option<GrantId>,
+    ) -> Result<ClientNumber, Refused> {
         if self.clients.len() >= self.limits.clients {
             return Err(Refused::new(ErrorCode::TooMany, self.limits.clients as u64));
         }
         let number = ClientNumber(self.next_client);
         self.next_client += 1;
-        self.clients.insert(number, Client::new(hello, &self.limits));
+        self.clients.insert(number, Client::new(hello, grant, &self.limits));
+        if let Some(grant) = grant {
+            self.grants.add_client(grant, number);
+        }
         self.numbers.insert(hello.client, number);
         Ok(number)
     }
@@ -160,10 +187,13 @@ impl<M: Clone> Table<M> {
             return Vec::new();
         };
         let segments = std::mem::take(&mut client.segments);
-        let id = client.id;
+        let (id, grant) = (client.id, client.grant);
         let scrubs = segments.iter().filter_map(|s| self.drop_user(number, *s)).collect();
         self.clients.remove(&number);
         self.numbers.remove(&id);
+        if let Some(grant) = grant {
+            self.grants.remove_client(grant, number);
+        }
         scrubs
     }
 
@@ -171,6 +201,7 @@ impl<M: Clone> Table<M> {
     pub fn clients(&self, skip: usize, now: Duration) -> impl Iterator<Item = ClientView> + '_ {
         self.clients.iter().skip(skip).map(move |(number, client)| ClientView {
             number: *number,
+            grant: client.grant,
             name: client.name.clone(),
             pid: client.pid,
             quota_superpages: client.quota_superpages,

@@ -9,8 +9,8 @@
 //!   use: its owner.
 //! - An RMMA superpage of a segment belongs to at most one SMA superpage, and is not given out
 //!   again before [`Table::scrubbed`] says that it is zero.
-//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; never over
-//!   capacity.
+//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; above capacity
+//!   only after that was lowered, and then nothing more is given out.
 //! - Each segment is charged to exactly one of its users: its owner, or when that one has left the
 //!   oldest of the others. A charge that moves may lift a client over its quota; it then gets
 //!   nothing more.
@@ -18,17 +18,25 @@
 
 mod access;
 mod client;
+mod grant;
+#[cfg(test)]
+mod grant_tests;
 mod segment;
 #[cfg(test)]
 mod tests;
 
-pub use access::{Access, Grant, Run, WriteGuard};
+pub use access::{Access, Permit, Run, WriteGuard};
 pub use client::{ClientCounters, ClientNumber, ClientView, Connected};
+
+pub use grant::{
+    ENDED_LIMIT, GRANTS_LIMIT, GrantError, GrantId, GrantPass, GrantSpec, GrantStat, GrantTraffic,
+};
 
 use client::Client;
 use farpool_wire::{
     ClientId, ErrorCode, SPAN_LIMIT_SUPERPAGES, SUPERPAGE_BYTES, SegmentId, SegmentToken,
 };
+use grant::Grants;
 use segment::Segment;
 pub use segment::SegmentView;
 use std::collections::{BTreeMap, HashMap};
@@ -53,7 +61,7 @@ impl Refused {
 /// The limits a table keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Superpages there are.
+    /// Superpages there are, and most that [`Table::set_capacity`] may set.
     pub capacity_superpages: u32,
     /// Quota of a client that asks for none.
     pub quota_default_superpages: u32,
@@ -65,6 +73,8 @@ pub struct Limits {
     pub clients: usize,
     /// Most segments of all clients together.
     pub segments: usize,
+    /// Whether a client needs a grant.
+    pub require_grants: bool,
 }
 
 /// Memory that is to be zeroed, after which [`Table::scrubbed`] must be called.
@@ -111,6 +121,9 @@ pub struct Table<M> {
     numbers: HashMap<ClientId, ClientNumber>,
     segments: HashMap<SegmentId, Segment<M>>,
     tokens: HashMap<SegmentToken, SegmentId>,
+    grants: Grants,
+    /// What may be lent now.
+    capacity_superpages: u32,
     used_superpages: u32,
     next_client: u64,
     next_segment: u64,
@@ -139,6 +152,8 @@ impl<M: Clone> Table<M> {
             numbers: HashMap::new(),
             segments: HashMap::new(),
             tokens: HashMap::new(),
+            grants: Grants::default(),
+            capacity_superpages: limits.capacity_superpages,
             used_superpages: 0,
             next_client: 1,
             next_segment: 1,
@@ -154,6 +169,12 @@ impl<M: Clone> Table<M> {
             segments: self.segments.len(),
             leases_expired: self.leases_expired,
         }
+    }
+
+    /// Changes what there is to lend; below what is used, it only stops further allocation. Quotas
+    /// do not depend on it.
+    pub fn set_capacity(&mut self, superpages: u32) {
+        self.capacity_superpages = superpages.min(self.limits.capacity_superpages);
     }
 
     /// Takes back into use what a [`Scrub`] named, now that it is zero.

@@ -1,6 +1,6 @@
 //! Segments: made, given memory, frozen, shared, dropped.
 
-use super::{ClientNumber, Refused, Scrub, ScrubPart, Table, count_u32};
+use super::{ClientNumber, GrantId, Refused, Scrub, ScrubPart, Table, count_u32};
 use farpool_wire::{
     ErrorCode, SUPERPAGE_BYTES, SegmentId, SegmentState, SegmentToken, SuperpageNumber,
     SuperpagePair,
@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub(super) struct Segment<M> {
     token: SegmentToken,
+    /// The grant under which it was made; only who is under the same may use it.
+    grant: Option<GrantId>,
     span_superpages: u32,
     pub(super) frozen: bool,
     /// How often each user attached (the owner's first use included).
@@ -100,7 +102,8 @@ impl<M: Clone> Table<M> {
         token: SegmentToken,
         make: impl FnOnce(u32) -> M,
     ) -> Result<SegmentId, Refused> {
-        let limit_rmma = self.client(client)?.quota_superpages.min(span_superpages);
+        let maker = self.client(client)?;
+        let (grant, limit_rmma) = (maker.grant, maker.quota_superpages.min(span_superpages));
         if self.segments.len() >= self.limits.segments {
             return Err(Refused::new(ErrorCode::TooMany, self.limits.segments as u64));
         }
@@ -111,6 +114,7 @@ impl<M: Clone> Table<M> {
         self.next_segment += 1;
         let segment = Segment {
             token,
+            grant,
             span_superpages,
             frozen: false,
             users: BTreeMap::from([(client, 1)]),
@@ -170,17 +174,20 @@ impl<M: Clone> Table<M> {
         if let Some((sma, _)) = segment.map.range(first.0..first.0 + count).next() {
             return Err(Refused::new(ErrorCode::AlreadyAllocated, u64::from(*sma)));
         }
-        let capacity_bytes = u64::from(self.limits.capacity_superpages) * SUPERPAGE_BYTES;
+        let capacity_bytes = u64::from(self.capacity_superpages) * SUPERPAGE_BYTES;
         let full = Err(Refused::new(ErrorCode::BladeFull, capacity_bytes));
         // Before the quota: no quota is larger than the blade, so a client that has all of it would
         // read that its quota is too small.
-        if count > self.limits.capacity_superpages - self.used_superpages {
+        if count > self.capacity_superpages.saturating_sub(self.used_superpages) {
             return full;
         }
         let account = self.client(client)?;
         if account.used_superpages.saturating_add(count) > account.quota_superpages {
             let quota_bytes = u64::from(account.quota_superpages) * SUPERPAGE_BYTES;
             return Err(Refused::new(ErrorCode::QuotaExceeded, quota_bytes));
+        }
+        if let Some(grant) = account.grant {
+            self.grants.check_quota(grant, count)?;
         }
         if count > segment.free_rmmas() { full } else { Ok(()) }
     }
@@ -251,16 +258,17 @@ impl<M: Clone> Table<M> {
     /// Adds a use of the frozen segment that `token` opens.
     ///
     /// # Errors
-    /// No such token, or the segment is not frozen.
+    /// No such token, the segment was made under another grant, or it is not frozen.
     pub fn attach(
         &mut self,
         client: ClientNumber,
         token: SegmentToken,
     ) -> Result<SegmentView, Refused> {
-        self.client(client)?;
+        let grant = self.client(client)?.grant;
         let unknown = Refused::new(ErrorCode::UnknownSegment, 0);
         let id = *self.tokens.get(&token).ok_or(unknown)?;
-        let segment = self.segments.get_mut(&id).ok_or(unknown)?;
+        let segment = self.segments.get_mut(&id).filter(|segment| segment.grant == grant);
+        let segment = segment.ok_or(unknown)?;
         if !segment.frozen {
             return Err(Refused::new(ErrorCode::NotFrozen, id.0));
         }
@@ -319,6 +327,9 @@ impl<M: Clone> Table<M> {
             let used = i64::from(client.used_superpages) + superpages;
             client.used_superpages = u32::try_from(used).unwrap_or(0);
             assert_eq!(i64::from(client.used_superpages), used, "a client's account is off");
+            if let Some(grant) = client.grant {
+                self.grants.charge(grant, superpages);
+            }
         }
     }
 

@@ -19,12 +19,14 @@ fn limits() -> Limits {
         lease: LEASE,
         clients: 3,
         segments: SEGMENTS,
+        require_grants: false,
     }
 }
 
 fn hello(who: usize) -> Hello<'static> {
     Hello {
         client: ClientId(who as u128),
+        grant: None,
         purpose: Purpose::Client,
         pid: 0,
         slot: 0,
@@ -432,8 +434,8 @@ impl Pair {
         let page = PageNumber(sma * PAGES_PER_SUPERPAGE + PAGES_PER_SUPERPAGE - 2);
         let mut runs = Vec::new();
         let extents = [Extent::page(page), Extent::page(PageNumber(page.0 + 1))];
-        let grant = self.table.access(number, id, &extents, access, &mut runs)?;
-        assert_eq!(grant.guard.is_some(), access == Access::Write);
+        let permit = self.table.access(number, id, &extents, access, &mut runs)?;
+        assert_eq!(permit.guard.is_some(), access == Access::Write);
         assert_eq!(runs.len(), 1, "neighbours are joined");
         assert_eq!((runs[0].offset_bytes, runs[0].bytes), (4094 * 4096, 2 * 4096));
         Ok(())
@@ -446,9 +448,9 @@ impl Pair {
             return;
         };
         let extents = [Extent::page(PageNumber(sma * PAGES_PER_SUPERPAGE))];
-        let grant = self.table.access(number, id, &extents, Access::Write, &mut Vec::new());
-        if let Ok(grant) = grant {
-            self.held = grant.guard;
+        let permit = self.table.access(number, id, &extents, Access::Write, &mut Vec::new());
+        if let Ok(permit) = permit {
+            self.held = permit.guard;
             self.segments.values_mut().for_each(|segment| segment.is_held = false);
             self.segments.get_mut(&which).unwrap().is_held = true;
         }

@@ -153,6 +153,7 @@ pub struct Peer {
 pub fn hello(id: u128) -> Hello<'static> {
     Hello {
         client: ClientId(id),
+        grant: None,
         purpose: Purpose::Client,
         pid: 4711,
         slot: 0,

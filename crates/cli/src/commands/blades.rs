@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::bail;
-use farpool_run::{BladeUse, RunBlades, open_board};
+use farpool_run::{BladeOffer, BladeUse, RunBlades, open_board};
 use serde_json::json;
 
 use super::{board_of, refuse_remote};
@@ -19,7 +19,7 @@ pub fn main(args: &BladesArgs) -> anyhow::Result<u8> {
     let board = open_board(&board_of(args.pid)?)?;
     let blades = RunBlades::new(&board);
     for address in &args.add {
-        blades.add(&address.to_string())?;
+        blades.add(&BladeOffer::open(address.to_string()))?;
     }
     let mut left = Vec::new();
     for address in &args.leave {

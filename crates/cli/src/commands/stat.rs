@@ -53,6 +53,8 @@ fn ask(address: &Address) -> BladeAnswer {
     let session = Session {
         address: address.clone(),
         client: ClientId(0),
+        grant: None,
+        limits: None,
         client_name: "farpool stat".into(),
         purpose: Purpose::Monitor,
         quota_bytes: 0,

@@ -4,6 +4,8 @@
 //! silent. Answers may also be cut into pieces of any size. It otherwise serves pages correctly, over
 //! several connections, and closes the older connections of a slot when a newer one says hello.
 
+#![allow(dead_code, reason = "each test binary uses its part of this")]
+
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -165,6 +167,8 @@ impl FakeBlade {
         Arc::new(Session {
             address: self.address.clone(),
             client: ClientId(42),
+            grant: None,
+            limits: None,
             client_name: "a test with a name that is too long for the wire".into(),
             purpose: Purpose::Client,
             quota_bytes: 1 << 30,

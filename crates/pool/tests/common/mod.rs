@@ -85,7 +85,7 @@ impl Blades {
 
 pub fn config(blades: &Blades) -> PoolConfig {
     PoolConfig {
-        blades: blades.addresses.clone(),
+        blades: blades.addresses.iter().cloned().map(Into::into).collect(),
         client: farpool_pool::fresh_client().expect("random"),
         client_name: "pool test".into(),
         quota_bytes: 8 << 30,

@@ -34,7 +34,8 @@ pub fn decode_any(bytes: &[u8]) {
 /// are looked at.
 pub fn decode_repaired(bytes: &mut [u8]) {
     if bytes.len() >= HEADER_BYTES {
-        bytes[..5].copy_from_slice(b"FPLW\x01");
+        bytes[..4].copy_from_slice(b"FPLW");
+        bytes[4] = PROTOCOL_VERSION;
         let meta_bytes = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
         let end = bytes.len().min(HEADER_BYTES + meta_bytes);
         let mut covered = bytes[..CHECKSUM.start].to_vec();

@@ -29,6 +29,7 @@ fn requests(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
     let many = [Extent::new(PageNumber(0), 8), Extent::page(PageNumber(u32::MAX)), one[0]];
     let hello = Hello {
         client: ClientId(0x2122_2324_2526_2728_292a_2b2c_2d2e_2f30),
+        grant: None,
         purpose: Purpose::Client,
         pid: 4711,
         slot: 2,
@@ -36,10 +37,13 @@ fn requests(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         quota_wanted_bytes: 1 << 30,
         name: "redis-server",
     };
+    let key = GrantKey(0x5152_5354_5556_5758_595a_5b5c_5d5e_5f60);
+    let granted = Hello { grant: Some(Grant { key, epoch: 0x6162_6364 }), ..hello };
     let keeper = Hello { purpose: Purpose::Keeper, name: "", ..hello };
     let monitor = Hello { purpose: Purpose::Monitor, quota_wanted_bytes: 0, ..hello };
     for (name, request, pages) in [
         ("hello", Request::Hello(hello), 0),
+        ("hello-granted", Request::Hello(granted), 0),
         ("hello-keeper", Request::Hello(keeper), 0),
         ("hello-monitor", Request::Hello(monitor), 0),
         ("create-segment", Request::CreateSegment { span_superpages: 64 }, 0),

@@ -1,9 +1,10 @@
-//! A memory control group for one program: the limit under which the kernel swaps.
+//! A memory control group for one program or one host: the limit under which the kernel swaps.
 //!
-//! Versions 1 and 2 are told apart by their files; where neither may be made the reason is given.
+//! Versions 1 and 2 are told apart by their files; where neither may be made the reason is given. A group
+//! outlives a process that is killed, so its name ends in the id of the process that made it, and
+//! [`remove_leftovers`] finds those whose process is gone.
 
-use super::lacking;
-use crate::BenchError;
+use crate::HostsError;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io;
@@ -24,7 +25,7 @@ const READ_PERIOD: Duration = Duration::from_millis(10);
 
 /// A group with a limit; removed when dropped.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub struct Cgroup {
     folder: PathBuf,
     reader: Option<Reader>,
 }
@@ -68,10 +69,13 @@ impl Drop for Reader {
 }
 
 impl Cgroup {
-    /// A group whose memory is limited to `limit_bytes`, swap not counted.
-    pub(super) fn with_limit(limit_bytes: u64) -> Result<Self, BenchError> {
+    /// A group of that name whose memory is limited to `limit_bytes`, swap not counted.
+    ///
+    /// # Errors
+    /// This machine has no memory control groups, or does not let this process make one.
+    pub fn with_limit(name: &str, limit_bytes: u64) -> Result<Self, HostsError> {
         let (root, limit_file) = memory_controller()?;
-        let folder = root.join(super::own_name());
+        let folder = root.join(name);
         // One that an interrupted run of the same process id left is taken over.
         match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -86,8 +90,22 @@ impl Cgroup {
         Ok(group)
     }
 
+    /// Where a group of that name is, or would be.
+    pub(crate) fn folder_of(name: &str) -> Result<PathBuf, HostsError> {
+        Ok(memory_controller()?.0.join(name))
+    }
+
+    /// Bytes of memory its processes hold now, as the kernel counts them; none if it does not say.
+    #[must_use]
+    pub fn used_bytes(&self) -> Option<u64> {
+        let files = ["memory.usage_in_bytes", "memory.current"].map(|name| self.folder.join(name));
+        let text = files.iter().find_map(|file| fs::read_to_string(file).ok())?;
+        text.trim().parse().ok()
+    }
+
     /// Whether the kernel killed a process of the group because it found nothing more to reclaim.
-    pub(super) fn has_killed(&self) -> bool {
+    #[must_use]
+    pub fn has_killed(&self) -> bool {
         // The file of version 1 and that of version 2 have the same line for it.
         let files = ["memory.oom_control", "memory.events"].map(|name| self.folder.join(name));
         let texts = files.map(|file| fs::read_to_string(file).unwrap_or_default());
@@ -105,7 +123,8 @@ impl Cgroup {
     }
 
     /// The file into which a process writes its id to join.
-    pub(super) fn members_file(&self) -> PathBuf {
+    #[must_use]
+    pub fn members_file(&self) -> PathBuf {
         self.folder.join("cgroup.procs")
     }
 }
@@ -125,20 +144,34 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the groups of processes that were killed.
-pub(super) fn remove_leftovers() {
-    for folder in [V1_ROOT, V2_ROOT].into_iter().flat_map(|root| super::leftovers(Path::new(root)))
-    {
+/// Removes the groups named `prefix` and a process id whose process was killed, with what runs in them.
+pub fn remove_leftovers(prefix: &str) {
+    let roots = [V1_ROOT, V2_ROOT].map(Path::new);
+    for folder in roots.into_iter().flat_map(|root| leftovers(root, prefix)) {
         drop(Cgroup { folder, reader: None });
     }
 }
 
-fn refused(path: &Path, error: &io::Error) -> BenchError {
-    lacking(format!("no memory control group can be made here ({}: {error})", path.display()))
+/// What lies in `folder` under the name of `prefix` and the id of a process that is gone.
+pub fn leftovers(folder: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
+    let is_left = move |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        let id = name.strip_prefix(prefix).and_then(|id| id.parse::<u32>().ok());
+        id.is_some_and(|id| !Path::new(&format!("/proc/{id}")).exists())
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(is_left)
+}
+
+fn refused(path: &Path, error: &io::Error) -> HostsError {
+    HostsError::Lacking(format!(
+        "no memory control group can be made here ({}: {error})",
+        path.display()
+    ))
 }
 
 /// The folder of groups and the name of the limit's file.
-fn memory_controller() -> Result<(PathBuf, &'static str), BenchError> {
+fn memory_controller() -> Result<(PathBuf, &'static str), HostsError> {
     let v1 = Path::new(V1_ROOT);
     if v1.join("memory.limit_in_bytes").exists() {
         return Ok((v1.to_owned(), "memory.limit_in_bytes"));
@@ -149,7 +182,7 @@ fn memory_controller() -> Result<(PathBuf, &'static str), BenchError> {
         names.split_whitespace().any(|name| name == "memory")
     };
     if !has_memory("cgroup.controllers") {
-        return Err(lacking("this machine has no memory control groups"));
+        return Err(HostsError::Lacking("this machine has no memory control groups".to_owned()));
     }
     let control = v2.join("cgroup.subtree_control");
     if !has_memory("cgroup.subtree_control") {

@@ -1,0 +1,130 @@
+//! What the one who runs the rack tells a blade: who may have how much, how fast, and when it ends.
+//!
+//! Orders are carried out one at a time. Taking a grant back goes in this order: nobody new is let in;
+//! every connection under it is fenced, so that no byte of its clients moves any more; its clients
+//! end; their memory is zeroed. Connections that are on their way in meanwhile look again after
+//! they can be found ([`Blade::enter_grant`]), so none slips through.
+
+use super::Blade;
+use crate::gate::{Gate, Ticket};
+use crate::table::{GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, superpages_of};
+use farpool_wire::SUPERPAGE_BYTES;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use thiserror::Error;
+
+/// What became of a grant that was taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Revoked {
+    /// Clients that ended.
+    pub clients: u32,
+    /// Connections that were closed.
+    pub connections: usize,
+    /// Memory that its clients had, which is zero now and free.
+    pub freed_bytes: u64,
+}
+
+/// More memory than the blade was set up with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "the blade was set up to lend {limit_bytes} bytes at most, not {wanted_bytes}; start it with more"
+)]
+pub struct CapacityError {
+    /// What was asked for.
+    pub wanted_bytes: u64,
+    /// What it was set up with.
+    pub limit_bytes: u64,
+}
+
+impl Blade {
+    fn order(&self) -> MutexGuard<'_, ()> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a grant, or gives it anew. With the epoch that the blade has, its memory and rates may
+    /// change. A higher epoch may bring another key, and closes the connections that came in under
+    /// the older one before this returns; their clients may come back within the lease.
+    ///
+    /// # Errors
+    /// The order is out of date, or one that cannot be; see [`GrantError`].
+    pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
+        let _one_at_a_time = self.order();
+        self.write().set_grant(spec, self.now())?;
+        self.gates.fence_before(spec.id, spec.epoch);
+        Ok(())
+    }
+
+    /// Takes a grant back: its connections are closed, its clients end, and their memory is zero and
+    /// free when this returns. A grant that the blade does not have is taken back all the same: it
+    /// will not be given with this epoch or an older one.
+    ///
+    /// # Errors
+    /// The blade knows of a later epoch.
+    pub fn revoke_grant(&self, id: GrantId, epoch: u64) -> Result<Revoked, GrantError> {
+        let _one_at_a_time = self.order();
+        let mut table = self.write();
+        table.check_end_grant(id, epoch)?;
+        table.close_grant(id);
+        drop(table);
+        let connections = self.gates.fence_all(id);
+        let (clients, scrubs) = self.write().end_grant(id, epoch);
+        let superpages: u64 = scrubs.iter().map(|scrub| u64::from(scrub.part.superpages())).sum();
+        self.queue_scrubs(scrubs);
+        self.run_scrubs();
+        self.counters.grants_revoked.fetch_add(1, Ordering::Relaxed);
+        Ok(Revoked { clients, connections, freed_bytes: superpages * SUPERPAGE_BYTES })
+    }
+
+    /// All grants, in the order of their ids.
+    pub fn grants(&self) -> Vec<GrantStat> {
+        self.read().grants()
+    }
+
+    /// Grants taken back since the blade started.
+    pub fn grants_revoked(&self) -> u64 {
+        self.counters.grants_revoked.load(Ordering::Relaxed)
+    }
+
+    /// Changes what the blade lends, rounded down to superpages. Below what is used, it only stops
+    /// further allocation: who has memory keeps it.
+    ///
+    /// # Errors
+    /// More than it was set up with.
+    pub fn set_capacity(&self, bytes: u64) -> Result<(), CapacityError> {
+        let limit_bytes = self.config.memory_bytes;
+        if bytes > limit_bytes {
+            return Err(CapacityError { wanted_bytes: bytes, limit_bytes });
+        }
+        let superpages = superpages_of(bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES);
+        let mut table = self.write();
+        table.set_capacity(superpages);
+        self.capacity_superpages.store(superpages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Memory that can be allocated now.
+    pub fn free_bytes(&self) -> u64 {
+        let table = self.read();
+        let used_bytes = u64::from(table.sizes().used_superpages) * SUPERPAGE_BYTES;
+        self.capacity_bytes().saturating_sub(used_bytes)
+    }
+
+    /// Makes a connection that came in under a grant one that ends with it.
+    ///
+    /// # Errors
+    /// The grant was ended or given anew since it came in.
+    pub(crate) fn enter_grant(
+        &self,
+        pass: &GrantPass,
+        gate: &Arc<Gate>,
+    ) -> Result<Ticket, Refused> {
+        let ticket = self.gates.enter(pass.id, pass.epoch, gate);
+        // An order carried out after the line above finds the connection; one before it is seen here.
+        self.read().recheck_grant(pass).inspect_err(|_| self.gates.leave(ticket))?;
+        Ok(ticket)
+    }
+
+    pub(crate) fn leave_grant(&self, ticket: Ticket) {
+        self.gates.leave(ticket);
+    }
+}

@@ -1,0 +1,87 @@
+//! How a connection is ended by somebody else, for good.
+//!
+//! Invariants:
+//! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it rests
+//!   and never works again: it touches no memory, and nothing that still waits in its buffers takes
+//!   effect.
+//! - No lock of this module is held while a connection is fenced.
+
+use crate::table::GrantId;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Lets one connection be ended from outside.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pub(crate) socket: OwnedFd,
+    pub(crate) is_fenced: Mutex<bool>,
+}
+
+impl Gate {
+    pub(crate) fn new(socket: OwnedFd) -> Gate {
+        Gate { socket, is_fenced: Mutex::new(false) }
+    }
+
+    /// Waits until the connection rests, and lets it do nothing ever after.
+    pub(crate) fn fence(&self) {
+        *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        crate::sys::shut(&self.socket);
+    }
+}
+
+/// The place of a connection among those under grants.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Ticket {
+    grant: GrantId,
+    number: u64,
+}
+
+/// The connections that came in under grants, to be ended with them.
+#[derive(Debug, Default)]
+pub(crate) struct Gates(Mutex<Entered>);
+
+#[derive(Debug, Default)]
+struct Entered {
+    /// With the epoch that each came in under.
+    connections: BTreeMap<Ticket, (u64, Arc<Gate>)>,
+    next_number: u64,
+}
+
+impl Gates {
+    fn lock(&self) -> MutexGuard<'_, Entered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn enter(&self, grant: GrantId, epoch: u64, gate: &Arc<Gate>) -> Ticket {
+        let mut entered = self.lock();
+        let ticket = Ticket { grant, number: entered.next_number };
+        entered.next_number += 1;
+        entered.connections.insert(ticket, (epoch, Arc::clone(gate)));
+        ticket
+    }
+
+    pub(crate) fn leave(&self, ticket: Ticket) {
+        self.lock().connections.remove(&ticket);
+    }
+
+    /// Ends the grant's connections of epochs below `epoch`; returns how many there were.
+    pub(crate) fn fence_before(&self, grant: GrantId, epoch: u64) -> usize {
+        self.fence(grant, |of_connection| of_connection < epoch)
+    }
+
+    /// Ends all of the grant's connections; returns how many there were.
+    pub(crate) fn fence_all(&self, grant: GrantId) -> usize {
+        self.fence(grant, |_| true)
+    }
+
+    fn fence(&self, grant: GrantId, is_over: impl Fn(u64) -> bool) -> usize {
+        let all = Ticket { grant, number: 0 }..=Ticket { grant, number: u64::MAX };
+        let entered = self.lock();
+        let over = entered.connections.range(all).filter(|(_, (epoch, _))| is_over(*epoch));
+        let gates: Vec<_> = over.map(|(_, (_, gate))| Arc::clone(gate)).collect();
+        drop(entered);
+        gates.iter().for_each(|gate| gate.fence());
+        gates.len()
+    }
+}

@@ -1,0 +1,141 @@
+//! Holds a connection to its grant's rate: which request must wait, and until when.
+//!
+//! A request that may not pass yet stays in the input, where it is found again when its time has come;
+//! meanwhile the connection is not read, so its client's socket fills up and nobody else waits. What
+//! it takes was charged when it came, so requests of all connections under the grant pass in the
+//! order in which they came, and a large one is not overtaken for ever by small ones.
+
+use crate::table::{Access, GrantTraffic};
+use farpool_policy::WaitNs;
+use farpool_wire::{PAGE_BYTES, Request, pages_in};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest pause before a connection asks again, in nanoseconds: what a grant whose rate was raised
+/// waits at most by the old one. A paused connection costs four wake-ups a second.
+const ASK_AGAIN_NS: u64 = 250_000_000;
+
+/// What holds a connection back now.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Nothing may pass before this; 0: nothing is held back.
+    until_ns: u64,
+    /// The next request was charged, by rates of this version, and may pass at this time.
+    charged: Option<Charged>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Charged {
+    passes_ns: u64,
+    rates_version: u64,
+}
+
+impl Pace {
+    /// When the connection is to work again, if it is paused.
+    pub(super) fn wakes_ns(&self) -> Option<u64> {
+        (self.until_ns > 0).then_some(self.until_ns)
+    }
+
+    /// Whether the pause goes on; asks for the time only if there is one.
+    pub(super) fn is_pausing(&mut self, now_ns: impl FnOnce() -> u64) -> bool {
+        if self.until_ns == 0 {
+            return false;
+        }
+        if now_ns() < self.until_ns {
+            return true;
+        }
+        self.until_ns = 0;
+        false
+    }
+
+    /// Whether the request may pass now; if not, the connection pauses.
+    pub(super) fn may_pass(
+        &mut self,
+        request: &Request<'_>,
+        traffic: &GrantTraffic,
+        now_ns: impl FnOnce() -> u64,
+    ) -> bool {
+        let (pages, access) = match request {
+            Request::Read { extents, .. } => (pages_in(extents), Access::Read),
+            Request::Write { extents, .. } => (pages_in(extents), Access::Write),
+            _ => return true,
+        };
+        let (meter, throttled_ns) = match access {
+            Access::Read => (&traffic.read, &traffic.read_throttled_ns),
+            Access::Write => (&traffic.write, &traffic.write_throttled_ns),
+        };
+        let rates_version = traffic.rates_version.load(Ordering::Acquire);
+        let Some(limit) = meter.limit() else {
+            self.charged = None;
+            return true;
+        };
+        let now_ns = now_ns();
+        let charged = self.charged.filter(|charged| charged.rates_version == rates_version);
+        let charged = charged.unwrap_or_else(|| {
+            let WaitNs(wait_ns) = meter.bucket().charge(pages * PAGE_BYTES as u64, now_ns, &limit);
+            Charged { passes_ns: now_ns.saturating_add(wait_ns), rates_version }
+        });
+        if charged.passes_ns <= now_ns {
+            self.charged = None;
+            return true;
+        }
+        self.charged = Some(charged);
+        self.pause(charged.passes_ns - now_ns, now_ns, throttled_ns);
+        false
+    }
+
+    fn pause(&mut self, wait_ns: u64, now_ns: u64, throttled_ns: &AtomicU64) {
+        let wait_ns = wait_ns.min(ASK_AGAIN_NS);
+        throttled_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        self.until_ns = now_ns.saturating_add(wait_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_policy::RateLimit;
+    use farpool_wire::{Extent, PageNumber, SegmentId};
+
+    const PAGES: u32 = 256;
+
+    fn limited() -> GrantTraffic {
+        let traffic = GrantTraffic::default();
+        traffic.read.set_limit(0, RateLimit { bytes_per_s: 1 << 20, burst_bytes: 1 << 20 });
+        traffic
+    }
+
+    fn may_pass(pace: &mut Pace, traffic: &GrantTraffic, now_ns: u64) -> bool {
+        let extents = [Extent::new(PageNumber(0), PAGES)];
+        let request = Request::Read { segment: SegmentId(1), extents: &extents };
+        pace.may_pass(&request, traffic, || now_ns)
+    }
+
+    #[test]
+    fn who_comes_first_passes_first_and_nobody_pays_twice() {
+        let (traffic, second_ns) = (limited(), 1_000_000_000);
+        let (mut one, mut two) = (Pace::default(), Pace::default());
+        assert!(may_pass(&mut one, &traffic, 0), "the burst");
+        assert!(!may_pass(&mut one, &traffic, 0));
+        assert!(!may_pass(&mut two, &traffic, 0));
+        assert!(one.is_pausing(|| ASK_AGAIN_NS - 1) && !one.is_pausing(|| ASK_AGAIN_NS));
+        assert!(!may_pass(&mut two, &traffic, second_ns), "not before the first");
+        assert!(may_pass(&mut one, &traffic, second_ns));
+        assert!(may_pass(&mut two, &traffic, 2 * second_ns));
+        assert_eq!(traffic.read_throttled_ns.load(Ordering::Relaxed), 3 * ASK_AGAIN_NS);
+    }
+
+    #[test]
+    fn a_raised_rate_counts_at_once_and_a_lifted_one_lets_through() {
+        let traffic = limited();
+        traffic.read.set_limit(0, RateLimit { bytes_per_s: 0, burst_bytes: 0 });
+        let mut pace = Pace::default();
+        assert!(!may_pass(&mut pace, &traffic, 0));
+        assert!(!may_pass(&mut pace, &traffic, u64::MAX / 2), "never");
+        traffic.read.set_limit(0, RateLimit { bytes_per_s: 1 << 30, burst_bytes: 1 << 20 });
+        traffic.rates_version.fetch_add(1, Ordering::Release);
+        assert!(may_pass(&mut pace, &traffic, 1));
+        assert!(!may_pass(&mut pace, &traffic, 1));
+        traffic.read.set_limit(1, RateLimit::UNLIMITED);
+        assert!(may_pass(&mut pace, &traffic, 1));
+    }
+}

@@ -1,0 +1,374 @@
+//! Grants: who may come in, how much memory all that come under one grant may use together, how fast.
+//!
+//! Invariants:
+//! - The epoch of a grant's id never goes back, not even across [`Table::end_grant`]: what a late or
+//!   superseded giver says is refused. (The last [`ENDED_LIMIT`] ended ids are remembered.)
+//! - A key opens one grant. The key before the current one is remembered, to be refused as stale
+//!   rather than as unknown.
+//! - A client is under one grant, or under none, for all its life, and a segment is used by clients
+//!   of one grant only. So a grant's use is the sum of its clients', and ending the grant frees
+//!   exactly that.
+//! - A grant bounds, it does not reserve: several may promise more than the blade has.
+//!
+//! Keys are looked up in a hash map with a random key of its own (SipHash); bytes are compared only with
+//! a key of the same hash, so the time that a refusal takes tells nothing about the keys there are.
+
+use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
+use farpool_policy::{Meter, RateLimit};
+use farpool_wire::{ErrorCode, Grant, GrantKey, SUPERPAGE_BYTES};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Most grants at once (some hundred bytes each); further ones are refused.
+pub const GRANTS_LIMIT: usize = 65_536;
+/// Ended grants whose epoch is remembered (some 50 bytes each); beyond, the oldest is forgotten, and
+/// could be given again by who still has an old order.
+pub const ENDED_LIMIT: usize = 65_536;
+
+/// A grant's name between the blade and who gives it: the segment's id at the controller. Clients
+/// never see it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct GrantId(pub u128);
+
+/// What a grant is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrantSpec {
+    /// Which grant.
+    pub id: GrantId,
+    /// Which time it is given; grows when it gets another owner or key.
+    pub epoch: u64,
+    /// What its clients show in hello; not 0, and the same for one epoch.
+    pub key: GrantKey,
+    /// Memory for all its clients together; rounded up to superpages.
+    pub bytes: u64,
+    /// How fast they may read together; `u64::MAX` is no limit, 0 not at all. See
+    /// [`RateLimit::paced`] for the burst.
+    pub read_bytes_per_s: u64,
+    /// How fast they may write together, likewise.
+    pub write_bytes_per_s: u64,
+}
+
+/// Why a grant was not set or ended. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum GrantError {
+    /// The blade knows of a later epoch, or the grant of this epoch was ended.
+    #[error("the grant is known with epoch {epoch} already, so this order is out of date")]
+    Stale {
+        /// The blade's epoch.
+        epoch: u64,
+    },
+    /// Key 0.
+    #[error("a grant needs a key other than 0")]
+    NoKey,
+    /// Another key for the epoch that the blade has.
+    #[error("a grant's key changes only with a higher epoch")]
+    KeyChanged,
+    /// The key opens another grant.
+    #[error("the key belongs to another grant; make a random one for each")]
+    KeyTaken,
+    /// As many grants as may be.
+    #[error("the blade has {limit} grants, which is as many as it can have")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// What the connections under a grant have in common; shared with them, so that counting and pacing
+/// take no lock.
+#[derive(Debug, Default)]
+pub struct GrantTraffic {
+    /// How fast they may read.
+    pub read: Meter,
+    /// How fast they may write.
+    pub write: Meter,
+    /// Changes with the rates, so that who waits by the old ones asks again.
+    pub rates_version: AtomicU64,
+    /// Pages read.
+    pub pages_read: AtomicU64,
+    /// Pages written.
+    pub pages_written: AtomicU64,
+    /// Time that reads were held back for the rate, summed over connections.
+    pub read_throttled_ns: AtomicU64,
+    /// Time that writes were held back, likewise.
+    pub write_throttled_ns: AtomicU64,
+}
+
+/// What a connection got that came in under a grant.
+#[derive(Clone, Debug)]
+pub struct GrantPass {
+    /// The grant.
+    pub id: GrantId,
+    /// Its epoch then.
+    pub epoch: u64,
+    /// What it shares with the others.
+    pub traffic: Arc<GrantTraffic>,
+}
+
+/// A grant as of now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrantStat {
+    /// Which one.
+    pub id: GrantId,
+    /// Its epoch.
+    pub epoch: u64,
+    /// What its clients may use together, in whole superpages.
+    pub granted_bytes: u64,
+    /// What they use; above what is granted only after that was lowered.
+    pub used_bytes: u64,
+    /// Clients under it.
+    pub clients: u32,
+    /// Their connections.
+    pub connections: u32,
+    /// Pages read by its clients.
+    pub pages_read: u64,
+    /// Pages written by them.
+    pub pages_written: u64,
+    /// Time that reads were held back for the rate, summed over connections.
+    pub read_throttled_ns: u64,
+    /// Time that writes were held back, likewise.
+    pub write_throttled_ns: u64,
+}
+
+#[derive(Debug)]
+struct Given {
+    epoch: u64,
+    key: GrantKey,
+    key_before: Option<GrantKey>,
+    quota_superpages: u32,
+    used_superpages: u32,
+    clients: BTreeSet<ClientNumber>,
+    traffic: Arc<GrantTraffic>,
+}
+
+/// All grants of a table.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    given: BTreeMap<GrantId, Given>,
+    /// Current keys, and the one before of each grant.
+    keys: HashMap<GrantKey, GrantId>,
+    /// Epochs of ended grants, and these in the order of their ends.
+    ended: HashMap<GrantId, u64>,
+    ended_order: VecDeque<GrantId>,
+}
+
+impl Grants {
+    fn check(&self, spec: &GrantSpec) -> Result<(), GrantError> {
+        if spec.key.0 == 0 {
+            return Err(GrantError::NoKey);
+        }
+        if let Some(epoch) = self.ended.get(&spec.id).copied().filter(|e| *e >= spec.epoch) {
+            return Err(GrantError::Stale { epoch });
+        }
+        if self.keys.get(&spec.key).is_some_and(|owner| *owner != spec.id) {
+            return Err(GrantError::KeyTaken);
+        }
+        match self.given.get(&spec.id) {
+            Some(given) if given.epoch > spec.epoch => {
+                Err(GrantError::Stale { epoch: given.epoch })
+            }
+            Some(given) if given.epoch == spec.epoch && given.key != spec.key => {
+                Err(GrantError::KeyChanged)
+            }
+            None if self.given.len() >= GRANTS_LIMIT => {
+                Err(GrantError::TooMany { limit: GRANTS_LIMIT })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn set(&mut self, spec: &GrantSpec, now: Duration) -> Result<(), GrantError> {
+        self.check(spec)?;
+        let given = self.given.entry(spec.id).or_insert_with(|| Given {
+            epoch: spec.epoch,
+            key: spec.key,
+            key_before: None,
+            quota_superpages: 0,
+            used_superpages: 0,
+            clients: BTreeSet::new(),
+            traffic: Arc::default(),
+        });
+        given.epoch = spec.epoch;
+        given.quota_superpages = superpages_of(spec.bytes);
+        if given.key != spec.key {
+            if let Some(forgotten) = given.key_before.replace(given.key) {
+                self.keys.remove(&forgotten);
+            }
+            given.key = spec.key;
+        }
+        self.keys.insert(spec.key, spec.id);
+        let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        given.traffic.read.set_limit(now_ns, RateLimit::paced(spec.read_bytes_per_s));
+        given.traffic.write.set_limit(now_ns, RateLimit::paced(spec.write_bytes_per_s));
+        given.traffic.rates_version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets in who shows this, or says why not.
+    pub(super) fn admit(
+        &self,
+        grant: Option<Grant>,
+        is_required: bool,
+    ) -> Result<Option<GrantPass>, Refused> {
+        let not_granted = Refused::new(ErrorCode::NotGranted, 0);
+        let Some(shown) = grant else {
+            return if is_required { Err(not_granted) } else { Ok(None) };
+        };
+        let id = *self.keys.get(&shown.key).ok_or(not_granted)?;
+        let given = self.given.get(&id).ok_or(not_granted)?;
+        let is_current_key = given.key == shown.key;
+        if !is_current_key || shown.epoch < given.epoch {
+            return Err(Refused::new(ErrorCode::StaleEpoch, given.epoch));
+        }
+        if shown.epoch > given.epoch {
+            return Err(not_granted);
+        }
+        Ok(Some(GrantPass { id, epoch: given.epoch, traffic: Arc::clone(&given.traffic) }))
+    }
+
+    fn recheck(&self, pass: &GrantPass) -> Result<(), Refused> {
+        match self.given.get(&pass.id) {
+            None => Err(Refused::new(ErrorCode::NotGranted, 0)),
+            Some(given) if given.epoch == pass.epoch => Ok(()),
+            Some(given) => Err(Refused::new(ErrorCode::StaleEpoch, given.epoch)),
+        }
+    }
+
+    pub(super) fn add_client(&mut self, id: GrantId, client: ClientNumber) {
+        if let Some(given) = self.given.get_mut(&id) {
+            given.clients.insert(client);
+        }
+    }
+
+    pub(super) fn remove_client(&mut self, id: GrantId, client: ClientNumber) {
+        if let Some(given) = self.given.get_mut(&id) {
+            given.clients.remove(&client);
+        }
+    }
+
+    pub(super) fn check_quota(&self, id: GrantId, superpages: u32) -> Result<(), Refused> {
+        let given = self.given.get(&id).ok_or(Refused::new(ErrorCode::NotGranted, 0))?;
+        if given.used_superpages.saturating_add(superpages) > given.quota_superpages {
+            let quota_bytes = u64::from(given.quota_superpages) * SUPERPAGE_BYTES;
+            return Err(Refused::new(ErrorCode::QuotaExceeded, quota_bytes));
+        }
+        Ok(())
+    }
+
+    pub(super) fn quota_superpages(&self, id: GrantId) -> u32 {
+        self.given.get(&id).map_or(0, |given| given.quota_superpages)
+    }
+
+    pub(super) fn charge(&mut self, id: GrantId, superpages: i64) {
+        if let Some(given) = self.given.get_mut(&id) {
+            let used = i64::from(given.used_superpages) + superpages;
+            given.used_superpages = u32::try_from(used).unwrap_or(0);
+            assert_eq!(i64::from(given.used_superpages), used, "a grant's account is off");
+        }
+    }
+
+    fn end(&mut self, id: GrantId, epoch: u64) {
+        if let Some(given) = self.given.remove(&id) {
+            assert_eq!(given.used_superpages, 0, "a grant ends after its clients");
+            self.keys.remove(&given.key);
+            given.key_before.map(|key| self.keys.remove(&key));
+        }
+        if self.ended.insert(id, epoch).is_none() {
+            self.ended_order.push_back(id);
+        }
+        if self.ended_order.len() > ENDED_LIMIT
+            && let Some(oldest) = self.ended_order.pop_front()
+        {
+            self.ended.remove(&oldest);
+        }
+    }
+
+    fn stat(&self, id: GrantId, given: &Given, connections: u32) -> GrantStat {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        GrantStat {
+            id,
+            epoch: given.epoch,
+            granted_bytes: u64::from(given.quota_superpages) * SUPERPAGE_BYTES,
+            used_bytes: u64::from(given.used_superpages) * SUPERPAGE_BYTES,
+            clients: count_u32(given.clients.len()),
+            connections,
+            pages_read: count(&given.traffic.pages_read),
+            pages_written: count(&given.traffic.pages_written),
+            read_throttled_ns: count(&given.traffic.read_throttled_ns),
+            write_throttled_ns: count(&given.traffic.write_throttled_ns),
+        }
+    }
+}
+
+impl<M: Clone> Table<M> {
+    /// Gives a grant, or gives it anew. With the epoch that the blade has, memory and rates may
+    /// change; with a higher one the key may too, and connections of the earlier epoch are to be
+    /// closed. Memory below what is used only stops further allocation.
+    ///
+    /// # Errors
+    /// See [`GrantError`].
+    pub fn set_grant(&mut self, spec: &GrantSpec, now: Duration) -> Result<(), GrantError> {
+        self.grants.set(spec, now)
+    }
+
+    /// Whether the grant may be ended by who knows of `epoch`.
+    ///
+    /// # Errors
+    /// The blade knows of a later one.
+    pub fn check_end_grant(&self, id: GrantId, epoch: u64) -> Result<(), GrantError> {
+        let given = self.grants.given.get(&id).map(|given| given.epoch);
+        match given.max(self.grants.ended.get(&id).copied()) {
+            Some(known) if known > epoch => Err(GrantError::Stale { epoch: known }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets nobody in under the grant any more. What it has stays until [`Table::end_grant`].
+    pub fn close_grant(&mut self, id: GrantId) {
+        if let Some(given) = self.grants.given.get_mut(&id) {
+            self.grants.keys.remove(&given.key);
+            given.key_before.take().map(|key| self.grants.keys.remove(&key));
+        }
+    }
+
+    /// Ends the grant and all its clients; returns how many these were, and what is to be zeroed.
+    pub fn end_grant(&mut self, id: GrantId, epoch: u64) -> (u32, Vec<Scrub<M>>) {
+        let clients = self.grants.given.get(&id).map(|given| given.clients.clone());
+        let clients = clients.unwrap_or_default();
+        let scrubs = clients.iter().flat_map(|client| self.end_client(*client)).collect();
+        self.grants.end(id, epoch);
+        (count_u32(clients.len()), scrubs)
+    }
+
+    /// Lets in a connection that is no client's.
+    ///
+    /// # Errors
+    /// It shows a grant that is unknown or stale.
+    pub fn admit_monitor(&self, grant: Option<Grant>) -> Result<Option<GrantPass>, Refused> {
+        self.grants.admit(grant, false)
+    }
+
+    /// Whether the grant is still what it was when the connection came in.
+    ///
+    /// # Errors
+    /// It was ended, or given anew.
+    pub fn recheck_grant(&self, pass: &GrantPass) -> Result<(), Refused> {
+        let is_open = |given: &Given| self.grants.keys.contains_key(&given.key);
+        if !self.grants.given.get(&pass.id).is_some_and(is_open) {
+            return Err(Refused::new(ErrorCode::NotGranted, 0));
+        }
+        self.grants.recheck(pass)
+    }
+
+    /// All grants, in the order of their ids.
+    pub fn grants(&self) -> Vec<GrantStat> {
+        let connections =
+            |given: &Given| given.clients.iter().map(|c| self.connections_of(*c)).sum();
+        let stat =
+            |(id, given): (&GrantId, &Given)| self.grants.stat(*id, given, connections(given));
+        self.grants.given.iter().map(stat).collect()
+    }
+}

@@ -1,0 +1,258 @@
+//! What the switch does: its ports, the circuits between them, and carrying frames along these.
+//!
+//! Invariants:
+//! * frames go from one port to another only under the read side of one lock, while a circuit joins them;
+//!   circuits change under its write side. So when a call that takes a circuit down has returned, no
+//!   frame passes any more;
+//! * a port in no circuit keeps no frames (its socket is closed to them), and what it may still hold is
+//!   thrown away before it is joined: a frame never travels over a circuit that was set up after it;
+//! * a frame that a worker took before the port's circuits changed is dropped (`changes`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::frame::Frame;
+use crate::table::{CircuitTable, Conflict};
+use crate::{Circuit, CircuitCounters, DirectionCounters, SwitchError, sys};
+
+/// Bytes that may wait at a port in each direction, as the kernel counts them: a hundred super-frames.
+/// When it is full further frames are lost and counted, as in a real port's buffer.
+const PORT_BUFFER_BYTES: i32 = 8 << 20;
+/// Frames thrown away before a port is joined: more than its buffer holds. It ends earlier, since a
+/// closed port takes no more.
+const MAX_STALE_FRAMES: usize = 64 * 1024;
+
+/// One port: the socket on its interface.
+#[derive(Debug)]
+pub(super) struct Port {
+    socket: OwnedFd,
+    /// How often its circuits have changed.
+    changes: AtomicU64,
+}
+
+/// The switch without its threads.
+#[derive(Debug)]
+pub(super) struct Plane {
+    pub(super) name: String,
+    pub(super) ports: Vec<Port>,
+    circuits: RwLock<Circuits>,
+}
+
+#[derive(Debug)]
+struct Circuits {
+    table: CircuitTable,
+    carried: BTreeMap<Circuit, Carried>,
+}
+
+/// What a circuit has carried: from the lower port, from the higher port.
+#[derive(Debug, Default)]
+struct Carried([Direction; 2]);
+
+#[derive(Debug, Default)]
+struct Direction {
+    frames: AtomicU64,
+    bytes: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Port {
+    pub(super) fn open(interface: u32) -> io::Result<Self> {
+        let socket = sys::packet_socket(interface, PORT_BUFFER_BYTES)?;
+        Ok(Self { socket, changes: AtomicU64::new(0) })
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    fn discard(&self) {
+        // Only while a circuit is being set up, so the buffer need not be kept.
+        let mut frames = [Frame::new()];
+        for _ in 0..MAX_STALE_FRAMES {
+            // An error that is no end of frames belongs to one frame, or to an interface that is gone.
+            match sys::receive(self.socket.as_fd(), &mut frames) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Plane {
+    pub(super) fn new(name: String, ports: Vec<Port>) -> Self {
+        let table = CircuitTable::new(ports.len());
+        let circuits = RwLock::new(Circuits { table, carried: BTreeMap::new() });
+        Self { name, ports, circuits }
+    }
+
+    pub(super) fn circuits(&self) -> Vec<Circuit> {
+        self.read().table.circuits()
+    }
+
+    pub(super) fn counters(&self) -> Vec<CircuitCounters> {
+        let circuits = self.read();
+        for (number, port) in (0..).zip(&self.ports) {
+            if let Some((_, direction)) = circuits.way(number) {
+                // What cannot be read now is counted the next time.
+                let lost = sys::take_lost(&port.socket).unwrap_or(0);
+                direction.dropped.fetch_add(u64::from(lost), Relaxed);
+            }
+        }
+        let all = circuits.carried.iter();
+        all.map(|(circuit, Carried([low, high]))| CircuitCounters {
+            circuit: *circuit,
+            from_low: low.read(),
+            from_high: high.read(),
+        })
+        .collect()
+    }
+
+    pub(super) fn connect(&self, circuit: Circuit) -> Result<(), SwitchError> {
+        let mut circuits = self.write();
+        if !circuits.table.connect(circuit).map_err(|conflict| self.refused(conflict))? {
+            return Ok(());
+        }
+        let ports = self.ends(circuit);
+        for (_, port) in &ports {
+            port.discard();
+            // What was lost until now belongs to no circuit that stands.
+            let _ = sys::take_lost(&port.socket);
+            port.changes.fetch_add(1, SeqCst);
+        }
+        for (number, port) in &ports {
+            if let Err(error) = sys::set_open(&port.socket, true) {
+                // A port left open is one whose frames are dropped here instead of in the kernel.
+                let _ = circuits.table.disconnect(circuit);
+                let reason = error.to_string();
+                return Err(SwitchError::PortFailed {
+                    switch: self.name.clone(),
+                    port: *number,
+                    reason,
+                });
+            }
+        }
+        circuits.carried.insert(circuit, Carried::default());
+        Ok(())
+    }
+
+    pub(super) fn disconnect(&self, circuit: Circuit) -> Result<(), SwitchError> {
+        let mut circuits = self.write();
+        if circuits.table.disconnect(circuit).map_err(|conflict| self.refused(conflict))? {
+            circuits.carried.remove(&circuit);
+            for (_, port) in self.ends(circuit) {
+                port.changes.fetch_add(1, SeqCst);
+                // Should it fail, frames are taken and dropped for want of a circuit.
+                let _ = sys::set_open(&port.socket, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries the frames that wait at a port, a batch at most; whether there may be more.
+    pub(super) fn carry(&self, number: u32, batch: &mut [Frame]) -> bool {
+        let Some(port) = usize::try_from(number).ok().and_then(|index| self.ports.get(index))
+        else {
+            return false;
+        };
+        let changes = port.changes.load(SeqCst);
+        let taken = match sys::receive(port.socket.as_fd(), batch) {
+            Ok(taken) => taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            // One frame whose offloading cannot be expressed, or an interface that went down or away.
+            Err(_) => {
+                self.count_dropped(number, 1);
+                return true;
+            }
+        };
+        let circuits = self.read();
+        if port.changes.load(SeqCst) == changes {
+            let frames: Vec<&Frame> =
+                batch[..taken].iter().filter(|frame| frame.is_whole()).collect();
+            self.pass(&circuits, number, &frames, taken - frames.len());
+        }
+        taken == batch.len()
+    }
+
+    fn pass(&self, circuits: &Circuits, from: u32, mut frames: &[&Frame], spoiled: usize) {
+        let Some((to, direction)) = circuits.way(from) else { return };
+        let Some(port) = usize::try_from(to).ok().and_then(|index| self.ports.get(index)) else {
+            return;
+        };
+        direction.dropped.fetch_add(spoiled as u64, Relaxed);
+        while !frames.is_empty() {
+            let done = match sys::send(port.socket.as_fd(), frames) {
+                Ok(given) => {
+                    let bytes = frames[..given].iter().map(|frame| frame.bytes()).sum::<u64>();
+                    direction.frames.fetch_add(given as u64, Relaxed);
+                    direction.bytes.fetch_add(bytes, Relaxed);
+                    given
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => {
+                    // A full port loses all that is at hand; any other error concerns one frame.
+                    let full = error.kind() == io::ErrorKind::WouldBlock;
+                    let lost = if full { frames.len() } else { 1 };
+                    direction.dropped.fetch_add(lost as u64, Relaxed);
+                    lost
+                }
+            };
+            frames = &frames[done..];
+        }
+    }
+
+    fn count_dropped(&self, from: u32, frames: u64) {
+        if let Some((_, direction)) = self.read().way(from) {
+            direction.dropped.fetch_add(frames, Relaxed);
+        }
+    }
+
+    fn ends(&self, circuit: Circuit) -> Vec<(u32, &Port)> {
+        let (low, high) = circuit.ports();
+        let port = |number| Some((number, self.ports.get(usize::try_from(number).ok()?)?));
+        [low, high].into_iter().filter_map(port).collect()
+    }
+
+    fn refused(&self, conflict: Conflict) -> SwitchError {
+        let switch = self.name.clone();
+        match conflict {
+            Conflict::NoPort(port) => SwitchError::NoPort { switch, port },
+            Conflict::InUse(port, circuit) => {
+                let (low, high) = circuit.ports();
+                SwitchError::PortInUse { switch, port, low, high }
+            }
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Circuits> {
+        self.circuits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Circuits> {
+        self.circuits.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Circuits {
+    /// Where frames from a port go, and what counts them.
+    fn way(&self, from: u32) -> Option<(u32, &Direction)> {
+        let to = self.table.peer(from)?;
+        let Carried([low, high]) = self.carried.get(&Circuit::new(from, to)?)?;
+        Some((to, if from < to { low } else { high }))
+    }
+}
+
+impl Direction {
+    fn read(&self) -> DirectionCounters {
+        DirectionCounters {
+            frames: self.frames.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+        }
+    }
+}
+
+/// Shared by the workers and the control.
+pub(super) type SharedPlane = Arc<Plane>;
