@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it rests
-//!   and never works again: it touches no memory, and nothing that still waits in its buffers takes
-//!   effect.
+//!   and never works again: it touches no memory, nothing that still waits in its buffers takes
+//!   effect, and no write of it counts as under way, even before its worker has closed it.
 //! - No lock of this module is held while a connection is fenced.
 
-use crate::table::GrantId;
+use crate::table::{GrantId, WriteGuard};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,17 +16,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Gate {
     pub(crate) socket: OwnedFd,
     pub(crate) is_fenced: Mutex<bool>,
+    /// Keeps the segment that the connection is writing to from being frozen or freed.
+    writing: Mutex<Option<WriteGuard>>,
+}
+
+/// A write under way; ends when dropped, or when its connection is fenced.
+#[derive(Debug)]
+pub(crate) struct Writing(Arc<Gate>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.end_writing();
+    }
 }
 
 impl Gate {
     pub(crate) fn new(socket: OwnedFd) -> Gate {
-        Gate { socket, is_fenced: Mutex::new(false) }
+        Gate { socket, is_fenced: Mutex::new(false), writing: Mutex::new(None) }
     }
 
     /// Waits until the connection rests, and lets it do nothing ever after.
     pub(crate) fn fence(&self) {
         *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.end_writing();
         crate::sys::shut(&self.socket);
+    }
+
+    /// A write of the connection begins; it writes one at a time.
+    pub(crate) fn begin_writing(self: &Arc<Self>, guard: Option<WriteGuard>) -> Writing {
+        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = guard;
+        Writing(Arc::clone(self))
+    }
+
+    fn end_writing(&self) {
+        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

@@ -18,10 +18,10 @@ use super::output::Output;
 use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::Shared;
-use crate::gate::{Gate, Ticket};
+use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sys::{Iovecs, Slice};
-use crate::table::{Access, Refused, WriteGuard};
+use crate::table::{Access, Refused};
 use farpool_wire::{
     ErrorCode, Extent, Header, Hello, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId,
     Response, SegmentId, WireError, split_head,
@@ -116,7 +116,7 @@ struct Arriving {
 struct Write {
     header: Header,
     _keeps: Vec<Keep>,
-    _guard: Option<WriteGuard>,
+    _writing: Writing,
 }
 
 impl Connection {
@@ -359,7 +359,8 @@ impl Talk {
             self.arriving.slices.clear();
             return Err(crate::blade::backing(&error));
         }
-        self.arriving.write = Some(Write { header, _keeps: keeps, _guard: permit.guard });
+        let writing = self.gate.begin_writing(permit.guard);
+        self.arriving.write = Some(Write { header, _keeps: keeps, _writing: writing });
         Ok(())
     }
 
