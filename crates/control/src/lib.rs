@@ -1,0 +1,6 @@
+//! The rack's controller.
+mod core;
+mod metrics;
+pub mod model;
+mod reconcile;
+pub mod store;
