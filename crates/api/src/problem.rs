@@ -71,7 +71,8 @@ impl ProblemKind {
     }
 }
 
-/// A refusal. Nothing has changed on the controller then.
+/// A refusal. Nothing has changed on the controller then. Fields seldom used are boxed, so that
+/// results stay small.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Problem {
@@ -79,17 +80,20 @@ pub struct Problem {
     #[serde(rename = "type")]
     pub kind: String,
     /// The kind in words.
-    pub title: String,
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub title: Box<str>,
     /// The HTTP status.
     pub status: u16,
     /// This case in words.
     pub detail: String,
     /// Address of the leading controller, in `not-leader`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub leader: Option<String>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub leader: Option<Box<str>>,
     /// What the request did not match, in `precondition-failed`: the tag that stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub etag: Option<String>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub etag: Option<Box<str>>,
     /// The limit that was passed, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
@@ -101,7 +105,7 @@ impl Problem {
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self {
             kind: kind.urn(),
-            title: kind.parts().2.to_owned(),
+            title: kind.parts().2.into(),
             status: kind.status(),
             detail: detail.into(),
             leader: None,

@@ -91,7 +91,10 @@ pub struct Node {
     pub incarnation: u64,
     /// Its blade's id.
     pub blade_id: u64,
-    /// What it lends at most now, as it reports; none before its first report.
+    /// Memory its blade has, as it reports; none before its first report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
+    /// What it lends at most now, as it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lendable_bytes: Option<u64>,
     /// What holds data, as it reports.

@@ -196,6 +196,16 @@ impl Core {
         }
     }
 
+    /// Carries out a command that nobody waits for.
+    pub fn command(&self, command: Command) {
+        if self.check_leads().is_ok() {
+            let mut guarded = self.lock();
+            let now_ms = self.now_ms();
+            // Nobody asked, so nobody needs the refusal; the next look sees what stands.
+            let _ = guarded.apply(command, now_ms, self);
+        }
+    }
+
     /// Events after the one with id `after`.
     pub async fn events_after(&self, after: u64) -> Result<Vec<Event>, Problem> {
         self.check_leads()?;
@@ -223,6 +233,7 @@ impl Core {
 impl Guarded {
     fn apply(&mut self, command: Command, now_ms: u64, core: &Core) -> Result<Applied, Problem> {
         let Self { state, random, queued, events } = self;
+        let version = state.last_version;
         let mut applied = state.apply(command, now_ms, &mut || random.next())?;
         let ops = std::mem::take(&mut applied.ops);
         if !ops.is_empty() {
@@ -236,7 +247,10 @@ impl Guarded {
             }
             events.push_back(event.clone());
         }
-        core.changed.send_modify(|count| *count += 1);
+        // Everything that somebody waits for has a version or is an event.
+        if state.last_version != version || !applied.events.is_empty() {
+            core.changed.send_modify(|count| *count += 1);
+        }
         Ok(applied)
     }
 }

@@ -57,9 +57,9 @@ fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Comm
         }
         let reclaimed = wanted.contains(&id);
         let draining = node.record.draining;
-        if !reclaimed && runtime.deadline_ms.is_some() {
-            due.push(Command::Stay { id });
-        } else if !reclaimed && !draining && runtime.retry_ms.is_some() {
+        let waits = runtime.deadline_ms.is_some() || runtime.retry_ms.is_some();
+        let seeks_only = draining && runtime.deadline_ms.is_none();
+        if !reclaimed && waits && !seeks_only {
             due.push(Command::Stay { id });
         } else if reclaimed || draining {
             let deadline_ms = reclaimed.then_some(now_ms + RECLAIM_DEADLINE_MS);

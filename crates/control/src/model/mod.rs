@@ -239,7 +239,7 @@ pub struct State {
     pub(crate) tasks: VecDeque<Task>,
     /// Circuits that stand, as the switches say.
     standing: BTreeSet<(String, u32, u32)>,
-    last_version: u64,
+    pub(crate) last_version: u64,
     last_event: u64,
 }
 

@@ -67,7 +67,6 @@ impl GrantRecord {
 
 /// A segment and what shall become of it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a decision that stands on its own")]
 pub struct SegmentRecord {
     pub id: SegmentId,
     pub spec: SegmentSpec,

@@ -130,7 +130,7 @@ impl State {
             return Ok(());
         }
         let detail = format!("segment {id} is at revision {now}");
-        let etag = Some(format!("\"{now}\""));
+        let etag = Some(format!("\"{now}\"").into());
         Err(Problem { etag, ..Problem::new(ProblemKind::PreconditionFailed, detail) })
     }
 

@@ -188,6 +188,7 @@ impl State {
             segments,
             incarnation: record.spec.incarnation,
             blade_id: record.spec.blade_id,
+            capacity_bytes: seen.map(|seen| seen.capacity_bytes),
             lendable_bytes: seen.map(|seen| seen.lendable_bytes),
             used_bytes: seen.map(|seen| seen.used_bytes),
             load_permille: seen.map(|seen| seen.load_permille),
