@@ -19,6 +19,7 @@ enum Step {
     AbortMove(u128),
     ChangeOwner(u128, u32),
     Drain(u32, bool),
+    Lend(u32, u64),
 }
 
 /// What a random rack is made of; numbers are taken modulo what there is.
@@ -136,8 +137,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..24u128).prop_map(Step::AbortMove),
         1 => (0..24u128, 0..4u32).prop_map(|(id, compute)| Step::ChangeOwner(id, compute)),
         1 => (0..4u32, any::<bool>()).prop_map(|(memory, on)| Step::Drain(memory, on)),
+        1 => (0..4u32, 0..6u64).prop_map(|(memory, superpages)| Step::Lend(memory, superpages)),
     ];
     proptest::collection::vec(step, 1..40)
+}
+
+/// Steps after which a request may be refused that could be served.
+fn closes(step: &Step) -> bool {
+    matches!(step, Step::Drain(..) | Step::Lend(..))
 }
 
 /// Carries out a step; an error must change nothing.
@@ -151,6 +158,9 @@ fn act(rack: &mut Allocator, step: &Step) -> Result<(), RackError> {
         Step::AbortMove(id) => rack.abort_move(RequestId(*id)).map(drop),
         Step::ChangeOwner(id, compute) => {
             rack.change_owner(RequestId(*id), ComputeId(*compute)).map(drop)
+        }
+        Step::Lend(memory, superpages) => {
+            rack.set_lendable(farpool_rack::MemoryId(*memory), superpages * SUPERPAGE_BYTES)
         }
         Step::Drain(memory, on) => rack.set_draining(farpool_rack::MemoryId(*memory), *on),
     };
@@ -183,7 +193,7 @@ proptest! {
         plan in plans(), steps in steps(),
     ) {
         let mut rack = Allocator::new(build(&plan));
-        for step in steps.iter().filter(|step| !matches!(step, Step::Drain(..))) {
+        for step in steps.iter().filter(|step| !closes(step)) {
             let refused = act(&mut rack, step).err().filter(is_refusal);
             let plain = Plain::of(&rack);
             if let (Step::Allocate(request), Some(error)) = (step, refused) {
@@ -207,7 +217,9 @@ proptest! {
         }
         prop_assert_eq!(&rack.snapshot(), &before);
         for memory in 0..plan.memories.len() {
-            rack.set_draining(farpool_rack::MemoryId(memory.try_into().unwrap()), false).unwrap();
+            let memory = farpool_rack::MemoryId(memory.try_into().unwrap());
+            rack.set_draining(memory, false).unwrap();
+            rack.set_lendable(memory, u64::MAX).unwrap();
         }
         for id in 0..24 {
             let _ = rack.release(RequestId(id));
@@ -218,20 +230,73 @@ proptest! {
     #[test]
     fn stored_grants_give_the_same_rack_again(plan in plans(), steps in steps()) {
         let mut rack = Allocator::new(build(&plan));
-        for step in steps.iter().filter(|step| !matches!(step, Step::Drain(..))) {
+        for step in steps.iter().filter(|step| !closes(step)) {
             let _ = act(&mut rack, step);
         }
-        for id in 0..24 {
-            let _ = rack.finish_move(RequestId(id));
-        }
         let mut again = Allocator::new(build(&plan));
-        for (request, grant, _) in rack.grants() {
+        for (request, grant, moving) in rack.grants() {
             again.adopt(request, grant).unwrap();
             let mut twice = again.clone();
             let other = Request { id: RequestId(999), ..request.clone() };
             prop_assert!(twice.adopt(&other, grant).is_err(), "the same memory was given twice");
             prop_assert_eq!(twice.snapshot(), again.snapshot());
+            let Some(moving) = moving else { continue };
+            prop_assert!(again.adopt_move(request.id, grant).is_err(), "a move to where it is");
+            let before = again.snapshot();
+            let taken = again.adopt_move(request.id, moving);
+            prop_assert_eq!(taken, Ok(()));
+            prop_assert_ne!(again.snapshot(), before);
+            prop_assert!(again.adopt_move(request.id, moving).is_err(), "a move taken over twice");
         }
         prop_assert_eq!(again.snapshot(), rack.snapshot());
+    }
+
+    #[test]
+    fn nothing_new_is_placed_above_what_a_brick_lends(
+        plan in plans(), steps in steps(), request in requests(), lends in 0..6u64,
+    ) {
+        let mut rack = Allocator::new(build(&plan));
+        for step in &steps {
+            let _ = act(&mut rack, step);
+        }
+        for memory in 0..plan.memories.len() {
+            let memory = farpool_rack::MemoryId(memory.try_into().unwrap());
+            rack.set_lendable(memory, lends * SUPERPAGE_BYTES + 4095).unwrap();
+        }
+        let request = Request { id: RequestId(1000), ..request };
+        if let Ok(memory) = rack.allocate(&request).map(|grant| grant.memory) {
+            let on_it = |grant: &farpool_rack::Grant| match grant.memory == memory {
+                true => grant.length_bytes(),
+                false => 0,
+            };
+            let all = rack.grants();
+            let used: u64 = all.map(|(_, now, next)| on_it(now) + next.map_or(0, on_it)).sum();
+            prop_assert!(used <= lends * SUPERPAGE_BYTES);
+        }
+    }
+
+    #[test]
+    fn ids_given_are_above_those_raised(segment in 0..1000u64, epoch in 0..1000u64) {
+        let mut builder = GraphBuilder::new();
+        builder.rack("r0").unwrap();
+        let tray = builder.tray("t0", "r0").unwrap();
+        let domain = builder.domain("d0").unwrap();
+        let brick =
+            ComputeBrick { name: "c".into(), tray, domain, power_watts: 0, ports: Vec::new() };
+        builder.compute(brick, 1).unwrap();
+        builder.memory(GraphBuilder::usual_memory("m", tray, domain), 1).unwrap();
+        builder.switch("s", SwitchKind::Packet, 2, 0, 0).unwrap();
+        for (brick, port) in [("c:0", "s:0"), ("m:0", "s:1")] {
+            let ends = (builder.find_port(brick).unwrap(), builder.find_port(port).unwrap());
+            builder.link(ends.0, ends.1, 1000, 0).unwrap();
+        }
+        let mut rack = Allocator::new(builder.finish());
+        rack.raise_ids(farpool_rack::SegmentId(segment), farpool_rack::Epoch(epoch));
+        let rates = RateLimits { read_bytes_per_s: 1, write_bytes_per_s: 1 };
+        let policy = PlacementPolicy::FirstFit;
+        let request = Request::new(RequestId(1), ComputeId(0), 1, rates, policy);
+        let grant = rack.allocate(&request).unwrap();
+        prop_assert_eq!((grant.segment.0, grant.epoch.0), (segment + 1, epoch + 1));
+        prop_assert_eq!(rack.highest_ids().1.0, epoch + 1);
     }
 }

@@ -5,6 +5,7 @@
 //! everything that was reserved for it, so release reads it back from there, and a controller that
 //! lost its memory gives its stored grants to [`Allocator::adopt`].
 
+mod adopt;
 mod extents;
 mod find;
 mod grant;
@@ -42,6 +43,8 @@ struct MemoryState {
     segments: u32,
     observed_permille: u32,
     draining: bool,
+    /// What the brick's server lends at most now; its capacity unless it says less.
+    lendable_superpages: u32,
 }
 
 /// What a compute brick uses.
@@ -98,6 +101,7 @@ impl Allocator {
             segments: 0,
             observed_permille: u32::from(brick.load_permille),
             draining: false,
+            lendable_superpages: superpages_of(brick.capacity_bytes),
         };
         let compute = |_: &crate::ComputeBrick| ComputeState {
             addresses: Extents::new(FAR_WINDOW_SUPERPAGES),
@@ -185,6 +189,22 @@ impl Allocator {
     pub fn set_draining(&mut self, memory: MemoryId, draining: bool) -> Result<(), RackError> {
         let state = self.memories.get_mut(memory.index());
         state.ok_or(RackError::UnknownMemory(memory))?.draining = draining;
+        self.refresh(memory);
+        Ok(())
+    }
+
+    /// Notes how much a memory brick lends at most for now. What stands above it stays; nothing new
+    /// is placed until enough has left.
+    ///
+    /// # Errors
+    /// There is no such brick.
+    pub fn set_lendable(&mut self, memory: MemoryId, bytes: u64) -> Result<(), RackError> {
+        let capacity = self.graph.memories().get(memory.index()).map(|brick| brick.capacity_bytes);
+        let capacity = capacity.ok_or(RackError::UnknownMemory(memory))?;
+        let state = &mut self.memories[memory.index()];
+        // Whole superpages that fit, so rounded down.
+        let fits = bytes.min(capacity) / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+        state.lendable_superpages = superpages_of(fits);
         self.refresh(memory);
         Ok(())
     }
@@ -308,7 +328,12 @@ impl Allocator {
         let power = if state.segments > 0 { PowerState::On } else { brick.power };
         let room = match state.draining {
             true => (0, 0),
-            false => (state.free.largest(), state.free.total()),
+            false => {
+                let brick_superpages = superpages_of(brick.capacity_bytes);
+                let used = brick_superpages - state.free.total();
+                let room = state.lendable_superpages.saturating_sub(used);
+                (state.free.largest().min(room), state.free.total().min(room))
+            }
         };
         tree::brick_values(memory, room, left, self.load_permille(memory), power)
     }

@@ -1,16 +1,16 @@
-//! Segments that change place or owner, and grants taken over from a store.
+//! Segments that change place or owner.
 //!
 //! A move has two steps, because data is copied in between: [`Allocator::begin_move`] reserves the
 //! new place beside the old, [`Allocator::finish_move`] lets go of the old one (or
 //! [`Allocator::abort_move`] of the new). The client's addresses and the segment's id stay.
 
-use crate::ids::{ComputeId, DomainId, Epoch, MemoryId, RequestId, SegmentId};
-use crate::{SUPERPAGE_BYTES, Vertex};
+use crate::SUPERPAGE_BYTES;
+use crate::ids::{ComputeId, DomainId, Epoch, MemoryId, RequestId};
 
 use super::grant::{Grant, Path, RackError, RateLimits, Request};
 use super::network::Connection;
 use super::policy::PlacementPolicy;
-use super::{Allocator, FAR_BASE_BYTES, FAR_WINDOW_SUPERPAGES, Standing, superpages_of};
+use super::{Allocator, FAR_BASE_BYTES, superpages_of};
 
 impl Allocator {
     /// Reserves another brick for a segment; the grant returned has a new epoch and takes effect
@@ -118,103 +118,5 @@ impl Allocator {
             Connection::Found(path) => Some(path),
             Connection::None(_) => None,
         }
-    }
-
-    /// Takes over a grant from a store: reserves exactly what it says. Ids and epochs given later
-    /// are higher than all adopted ones.
-    ///
-    /// # Errors
-    /// The id is in use, or the grant does not fit; nothing has changed then.
-    pub fn adopt(&mut self, request: &Request, grant: &Grant) -> Result<(), RackError> {
-        if self.standing.contains_key(&request.id) {
-            return Err(RackError::IdInUse(request.id));
-        }
-        let superpages = self.check(request)?;
-        self.check_grant(request, grant, superpages)
-            .map_err(|reason| RackError::Conflict { segment: grant.segment, reason })?;
-        let base = superpages_of(grant.entries[0].client_base_bytes - FAR_BASE_BYTES);
-        let conflict = |reason| Err(RackError::Conflict { segment: grant.segment, reason });
-        if !self.computes[grant.compute.index()].addresses.take_at(base, superpages) {
-            return conflict("its client addresses are in use");
-        }
-        for (index, entry) in grant.entries.iter().enumerate() {
-            let first = superpages_of(entry.brick_offset_bytes);
-            let count = superpages_of(entry.length_bytes);
-            let free = &mut self.memories[grant.memory.index()].free;
-            if !free.take_at(first, count) {
-                for entry in &grant.entries[..index] {
-                    let first = superpages_of(entry.brick_offset_bytes);
-                    free.give(first, superpages_of(entry.length_bytes));
-                }
-                self.computes[grant.compute.index()].addresses.give(base, superpages);
-                return conflict("its memory has another owner");
-            }
-        }
-        self.reserve_rest(grant);
-        self.next_segment = self.next_segment.max(grant.segment.0.saturating_add(1));
-        self.next_epoch = self.next_epoch.max(grant.epoch.0.saturating_add(1));
-        let (request, grant) = (request.clone(), grant.clone());
-        let standing = Standing { request, grant, moving: None };
-        self.standing.insert(standing.request.id, Box::new(standing));
-        Ok(())
-    }
-
-    /// Everything of a stored grant that can be checked without reserving.
-    fn check_grant(
-        &self,
-        request: &Request,
-        grant: &Grant,
-        superpages: u32,
-    ) -> Result<(), &'static str> {
-        let Some(state) = self.memories.get(grant.memory.index()) else {
-            return Err("there is no such memory brick");
-        };
-        let rates = grant.blade_limits;
-        if grant.compute != request.compute
-            || rates != request.rates
-            || grant.client_limits != rates
-        {
-            return Err("it is not what was requested");
-        }
-        let mut expected_base = grant.entries.first().map_or(0, |entry| entry.client_base_bytes);
-        let window_bytes = u64::from(FAR_WINDOW_SUPERPAGES) * SUPERPAGE_BYTES;
-        if !(FAR_BASE_BYTES..FAR_BASE_BYTES + window_bytes).contains(&expected_base) {
-            return Err("its client addresses are outside the window of far addresses");
-        }
-        let mut bytes = 0_u64;
-        for entry in &grant.entries {
-            let aligned = [entry.length_bytes, entry.brick_offset_bytes, entry.client_base_bytes]
-                .iter()
-                .all(|value| value.is_multiple_of(SUPERPAGE_BYTES));
-            let brick_bytes = self.graph.memories()[grant.memory.index()].capacity_bytes;
-            let inside = entry.length_bytes > 0
-                && entry.length_bytes <= brick_bytes
-                && entry.brick_offset_bytes <= brick_bytes - entry.length_bytes;
-            if !aligned || !inside || entry.client_base_bytes != expected_base {
-                return Err("its entries are not runs of superpages one after the other");
-            }
-            expected_base += entry.length_bytes;
-            bytes += entry.length_bytes;
-        }
-        if bytes != u64::from(superpages) * SUPERPAGE_BYTES {
-            return Err("its entries are not what was requested");
-        }
-        if rates.read_bytes_per_s > state.left.read_bytes_per_s
-            || rates.write_bytes_per_s > state.left.write_bytes_per_s
-        {
-            return Err("the memory brick does not serve that much bandwidth");
-        }
-        if !self.network.admits(&grant.path, rates) {
-            return Err("its path is not there or not free");
-        }
-        let owners = grant.path.ends().map(|port| self.graph.ports()[port.index()].owner);
-        if owners != [Vertex::Compute(grant.compute), Vertex::Memory(grant.memory)] {
-            return Err("its path joins other bricks");
-        }
-        let fits_in_use = self.standing.values().all(|s| s.grant.segment != grant.segment);
-        if !fits_in_use || grant.segment == SegmentId(0) {
-            return Err("its segment id has another owner");
-        }
-        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, RequestId};
 
-use super::grant::{Grant, RateLimits, SwitchSetting};
+use super::grant::{Grant, Path, RateLimits, SwitchSetting};
 use super::{Allocator, ComputeState, MemoryState, Standing};
 
 /// All that is reserved at one moment. Two are equal exactly when the same is reserved; the numbers
@@ -34,6 +34,14 @@ impl Allocator {
     /// Circuits that stand, each with the number of segments over it.
     pub fn circuits(&self) -> impl Iterator<Item = (SwitchSetting, u32)> + '_ {
         self.network.circuits()
+    }
+
+    /// How the circuit switches on a path are set for it. None if the path has ports that are not
+    /// there.
+    #[must_use]
+    pub fn settings_of(&self, path: &Path) -> Option<Vec<SwitchSetting>> {
+        let known = path.ports.iter().all(|port| port.index() < self.graph.ports().len());
+        known.then(|| self.network.settings(path))
     }
 
     /// What a memory brick still serves. None if there is no such brick.

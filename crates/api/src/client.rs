@@ -1,0 +1,563 @@
+//! A blocking client of the controller, one method per operation.
+//!
+//! Several addresses may be given. Every operation goes to the one that answered last; if that one
+//! cannot be reached or says that another controller leads, the next one is asked, each once. All
+//! operations may be repeated: creates carry their id, reports a sequence, and a second move of a
+//! segment is refused while the first is under way.
+
+use std::io::{BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    CircuitList, ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, Event, Health,
+    MoveRequest, Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Problem, ProblemKind, Segment,
+    SegmentId, SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Topology,
+};
+
+/// How long a connection may take to be made; then the next address is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long an answer may take beyond the time it was asked to wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Largest answer read; a larger one is an error. A node's intent of 100,000 grants is 20 MB.
+const ANSWER_LIMIT_BYTES: u64 = 256 << 20;
+
+/// Why an operation did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The controller refused.
+    #[error("{0}")]
+    Problem(Box<Problem>),
+    /// No controller answered; the last one's reason.
+    #[error("the controller at {url} cannot be reached: {reason}")]
+    Unreachable {
+        /// Which.
+        url: String,
+        /// What happened.
+        reason: String,
+    },
+    /// What answered is no controller of this version.
+    #[error("the answer of {url} makes no sense: {reason}")]
+    BadAnswer {
+        /// Which.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An address that is none.
+    #[error("\"{0}\" is no address of a controller; give http://host:port, several with commas")]
+    BadUrl(String),
+}
+
+impl ApiError {
+    /// Whether the controller refused for this reason.
+    #[must_use]
+    pub fn is(&self, kind: ProblemKind) -> bool {
+        matches!(self, Self::Problem(problem) if problem.is(kind))
+    }
+}
+
+/// A controller, or several of which one leads. Clones share their connections.
+#[derive(Clone)]
+pub struct Client {
+    agent: ureq::Agent,
+    urls: Arc<[String]>,
+    authorization: Option<Arc<str>>,
+    /// Index of the address that answered last.
+    current: Arc<AtomicUsize>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
+/// What a list of segments shall be.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SegmentFilter {
+    /// How many at most; the controller has a limit of its own.
+    pub limit: Option<u32>,
+    /// `next_page_token` of the page before.
+    pub page_token: Option<String>,
+}
+
+struct Call<'a> {
+    method: &'static str,
+    path: &'a str,
+    body: Option<Vec<u8>>,
+    wait_ms: u64,
+    if_match: Option<String>,
+    accept: &'static str,
+}
+
+impl<'a> Call<'a> {
+    fn new(method: &'static str, path: &'a str) -> Self {
+        Self { method, path, body: None, wait_ms: 0, if_match: None, accept: "application/json" }
+    }
+
+    fn body(mut self, body: &impl Serialize) -> Self {
+        // Types of this crate are plain data with string keys, which always serialize.
+        self.body = serde_json::to_vec(body).ok();
+        self
+    }
+}
+
+type Response = ureq::http::Response<ureq::Body>;
+
+impl Client {
+    /// A client of the controllers at `base_url`: one address such as `http://10.0.0.1:7080`, or
+    /// several with commas between.
+    ///
+    /// # Errors
+    /// An address is no `http://` URL.
+    pub fn new(base_url: &str, token: Option<&str>) -> Result<Self, ApiError> {
+        let urls = base_url.split(',').map(str::trim).filter(|url| !url.is_empty());
+        let urls: Vec<String> = urls.map(|url| url.trim_end_matches('/').to_owned()).collect();
+        let is_url = |url: &String| {
+            let host = url.strip_prefix("http://").unwrap_or_default();
+            !host.is_empty() && url.parse::<ureq::http::Uri>().is_ok()
+        };
+        if let Some(bad) = urls.iter().find(|url| !is_url(url)) {
+            return Err(ApiError::BadUrl(bad.clone()));
+        }
+        if urls.is_empty() {
+            return Err(ApiError::BadUrl(base_url.to_owned()));
+        }
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .max_redirects(0)
+            .proxy(None)
+            .build();
+        Ok(Self {
+            agent: config.into(),
+            urls: urls.into(),
+            authorization: token.map(|token| format!("Bearer {token}").into()),
+            current: Arc::new(AtomicUsize::new(0)),
+        })
+    }
+
+    /// The addresses it was given.
+    #[must_use]
+    pub fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
+    /// Registers a node, or what has changed about it.
+    ///
+    /// # Errors
+    /// See [`ApiError`]; so for all operations.
+    pub fn put_node(&self, name: &str, spec: &NodeSpec) -> Result<Node, ApiError> {
+        self.json(Call::new("PUT", &format!("/v1/nodes/{}", escape(name))).body(spec))
+    }
+
+    /// All nodes.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn nodes(&self) -> Result<NodeList, ApiError> {
+        self.json(Call::new("GET", "/v1/nodes"))
+    }
+
+    /// One node.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn node(&self, name: &str) -> Result<Node, ApiError> {
+        self.json(Call::new("GET", &format!("/v1/nodes/{}", escape(name))))
+    }
+
+    /// Forgets a node with nothing on it.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn delete_node(&self, name: &str) -> Result<(), ApiError> {
+        self.nothing(Call::new("DELETE", &format!("/v1/nodes/{}", escape(name))))
+    }
+
+    /// Empties a node; ends when the task is done.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn drain_node(&self, name: &str) -> Result<Task, ApiError> {
+        self.json(Call::new("POST", &format!("/v1/nodes/{}/drain", escape(name))))
+    }
+
+    /// Lets a node be used again.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn undrain_node(&self, name: &str) -> Result<Node, ApiError> {
+        self.json(Call::new("DELETE", &format!("/v1/nodes/{}/drain", escape(name))))
+    }
+
+    /// A node's report; waits for news up to the report's `wait_ms`.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn report_node(&self, name: &str, report: &NodeReport) -> Result<NodeAnswer, ApiError> {
+        let path = format!("/upcall/v1/nodes/{}/report", escape(name));
+        let call = Call { wait_ms: report.wait_ms, ..Call::new("POST", &path) };
+        self.json(call.body(report))
+    }
+
+    /// Registers a client, or what has changed about it.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn put_client(&self, id: ClientId, spec: &ClientSpec) -> Result<ClientView, ApiError> {
+        self.json(Call::new("PUT", &format!("/v1/clients/{id}")).body(spec))
+    }
+
+    /// One client.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn client(&self, id: ClientId) -> Result<ClientView, ApiError> {
+        self.json(Call::new("GET", &format!("/v1/clients/{id}")))
+    }
+
+    /// Ends a client; all its segments are released.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn delete_client(&self, id: ClientId) -> Result<(), ApiError> {
+        self.nothing(Call::new("DELETE", &format!("/v1/clients/{id}")))
+    }
+
+    /// A client's report; waits for news up to the report's `wait_ms`.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn report_client(
+        &self,
+        id: ClientId,
+        report: &ClientReport,
+    ) -> Result<ClientAnswer, ApiError> {
+        let path = format!("/upcall/v1/clients/{id}/report");
+        let call = Call { wait_ms: report.wait_ms, ..Call::new("POST", &path) };
+        self.json(call.body(report))
+    }
+
+    /// Creates a segment, or finds the one that was created so.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn put_segment(&self, id: SegmentId, spec: &SegmentSpec) -> Result<Segment, ApiError> {
+        self.json(Call::new("PUT", &format!("/v1/segments/{id}")).body(spec))
+    }
+
+    /// One segment.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn segment(&self, id: SegmentId) -> Result<Segment, ApiError> {
+        self.json(Call::new("GET", &format!("/v1/segments/{id}")))
+    }
+
+    /// One segment, as soon as it is in that state or after `wait_ms`: look at its state.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn wait_segment(
+        &self,
+        id: SegmentId,
+        state: SegmentState,
+        wait_ms: u64,
+    ) -> Result<Segment, ApiError> {
+        let state = serde_json::to_string(&state).unwrap_or_default();
+        let state = state.trim_matches('"');
+        let path = format!("/v1/segments/{id}?wait_state={state}&wait_ms={wait_ms}");
+        self.json(Call { wait_ms, ..Call::new("GET", &path) })
+    }
+
+    /// A page of segments.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn segments(&self, filter: &SegmentFilter) -> Result<SegmentList, ApiError> {
+        let limit = filter.limit.map(|limit| format!("limit={limit}"));
+        let token = filter.page_token.as_ref().map(|token| format!("page_token={}", escape(token)));
+        let query: Vec<String> = limit.into_iter().chain(token).collect();
+        self.json(Call::new("GET", &format!("/v1/segments?{}", query.join("&"))))
+    }
+
+    /// Releases a segment, only at this revision if one is given.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn delete_segment(&self, id: SegmentId, revision: Option<u64>) -> Result<(), ApiError> {
+        let path = format!("/v1/segments/{id}");
+        let if_match = revision.map(|revision| format!("\"{revision}\""));
+        self.nothing(Call { if_match, ..Call::new("DELETE", &path) })
+    }
+
+    /// Moves a segment to another brick; ends when the task is done.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn move_segment(&self, id: SegmentId, wish: &MoveRequest) -> Result<Task, ApiError> {
+        self.json(Call::new("POST", &format!("/v1/segments/{id}/move")).body(wish))
+    }
+
+    /// All circuits.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn circuits(&self) -> Result<CircuitList, ApiError> {
+        self.json(Call::new("GET", "/v1/circuits"))
+    }
+
+    /// The rack's graph.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn topology(&self) -> Result<Topology, ApiError> {
+        self.json(Call::new("GET", "/v1/topology"))
+    }
+
+    /// The rack as a drawing.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn topology_drawing(&self) -> Result<String, ApiError> {
+        self.text(Call { accept: "text/plain", ..Call::new("GET", "/v1/topology") })
+    }
+
+    /// The rack's graph as a topology file.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn topology_toml(&self) -> Result<String, ApiError> {
+        self.text(Call { accept: "application/toml", ..Call::new("GET", "/v1/topology") })
+    }
+
+    /// All tasks that are remembered.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn tasks(&self) -> Result<TaskList, ApiError> {
+        self.json(Call::new("GET", "/v1/tasks"))
+    }
+
+    /// One task.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn task(&self, id: TaskId) -> Result<Task, ApiError> {
+        self.json(Call::new("GET", &format!("/v1/tasks/{id}")))
+    }
+
+    /// How the controller is.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn health(&self) -> Result<Health, ApiError> {
+        self.json(Call::new("GET", "/healthz"))
+    }
+
+    /// Events after the one with this id (0: all that are remembered), without end.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn events(&self, after: u64) -> Result<EventStream, ApiError> {
+        let path = format!("/v1/events?after={after}");
+        // The stream says something every 15 s, but its whole has no end.
+        let call = Call { accept: "text/event-stream", ..Call::new("GET", &path) };
+        let (url, response) = self.send(&call, None)?;
+        let lines = BufReader::new(response.into_body().into_reader());
+        Ok(EventStream { lines: Box::new(lines), url })
+    }
+
+    fn nothing(&self, call: Call<'_>) -> Result<(), ApiError> {
+        self.text(call).map(drop)
+    }
+
+    fn json<T: DeserializeOwned>(&self, call: Call<'_>) -> Result<T, ApiError> {
+        let (url, bytes) = self.bytes(&call)?;
+        let bad = |error: serde_json::Error| ApiError::BadAnswer { url, reason: error.to_string() };
+        serde_json::from_slice(&bytes).map_err(bad)
+    }
+
+    fn text(&self, call: Call<'_>) -> Result<String, ApiError> {
+        let (url, bytes) = self.bytes(&call)?;
+        let bad = |_| ApiError::BadAnswer { url, reason: "it is not UTF-8".to_owned() };
+        String::from_utf8(bytes).map_err(bad)
+    }
+
+    fn bytes(&self, call: &Call<'_>) -> Result<(String, Vec<u8>), ApiError> {
+        let timeout = ANSWER_TIMEOUT + Duration::from_millis(call.wait_ms);
+        let (url, response) = self.send(call, Some(timeout))?;
+        let bytes =
+            read(response).map_err(|reason| ApiError::Unreachable { url: url.clone(), reason })?;
+        Ok((url, bytes))
+    }
+
+    /// Asks each address once, beginning with the one that answered last.
+    fn send(
+        &self,
+        call: &Call<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<(String, Response), ApiError> {
+        let first = self.current.load(Ordering::Relaxed);
+        let mut last = None;
+        for step in 0..self.urls.len() {
+            let index = (first + step) % self.urls.len();
+            let url = &self.urls[index];
+            let error = match self.ask(url, call, timeout) {
+                Ok(response) => {
+                    self.current.store(index, Ordering::Relaxed);
+                    return Ok((url.clone(), response));
+                }
+                Err(error) => error,
+            };
+            let elsewhere = matches!(error, ApiError::Unreachable { .. })
+                || error.is(ProblemKind::NotLeader)
+                || error.is(ProblemKind::Ending);
+            if !elsewhere {
+                self.current.store(index, Ordering::Relaxed);
+                return Err(error);
+            }
+            last = Some(error);
+        }
+        Err(last.unwrap_or_else(|| ApiError::BadUrl(String::new())))
+    }
+
+    fn ask(
+        &self,
+        url: &str,
+        call: &Call<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Response, ApiError> {
+        let mut request = ureq::http::Request::builder()
+            .method(call.method)
+            .uri(format!("{url}{}", call.path))
+            .header("accept", call.accept);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization.as_ref());
+        }
+        if let Some(tag) = &call.if_match {
+            request = request.header("if-match", tag);
+        }
+        if call.body.is_some() {
+            request = request.header("content-type", "application/json");
+        }
+        let unreachable = |reason: String| ApiError::Unreachable { url: url.to_owned(), reason };
+        let body = call.body.as_deref().unwrap_or_default();
+        let request = request.body(body).map_err(|error| ApiError::BadAnswer {
+            url: url.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let request = self.agent.configure_request(request).timeout_global(timeout).build();
+        let response = self.agent.run(request).map_err(|error| unreachable(error.to_string()))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let bytes = read(response).map_err(unreachable)?;
+        match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(problem) => Err(ApiError::Problem(Box::new(problem))),
+            Err(_) => Err(ApiError::BadAnswer {
+                url: url.to_owned(),
+                reason: format!("status {status} without a problem document"),
+            }),
+        }
+    }
+}
+
+fn read(response: Response) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let reader = response.into_body().into_reader();
+    reader
+        .take(ANSWER_LIMIT_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > ANSWER_LIMIT_BYTES {
+        return Err(format!("the answer is above {ANSWER_LIMIT_BYTES} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// A path segment or query value with all but unreserved characters escaped.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                escaped.push(char::from(byte));
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+/// Events as they come. Ends when the connection does: ask again after the last id.
+pub struct EventStream {
+    lines: Box<dyn BufRead + Send>,
+    url: String,
+}
+
+impl std::fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventStream").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = Result<Event, ApiError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let mut line = String::new();
+            let unreachable = |reason| ApiError::Unreachable { url: self.url.clone(), reason };
+            match self.lines.read_line(&mut line) {
+                Ok(0) => return None,
+                Err(error) => return Some(Err(unreachable(error.to_string()))),
+                Ok(_) => {}
+            }
+            // Each event is one line of data; ids and kinds are in it again.
+            let Some(data) = line.strip_prefix("data:") else { continue };
+            let bad = |error: serde_json::Error| ApiError::BadAnswer {
+                url: self.url.clone(),
+                reason: error.to_string(),
+            };
+            return Some(serde_json::from_str(data.trim()).map_err(bad));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked() {
+        for bad in ["", ",", "10.0.0.1:7080", "http://", "https://a", "http://a,b"] {
+            assert!(matches!(Client::new(bad, None), Err(ApiError::BadUrl(_))), "{bad}");
+        }
+        let client = Client::new("http://a:1/, http://b:2", Some("secret")).unwrap();
+        assert_eq!(client.urls(), ["http://a:1", "http://b:2"]);
+        assert!(!format!("{client:?}").contains("secret"));
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        assert_eq!(escape("a/b c?"), "a%2Fb%20c%3F");
+    }
+
+    #[test]
+    fn every_address_is_tried() {
+        // Nobody listens on these: the ports were free a moment ago.
+        let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (first, second) = (port(), port());
+        let client = Client::new(&format!("http://{first},http://{second}"), None).unwrap();
+        let error = client.nodes().unwrap_err();
+        assert!(error.to_string().contains(&second.to_string()), "{error}");
+    }
+}

@@ -1,0 +1,256 @@
+//! The leading controller: the state under one lock, the way to the store, and who waits for what.
+//!
+//! The order is: change the state, queue its operations for the store, let the lock go, wait until
+//! they are durable, answer. Readers wait for what they have seen in the same way.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farpool_api::{Event, Problem, ProblemKind};
+use tokio::sync::watch;
+
+use crate::model::{Applied, Command, State};
+use crate::reconcile;
+use crate::store::{CommitState, Committer};
+
+/// Events remembered for those who come later; older ones are gone.
+const EVENTS_LIMIT: usize = 10_000;
+
+/// Random bits from the kernel, fetched for many keys at once.
+#[derive(Debug, Default)]
+struct Random {
+    bytes: Vec<u8>,
+}
+
+impl Random {
+    fn next(&mut self) -> u128 {
+        if self.bytes.len() < 16 {
+            let mut fresh = [0; 4096];
+            let mut filled = 0;
+            while filled < fresh.len() {
+                // Without the flags that make it fail, the kernel always gives some.
+                let flags = rustix::rand::GetRandomFlags::empty();
+                filled += rustix::rand::getrandom(&mut fresh[filled..], flags).unwrap_or(0);
+            }
+            self.bytes.extend_from_slice(&fresh);
+        }
+        let from = self.bytes.len() - 16;
+        let mut bits = [0; 16];
+        bits.copy_from_slice(&self.bytes[from..]);
+        self.bytes.truncate(from);
+        u128::from_le_bytes(bits)
+    }
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+struct Guarded {
+    state: State,
+    random: Random,
+    /// Batches queued for the store so far.
+    queued: u64,
+    events: VecDeque<Event>,
+}
+
+/// A leading controller.
+#[derive(Debug)]
+pub(crate) struct Core {
+    guarded: Mutex<Guarded>,
+    committer: Committer,
+    /// Counts changes, for those who wait for one.
+    changed: watch::Sender<u64>,
+    started: Instant,
+    /// Until when nobody else can lead, as milliseconds after `started`.
+    valid_until_ms: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Core {
+    pub fn new(state: State, committer: Committer, started: Instant) -> Arc<Self> {
+        let guarded =
+            Guarded { state, random: Random::default(), queued: 0, events: VecDeque::new() };
+        Arc::new(Self {
+            guarded: Mutex::new(guarded),
+            committer,
+            changed: watch::channel(0).0,
+            started,
+            valid_until_ms: AtomicU64::new(u64::MAX),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Uptime; monotonic, so the wall clock may jump.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Answers may be given until then.
+    pub fn lead_until(&self, until: Instant) {
+        let ms = until.saturating_duration_since(self.started).as_millis();
+        self.valid_until_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// No answer may be given any more.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    fn check_leads(&self) -> Result<(), Problem> {
+        let over = self.now_ms() >= self.valid_until_ms.load(Ordering::Acquire);
+        if over || self.ended.load(Ordering::Acquire) {
+            return Err(Problem::new(
+                ProblemKind::NotLeader,
+                "this controller has stopped leading",
+            ));
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
+        // A panic ends the process (panic = "abort"), so a poisoned lock is seen in tests only.
+        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out a command and looks at the state right after it; returns when all of that is
+    /// durable.
+    pub async fn apply<T>(
+        &self,
+        command: Command,
+        look: impl FnOnce(&State, &Applied, u64) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        self.check_leads()?;
+        let (seen, queued) = {
+            let mut guarded = self.lock();
+            let now_ms = self.now_ms();
+            let applied = guarded.apply(command, now_ms, self)?;
+            (look(&guarded.state, &applied, now_ms), guarded.queued)
+        };
+        self.durable(queued).await?;
+        seen
+    }
+
+    /// Looks at the state; returns when what was seen is durable.
+    pub async fn read<T>(&self, look: impl FnOnce(&State, u64) -> T) -> Result<T, Problem> {
+        self.check_leads()?;
+        let (seen, queued) = {
+            let guarded = self.lock();
+            (look(&guarded.state, self.now_ms()), guarded.queued)
+        };
+        self.durable(queued).await?;
+        Ok(seen)
+    }
+
+    /// Looks at the state without waiting for the store: for figures only.
+    pub fn peek<T>(&self, look: impl FnOnce(&State, u64) -> T) -> T {
+        look(&self.lock().state, self.now_ms())
+    }
+
+    /// Looks again and again, at each change, until it gives something or the time is over.
+    pub async fn wait(
+        &self,
+        wait: Duration,
+        mut arrived: impl FnMut(&State) -> bool,
+    ) -> Result<(), Problem> {
+        let mut changed = self.changed.subscribe();
+        let deadline = tokio::time::Instant::now() + wait;
+        loop {
+            self.check_leads()?;
+            changed.mark_unchanged();
+            if arrived(&self.lock().state) {
+                return Ok(());
+            }
+            match tokio::time::timeout_at(deadline, changed.changed()).await {
+                Ok(Ok(())) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn durable(&self, number: u64) -> Result<(), Problem> {
+        let mut state = self.committer.state();
+        let reached = |state: &CommitState| state.durable >= number || state.failed.is_some();
+        let reached = state.wait_for(reached).await;
+        let failed = |reason: &str| Err(Problem::new(ProblemKind::StoreFailed, reason));
+        match reached {
+            Ok(state) if state.durable >= number => {}
+            Ok(state) => return failed(state.failed.as_deref().unwrap_or_default()),
+            Err(_) => return failed("its thread has ended"),
+        }
+        // It may have taken so long that somebody else leads.
+        self.check_leads()
+    }
+
+    /// Does everything that is due.
+    pub fn tick(&self) {
+        if self.check_leads().is_err() {
+            return;
+        }
+        let mut guarded = self.lock();
+        let now_ms = self.now_ms();
+        for command in reconcile::due(&guarded.state, now_ms) {
+            // What was due may not be any more after the one before it; the next tick sees.
+            let _ = guarded.apply(command, now_ms, self);
+        }
+    }
+
+    /// Carries out a command that nobody waits for.
+    pub fn command(&self, command: Command) {
+        if self.check_leads().is_ok() {
+            let mut guarded = self.lock();
+            let now_ms = self.now_ms();
+            // Nobody asked, so nobody needs the refusal; the next look sees what stands.
+            let _ = guarded.apply(command, now_ms, self);
+        }
+    }
+
+    /// Events after the one with id `after`.
+    pub async fn events_after(&self, after: u64) -> Result<Vec<Event>, Problem> {
+        self.check_leads()?;
+        let (events, queued) = {
+            let guarded = self.lock();
+            let first = guarded.events.partition_point(|event| event.id <= after);
+            (guarded.events.range(first..).cloned().collect(), guarded.queued)
+        };
+        self.durable(queued).await?;
+        Ok(events)
+    }
+
+    /// Wakes at every change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Batches durable and queued so far.
+    pub fn commits(&self) -> (u64, u64) {
+        let queued = self.lock().queued;
+        (self.committer.state().borrow().durable, queued)
+    }
+}
+
+impl Guarded {
+    fn apply(&mut self, command: Command, now_ms: u64, core: &Core) -> Result<Applied, Problem> {
+        let Self { state, random, queued, events } = self;
+        let version = state.last_version;
+        let mut applied = state.apply(command, now_ms, &mut || random.next())?;
+        let ops = std::mem::take(&mut applied.ops);
+        if !ops.is_empty() {
+            *queued += 1;
+            core.committer.send(*queued, ops);
+        }
+        for event in &applied.events {
+            tracing::info!(kind = event.kind, subject = event.subject, "{}", event.detail);
+            if events.len() >= EVENTS_LIMIT {
+                events.pop_front();
+            }
+            events.push_back(event.clone());
+        }
+        // Everything that somebody waits for has a version or is an event.
+        if state.last_version != version || !applied.events.is_empty() {
+            core.changed.send_modify(|count| *count += 1);
+        }
+        Ok(applied)
+    }
+}

@@ -1,0 +1,272 @@
+//! Who leads, and what the leader does besides answering: the ticks of its reconciler, and the
+//! switches. With a file as the store this controller leads from the start; with etcd, when it wins.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_rack::Graph;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::core::Core;
+use crate::model::record::Records;
+use crate::model::{Command, State};
+use crate::rest::{App, Role};
+use crate::store::{Committer, Etcd, EtcdStore, LEASE_TTL_S, RedbStore, Store, StoreError};
+use crate::{ControlError, NamedSwitch, StoreChoice, reconcile};
+
+/// How often the reconciler and the switches are looked after. Far below every time that counts
+/// here (5 s and more), far above what a look costs.
+const TICK: Duration = Duration::from_millis(200);
+/// How often a standby asks whether it may lead; a fifth of the lease is lost at most.
+const CAMPAIGN_EVERY: Duration = Duration::from_millis(500);
+/// How often the leader renews its lease: two renewals may be lost.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(LEASE_TTL_S * 1000 / 4);
+
+/// The threads behind a controller.
+#[derive(Debug)]
+pub(crate) struct Lead {
+    app: Arc<App>,
+    ending: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    failures: UnboundedReceiver<ControlError>,
+}
+
+impl Lead {
+    /// Why it cannot go on; waits until there is such a reason.
+    pub async fn failed(&mut self) -> ControlError {
+        match self.failures.recv().await {
+            Some(error) => error,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends all threads.
+    pub async fn end(mut self) {
+        self.ending.store(true, Ordering::Release);
+        if let Role::Leading(core) = self.app.role() {
+            core.end();
+        }
+        let threads: Vec<_> = self.threads.drain(..).inspect(|one| one.thread().unpark()).collect();
+        let join = || threads.into_iter().for_each(|one| drop(one.join()));
+        // A thread that panicked has ended the process.
+        let _ = tokio::task::spawn_blocking(join).await;
+        self.app.set_role(Role::Standby { leader: None });
+    }
+}
+
+/// What the threads share.
+#[derive(Clone)]
+struct Common {
+    app: Arc<App>,
+    ending: Arc<AtomicBool>,
+    failures: UnboundedSender<ControlError>,
+    started: Instant,
+}
+
+impl Common {
+    fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Waits, or less if the controller ends.
+    fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.is_ending() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
+    /// A core on what the store holds. Everybody has a fresh lease.
+    fn load(
+        &self,
+        mut store: Box<dyn Store>,
+        graph: Option<Graph>,
+        fenced: Arc<AtomicBool>,
+    ) -> Result<Arc<Core>, ControlError> {
+        let records = Records::read(&store.load()?)?;
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (state, ops) = State::load(graph, records, now_ms)?;
+        store.commit(&ops)?;
+        let failures = self.failures.clone();
+        let is_etcd = Arc::clone(&fenced);
+        let committer = Committer::start(store, move |reason| {
+            // With etcd the lead is lost, which the thread that holds it sees; a file that fails
+            // ends the controller.
+            if !is_etcd.swap(true, Ordering::AcqRel) {
+                drop(failures.send(ControlError::StoreFailed(reason.to_owned())));
+            }
+        })?;
+        Ok(Core::new(state, committer, self.started))
+    }
+}
+
+/// Starts leading, or trying to.
+pub(crate) fn start(
+    app: &Arc<App>,
+    graph: Option<Graph>,
+    store: StoreChoice,
+    advertise: String,
+    switches: Vec<NamedSwitch>,
+) -> Result<Lead, ControlError> {
+    let (failed, failures) = unbounded_channel();
+    let ending = Arc::new(AtomicBool::new(false));
+    let common = Common {
+        app: Arc::clone(app),
+        ending: Arc::clone(&ending),
+        failures: failed,
+        started: Instant::now(),
+    };
+    let mut lead = Lead { app: Arc::clone(app), ending, threads: Vec::new(), failures };
+    match store {
+        StoreChoice::Redb(path) => {
+            let store = Box::new(RedbStore::open(&path)?);
+            let core = common.load(store, graph, Arc::new(AtomicBool::new(false)))?;
+            app.set_role(Role::Leading(core));
+        }
+        StoreChoice::Etcd(endpoints) => {
+            let etcd = Etcd::new(endpoints);
+            let common = common.clone();
+            let work = move || campaign(&common, &etcd, graph.as_ref(), &advertise);
+            lead.threads.push(std::thread::Builder::new().name("lead".into()).spawn(work)?);
+        }
+    }
+    let work = move || look_after(&common, switches);
+    lead.threads.push(std::thread::Builder::new().name("reconcile".into()).spawn(work)?);
+    Ok(lead)
+}
+
+/// Tries to lead, leads, and tries again, until the controller ends.
+fn campaign(common: &Common, etcd: &Etcd, graph: Option<&Graph>, advertise: &str) {
+    while !common.is_ending() {
+        match etcd.campaign(advertise) {
+            Ok(Ok(leadership)) => {
+                tracing::info!("this controller leads now");
+                let store = EtcdStore { etcd: etcd.clone(), leadership };
+                if let Err(error) = hold(common, store, graph) {
+                    etcd.resign(&leadership);
+                    let unreachable = matches!(error, ControlError::Store(_));
+                    if !unreachable {
+                        drop(common.failures.send(error));
+                        return;
+                    }
+                    tracing::warn!("cannot lead: {error}");
+                }
+                common.app.set_role(Role::Standby { leader: None });
+            }
+            Ok(Err(leader)) => {
+                let leader = Some(leader).filter(|leader| !leader.is_empty());
+                common.app.set_role(Role::Standby { leader });
+                common.pause(CAMPAIGN_EVERY);
+            }
+            Err(error) => {
+                common.app.set_role(Role::Standby { leader: None });
+                tracing::warn!("cannot ask who leads: {error}");
+                common.pause(CAMPAIGN_EVERY);
+            }
+        }
+    }
+}
+
+/// Leads until the lease is lost or the controller ends.
+fn hold(common: &Common, store: EtcdStore, graph: Option<&Graph>) -> Result<(), ControlError> {
+    let (etcd, leadership) = (store.etcd.clone(), store.leadership);
+    let lost = Arc::new(AtomicBool::new(false));
+    // Set beforehand, a failing store is not the controller's end but this leadership's.
+    let etcd_fails = Arc::new(AtomicBool::new(true));
+    let core = common.load(
+        Box::new(Watched { store, lost: Arc::clone(&lost) }),
+        graph.cloned(),
+        etcd_fails,
+    )?;
+    let mut until = leadership.valid_until;
+    core.lead_until(until);
+    common.app.set_role(Role::Leading(Arc::clone(&core)));
+    while !common.is_ending() && !lost.load(Ordering::Acquire) {
+        match etcd.keep_alive(&leadership) {
+            Ok(valid_until) => {
+                until = valid_until;
+                core.lead_until(until);
+            }
+            Err(StoreError::Fenced) => break,
+            Err(error) if Instant::now() >= until => {
+                tracing::warn!("the lease has run out: {error}");
+                break;
+            }
+            Err(error) => tracing::warn!("the lease was not renewed: {error}"),
+        }
+        common.pause(KEEP_ALIVE_EVERY.min(until.saturating_duration_since(Instant::now())));
+    }
+    core.end();
+    tracing::info!("this controller does not lead any more");
+    etcd.resign(&leadership);
+    Ok(())
+}
+
+/// A store that tells when it has failed.
+struct Watched {
+    store: EtcdStore,
+    lost: Arc<AtomicBool>,
+}
+
+impl Store for Watched {
+    fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.store.load()
+    }
+
+    fn commit(&mut self, ops: &[crate::store::StoreOp]) -> Result<(), StoreError> {
+        let committed = self.store.commit(ops);
+        if committed.is_err() {
+            self.lost.store(true, Ordering::Release);
+        }
+        committed
+    }
+}
+
+/// Does what is due, as long as this controller leads.
+fn look_after(common: &Common, mut switches: Vec<NamedSwitch>) {
+    while !common.is_ending() {
+        if let Role::Leading(core) = common.app.role() {
+            core.tick();
+            for switch in &mut switches {
+                set_switch(&core, switch);
+            }
+        }
+        common.pause(TICK);
+    }
+}
+
+/// Brings a switch from what stands to what shall stand, and notes what stands then.
+fn set_switch(core: &Core, (name, driver): &mut NamedSwitch) {
+    let wanted = core.peek(|state, _| reconcile::wanted_circuits(state));
+    let wanted = wanted.get(name).map_or(&[][..], Vec::as_slice);
+    let standing = match driver.circuits() {
+        Ok(standing) => standing,
+        Err(error) => {
+            tracing::warn!("{error}");
+            // Nothing is known to stand, so nothing over it gets ready.
+            return core.command(Command::NoteCircuits { switch: name.clone(), circuits: vec![] });
+        }
+    };
+    let steps = reconcile::switch_steps(wanted, &standing);
+    let mut failed = false;
+    for circuit in &steps.disconnect {
+        failed |=
+            driver.disconnect(*circuit).inspect_err(|error| tracing::warn!("{error}")).is_err();
+    }
+    for circuit in &steps.connect {
+        failed |= driver.connect(*circuit).inspect_err(|error| tracing::warn!("{error}")).is_err();
+    }
+    let changed = !steps.disconnect.is_empty() || !steps.connect.is_empty();
+    let circuits = match (changed || failed).then(|| driver.circuits()) {
+        Some(Ok(now)) => now,
+        Some(Err(_)) => Vec::new(),
+        None => standing,
+    };
+    core.command(Command::NoteCircuits { switch: name.clone(), circuits });
+}

@@ -1,0 +1,248 @@
+//! The rack's controller: who gets which far memory, over which path, at which rate.
+//!
+//! * `model`: the state and all its changes, pure; wraps `farpool_rack::Allocator`.
+//! * `reconcile`: what is due next, from intent and observation; pure.
+//! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
+//! * `core`: the state under its lock, durable before it is told.
+//! * `lead`: who leads, the clock's ticks, the switches.
+//! * `rest`, `metrics`: what is served.
+//!
+//! Nothing on the data path asks the controller: clients and blades go on while it is down.
+
+mod core;
+mod lead;
+mod metrics;
+pub mod model;
+mod reconcile;
+mod rest;
+pub mod store;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock};
+
+use axum::serve::ListenerExt;
+use farpool_rack::{Graph, SwitchKind};
+use farpool_switch::SwitchDriver;
+use tokio::net::TcpListener;
+
+pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES, openapi};
+
+/// The rack's graph in words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TopologySource {
+    /// A file.
+    Path(PathBuf),
+    /// The text of one.
+    Text(String),
+}
+
+/// Where intent is kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoreChoice {
+    /// A file of this controller's own.
+    Redb(PathBuf),
+    /// An etcd cluster, by the URLs of its members, shared by several controllers.
+    Etcd(Vec<String>),
+}
+
+/// A switch and how it is driven.
+pub type NamedSwitch = (String, Box<dyn SwitchDriver>);
+
+/// What a controller is started with.
+pub struct ControlOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub listen: Vec<SocketAddr>,
+    /// Where others reach it, as a URL; its first listening address if left out. Standbys name it.
+    pub advertise: Option<String>,
+    /// The rack; made of the nodes that register if left out.
+    pub topology: Option<TopologySource>,
+    /// Where intent is kept.
+    pub store: StoreChoice,
+    /// What every request must present.
+    pub token: Option<String>,
+    /// Listen beyond loopback, where others can read what is sent; needs a token, too.
+    pub allow_remote: bool,
+    /// Every circuit switch of the topology, by name.
+    pub switches: Vec<NamedSwitch>,
+}
+
+impl ControlOptions {
+    /// A controller on one address without topology, token and switches.
+    #[must_use]
+    pub fn new(listen: SocketAddr, store: StoreChoice) -> Self {
+        Self {
+            listen: vec![listen],
+            advertise: None,
+            topology: None,
+            store,
+            token: None,
+            allow_remote: false,
+            switches: Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for ControlOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut all = f.debug_struct("ControlOptions");
+        all.field("listen", &self.listen).field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Why the controller does not run, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nowhere to listen.
+    #[error("no address to listen on was given")]
+    NoListen,
+    /// Others could read what is sent.
+    #[error(
+        "{0} is reachable from other machines, and whoever sits on the path could read the token; \
+         allow remote listening if that is what you want"
+    )]
+    Remote(SocketAddr),
+    /// Everybody could use the rack.
+    #[error("{0} is reachable from other machines; set a token")]
+    NoToken(SocketAddr),
+    /// An empty token protects nothing, and other characters do not fit a header.
+    #[error("the token must be 1 or more visible ASCII characters")]
+    BadToken,
+    /// The address is taken, or not this machine's.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The topology cannot be read.
+    #[error("the topology {path} cannot be read")]
+    TopologyFile {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The topology has a mistake.
+    #[error("the topology: {0}")]
+    Topology(#[from] farpool_rack::topology::TopologyError),
+    /// Circuits could not be set up.
+    #[error("nothing drives circuit switch {0}; without that no segment over it gets ready")]
+    NoDriver(String),
+    /// A driver without a switch.
+    #[error("the topology has no circuit switch {0}")]
+    NoSwitch(String),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::StoreError),
+    /// The store's content makes no sense.
+    #[error(transparent)]
+    Record(#[from] model::record::RecordError),
+    /// The store's content does not fit the rack.
+    #[error("the store does not fit the rack")]
+    Adopt(#[from] model::AdoptError),
+    /// The store failed while running; nothing that was not stored was acknowledged.
+    #[error("the store failed: {0}")]
+    StoreFailed(String),
+    /// The machine does not give what is needed.
+    #[error("the controller cannot run")]
+    Io(#[from] std::io::Error),
+}
+
+fn check_token(options: &ControlOptions) -> Result<(), ControlError> {
+    let bad = |token: &String| token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic());
+    if options.token.as_ref().is_some_and(bad) {
+        return Err(ControlError::BadToken);
+    }
+    let remote = options.listen.iter().find(|address| !address.ip().is_loopback());
+    match remote {
+        Some(address) if options.token.is_none() => Err(ControlError::NoToken(*address)),
+        Some(address) if !options.allow_remote => Err(ControlError::Remote(*address)),
+        _ => Ok(()),
+    }
+}
+
+fn read_topology(source: Option<&TopologySource>) -> Result<Option<Graph>, ControlError> {
+    let text = match source {
+        None => return Ok(None),
+        Some(TopologySource::Text(text)) => text.clone(),
+        Some(TopologySource::Path(path)) => std::fs::read_to_string(path)
+            .map_err(|source| ControlError::TopologyFile { path: path.clone(), source })?,
+    };
+    let topology = farpool_rack::topology::read(&text)?;
+    for warning in &topology.warnings {
+        tracing::warn!("the topology: {warning}");
+    }
+    Ok(Some(topology.graph))
+}
+
+fn check_switches(graph: Option<&Graph>, drivers: &[NamedSwitch]) -> Result<(), ControlError> {
+    let switches = graph.map_or(&[][..], Graph::switches).iter();
+    let circuit: Vec<&str> = switches
+        .filter(|switch| switch.kind == SwitchKind::Circuit)
+        .map(|switch| switch.name.as_str())
+        .collect();
+    if let Some((unknown, _)) = drivers.iter().find(|(name, _)| !circuit.contains(&name.as_str())) {
+        return Err(ControlError::NoSwitch(unknown.clone()));
+    }
+    match circuit.iter().find(|name| drivers.iter().all(|(driven, _)| driven != *name)) {
+        Some(name) => Err(ControlError::NoDriver((*name).to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// Runs a controller until `shutdown` is ready. `on_ready` is told the addresses once requests are
+/// taken; a standby takes them, too, and says who leads.
+///
+/// # Errors
+/// See [`ControlError`]. A store that fails ends the controller: what it knows then is more than
+/// what a new start would find.
+pub async fn serve(
+    options: ControlOptions,
+    on_ready: impl FnOnce(&[SocketAddr]),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ControlError> {
+    let Some(first) = options.listen.first() else { return Err(ControlError::NoListen) };
+    check_token(&options)?;
+    let graph = read_topology(options.topology.as_ref())?;
+    check_switches(graph.as_ref(), &options.switches)?;
+    let mut listeners = Vec::new();
+    for &address in &options.listen {
+        let listener = TcpListener::bind(address).await;
+        listeners.push(listener.map_err(|source| ControlError::Listen { address, source })?);
+    }
+    let mut addresses = Vec::new();
+    for listener in &listeners {
+        addresses.push(listener.local_addr()?);
+    }
+    let own = addresses.first().unwrap_or(first);
+    let advertise = options.advertise.unwrap_or_else(|| format!("http://{own}"));
+    let app = Arc::new(rest::App {
+        role: RwLock::new(rest::Role::Standby { leader: None }),
+        token: options.token,
+        document: openapi().to_json().unwrap_or_default(),
+    });
+    let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;
+    let service = rest::service(Arc::clone(&app));
+    let servers: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| {
+            // Answers are small and waited for.
+            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+            let server = axum::serve(listener, service.clone());
+            tokio::spawn(server.into_future())
+        })
+        .collect();
+    on_ready(&addresses);
+    let failed = tokio::select! {
+        () = shutdown => None,
+        error = lead.failed() => Some(error),
+    };
+    // Whoever waits is answered that this one ends; what was acknowledged is stored.
+    lead.end().await;
+    for server in servers {
+        server.abort();
+    }
+    failed.map_or(Ok(()), Err)
+}

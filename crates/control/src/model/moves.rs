@@ -1,0 +1,253 @@
+//! Segments that change place: begun by a request, a drain or a donor's need; finished by the
+//! client's word that its data is over, and the old node's that it let go.
+
+use farpool_api::{MoveRequest, Policy, Problem, ProblemKind, SegmentId};
+use farpool_rack::{RequestId, SwitchKind, Vertex};
+use farpool_switch::Circuit;
+
+use super::record::{GrantRecord, Record};
+use super::segments::rack_problem;
+use super::{Changes, Outcome, RETRY_MS, State, graph, refuse};
+
+impl State {
+    pub(super) fn move_segment(
+        &mut self,
+        id: SegmentId,
+        wish: &MoveRequest,
+        revision: Option<u64>,
+        to: &mut Changes<'_>,
+    ) -> Result<Outcome, Problem> {
+        self.check_revision(id, revision)?;
+        let segment = self.segment_with(id)?;
+        let refusal = match segment {
+            segment if segment.releasing => Some("is being released"),
+            segment if segment.lost => Some("has lost its memory"),
+            segment if segment.target.is_some() => Some("is being moved already"),
+            segment if segment.spec.client.is_none() => Some("has no client that moves its data"),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            return refuse(ProblemKind::Conflict, format!("segment {id} {refusal}"));
+        }
+        self.check_avoid(&wish.avoid)?;
+        self.begin_move(id, wish.policy, &wish.avoid, to)?;
+        let task = self.begin_task("move", &id.to_string(), to);
+        Ok(Outcome::Task(task))
+    }
+
+    /// Grants another place beside the one that stands.
+    fn begin_move(
+        &mut self,
+        id: SegmentId,
+        policy: Policy,
+        avoid: &[String],
+        to: &mut Changes<'_>,
+    ) -> Result<(), Problem> {
+        let avoid: Vec<_> =
+            avoid.iter().filter_map(|name| self.rack.graph().domain(name)).collect();
+        let request = RequestId(id.0.as_u128());
+        let moved = self.rack.begin_move(request, graph::policy(policy), &avoid);
+        let grant = moved.map_err(|error| rack_problem(&error))?.clone();
+        let target = self.new_grant(&grant, to);
+        self.raise_ceilings(to);
+        let node = target.node.clone();
+        let Some(segment) = self.segments.get_mut(&id) else { return Ok(()) };
+        let from = segment.current.node.clone();
+        segment.target = Some(target);
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let segment = segment.clone();
+        self.index(&segment);
+        let version = self.touch_node(&node);
+        if let Some(runtime) = self.runtime.get_mut(&id) {
+            runtime.target_dropped_version = version;
+            runtime.retry_ms = None;
+        }
+        self.touch_client(segment.spec.client);
+        to.event("segment-move-begun", id, format!("from {from} to {node}"));
+        self.announce(id, to);
+        Ok(())
+    }
+
+    /// The client says that everything is at the target. Said again, or of another epoch, it
+    /// changes nothing.
+    pub(super) fn note_evacuated(&mut self, id: SegmentId, epoch: u64, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get(&id) else { return };
+        let is_target = segment.target.as_ref().is_some_and(|target| target.epoch == epoch);
+        if !is_target || segment.evacuated || !self.target_ready(segment) {
+            return;
+        }
+        let Some(segment) = self.segments.get_mut(&id) else { return };
+        segment.evacuated = true;
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let (old, client) = (segment.current.node.clone(), segment.spec.client);
+        let version = self.touch_node(&old);
+        if let Some(runtime) = self.runtime.get_mut(&id) {
+            runtime.dropped_version = version;
+            runtime.deadline_ms = None;
+        }
+        self.touch_client(client);
+        to.event("segment-evacuated", id, format!("{old} may let go of it"));
+        self.settle(id, to);
+    }
+
+    /// The old place is free.
+    pub(super) fn finish_move(&mut self, id: SegmentId, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get_mut(&id) else { return };
+        let Some(target) = segment.target.take() else { return };
+        let finished = self.rack.finish_move(RequestId(id.0.as_u128()));
+        assert!(finished.is_ok(), "a target stands in the rack");
+        let old = std::mem::replace(&mut segment.current, target);
+        segment.evacuated = false;
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let (node, client) = (segment.current.node.clone(), segment.spec.client);
+        self.unindex(id, &old.node);
+        if let Some(runtime) = self.runtime.get_mut(&id) {
+            runtime.dropped_version = runtime.target_dropped_version;
+        }
+        self.touch_client(client);
+        to.event("segment-moved", id, format!("from {} to {node}", old.node));
+    }
+
+    /// A segment must leave its node; if there is no place yet, it is sought again later.
+    pub(super) fn evacuate(
+        &mut self,
+        id: SegmentId,
+        deadline_ms: Option<u64>,
+        to: &mut Changes<'_>,
+    ) -> Outcome {
+        let Some(segment) = self.segments.get(&id) else { return Outcome::Done };
+        if segment.releasing || segment.lost || segment.evacuated {
+            return Outcome::Done;
+        }
+        let (has_target, client) = (segment.target.is_some(), segment.spec.client);
+        let (policy, avoid) = (segment.spec.policy, segment.spec.avoid.clone());
+        let Some(runtime) = self.runtime.get_mut(&id) else { return Outcome::Done };
+        if runtime.deadline_ms.is_none() && deadline_ms.is_some() {
+            runtime.deadline_ms = deadline_ms;
+            self.touch_client(client);
+            to.event("segment-reclaimed", id, "its donor needs the memory back");
+        }
+        // Without a client nobody would move the data.
+        let movable = !has_target && client.is_some();
+        if has_target || (movable && self.begin_move(id, policy, &avoid, to).is_ok()) {
+            return Outcome::Done;
+        }
+        if let Some(runtime) = self.runtime.get_mut(&id) {
+            runtime.retry_ms = Some(to.now_ms + RETRY_MS);
+        }
+        self.announce(id, to);
+        Outcome::Done
+    }
+
+    /// A segment may stay; a move that has begun goes on, without hurry.
+    pub(super) fn stay(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
+        let client = self.segments.get(&id).and_then(|segment| segment.spec.client);
+        if let Some(runtime) = self.runtime.get_mut(&id) {
+            runtime.deadline_ms = None;
+            runtime.retry_ms = None;
+            self.touch_client(client);
+            self.announce(id, to);
+        }
+        Outcome::Done
+    }
+
+    /// The donor gets its memory back, and the segment is lost.
+    pub(super) fn give_up(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
+        self.lose(id, "it was not moved away before its donor's deadline", to);
+        Outcome::Done
+    }
+
+    fn lose(&mut self, id: SegmentId, why: &str, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get_mut(&id) else { return };
+        if segment.lost || segment.releasing {
+            return;
+        }
+        self.drop_grants(id);
+        let Some(segment) = self.segments.get_mut(&id) else { return };
+        segment.lost = true;
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let client = segment.spec.client;
+        to.event("segment-memory-lost", id, why);
+        self.touch_client(client);
+        self.announce(id, to);
+    }
+
+    /// A node's blade is another one: what lay on it is gone.
+    pub(super) fn lose_blade(&mut self, name: &str, to: &mut Changes<'_>) {
+        to.event("blade-lost", name, "its blade has started anew and is empty");
+        let all: Vec<SegmentId> = self.on_node.get(name).into_iter().flatten().copied().collect();
+        for id in all {
+            let Some(segment) = self.segments.get(&id) else { continue };
+            let data_here = match segment.evacuated {
+                true => segment.target.as_ref().is_some_and(|target| target.node == name),
+                false => segment.current.node == name,
+            };
+            if data_here {
+                self.lose(id, "its node's blade has started anew", to);
+            } else if !segment.evacuated && !segment.releasing && !segment.lost {
+                self.abort_move(id, to);
+            }
+        }
+        self.touch_node(name);
+    }
+
+    /// The target is gone before any data was certain to be there.
+    fn abort_move(&mut self, id: SegmentId, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get_mut(&id) else { return };
+        let Some(target) = segment.target.take() else { return };
+        let aborted = self.rack.abort_move(RequestId(id.0.as_u128()));
+        assert!(aborted.is_ok(), "a target stands in the rack");
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let client = segment.spec.client;
+        self.unindex(id, &target.node);
+        self.touch_client(client);
+        to.event("segment-move-aborted", id, format!("{} has lost its memory", target.node));
+        self.announce(id, to);
+    }
+
+    /// The circuits on the way to a place: switch, lower port, higher port.
+    pub(super) fn circuits_of<'a>(
+        &'a self,
+        place: &'a GrantRecord,
+    ) -> impl Iterator<Item = (String, u32, u32)> + 'a {
+        let inner = place.path.get(1..place.path.len().saturating_sub(1)).unwrap_or(&[]);
+        inner.chunks_exact(2).filter_map(|crossing| {
+            let (switch, from) = crossing[0].rsplit_once(':')?;
+            let (_, to) = crossing[1].rsplit_once(':')?;
+            let graph = self.rack.graph();
+            let Some(Vertex::Switch(id)) = graph.vertex(switch) else { return None };
+            if graph.switches()[id.index()].kind == SwitchKind::Packet {
+                return None;
+            }
+            let (low, high) = Circuit::new(from.parse().ok()?, to.parse().ok()?)?.ports();
+            Some((switch.to_owned(), low, high))
+        })
+    }
+
+    /// Notes which circuits a switch says stand.
+    pub(super) fn note_circuits(
+        &mut self,
+        switch: &str,
+        circuits: &[Circuit],
+        to: &mut Changes<'_>,
+    ) -> Outcome {
+        let now = circuits.iter().map(|circuit| (switch.to_owned(), circuit.ports()));
+        let mut standing = self.standing.clone();
+        standing.retain(|(other, _, _)| other != switch);
+        standing.extend(now.map(|(switch, (low, high))| (switch, low, high)));
+        if std::mem::replace(&mut self.standing, standing.clone()) == standing {
+            return Outcome::Done;
+        }
+        to.event("circuits-changed", switch, format!("{} stand", circuits.len()));
+        let all: Vec<SegmentId> = self.segments.keys().copied().collect();
+        for id in all {
+            self.announce(id, to);
+        }
+        Outcome::Done
+    }
+}

@@ -1,0 +1,172 @@
+//! What is kept in the store: intent, and nothing that a report brings again.
+//!
+//! One JSON value per thing under a key of its kind and id. Bricks and ports are kept by name,
+//! because their numbers change when the graph is built anew.
+
+use farpool_api::{ClientId, ClientSpec, Key, NodeSpec, SegmentId, SegmentSpec};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// One change of the store. A batch of them is carried out as a whole or not at all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoreOp {
+    /// Sets a key.
+    Put(String, Vec<u8>),
+    /// Removes a key.
+    Delete(String),
+}
+
+/// A record that cannot be what this program wrote.
+#[derive(Debug, thiserror::Error)]
+#[error("the store's record {key} is damaged: {reason}")]
+pub struct RecordError {
+    key: String,
+    reason: String,
+}
+
+/// A node that has registered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub name: String,
+    pub spec: NodeSpec,
+    /// Its place at the packet switch, where there is no topology.
+    pub slot: u32,
+    pub draining: bool,
+}
+
+/// A client that has registered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientRecord {
+    pub id: ClientId,
+    pub spec: ClientSpec,
+}
+
+/// A run of superpages: client address, length, place in the brick.
+pub type Piece = (u64, u64, u64);
+
+/// A grant, without what its segment says already.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GrantRecord {
+    /// The rack's number of the segment.
+    pub number: u64,
+    pub epoch: u64,
+    pub key: Key,
+    /// The node, and its memory brick.
+    pub node: String,
+    pub memory: String,
+    /// Ports as `name:number`.
+    pub path: Vec<String>,
+    pub pieces: Vec<Piece>,
+}
+
+impl GrantRecord {
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|(_, bytes, _)| bytes).sum()
+    }
+}
+
+/// A segment and what shall become of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SegmentRecord {
+    pub id: SegmentId,
+    pub spec: SegmentSpec,
+    /// The compute brick.
+    pub host: String,
+    pub current: GrantRecord,
+    /// Where it is moving to.
+    pub target: Option<GrantRecord>,
+    /// Its data is at the target: the old grant goes.
+    pub evacuated: bool,
+    /// Nobody's any more: all its grants go.
+    pub releasing: bool,
+    /// Its memory is gone: all its grants go.
+    pub lost: bool,
+    pub revision: u64,
+}
+
+/// Numbers that never go back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MetaRecord {
+    /// Counts the times a controller began to lead; the upper half of versions and event ids.
+    pub life: u64,
+    /// No rack segment number above it was given.
+    pub number_ceiling: u64,
+    /// No epoch above it was given.
+    pub epoch_ceiling: u64,
+}
+
+/// Something with a key of its own.
+pub trait Record: Serialize + DeserializeOwned {
+    fn key(&self) -> String;
+
+    fn put(&self) -> StoreOp {
+        // Records are plain data with string keys, which always serialize.
+        StoreOp::Put(self.key(), serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    fn delete(&self) -> StoreOp {
+        StoreOp::Delete(self.key())
+    }
+}
+
+impl Record for NodeRecord {
+    fn key(&self) -> String {
+        format!("node/{}", self.name)
+    }
+}
+
+impl Record for ClientRecord {
+    fn key(&self) -> String {
+        format!("client/{}", self.id)
+    }
+}
+
+impl Record for SegmentRecord {
+    fn key(&self) -> String {
+        format!("segment/{}", self.id)
+    }
+}
+
+impl Record for MetaRecord {
+    fn key(&self) -> String {
+        "meta".to_owned()
+    }
+}
+
+/// Everything in a store.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Records {
+    pub meta: MetaRecord,
+    pub nodes: Vec<NodeRecord>,
+    pub clients: Vec<ClientRecord>,
+    pub segments: Vec<SegmentRecord>,
+}
+
+impl Records {
+    /// Reads what a store holds.
+    pub fn read(pairs: &[(String, Vec<u8>)]) -> Result<Self, RecordError> {
+        let mut all = Self::default();
+        for (key, value) in pairs {
+            match key.split_once('/').map_or(key.as_str(), |(kind, _)| kind) {
+                "meta" => all.meta = parse(key, value)?,
+                "node" => all.nodes.push(parse(key, value)?),
+                "client" => all.clients.push(parse(key, value)?),
+                "segment" => all.segments.push(parse(key, value)?),
+                _ => {
+                    let reason = "there is no such kind".to_owned();
+                    return Err(RecordError { key: key.clone(), reason });
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn parse<T: Record>(key: &str, value: &[u8]) -> Result<T, RecordError> {
+    let damaged = |reason: String| RecordError { key: key.to_owned(), reason };
+    let record: T = serde_json::from_slice(value).map_err(|error| damaged(error.to_string()))?;
+    if record.key() != key {
+        return Err(damaged(format!("it says it is {}", record.key())));
+    }
+    Ok(record)
+}

@@ -1,0 +1,274 @@
+//! Segments: creation, release, and what follows from what their nodes say.
+
+use farpool_api::{Problem, ProblemKind, SegmentId, SegmentSpec, SegmentState};
+use farpool_rack::{Grant, RackError, RequestId, Vertex};
+
+use super::record::{GrantRecord, Record, SegmentRecord};
+use super::{Age, Changes, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};
+
+/// Failure domains a segment avoids at most; more are refused.
+const AVOID_LIMIT: usize = 64;
+
+/// A refusal of the rack as a problem.
+pub(super) fn rack_problem(error: &RackError) -> Problem {
+    let kind = match error {
+        RackError::NoCapacity { .. }
+        | RackError::NoPort(_)
+        | RackError::NoCircuit
+        | RackError::NoBandwidth
+        | RackError::NoAddress => ProblemKind::NoRoom,
+        RackError::IdInUse(_) | RackError::Moving(_) | RackError::NotMoving(_) => {
+            ProblemKind::Conflict
+        }
+        _ => ProblemKind::Invalid,
+    };
+    let limit = match error {
+        RackError::LargerThanPool { pool_bytes, .. } => Some(*pool_bytes),
+        RackError::LargerThanAnyBrick { brick_bytes, .. } => Some(*brick_bytes),
+        _ => None,
+    };
+    Problem { limit, ..Problem::new(kind, error.to_string()) }
+}
+
+impl State {
+    pub(super) fn check_avoid(&self, avoid: &[String]) -> Result<(), Problem> {
+        if avoid.len() > AVOID_LIMIT {
+            let detail = format!("{AVOID_LIMIT} failure domains to avoid at most");
+            return refuse(ProblemKind::Invalid, detail);
+        }
+        match avoid.iter().find(|name| self.rack.graph().domain(name).is_none()) {
+            Some(name) => {
+                refuse(ProblemKind::Invalid, format!("there is no failure domain named {name:?}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn host_of(&self, spec: &SegmentSpec) -> Result<String, Problem> {
+        match (spec.client, &spec.host) {
+            (Some(id), None) => match self.clients.get(&id) {
+                Some(client) => Ok(client.record.spec.host.clone()),
+                None => refuse(ProblemKind::Invalid, format!("there is no client {id}")),
+            },
+            (None, Some(host)) => Ok(host.clone()),
+            _ => refuse(ProblemKind::Invalid, "a segment has either a client or a host"),
+        }
+    }
+
+    pub(super) fn put_segment(
+        &mut self,
+        id: SegmentId,
+        spec: SegmentSpec,
+        to: &mut Changes<'_>,
+    ) -> Result<Outcome, Problem> {
+        if let Some(known) = self.segments.get(&id) {
+            return match known.spec == spec && !known.releasing {
+                true => Ok(Outcome::Done),
+                false => {
+                    let what = if known.releasing { "being released" } else { "another segment" };
+                    refuse(ProblemKind::Conflict, format!("{id} is {what}; choose a new id"))
+                }
+            };
+        }
+        if self.segments.len() >= SEGMENTS_LIMIT {
+            let detail = format!("there are {SEGMENTS_LIMIT} segments already");
+            return refuse(ProblemKind::NoRoom, detail);
+        }
+        let host = self.host_of(&spec)?;
+        let compute = self.compute_named(&host)?;
+        self.check_avoid(&spec.avoid)?;
+        let request = graph::request(self.rack.graph(), id, &spec, compute);
+        let grant = self.rack.allocate(&request).map_err(|error| rack_problem(&error))?.clone();
+        let current = self.new_grant(&grant, to);
+        self.raise_ceilings(to);
+        let node = current.node.clone();
+        let record = SegmentRecord {
+            id,
+            spec,
+            host,
+            current,
+            target: None,
+            evacuated: false,
+            releasing: false,
+            lost: false,
+            revision: 1,
+        };
+        to.put(&record);
+        to.event("segment-created", id, format!("{} bytes on {node}", record.current.bytes()));
+        self.index(&record);
+        let client = record.spec.client;
+        self.segments.insert(id, record);
+        let version = self.touch_node(&node);
+        self.runtime.insert(id, Runtime::new(version));
+        self.touch_client(client);
+        self.settle(id, to);
+        Ok(Outcome::Created)
+    }
+
+    /// The record of a grant the rack has just made, with a key of its own.
+    pub(super) fn new_grant(&self, grant: &Grant, to: &mut Changes<'_>) -> GrantRecord {
+        let graph = self.rack.graph();
+        let brick = graph.name(Vertex::Memory(grant.memory));
+        // Bricks that are no node are closed, so there is a node.
+        let node = self.node_of_brick.get(brick).cloned().unwrap_or_default();
+        graph::to_record(graph, grant, &node, to.key())
+    }
+
+    pub(super) fn segment_with(&self, id: SegmentId) -> Result<&SegmentRecord, Problem> {
+        let unknown = || Problem::new(ProblemKind::NotFound, format!("there is no segment {id}"));
+        self.segments.get(&id).ok_or_else(unknown)
+    }
+
+    /// Refuses if the segment is at another revision than the one meant.
+    pub(super) fn check_revision(
+        &self,
+        id: SegmentId,
+        revision: Option<u64>,
+    ) -> Result<(), Problem> {
+        let now = self.segment_with(id)?.revision;
+        if revision.is_none_or(|meant| meant == now) {
+            return Ok(());
+        }
+        let detail = format!("segment {id} is at revision {now}");
+        let etag = Some(format!("\"{now}\"").into());
+        Err(Problem { etag, ..Problem::new(ProblemKind::PreconditionFailed, detail) })
+    }
+
+    pub(super) fn delete_segment(
+        &mut self,
+        id: SegmentId,
+        revision: Option<u64>,
+        to: &mut Changes<'_>,
+    ) -> Result<Outcome, Problem> {
+        self.check_revision(id, revision)?;
+        self.release(id, to);
+        Ok(Outcome::Done)
+    }
+
+    /// Takes a segment from its owner. Its memory is free when its nodes have let go of it.
+    pub(super) fn release(&mut self, id: SegmentId, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get_mut(&id).filter(|segment| !segment.releasing) else {
+            return;
+        };
+        segment.releasing = true;
+        segment.revision += 1;
+        to.ops.push(segment.put());
+        let (was_lost, client) = (segment.lost, segment.spec.client);
+        if !was_lost {
+            self.drop_grants(id);
+        }
+        self.touch_client(client);
+        self.settle(id, to);
+    }
+
+    /// Notes that no grant of the segment is in its nodes' intent from now on.
+    pub(super) fn drop_grants(&mut self, id: SegmentId) {
+        let Some(segment) = self.segments.get(&id) else { return };
+        let node = segment.current.node.clone();
+        let target = segment.target.as_ref().map(|target| target.node.clone());
+        // What was evacuated has been dropped before.
+        let version = (!segment.evacuated).then(|| self.touch_node(&node));
+        let target_version = target.map(|node| self.touch_node(&node));
+        let Some(runtime) = self.runtime.get_mut(&id) else { return };
+        runtime.dropped_version = version.unwrap_or(runtime.dropped_version);
+        runtime.target_dropped_version = target_version.unwrap_or(runtime.target_dropped_version);
+        runtime.deadline_ms = None;
+        runtime.retry_ms = None;
+    }
+
+    /// Whether a grant that is in no intent any more is gone from its node, or with it.
+    pub(super) fn is_gone(&self, id: SegmentId, place: &GrantRecord, since_version: u64) -> bool {
+        let Some(node) = self.nodes.get(&place.node) else { return true };
+        node.age == Age::Lost || node.let_go(id, place.epoch, since_version)
+    }
+
+    /// Does what only waited for nodes to let go, and announces what has changed.
+    pub(super) fn settle(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
+        let Some(segment) = self.segments.get(&id) else { return Outcome::Done };
+        let Some(runtime) = self.runtime.get(&id) else { return Outcome::Done };
+        let current_gone = self.is_gone(id, &segment.current, runtime.dropped_version);
+        if segment.releasing {
+            let target_gone = segment
+                .target
+                .as_ref()
+                .is_none_or(|place| self.is_gone(id, place, runtime.target_dropped_version));
+            if current_gone && target_gone {
+                self.forget(id, to);
+                return Outcome::Done;
+            }
+        } else if segment.evacuated && !segment.lost && current_gone {
+            self.finish_move(id, to);
+        }
+        self.announce(id, to);
+        Outcome::Done
+    }
+
+    /// Ends a segment: its memory is free.
+    fn forget(&mut self, id: SegmentId, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.remove(&id) else { return };
+        let released = self.rack.release(RequestId(id.0.as_u128()));
+        assert!(released.is_ok(), "every segment stands in the rack");
+        self.runtime.remove(&id);
+        self.unindex(id, &segment.current.node);
+        if let Some(target) = &segment.target {
+            self.unindex(id, &target.node);
+        }
+        if let Some(client) = segment.spec.client.and_then(|id| self.clients.get_mut(&id)) {
+            client.segments.remove(&id);
+        }
+        self.touch_client(segment.spec.client);
+        to.ops.push(segment.delete());
+        to.event("segment-released", id, format!("{} is free of it", segment.current.node));
+    }
+
+    /// Tells the owner, and everybody, that a segment's state has changed.
+    pub(super) fn announce(&mut self, id: SegmentId, to: &mut Changes<'_>) {
+        let Some(segment) = self.segments.get(&id) else { return };
+        let (state, target_ready) = (self.state_of(segment), self.target_ready(segment));
+        let client = segment.spec.client;
+        let Some(runtime) = self.runtime.get_mut(&id) else { return };
+        let before = (runtime.state, runtime.target_ready);
+        if before == (state, target_ready) {
+            return;
+        }
+        (runtime.state, runtime.target_ready) = (state, target_ready);
+        if before.0 != state {
+            let kind = match state {
+                SegmentState::Pending => "segment-pending",
+                SegmentState::Ready => "segment-ready",
+                SegmentState::Moving => "segment-moving",
+                SegmentState::Releasing => "segment-releasing",
+                SegmentState::Lost => "segment-lost",
+            };
+            to.event(kind, id, "");
+        }
+        self.touch_client(client);
+    }
+
+    /// How a segment stands, from its record and from what its nodes and the switches say.
+    pub(super) fn state_of(&self, segment: &SegmentRecord) -> SegmentState {
+        let sought = self.runtime.get(&segment.id).is_some_and(|run| run.retry_ms.is_some());
+        let usable = |place: &GrantRecord| self.is_usable(segment.id, place);
+        match segment {
+            SegmentRecord { releasing: true, .. } => SegmentState::Releasing,
+            SegmentRecord { lost: true, .. } => SegmentState::Lost,
+            SegmentRecord { evacuated: true, .. } => SegmentState::Ready,
+            SegmentRecord { target: Some(_), .. } => SegmentState::Moving,
+            _ if sought => SegmentState::Moving,
+            _ if usable(&segment.current) => SegmentState::Ready,
+            _ => SegmentState::Pending,
+        }
+    }
+
+    /// Whether the new place of a moving segment can be used.
+    pub(super) fn target_ready(&self, segment: &SegmentRecord) -> bool {
+        let is_usable = |place: &GrantRecord| self.is_usable(segment.id, place);
+        !segment.lost && !segment.releasing && segment.target.as_ref().is_some_and(is_usable)
+    }
+
+    /// Its node has it and all circuits on the way stand.
+    fn is_usable(&self, id: SegmentId, place: &GrantRecord) -> bool {
+        let confirmed = self.nodes.get(&place.node).is_some_and(|node| node.has(id, place.epoch));
+        confirmed && self.circuits_of(place).all(|circuit| self.standing.contains(&circuit))
+    }
+}

@@ -1,0 +1,211 @@
+//! REST: routes, the token, and the OpenAPI document.
+
+mod extract;
+mod nodes;
+mod rack;
+mod segments;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use farpool_api::{Problem, ProblemKind};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, OpenApi as Document, RefOr, Response as ResponseDoc};
+use utoipa::{IntoResponses, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) use extract::Refusal;
+
+use crate::core::Core;
+
+/// Largest body of a request from people and clients; a larger one is refused with 413.
+pub const BODY_LIMIT_BYTES: usize = 1 << 20;
+/// Largest report: 100,000 grants of about 120 bytes each.
+pub const REPORT_LIMIT_BYTES: usize = 16 << 20;
+
+/// Whether this controller answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    Standby { leader: Option<String> },
+    Leading(Arc<Core>),
+}
+
+/// What all handlers share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub role: RwLock<Role>,
+    pub token: Option<String>,
+    /// Its own document.
+    pub document: String,
+}
+
+pub(crate) type Shared = State<Arc<App>>;
+
+impl App {
+    pub fn role(&self) -> Role {
+        self.role.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_role(&self, role: Role) {
+        *self.role.write().unwrap_or_else(PoisonError::into_inner) = role;
+    }
+
+    /// The leading core.
+    pub fn core(&self) -> Result<Arc<Core>, Refusal> {
+        match self.role() {
+            Role::Leading(core) => Ok(core),
+            Role::Standby { leader } => {
+                let detail = match &leader {
+                    Some(leader) => format!("the controller at {leader} leads"),
+                    None => "no controller leads yet".to_owned(),
+                };
+                let problem = Problem::new(ProblemKind::NotLeader, detail);
+                let leader = leader.map(String::into_boxed_str);
+                Err(Refusal(Problem { leader, ..problem }))
+            }
+        }
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Farpool controller",
+    description = "Who gets which far memory of the rack, over which path, at which rate.",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Doc;
+
+/// The refusals that every operation may answer with.
+pub(crate) struct Problems;
+
+impl IntoResponses for Problems {
+    fn responses() -> BTreeMap<String, RefOr<ResponseDoc>> {
+        let kinds = [
+            ProblemKind::BadRequest,
+            ProblemKind::Unauthorized,
+            ProblemKind::NotFound,
+            ProblemKind::Conflict,
+            ProblemKind::PreconditionFailed,
+            ProblemKind::TooLarge,
+            ProblemKind::UnsupportedMediaType,
+            ProblemKind::Invalid,
+            ProblemKind::NotLeader,
+            ProblemKind::NoRoom,
+        ];
+        let schema = utoipa::openapi::Ref::from_schema_name("Problem");
+        let content = ContentBuilder::new().schema(Some(schema)).build();
+        let response = |kind: ProblemKind| {
+            let title = Problem::new(kind, "").title.into_string();
+            let mut response = ResponseDoc::new(title);
+            response.content.insert(extract::PROBLEM_TYPE.to_owned(), RefOr::T(content.clone()));
+            (kind.status().to_string(), RefOr::T(response))
+        };
+        kinds.into_iter().map(response).collect()
+    }
+}
+
+fn router() -> OpenApiRouter<Arc<App>> {
+    let public = OpenApiRouter::new()
+        .routes(routes!(nodes::list))
+        .routes(routes!(nodes::get, nodes::put, nodes::delete))
+        .routes(routes!(nodes::drain, nodes::undrain))
+        .routes(routes!(segments::get_client, segments::put_client, segments::delete_client))
+        .routes(routes!(segments::list))
+        .routes(routes!(segments::get, segments::put, segments::delete))
+        .routes(routes!(segments::move_away))
+        .routes(routes!(rack::circuits))
+        .routes(routes!(rack::topology))
+        .routes(routes!(stream::events))
+        .routes(routes!(rack::tasks))
+        .routes(routes!(rack::task))
+        .routes(routes!(rack::openapi))
+        .routes(routes!(rack::health))
+        .routes(routes!(rack::metrics))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES));
+    let upcalls = OpenApiRouter::new()
+        .routes(routes!(nodes::report))
+        .routes(routes!(segments::report))
+        .layer(DefaultBodyLimit::max(REPORT_LIMIT_BYTES));
+    OpenApiRouter::with_openapi(Doc::openapi()).merge(public).merge(upcalls)
+}
+
+/// The OpenAPI document.
+#[must_use]
+pub fn openapi() -> Document {
+    let mut document = router().into_openapi();
+    let components = document.components.get_or_insert_default();
+    let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    components.security_schemes.insert("token".to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
+    // A controller on loopback may run without a token.
+    let none = utoipa::openapi::SecurityRequirement::default();
+    let token = utoipa::openapi::SecurityRequirement::new("token", Vec::<String>::new());
+    document.security = Some(vec![none, token]);
+    document
+}
+
+/// Everything that answers requests.
+pub(crate) fn service(app: Arc<App>) -> Router {
+    let (router, _) = router().split_for_parts();
+    router
+        .fallback(|| async { Refusal::new(ProblemKind::NotFound, "there is no such path") })
+        .method_not_allowed_fallback(|| async {
+            Refusal::new(ProblemKind::MethodNotAllowed, "the path does not have this method")
+        })
+        .layer(from_fn_with_state(Arc::clone(&app), authorize))
+        .with_state(app)
+}
+
+/// Whether two texts are equal, in a time that depends on their lengths only.
+fn equal(a: &[u8], b: &[u8]) -> bool {
+    let differ = a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(differ) == 0
+}
+
+fn is_authorized(token: &str, headers: &HeaderMap) -> bool {
+    let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    let given = given.and_then(|value| value.split_at_checked(7));
+    given.is_some_and(|(scheme, given)| {
+        scheme.eq_ignore_ascii_case(b"bearer ") && equal(given, token.as_bytes())
+    })
+}
+
+async fn authorize(State(app): Shared, request: Request, next: Next) -> Response {
+    let refused = app.token.as_ref().is_some_and(|token| !is_authorized(token, request.headers()));
+    // Health says nothing that a stranger may not know; load balancers have no token.
+    if refused && request.uri().path() != "/healthz" {
+        let detail = "give the controller's token: Authorization: Bearer TOKEN";
+        let mut response = Refusal::new(ProblemKind::Unauthorized, detail).into_response();
+        let scheme = header::HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        return response;
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_token_itself_is_the_token() {
+        let with = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+            is_authorized("secret", &headers)
+        };
+        assert!(with("Bearer secret") && with("bearer secret"));
+        for wrong in
+            ["", "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Basic secret"]
+        {
+            assert!(!with(wrong), "{wrong}");
+        }
+        assert!(!is_authorized("secret", &HeaderMap::new()));
+    }
+}

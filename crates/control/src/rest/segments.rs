@@ -1,0 +1,203 @@
+//! Clients and segments over REST.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use farpool_api::{
+    ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, ProblemKind,
+    Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task, WAIT_LIMIT_MS,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::extract::{Asked, Body, Name, if_match, json};
+use super::{Problems, Refusal, Shared};
+use crate::model::{Command, Outcome};
+
+/// The status for what a create did.
+pub(super) fn created(outcome: Outcome) -> StatusCode {
+    match outcome {
+        Outcome::Created => StatusCode::CREATED,
+        _ => StatusCode::OK,
+    }
+}
+
+fn tagged(status: StatusCode, segment: &Segment) -> Response {
+    let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
+    (tag, json(status, segment)).into_response()
+}
+
+/// One client.
+#[utoipa::path(get, path = "/v1/clients/{id}", tag = "clients",
+    params(("id" = uuid::Uuid, Path, description = "The client")),
+    responses((status = 200, description = "The client", body = ClientView), Problems))]
+pub(super) async fn get_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+) -> Result<Response, Refusal> {
+    let client = app.core()?.read(|state, _| state.client(id)).await??;
+    Ok(json(StatusCode::OK, &client))
+}
+
+/// Registers a client, or what has changed about it.
+#[utoipa::path(put, path = "/v1/clients/{id}", tag = "clients", request_body = ClientSpec,
+    params(("id" = uuid::Uuid, Path, description = "The client")),
+    responses((status = 200, description = "It was known", body = ClientView),
+        (status = 201, description = "It is new", body = ClientView), Problems))]
+pub(super) async fn put_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+    Body(spec): Body<ClientSpec>,
+) -> Result<Response, Refusal> {
+    let core = app.core()?;
+    let command = Command::PutClient { id, spec };
+    let look = core.apply(command, |state, applied, _| Ok((applied.outcome, state.client(id)?)));
+    let (outcome, client) = look.await?;
+    Ok(json(created(outcome), &client))
+}
+
+/// Ends a client: all its segments are released.
+#[utoipa::path(delete, path = "/v1/clients/{id}", tag = "clients",
+    params(("id" = uuid::Uuid, Path, description = "The client")),
+    responses((status = 204, description = "It is ended"), Problems))]
+pub(super) async fn delete_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+) -> Result<StatusCode, Refusal> {
+    app.core()?.apply(Command::DeleteClient { id }, |_, _, _| Ok(())).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A client's report, answered with all its segments.
+#[utoipa::path(post, path = "/upcall/v1/clients/{id}/report", tag = "upcalls",
+    request_body = ClientReport, params(("id" = uuid::Uuid, Path, description = "The client")),
+    responses((status = 200, description = "Its segments", body = ClientAnswer), Problems))]
+pub(super) async fn report(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+    Body(report): Body<ClientReport>,
+) -> Result<Response, Refusal> {
+    let core = app.core()?;
+    let known = report.known_version;
+    let wait = Duration::from_millis(report.wait_ms.min(WAIT_LIMIT_MS));
+    let command = Command::ClientReport { id, report };
+    let mut answer =
+        core.apply(command, |state, _, now_ms| state.client_answer(id, now_ms)).await?;
+    if answer.version == known && !wait.is_zero() {
+        core.wait(wait, |state| state.client_version(id) != Some(known)).await?;
+        answer = core.read(|state, now_ms| state.client_answer(id, now_ms)).await??;
+    }
+    Ok(json(StatusCode::OK, &answer))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Segments of the page at most, up to 1000.
+    limit: Option<u32>,
+    /// `next_page_token` of the page before.
+    page_token: Option<String>,
+}
+
+/// A page of segments, by id.
+#[utoipa::path(get, path = "/v1/segments", tag = "segments", params(ListQuery),
+    responses((status = 200, description = "The page", body = SegmentList), Problems))]
+pub(super) async fn list(
+    State(app): Shared,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Response, Refusal> {
+    let after = query.page_token.map(|token| token.parse::<SegmentId>()).transpose();
+    let after =
+        after.map_err(|_| Refusal::new(ProblemKind::BadRequest, "page_token was never given"))?;
+    let core = app.core()?;
+    let page = core.read(|state, now_ms| state.segment_page(after, query.limit, now_ms)).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WaitQuery {
+    /// Answer when the segment is in this state.
+    wait_state: Option<SegmentState>,
+    /// Answer after this time in any case, 30,000 at most.
+    wait_ms: Option<u64>,
+}
+
+/// One segment.
+#[utoipa::path(get, path = "/v1/segments/{id}", tag = "segments",
+    params(("id" = uuid::Uuid, Path, description = "The segment"), WaitQuery),
+    responses((status = 200, description = "The segment", body = Segment,
+        headers(("etag" = String, description = "Its revision"))), Problems))]
+pub(super) async fn get(
+    State(app): Shared,
+    Name(id): Name<SegmentId>,
+    Asked(query): Asked<WaitQuery>,
+) -> Result<Response, Refusal> {
+    let core = app.core()?;
+    if let Some(wanted) = query.wait_state {
+        let wait = Duration::from_millis(query.wait_ms.unwrap_or(0).min(WAIT_LIMIT_MS));
+        let arrived = |state: &crate::model::State| {
+            state.segment(id, 0).map_or(true, |segment| segment.state == wanted)
+        };
+        core.wait(wait, arrived).await?;
+    }
+    let segment = core.read(|state, now_ms| state.segment(id, now_ms)).await??;
+    Ok(tagged(StatusCode::OK, &segment))
+}
+
+/// Creates a segment; the same request again gives the same answer.
+#[utoipa::path(put, path = "/v1/segments/{id}", tag = "segments", request_body = SegmentSpec,
+    params(("id" = uuid::Uuid, Path, description = "The segment, named by its creator")),
+    responses((status = 200, description = "It was created so before", body = Segment),
+        (status = 201, description = "It is granted and stored", body = Segment), Problems))]
+pub(super) async fn put(
+    State(app): Shared,
+    Name(id): Name<SegmentId>,
+    Body(spec): Body<SegmentSpec>,
+) -> Result<Response, Refusal> {
+    let core = app.core()?;
+    let command = Command::PutSegment { id, spec };
+    let look = core
+        .apply(command, |state, applied, now_ms| Ok((applied.outcome, state.segment(id, now_ms)?)));
+    let (outcome, segment) = look.await?;
+    Ok(tagged(created(outcome), &segment))
+}
+
+/// Releases a segment. Its memory is free when its node has let go of it.
+#[utoipa::path(delete, path = "/v1/segments/{id}", tag = "segments",
+    params(("id" = uuid::Uuid, Path, description = "The segment"),
+        ("if-match" = Option<String>, Header, description = "The revision meant")),
+    responses((status = 202, description = "Its node must let go of it", body = Segment),
+        (status = 204, description = "It is gone"), Problems))]
+pub(super) async fn delete(
+    State(app): Shared,
+    Name(id): Name<SegmentId>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let command = Command::DeleteSegment { id, revision: if_match(&headers)? };
+    let core = app.core()?;
+    let left = core.apply(command, |state, _, now_ms| Ok(state.segment(id, now_ms).ok())).await?;
+    Ok(match left {
+        Some(segment) => tagged(StatusCode::ACCEPTED, &segment),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
+}
+
+/// Moves a segment to another brick.
+#[utoipa::path(post, path = "/v1/segments/{id}/move", tag = "segments",
+    request_body = MoveRequest,
+    params(("id" = uuid::Uuid, Path, description = "The segment"),
+        ("if-match" = Option<String>, Header, description = "The revision meant")),
+    responses((status = 202, description = "Begun", body = Task), Problems))]
+pub(super) async fn move_away(
+    State(app): Shared,
+    Name(id): Name<SegmentId>,
+    headers: HeaderMap,
+    Body(wish): Body<MoveRequest>,
+) -> Result<Response, Refusal> {
+    let command = Command::MoveSegment { id, wish, revision: if_match(&headers)? };
+    let task = app.core()?.apply(command, super::nodes::task_of).await?;
+    Ok(super::nodes::accepted(&task))
+}

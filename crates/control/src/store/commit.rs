@@ -1,0 +1,78 @@
+//! Group commit: one thread writes, and takes everything that has queued up meanwhile into one
+//! batch. Batches are numbered in the order in which the state changed; who wants to answer waits
+//! until the number it saw is durable, readers too, so nobody is told what a crash could take back.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use tokio::sync::watch;
+
+use super::{Store, StoreOp};
+
+/// Changes in one batch at most: bounds how long the first one waits.
+const BATCH_LIMIT: usize = 1_024;
+
+/// How far the store is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CommitState {
+    /// All batches up to this one are durable.
+    pub durable: u64,
+    /// Why nothing will be durable any more.
+    pub failed: Option<String>,
+}
+
+/// The way to the store. The thread ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    queue: Sender<(u64, Vec<StoreOp>)>,
+    state: watch::Receiver<CommitState>,
+}
+
+impl Committer {
+    /// Starts the thread; `failed` is called once if the store fails, from that thread.
+    pub fn start(
+        store: Box<dyn Store>,
+        failed: impl FnOnce(&str) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (queue, jobs) = channel();
+        let (sender, state) = watch::channel(CommitState::default());
+        let work = move || write(store, &jobs, &sender, failed);
+        std::thread::Builder::new().name("store".to_owned()).spawn(work)?;
+        Ok(Self { queue, state })
+    }
+
+    /// Queues a batch. The caller holds the lock on the state, so numbers arrive in order.
+    pub fn send(&self, number: u64, ops: Vec<StoreOp>) {
+        // If the thread has ended, it has said why, and waiting for the number fails.
+        let _ = self.queue.send((number, ops));
+    }
+
+    /// A view of how far the store is.
+    pub fn state(&self) -> watch::Receiver<CommitState> {
+        self.state.clone()
+    }
+}
+
+fn write(
+    mut store: Box<dyn Store>,
+    jobs: &Receiver<(u64, Vec<StoreOp>)>,
+    state: &watch::Sender<CommitState>,
+    failed: impl FnOnce(&str),
+) {
+    while let Ok((mut number, mut ops)) = jobs.recv() {
+        while ops.len() < BATCH_LIMIT
+            && let Ok((next, more)) = jobs.try_recv()
+        {
+            number = next;
+            ops.extend(more);
+        }
+        match store.commit(&ops) {
+            Ok(()) => state.send_modify(|state| state.durable = number),
+            Err(error) => {
+                let reason = error.to_string();
+                state.send_modify(|state| state.failed = Some(reason.clone()));
+                failed(&reason);
+                return;
+            }
+        }
+    }
+}

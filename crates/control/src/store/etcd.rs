@@ -1,0 +1,221 @@
+//! etcd as the store of several controllers, over its HTTP/JSON gateway.
+//!
+//! The gateway rather than gRPC: it needs no generated code and no second HTTP stack. It has been
+//! in every etcd since 3.3; `/v3` since 3.4.
+//!
+//! One key, `farpool/leader`, bound to a lease, says who leads. Every write is a transaction that
+//! compares that key's create revision with the one this leader made, so a leader that has slept
+//! through its lease cannot write: the key is gone or is another one. Reads are refused by time:
+//! a leader answers only as long as its lease must still run.
+
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::{Store, StoreError, StoreOp};
+
+/// A leader that is gone is replaced after this long.
+pub(crate) const LEASE_TTL_S: u64 = 5;
+/// How long one request may take; then the next endpoint is asked.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Operations of one transaction; etcd takes 128 unless told otherwise. A longer batch becomes
+/// several, each fenced, in order.
+const OPS_LIMIT: usize = 100;
+/// Keys of one page when loading.
+const PAGE_KEYS: u64 = 1_000;
+const LEADER_KEY: &str = "farpool/leader";
+const DATA_PREFIX: &str = "farpool/data/";
+/// The first key after all that begin with the prefix.
+const DATA_END: &str = "farpool/data0";
+
+/// The endpoints of one etcd cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Etcd {
+    agent: ureq::Agent,
+    endpoints: Vec<String>,
+}
+
+/// Leading, as long as the lease runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Leadership {
+    lease: i64,
+    create_revision: i64,
+    /// No other controller leads before this.
+    pub valid_until: Instant,
+}
+
+/// The gateway writes 64-bit numbers as strings and leaves zeros out.
+fn number(value: &Value) -> i64 {
+    match value {
+        Value::String(text) => text.parse().unwrap_or(0),
+        other => other.as_i64().unwrap_or(0),
+    }
+}
+
+fn encode(text: impl AsRef<[u8]>) -> String {
+    STANDARD.encode(text)
+}
+
+fn decode(value: &Value) -> Result<Vec<u8>, StoreError> {
+    // An empty value is left out.
+    let text = value.as_str().unwrap_or_default();
+    STANDARD.decode(text).map_err(|error| StoreError::Unreachable(error.to_string()))
+}
+
+impl Etcd {
+    pub fn new(endpoints: Vec<String>) -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(REQUEST_TIMEOUT))
+            .http_status_as_error(false)
+            .proxy(None)
+            .build();
+        Self { agent: config.into(), endpoints }
+    }
+
+    fn call(&self, path: &str, body: &Value) -> Result<Value, StoreError> {
+        let mut last = "no endpoint was given".to_owned();
+        for endpoint in &self.endpoints {
+            match self.ask(endpoint, path, body) {
+                Ok(answer) => return Ok(answer),
+                Err(reason) => last = format!("{endpoint}: {reason}"),
+            }
+        }
+        Err(StoreError::Unreachable(last))
+    }
+
+    fn ask(&self, endpoint: &str, path: &str, body: &Value) -> Result<Value, String> {
+        let url = format!("{}{path}", endpoint.trim_end_matches('/'));
+        let sent = self.agent.post(&url).send(body.to_string().as_bytes());
+        let mut response = sent.map_err(|error| error.to_string())?;
+        let text = response.body_mut().with_config().limit(256 << 20).read_to_string();
+        let text = text.map_err(|error| error.to_string())?;
+        if !response.status().is_success() {
+            return Err(format!("status {}: {text}", response.status()));
+        }
+        serde_json::from_str(&text).map_err(|error| error.to_string())
+    }
+
+    /// Tries to lead, telling others `address`. None if somebody else does; then his address.
+    pub fn campaign(&self, address: &str) -> Result<Result<Leadership, String>, StoreError> {
+        let leader = self.call("/v3/kv/range", &json!({ "key": encode(LEADER_KEY) }))?;
+        if let Some(held) = leader["kvs"].get(0) {
+            return Ok(Err(String::from_utf8_lossy(&decode(&held["value"])?).into_owned()));
+        }
+        let before = Instant::now();
+        let granted = self.call("/v3/lease/grant", &json!({ "TTL": LEASE_TTL_S }))?;
+        let lease = number(&granted["ID"]);
+        let put = json!({
+            "key": encode(LEADER_KEY), "value": encode(address), "lease": lease.to_string()
+        });
+        let free = json!({
+            "key": encode(LEADER_KEY), "target": "CREATE", "result": "EQUAL", "create_revision": "0"
+        });
+        let answer = self.call(
+            "/v3/kv/txn",
+            &json!({ "compare": [free], "success": [{ "request_put": put }] }),
+        )?;
+        if answer["succeeded"] != json!(true) {
+            self.call("/v3/lease/revoke", &json!({ "ID": lease.to_string() }))?;
+            return Ok(Err(String::new()));
+        }
+        let create_revision = number(&answer["header"]["revision"]);
+        let valid_until = before + Duration::from_secs(LEASE_TTL_S);
+        Ok(Ok(Leadership { lease, create_revision, valid_until }))
+    }
+
+    /// Makes the lease run anew; gives the time until when nobody else leads.
+    pub fn keep_alive(&self, leadership: &Leadership) -> Result<Instant, StoreError> {
+        let before = Instant::now();
+        let body = json!({ "ID": leadership.lease.to_string() });
+        let answer = self.call("/v3/lease/keepalive", &body)?;
+        match number(&answer["result"]["TTL"]) {
+            ttl if ttl > 0 => Ok(before + Duration::from_secs(ttl.unsigned_abs())),
+            _ => Err(StoreError::Fenced),
+        }
+    }
+
+    /// Lets somebody else lead at once.
+    pub fn resign(&self, leadership: &Leadership) {
+        // Not reached, the lease runs out by itself.
+        let _ = self.call("/v3/lease/revoke", &json!({ "ID": leadership.lease.to_string() }));
+    }
+}
+
+/// The store as the leader sees it.
+#[derive(Debug)]
+pub(crate) struct EtcdStore {
+    pub etcd: Etcd,
+    pub leadership: Leadership,
+}
+
+impl EtcdStore {
+    fn fence(&self) -> Value {
+        json!({
+            "key": encode(LEADER_KEY), "target": "CREATE", "result": "EQUAL",
+            "create_revision": self.leadership.create_revision.to_string()
+        })
+    }
+}
+
+impl Store for EtcdStore {
+    fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        let mut all = Vec::new();
+        let mut from = DATA_PREFIX.as_bytes().to_vec();
+        let mut revision = 0;
+        loop {
+            let answer = self.etcd.call(
+                "/v3/kv/range",
+                &json!({
+                    "key": encode(&from), "range_end": encode(DATA_END),
+                    "limit": PAGE_KEYS.to_string(), "revision": revision.to_string()
+                }),
+            )?;
+            revision = number(&answer["header"]["revision"]);
+            for pair in answer["kvs"].as_array().into_iter().flatten() {
+                from = decode(&pair["key"])?;
+                let key = String::from_utf8_lossy(&from).into_owned();
+                let key = key.strip_prefix(DATA_PREFIX).unwrap_or(&key).to_owned();
+                all.push((key, decode(&pair["value"])?));
+            }
+            from.push(0);
+            if answer["more"] != json!(true) {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn commit(&mut self, ops: &[StoreOp]) -> Result<(), StoreError> {
+        for some in ops.chunks(OPS_LIMIT) {
+            // A transaction may name a key once; of several changes the last one counts.
+            let mut last: Vec<&StoreOp> = Vec::with_capacity(some.len());
+            for op in some {
+                last.retain(|earlier| key_of(earlier) != key_of(op));
+                last.push(op);
+            }
+            let requests: Vec<Value> = last.into_iter().map(request).collect();
+            let body = json!({ "compare": [self.fence()], "success": requests });
+            if self.etcd.call("/v3/kv/txn", &body)?["succeeded"] != json!(true) {
+                return Err(StoreError::Fenced);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn key_of(op: &StoreOp) -> &str {
+    match op {
+        StoreOp::Put(key, _) | StoreOp::Delete(key) => key,
+    }
+}
+
+fn request(op: &StoreOp) -> Value {
+    let key = encode(format!("{DATA_PREFIX}{}", key_of(op)));
+    match op {
+        StoreOp::Put(_, value) => {
+            json!({ "request_put": { "key": key, "value": encode(value) } })
+        }
+        StoreOp::Delete(_) => json!({ "request_delete_range": { "key": key } }),
+    }
+}

@@ -1,0 +1,48 @@
+//! Where intent is kept: one trait, an embedded store and etcd.
+
+mod commit;
+mod etcd;
+mod redb;
+
+pub use self::redb::RedbStore;
+pub(crate) use commit::{CommitState, Committer};
+pub(crate) use etcd::{Etcd, EtcdStore, LEASE_TTL_S};
+
+pub use crate::model::StoreOp;
+
+/// Why the store did not do it. Nothing of the batch may count as stored then.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file cannot be opened.
+    #[error("the store {path} cannot be opened: {reason}")]
+    Open {
+        /// The file.
+        path: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The file cannot be read or written.
+    #[error("the store does not take it: {0}")]
+    Io(String),
+    /// None of the endpoints gives a sensible answer.
+    #[error("etcd does not answer: {0}")]
+    Unreachable(String),
+    /// Another controller leads now.
+    #[error("another controller leads")]
+    Fenced,
+}
+
+/// A key-value store with atomic, durable batches.
+pub trait Store: Send {
+    /// Everything in it.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
+
+    /// Carries out a batch as a whole; when it returns, the batch survives any crash.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; the store is as before then, or nobody can know.
+    fn commit(&mut self, ops: &[StoreOp]) -> Result<(), StoreError>;
+}

@@ -1,0 +1,203 @@
+//! Controllers for tests: in a thread of this process, or as a process that can be killed. Both end
+//! when they are dropped; the process also when this one dies, because it reads our pipe.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_api::{
+    Client, ClientId, ClientReport, ClientSegmentUse, ClientSpec, NodeAnswer, NodeGrantUse,
+    NodeReport, NodeSpec, SegmentSpec,
+};
+use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
+
+/// Longest time anything here is waited for; reached only when something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// A superpage.
+pub const SUPERPAGE: u64 = 16 << 20;
+
+/// Waits until `done` gives something.
+pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A controller in a thread.
+pub struct Server {
+    pub url: String,
+    end: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), ControlError>>>,
+    folder: Option<tempfile::TempDir>,
+}
+
+impl Server {
+    pub fn start(options: ControlOptions) -> Self {
+        let (ready, address) = channel();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let on_ready = move |addresses: &[SocketAddr]| drop(ready.send(addresses[0]));
+            let served = serve(options, on_ready, async move { drop(ended.await) });
+            tokio::runtime::Runtime::new().unwrap().block_on(served)
+        });
+        let Ok(address) = address.recv() else {
+            panic!("the controller did not start: {:?}", thread.join().unwrap());
+        };
+        let url = format!("http://{address}");
+        Self { url, end: Some(end), thread: Some(thread), folder: None }
+    }
+
+    /// On a store of its own, with changes of the usual options.
+    pub fn fresh(change: impl FnOnce(&mut ControlOptions)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = StoreChoice::Redb(folder.path().join("store"));
+        let mut options = ControlOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)), store);
+        change(&mut options);
+        let mut server = Self::start(options);
+        server.folder = Some(folder);
+        server
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.url, None).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+/// A controller as a process.
+pub struct Process {
+    pub url: String,
+    pub child: Child,
+}
+
+impl Process {
+    pub fn start(store: &str) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let program: PathBuf =
+            program.parent().unwrap().parent().unwrap().join("examples").join("serve");
+        assert!(
+            program.exists(),
+            "build the example first: cargo build -p farpool-control --examples"
+        );
+        let mut child = Command::new(program)
+            .arg(store)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Self { url: url.trim().to_owned(), child }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.url, None).unwrap()
+    }
+
+    pub fn kill(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A node's agent, step by step.
+pub struct Agent {
+    pub name: String,
+    pub spec: NodeSpec,
+    pub sequence: u64,
+    /// What its blade has.
+    pub answer: NodeAnswer,
+    pub lendable_bytes: u64,
+}
+
+impl Agent {
+    pub fn join(api: &Client, name: &str, donate_bytes: u64) -> Self {
+        let spec = NodeSpec::new(vec![format!("tcp://{name}:7070")], donate_bytes, 11, 12);
+        api.put_node(name, &spec).unwrap();
+        let answer = NodeAnswer { version: 0, draining: false, grants: Vec::new() };
+        let lendable_bytes = donate_bytes;
+        Self { name: name.to_owned(), spec, sequence: 0, answer, lendable_bytes }
+    }
+
+    /// What it would report now.
+    pub fn report(&mut self) -> NodeReport {
+        self.sequence += 1;
+        let grant = |grant: &farpool_api::NodeGrant| NodeGrantUse {
+            segment: grant.segment,
+            epoch: grant.epoch,
+            used_bytes: 0,
+            connections: 1,
+        };
+        NodeReport {
+            incarnation: self.spec.incarnation,
+            sequence: self.sequence,
+            blade_id: self.spec.blade_id,
+            capacity_bytes: self.spec.donate_bytes,
+            lendable_bytes: self.lendable_bytes,
+            grants: self.answer.grants.iter().map(grant).collect(),
+            known_version: self.answer.version,
+            ..NodeReport::default()
+        }
+    }
+
+    /// Reports, and carries out the answer.
+    pub fn step(&mut self, api: &Client) {
+        let report = self.report();
+        self.answer = api.report_node(&self.name, &report).unwrap();
+    }
+
+    /// Until what it has is what it shall have, and the controller knows.
+    pub fn settle(&mut self, api: &Client) {
+        self.step(api);
+        self.step(api);
+    }
+}
+
+/// A client that has joined.
+pub fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
+    let id = ClientId::from_u128(bits);
+    let spec = ClientSpec { host: host.into(), name: "prog".into(), pid: 1, lease_ms: 3_600_000 };
+    api.put_client(id, &spec).unwrap();
+    id
+}
+
+/// A small segment of a client.
+pub fn small(client: ClientId) -> SegmentSpec {
+    SegmentSpec {
+        read_bytes_per_s: 1000,
+        write_bytes_per_s: 1000,
+        ..SegmentSpec::of_client(client, SUPERPAGE)
+    }
+}
+
+/// A report that everything of a segment is at `epoch`.
+pub fn evacuated(sequence: u64, id: farpool_api::SegmentId, epoch: u64) -> ClientReport {
+    let segments = vec![ClientSegmentUse { id, used_bytes: 0, epoch, evacuated: true }];
+    ClientReport { sequence, segments, ..ClientReport::default() }
+}

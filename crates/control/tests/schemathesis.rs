@@ -1,0 +1,52 @@
+//! The controller fuzzed from its own OpenAPI document by schemathesis, with a fixed seed.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Agent, SUPERPAGE, Server, join_client, small};
+use farpool_api::SegmentId;
+
+/// Requests per operation and phase; enough to reach every refusal, few enough for every run.
+const EXAMPLES: &str = "40";
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
+                      response_schema_conformance,response_headers_conformance";
+
+#[test]
+fn its_document_describes_it() {
+    let program = std::env::var("SCHEMATHESIS").unwrap_or_else(|_| "schemathesis".to_owned());
+    if Command::new(&program).arg("--version").output().is_err() {
+        println!("SKIPPED: schemathesis is not installed (pip install 'schemathesis>=4,<5')");
+        return;
+    }
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 64 * SUPERPAGE);
+    let client = join_client(&api, 1, "n0");
+    api.put_segment(SegmentId::from_u128(1), &small(client)).unwrap();
+    node.settle(&api);
+    let folder = tempfile::tempdir().unwrap();
+    let run = Command::new(&program)
+        .current_dir(folder.path())
+        .args(["run", "--seed", "1", "--max-examples", EXAMPLES, "--checks", CHECKS])
+        .args(["--phases", "examples,coverage,fuzzing", "--generation-database", "none"])
+        // A stream has no end to wait for.
+        .args(["--exclude-path", "/v1/events", "--request-timeout", "40", "--no-color"])
+        .arg(format!("{}/v1/openapi.json", server.url))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{said}\n{}", String::from_utf8_lossy(&run.stderr));
+    println!(
+        "{}",
+        said.lines()
+            .rev()
+            .take(25)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect::<Vec<_>>()
+            .join("\n")
+    );
+    api.nodes().unwrap();
+}
