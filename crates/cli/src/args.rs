@@ -90,6 +90,22 @@ pub struct RunSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blade: Vec<BladeAddress>,
+    /// Take far memory from the rack of this controller (http://host:port, several with commas)
+    #[arg(long, value_name = "URL", env = "FARPOOL_RUN_POOL", hide_env_values = true)]
+    #[arg(conflicts_with = "blade")]
+    pub pool: Option<String>,
+    /// With --pool: read the controller's token from this file
+    #[arg(long, value_name = "FILE", env = "FARPOOL_RUN_TOKEN_FILE", hide_env_values = true)]
+    pub token_file: Option<PathBuf>,
+    /// With --pool: the compute brick this is [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_HOST", hide_env_values = true)]
+    pub host: Option<String>,
+    /// With --pool: bandwidth to ask for, a second and direction [default: 125 MB]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_RATE", hide_env_values = true)]
+    pub rate: Option<Size>,
+    /// With --pool: folder for memory that must move and finds no room [default: /var/tmp]
+    #[arg(long, value_name = "DIR", env = "FARPOOL_RUN_SPILL", hide_env_values = true)]
+    pub spill: Option<PathBuf>,
     /// Most far memory the process tree may use [default: what the blades grant]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_QUOTA", hide_env_values = true)]
     pub quota: Option<Size>,

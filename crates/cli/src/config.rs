@@ -55,7 +55,7 @@ fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
 impl RunSettings {
     /// Takes from `weak` what is not set here.
     pub fn fill_from(&mut self, weak: RunSettings) {
-        fill_options!(self, weak: local, quota, policy, prefetch, when_full, pager_threads,
+        fill_options!(self, weak: local, pool, token_file, host, rate, spill, quota, policy, prefetch, when_full, pager_threads,
             threshold, stats, allow_remote_tcp, quiet);
         fill_list(&mut self.blade, weak.blade);
     }

@@ -42,6 +42,10 @@ impl RunDirectory {
         Ok(RunDirectory { path })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }

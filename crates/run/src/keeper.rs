@@ -20,6 +20,7 @@ use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
 use crate::program;
+use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
@@ -49,13 +50,16 @@ pub fn run(options: &RunOptions) -> Result<i32, RunError> {
     let descriptors = getrlimit(Resource::Nofile); // before the blade raises it for itself
     let (blades, private_blade) = blades(options, &directory)?;
     let board_path = directory.join(BOARD);
-    let board = Board::create(&board_path, &settings(options, blades, &path))?;
+    let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
     let custody_path = directory.join(CUSTODY_SOCKET);
     let custody = Custody::start(&custody_path)
         .map_err(|error| RunError::Directory { path: custody_path, error })?;
     open_to_others(&directory)?;
     let kernel = |what| move |error| RunError::Kernel { what, error };
     become_subreaper().map_err(kernel("the keeper cannot adopt the program's children"))?;
+    let rack = options.rack.as_ref();
+    let rack = rack.map(|rack| RackRun::start(rack, options, &board, directory.path()));
+    let rack = rack.transpose()?;
     let child = Arc::new(AtomicI32::new(0));
     forward_signals(&child).map_err(kernel("signals cannot be passed on"))?;
     let program = start(options, &path, &preload, &board_path, descriptors)
@@ -65,6 +69,7 @@ pub fn run(options: &RunOptions) -> Result<i32, RunError> {
         Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
     let status = keeper.watch(program);
     keeper.finish(options);
+    drop(rack);
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
@@ -72,7 +77,7 @@ pub fn run(options: &RunOptions) -> Result<i32, RunError> {
 }
 
 struct Keeper {
-    board: Board,
+    board: Arc<Board>,
     custody: Custody,
     gone: ProcessStatistics,
     peak: Peak,
@@ -301,7 +306,7 @@ fn blades(
             return Err(RunError::Address { address: address.clone(), reason });
         }
     }
-    if !options.blades.is_empty() {
+    if !options.blades.is_empty() || options.rack.is_some() {
         return Ok((options.blades.clone(), None));
     }
     let socket = directory.join(BLADE_SOCKET);
@@ -316,7 +321,9 @@ fn blades(
 }
 
 fn quota_bytes(options: &RunOptions) -> u64 {
-    options.quota_bytes.unwrap_or_else(machine_bytes)
+    // What a rack grants is limit enough.
+    let default = || if options.rack.is_some() { u64::MAX } else { machine_bytes() };
+    options.quota_bytes.unwrap_or_else(default)
 }
 
 fn machine_bytes() -> u64 {

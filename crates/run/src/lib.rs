@@ -11,6 +11,7 @@ mod custody;
 mod directory;
 mod keeper;
 mod program;
+mod rack;
 mod stats;
 
 use std::ffi::OsString;
@@ -24,6 +25,7 @@ pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::runs;
 pub use keeper::{run, set_limit};
 pub use program::ProgramError;
+pub use rack::{RackError, RackOptions};
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
 
 /// Local memory of the program's whole process tree.
@@ -45,8 +47,10 @@ pub struct RunOptions {
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub local: LocalLimit,
-    /// Blade addresses (numeric); empty: a private blade inside the keeper.
+    /// Blade addresses (numeric); empty: a private blade inside the keeper, or the rack's.
     pub blades: Vec<String>,
+    /// The rack to take far memory from.
+    pub rack: Option<RackOptions>,
     /// Far memory for each process, and the size of a private blade; None: the machine's memory.
     pub quota_bytes: Option<u64>,
     pub victim_policy: String,
@@ -73,6 +77,7 @@ impl RunOptions {
             arguments: Vec::new(),
             local,
             blades: Vec::new(),
+            rack: None,
             quota_bytes: None,
             victim_policy: "clock".into(),
             prefetch_policy: "sequential".into(),
@@ -109,6 +114,8 @@ pub enum RunError {
         "the preload library is missing: {path}; build it (make build) or install it beside the binary"
     )]
     NoPreload { path: PathBuf },
+    #[error(transparent)]
+    Rack(#[from] RackError),
     #[error(transparent)]
     BladeChange(#[from] BladeChangeError),
     #[error("{what}: {error}")]

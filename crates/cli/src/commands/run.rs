@@ -1,8 +1,10 @@
 //! `farpool run`: wires to the keeper.
 
-use farpool_run::{RunError, RunOptions};
+use std::path::PathBuf;
 
-use crate::args::RunArgs;
+use farpool_run::{RackError, RackOptions, RunError, RunOptions};
+
+use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
 use crate::config::UsageError;
 use crate::values::{Size, WhenFull};
@@ -12,9 +14,9 @@ pub fn main(args: RunArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.settings.blade, args.settings.allow_remote_tcp)?;
     let options = options(args)?;
     let code = farpool_run::run(&options).map_err(|error| match error {
-        RunError::LimitTooSmall { .. } | RunError::Address { .. } => {
-            UsageError(error.to_string()).into()
-        }
+        RunError::LimitTooSmall { .. }
+        | RunError::Address { .. }
+        | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
     })?;
     Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
@@ -29,6 +31,7 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     let local = settings.local.ok_or_else(|| missing("--local SIZE or --local PCT"))?;
     let mut options = RunOptions::new(program, local.into());
     options.arguments = words.collect();
+    options.rack = rack(&settings)?;
     options.blades = settings.blade.iter().map(ToString::to_string).collect();
     options.quota_bytes = settings.quota.map(|Size(bytes)| bytes);
     options.stats_file = settings.stats;
@@ -53,4 +56,23 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
         options.threshold_bytes = bytes;
     }
     Ok(options)
+}
+
+/// Where a file goes if memory must be spilled: on a disk, not in memory.
+const SPILL_DIRECTORY: &str = "/var/tmp";
+
+fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
+    let Some(controllers) = settings.pool.clone() else { return Ok(None) };
+    let token = settings.token_file.as_ref().map(|path| {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| UsageError(format!("{}: {error}", path.display())));
+        text.map(|text| text.trim().to_owned())
+    });
+    Ok(Some(RackOptions {
+        controllers,
+        token: token.transpose()?,
+        host: settings.host.clone(),
+        rate_bytes_per_s: settings.rate.map(|Size(bytes)| bytes),
+        spill_directory: settings.spill.clone().unwrap_or_else(|| PathBuf::from(SPILL_DIRECTORY)),
+    }))
 }

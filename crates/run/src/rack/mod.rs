@@ -1,0 +1,363 @@
+//! A run whose far memory comes from a rack: the keeper is a client of the controller.
+//!
+//! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table of blades
+//! in step ([`plan`] decides). The processes of the tree do the rest by themselves. While no
+//! controller answers everything stays as it is. Where nobody has room for what must leave a blade,
+//! it goes into this machine's memory or, if that is short, a file ([`spill`]).
+
+mod plan;
+mod spill;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use farpool_api::{
+    ApiError, Client, ClientId, ClientReport, ClientSpec, Place, ProblemKind, SegmentId,
+    SegmentSpec,
+};
+use farpool_board::{BladeOffer, BladeRole, Board, Counter};
+use farpool_policy::RateLimit;
+use farpool_wire::Address;
+
+use crate::blades::RunBlades;
+use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
+use plan::{Action, Seats, first_bytes};
+use spill::Spill;
+
+/// Longest a report waits for news while nothing moves.
+const QUIET_WAIT: Duration = Duration::from_secs(1);
+/// And while something does.
+const BUSY_WAIT: Duration = Duration::from_millis(50);
+/// Pause after a report that was not answered.
+const RETRY: Duration = Duration::from_secs(1);
+/// Longest the start of a run waits for its first segment.
+const FIRST_WAIT: Duration = Duration::from_secs(30);
+/// A segment that the rack has no room for is asked for again at most this often.
+const GROW_RETRY: Duration = Duration::from_secs(10);
+/// Smallest segment taken where the rack has no more in one piece.
+const PIECE_MIN_BYTES: u64 = 64 << 20;
+/// Memory without room elsewhere is spilled after this time, in which a controller finds a place.
+const STUCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a run reaches its rack.
+#[derive(Clone, Debug)]
+pub struct RackOptions {
+    /// The controllers, with commas between.
+    pub controllers: String,
+    /// What they ask for.
+    pub token: Option<String>,
+    /// The compute brick that the program runs on; this machine's name if left out.
+    pub host: Option<String>,
+    /// Bandwidth wanted for each segment, in each direction.
+    pub rate_bytes_per_s: Option<u64>,
+    /// Where a file goes if memory must be spilled.
+    pub spill_directory: PathBuf,
+}
+
+/// Why a run gets no memory from its rack.
+#[derive(Debug, thiserror::Error)]
+pub enum RackError {
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(
+        "the rack granted memory, but its node did not confirm it within {} s; look at \
+         `farpool node list`", FIRST_WAIT.as_secs()
+    )]
+    NotReady,
+    #[error(
+        "the memory granted is on another machine ({address}), and TCP is not encrypted; say \
+         --allow-remote-tcp if you mean it"
+    )]
+    RemoteTcp { address: String },
+    #[error("no random numbers for an id: {0}")]
+    Random(std::io::Error),
+    #[error("the thread that talks to the controller cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// The keeper's part in the rack; ends the client when dropped.
+#[derive(Debug)]
+pub struct RackRun {
+    client: Client,
+    id: ClientId,
+    stop: Arc<AtomicBool>,
+}
+
+impl RackRun {
+    /// Registers, gets the first segment and enters it on the board; from then on a thread keeps up.
+    pub fn start(
+        rack: &RackOptions,
+        options: &RunOptions,
+        board: &Arc<Board>,
+        directory: &Path,
+    ) -> Result<RackRun, RackError> {
+        let client = Client::new(&rack.controllers, rack.token.as_deref())?;
+        let run = RackRun { client, id: ClientId::from_u128(random()?), stop: Arc::default() };
+        let spec = ClientSpec {
+            host: rack.host.clone().unwrap_or_else(host_name),
+            name: options.program.to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            lease_ms: farpool_api::DEFAULT_LEASE_MS,
+        };
+        run.client.put_client(run.id, &spec)?;
+        let local_bytes = match options.local {
+            LocalLimit::Bytes(bytes) => bytes,
+            LocalLimit::Percent(_) => PERCENT_FLOOR_BYTES,
+        };
+        let mut agent = Agent {
+            client: run.client.clone(),
+            id: run.id,
+            spec,
+            board: Arc::clone(board),
+            seats: Seats::default(),
+            known_version: 0,
+            sequence: 0,
+            quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
+            rate_bytes_per_s: rack.rate_bytes_per_s,
+            allow_remote_tcp: options.allow_remote_tcp,
+            grow_after: None,
+            stuck_since: None,
+            spill: Spill::new(directory, &rack.spill_directory),
+            said: None,
+            stop: Arc::clone(&run.stop),
+        };
+        agent.begin(first_bytes(options.quota_bytes, local_bytes))?;
+        let thread = std::thread::Builder::new().name("farpool-rack".into());
+        thread.spawn(move || agent.keep_up()).map_err(RackError::Thread)?;
+        Ok(run)
+    }
+}
+
+impl Drop for RackRun {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        // Who cannot be told finds out by the lease.
+        let _ = self.client.delete_client(self.id);
+    }
+}
+
+struct Agent {
+    client: Client,
+    id: ClientId,
+    spec: ClientSpec,
+    board: Arc<Board>,
+    seats: Seats,
+    known_version: u64,
+    sequence: u64,
+    quota_bytes: u64,
+    rate_bytes_per_s: Option<u64>,
+    allow_remote_tcp: bool,
+    /// When the rack may be asked for more again.
+    grow_after: Option<Instant>,
+    stuck_since: Option<Instant>,
+    spill: Spill,
+    /// What was said last, so that it is said once.
+    said: Option<String>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Agent {
+    /// Gets the first memory, in several pieces if the rack has it no other way.
+    fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
+        let until = Instant::now() + FIRST_WAIT;
+        let mut missing = bytes;
+        while missing > 0 {
+            missing = missing.saturating_sub(self.ask_for(missing)?);
+            if !self.may_ask_more() {
+                break;
+            }
+        }
+        while RunBlades::new(&self.board).list().is_empty() {
+            if Instant::now() >= until {
+                return Err(RackError::NotReady);
+            }
+            self.exchange(BUSY_WAIT)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the board has room for more segments and the moves of all.
+    fn may_ask_more(&mut self) -> bool {
+        // Asks without waiting: the list of segments is what counts.
+        let asked = self.exchange(Duration::ZERO);
+        asked.is_ok() && self.seats.wanted_bytes(0, true, u64::MAX).is_some()
+    }
+
+    /// Asks for a segment of so many bytes, or less; how many it got.
+    fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
+        let mut bytes = bytes;
+        loop {
+            let id = SegmentId::from_u128(random()?);
+            let mut spec = SegmentSpec::of_client(self.id, bytes);
+            if let Some(rate) = self.rate_bytes_per_s {
+                (spec.read_bytes_per_s, spec.write_bytes_per_s) = (rate, rate);
+            }
+            match self.client.put_segment(id, &spec) {
+                Ok(segment) => return Ok(segment.place.bytes),
+                Err(error) if is_too_much(&error) && bytes / 2 >= PIECE_MIN_BYTES => bytes /= 2,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn keep_up(mut self) {
+        while !self.stop.load(SeqCst) {
+            let wait = if self.seats.is_moving() { BUSY_WAIT } else { QUIET_WAIT };
+            match self.exchange(wait) {
+                Ok(()) => self.said = None,
+                Err(error) => {
+                    self.say(&format!("{error}; the program goes on with the far memory it has"));
+                    std::thread::sleep(RETRY);
+                }
+            }
+            self.grow();
+            self.spill_if_stuck();
+        }
+    }
+
+    /// One report and what comes of the answer.
+    fn exchange(&mut self, wait: Duration) -> Result<(), RackError> {
+        let entries = RunBlades::new(&self.board).list();
+        self.seats.sweep(|entry, generation| {
+            entries.iter().any(|it| (it.entry, it.generation) == (entry, generation))
+        });
+        self.sequence += 1;
+        let report = ClientReport {
+            sequence: self.sequence,
+            segments: self.seats.report(self.far_bytes()),
+            known_version: self.known_version,
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(0),
+        };
+        let answer = match self.client.report_client(self.id, &report) {
+            Ok(answer) => answer,
+            Err(error) if error.is(ProblemKind::NotFound) => {
+                // Its lease ran out, or the controller has lost its store: what was granted is not ours.
+                self.client.put_client(self.id, &self.spec)?;
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.known_version = answer.version;
+        for action in self.seats.hear(answer.segments) {
+            self.carry_out(action)?;
+        }
+        let lost = self.seats.lost().next().map(|lost| lost.place.node.clone());
+        if let Some(node) = lost {
+            self.say(&format!("node {node} has lost memory of this program"));
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, action: Action) -> Result<(), RackError> {
+        let table = &self.board.header().blades;
+        match action {
+            Action::Add { key, place } => {
+                let offer = offer(&place, key.1, self.allow_remote_tcp)?;
+                match RunBlades::new(&self.board).add(&offer) {
+                    Ok((entry, generation)) => self.seats.taken(key, entry, generation),
+                    Err(error) => self.say(&error.to_string()),
+                }
+            }
+            Action::Leave { key, seat } => {
+                table.set_role(seat.entry, seat.generation, BladeRole::Leaving);
+                self.seats.leaving(key);
+            }
+        }
+        Ok(())
+    }
+
+    fn far_bytes(&self) -> u64 {
+        let pages = self.board.processes().map(|slot| slot.get(Counter::FarPages));
+        pages.sum::<u64>().saturating_mul(farpool_wire::PAGE_BYTES as u64)
+    }
+
+    /// Asks for more before what there is runs out.
+    fn grow(&mut self) {
+        let is_full = self.board.header().full_reported.load(Relaxed) != 0;
+        let wanted = self.seats.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
+        let Some(bytes) = wanted else { return };
+        if self.grow_after.is_some_and(|after| Instant::now() < after) {
+            return;
+        }
+        match self.ask_for(bytes) {
+            Ok(_) => {
+                self.board.header().full_reported.store(0, Relaxed);
+                self.grow_after = Some(Instant::now() + BUSY_WAIT);
+            }
+            Err(error) => {
+                self.grow_after = Some(Instant::now() + GROW_RETRY);
+                self.say(&format!("no more far memory for now: {error}"));
+            }
+        }
+    }
+
+    /// The last resort: takes in what nobody else has room for.
+    fn spill_if_stuck(&mut self) {
+        let blades = RunBlades::new(&self.board);
+        if !blades.list().iter().any(|blade| blade.is_stuck) {
+            self.stuck_since = None;
+            return;
+        }
+        let since = *self.stuck_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < STUCK_PATIENCE || self.spill.is_there() {
+            return;
+        }
+        let spilled = self.spill.start(self.seats.leaving_bytes());
+        let message = match spilled {
+            Ok((offer, what)) => match blades.add(&offer) {
+                Ok(_) => format!("no node has room for memory that must move; it goes into {what}"),
+                Err(error) => error.to_string(),
+            },
+            Err(error) => format!("memory that must move cannot be spilled either: {error}"),
+        };
+        self.say(&message);
+    }
+
+    fn say(&mut self, message: &str) {
+        if self.said.as_deref() != Some(message) {
+            eprintln!("farpool: {message}");
+            self.said = Some(message.to_owned());
+        }
+    }
+}
+
+fn is_too_much(error: &ApiError) -> bool {
+    error.is(ProblemKind::NoRoom) || error.is(ProblemKind::Invalid)
+}
+
+/// The place as the board has it: by its unix socket where that is on this machine, else by TCP.
+fn offer(place: &Place, epoch: u64, allow_remote_tcp: bool) -> Result<BladeOffer, RackError> {
+    let parsed: Vec<(&String, Address)> =
+        place.addresses.iter().filter_map(|text| Some((text, text.parse().ok()?))).collect();
+    let is_here = |address: &Address| match address {
+        Address::Unix(path) => path.exists(),
+        _ => false,
+    };
+    let is_tcp = |address: &Address| matches!(address, Address::Tcp(_));
+    let best = parsed.iter().find(|(_, address)| is_here(address));
+    let best = best.or_else(|| parsed.iter().find(|(_, address)| is_tcp(address)));
+    let text = best.map_or_else(|| place.addresses.join(", "), |(text, _)| (*text).clone());
+    if best.is_some_and(|(_, address)| !address.is_local()) && !allow_remote_tcp {
+        return Err(RackError::RemoteTcp { address: text });
+    }
+    let rates = [place.read_bytes_per_s, place.write_bytes_per_s];
+    Ok(BladeOffer {
+        address: text,
+        grant: place.key.map(|key| (key.0, epoch)),
+        limits: Some(rates.map(RateLimit::paced)),
+    })
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn random() -> Result<u128, RackError> {
+    let mut bits = [0; 16];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    rustix::rand::getrandom(&mut bits, flags).map_err(|error| RackError::Random(error.into()))?;
+    Ok(u128::from_le_bytes(bits))
+}

@@ -1,0 +1,266 @@
+//! What the keeper does about what the controller says; pure.
+//!
+//! A *seat* is an entry of the board's table of blades that stands for one segment at one epoch: a
+//! segment that moves has two, the old one being left. Invariants:
+//! - every place that the controller names has a seat, until everybody has left it;
+//! - a place is reported as evacuated only after everybody has left its seat.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
+
+/// Smallest segment asked for: less is not worth a request.
+const SEGMENT_MIN_BYTES: u64 = 512 << 20;
+/// Segments that a run asks for of its own accord; the other entries of the board are for moves.
+const SEGMENTS_LIMIT: usize = 6;
+/// More is asked for when less than this share of what is granted is free.
+const FREE_PART: u64 = 4;
+/// Or less than this: growth must not outrun the next answer.
+const FREE_MIN_BYTES: u64 = 256 << 20;
+
+/// A segment at an epoch.
+pub type PlaceKey = (SegmentId, u64);
+
+/// An entry of the board.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seat {
+    pub entry: usize,
+    pub generation: u32,
+    pub is_leaving: bool,
+}
+
+/// What to do to the board.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Enter this place; then [`Seats::taken`].
+    Add { key: PlaceKey, place: Box<Place> },
+    /// Have it left; then [`Seats::leaving`].
+    Leave { key: PlaceKey, seat: Seat },
+}
+
+/// The seats, and what the controller said last.
+#[derive(Debug, Default)]
+pub struct Seats {
+    seats: BTreeMap<PlaceKey, Seat>,
+    /// Places that everybody has left.
+    left: BTreeSet<PlaceKey>,
+    segments: Vec<ClientSegment>,
+}
+
+impl Seats {
+    /// Takes in what the controller says; what is to be done about it.
+    pub fn hear(&mut self, segments: Vec<ClientSegment>) -> Vec<Action> {
+        self.segments = segments;
+        let named: BTreeSet<PlaceKey> = self.segments.iter().flat_map(named_by).collect();
+        self.left.retain(|key| named.contains(key));
+        let usable = self.segments.iter().filter(|it| is_usable(it.state));
+        let mut actions = Vec::new();
+        for segment in usable {
+            let target = segment.target.as_ref();
+            let target = target.map(|target| ((segment.id, target.epoch), &target.place));
+            let here = ((segment.id, segment.epoch), &segment.place);
+            for (key, place) in std::iter::once(here).chain(target) {
+                if !self.seats.contains_key(&key) && !self.left.contains(&key) {
+                    actions.push(Action::Add { key, place: Box::new(place.clone()) });
+                }
+            }
+        }
+        for (key, seat) in &self.seats {
+            let moves = |segment: &ClientSegment| {
+                (segment.id, segment.epoch) == *key && segment.target.is_some()
+            };
+            let is_to_leave = !named.contains(key) || self.segments.iter().any(moves);
+            if is_to_leave && !seat.is_leaving {
+                actions.push(Action::Leave { key: *key, seat: *seat });
+            }
+        }
+        actions
+    }
+
+    /// The place has a seat now.
+    pub fn taken(&mut self, key: PlaceKey, entry: usize, generation: u32) {
+        self.seats.insert(key, Seat { entry, generation, is_leaving: false });
+    }
+
+    /// The place is being left.
+    pub fn leaving(&mut self, key: PlaceKey) {
+        if let Some(seat) = self.seats.get_mut(&key) {
+            seat.is_leaving = true;
+        }
+    }
+
+    /// Looks which seats the board no longer has; `has` says it of an entry and its generation.
+    pub fn sweep(&mut self, has: impl Fn(usize, u32) -> bool) {
+        let left = &mut self.left;
+        self.seats.retain(|key, seat| {
+            let is_there = has(seat.entry, seat.generation);
+            if !is_there {
+                left.insert(*key);
+            }
+            is_there
+        });
+    }
+
+    /// Whether anything is on its way.
+    pub fn is_moving(&self) -> bool {
+        self.seats.values().any(|seat| seat.is_leaving)
+            || self.segments.iter().any(|segment| segment.target.is_some())
+    }
+
+    /// Bytes of what is being left.
+    pub fn leaving_bytes(&self) -> u64 {
+        let is_left = |it: &&ClientSegment| {
+            self.seats.get(&(it.id, it.epoch)).is_some_and(|seat| seat.is_leaving)
+        };
+        self.segments.iter().filter(is_left).map(|it| it.place.bytes).sum()
+    }
+
+    /// Bytes granted at present.
+    pub fn granted_bytes(&self) -> u64 {
+        let usable = self.segments.iter().filter(|it| is_usable(it.state));
+        usable.map(|it| it.place.bytes).sum()
+    }
+
+    /// Segments whose memory is gone.
+    pub fn lost(&self) -> impl Iterator<Item = &ClientSegment> {
+        self.segments.iter().filter(|it| it.state == SegmentState::Lost)
+    }
+
+    /// What the controller is told of each segment. Of `far_bytes` in all, each is said to hold its share.
+    pub fn report(&self, far_bytes: u64) -> Vec<ClientSegmentUse> {
+        let granted = u128::from(self.granted_bytes().max(1));
+        let share = |bytes: u64| {
+            let share = u128::from(far_bytes) * u128::from(bytes) / granted;
+            u64::try_from(share).unwrap_or(bytes).min(bytes)
+        };
+        let uses = self.segments.iter().map(|segment| {
+            let target = segment.target.as_ref().filter(|target| {
+                let has_moved = self.left.contains(&(segment.id, segment.epoch));
+                has_moved && self.seats.contains_key(&(segment.id, target.epoch))
+            });
+            ClientSegmentUse {
+                id: segment.id,
+                used_bytes: share(segment.place.bytes),
+                epoch: target.map_or(segment.epoch, |target| target.epoch),
+                evacuated: target.is_some(),
+            }
+        });
+        uses.collect()
+    }
+
+    /// How large a segment to ask for now, if any.
+    pub fn wanted_bytes(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<u64> {
+        let granted = self.granted_bytes();
+        let room = quota_bytes.saturating_sub(granted);
+        let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
+        let is_short = is_full || far_bytes.saturating_add(reserve) > granted;
+        let may_ask = self.segments.len() < SEGMENTS_LIMIT && !self.is_moving() && room > 0;
+        (is_short && may_ask).then(|| granted.max(SEGMENT_MIN_BYTES).min(room))
+    }
+}
+
+/// What a run asks for at its start: all of its quota, or something to begin with.
+pub fn first_bytes(quota_bytes: Option<u64>, local_bytes: u64) -> u64 {
+    quota_bytes.unwrap_or_else(|| local_bytes.saturating_mul(2).max(SEGMENT_MIN_BYTES))
+}
+
+fn is_usable(state: SegmentState) -> bool {
+    matches!(state, SegmentState::Ready | SegmentState::Moving)
+}
+
+fn named_by(segment: &ClientSegment) -> impl Iterator<Item = PlaceKey> {
+    let target = segment.target.as_ref().map(|target| (segment.id, target.epoch));
+    std::iter::once((segment.id, segment.epoch)).chain(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_api::{Key, Target};
+
+    fn place(bytes: u64) -> Place {
+        Place {
+            node: "n".into(),
+            addresses: vec!["tcp://10.0.0.1:7070".into()],
+            key: Some(Key(7)),
+            bytes,
+            read_bytes_per_s: 1,
+            write_bytes_per_s: 1,
+        }
+    }
+
+    fn segment(id: u128, epoch: u64, state: SegmentState) -> ClientSegment {
+        let (id, place) = (SegmentId::from_u128(id), place(1 << 30));
+        ClientSegment { id, epoch, state, place, target: None, deadline_ms: None }
+    }
+
+    fn moving(id: u128, epoch: u64, to: u64) -> ClientSegment {
+        let target = Some(Target { epoch: to, place: place(1 << 30) });
+        ClientSegment { target, ..segment(id, epoch, SegmentState::Moving) }
+    }
+
+    fn added(actions: &[Action]) -> Vec<u64> {
+        let keys = actions.iter().filter_map(|action| match action {
+            Action::Add { key, .. } => Some(key.1),
+            Action::Leave { .. } => None,
+        });
+        keys.collect()
+    }
+
+    #[test]
+    fn a_segment_moves_from_seat_to_seat_and_is_reported_when_it_has() {
+        let mut seats = Seats::default();
+        let pending = segment(1, 5, SegmentState::Pending);
+        assert_eq!(seats.hear(vec![pending]), [], "not usable yet");
+        assert_eq!(added(&seats.hear(vec![segment(1, 5, SegmentState::Ready)])), [5]);
+        let key = (SegmentId::from_u128(1), 5);
+        seats.taken(key, 0, 1);
+        assert_eq!(seats.hear(vec![segment(1, 5, SegmentState::Ready)]), []);
+        let actions = seats.hear(vec![moving(1, 5, 6)]);
+        assert_eq!((added(&actions), actions.len()), (vec![6], 2), "and the old one is left");
+        seats.taken((key.0, 6), 1, 1);
+        seats.leaving(key);
+        assert_eq!(seats.hear(vec![moving(1, 5, 6)]), []);
+        assert!(!seats.report(0)[0].evacuated, "somebody may still be there");
+        seats.sweep(|entry, _| entry != 0);
+        let told = &seats.report(0)[0];
+        assert_eq!((told.evacuated, told.epoch), (true, 6));
+        assert_eq!(seats.hear(vec![moving(1, 5, 6)]), [], "what was left is not entered again");
+        assert_eq!(seats.hear(vec![segment(1, 6, SegmentState::Ready)]), []);
+        assert!(!seats.is_moving());
+    }
+
+    #[test]
+    fn what_the_controller_no_longer_names_is_left() {
+        let mut seats = Seats::default();
+        seats.hear(vec![segment(1, 5, SegmentState::Ready)]);
+        let key = (SegmentId::from_u128(1), 5);
+        seats.taken(key, 3, 2);
+        let seat = Seat { entry: 3, generation: 2, is_leaving: false };
+        assert_eq!(seats.hear(Vec::new()), [Action::Leave { key, seat }]);
+    }
+
+    #[test]
+    fn more_is_asked_for_before_what_there_is_runs_out_and_never_beyond_the_quota() {
+        let mut seats = Seats::default();
+        assert_eq!(seats.wanted_bytes(0, false, 100 << 20), Some(100 << 20));
+        seats.hear(vec![segment(1, 5, SegmentState::Ready)]);
+        let gib = 1 << 30;
+        assert_eq!(seats.wanted_bytes(100 << 20, false, u64::MAX), None);
+        assert_eq!(seats.wanted_bytes(900 << 20, false, u64::MAX), Some(gib));
+        assert_eq!(seats.wanted_bytes(0, true, gib + (64 << 20)), Some(64 << 20));
+        assert_eq!(seats.wanted_bytes(gib, true, gib), None);
+        seats.hear(vec![moving(1, 5, 6)]);
+        assert_eq!(seats.wanted_bytes(gib, true, u64::MAX), None, "first the move");
+    }
+
+    #[test]
+    fn shares_of_what_is_far_add_up_to_it() {
+        let mut seats = Seats::default();
+        let all: Vec<_> = (1..=3).map(|id| segment(id, 5, SegmentState::Ready)).collect();
+        seats.hear(all);
+        let sum: u64 = seats.report(300 << 20).iter().map(|it| it.used_bytes).sum();
+        assert_eq!(sum, 300 << 20);
+        assert!(seats.report(u64::MAX).iter().all(|it| it.used_bytes == 1 << 30));
+    }
+}

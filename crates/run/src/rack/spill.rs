@@ -1,0 +1,63 @@
+//! The last resort for memory that must leave a blade and finds no room elsewhere: a private blade of the keeper,
+//! in this machine's memory if that has plenty, else in a file.
+
+use std::path::{Path, PathBuf};
+
+use farpool_blade::{BackingKind, BladeConfig, ServeError, Server, Serving};
+use farpool_board::BladeOffer;
+use farpool_wire::SUPERPAGE_BYTES;
+
+/// Memory is spilled into memory only if this share of the machine's stays available.
+const RESERVE_PART: u64 = 8;
+/// Name of the blade's socket in the run's directory.
+const SOCKET: &str = "spill.sock";
+
+/// Where it would go, and the blade once it is there.
+#[derive(Debug)]
+pub struct Spill {
+    socket: PathBuf,
+    directory: PathBuf,
+    serving: Option<Serving>,
+}
+
+impl Spill {
+    /// Nothing is spilled yet. A file would go into `directory`.
+    pub fn new(run_directory: &Path, directory: &Path) -> Self {
+        let socket = run_directory.join(SOCKET);
+        Spill { socket, directory: directory.to_owned(), serving: None }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.serving.is_some()
+    }
+
+    /// Starts the blade with room for so many bytes; says what it is made of.
+    pub fn start(&mut self, bytes: u64) -> Result<(BladeOffer, String), ServeError> {
+        let memory_bytes = bytes.saturating_add(SUPERPAGE_BYTES);
+        let file = self.directory.join(format!("farpool-spill-{}", std::process::id()));
+        let (backing, what) = if has_memory_for(memory_bytes) {
+            (BackingKind::Memfd, "this machine's memory".to_owned())
+        } else {
+            (BackingKind::File(file.clone()), format!("a file in {}", self.directory.display()))
+        };
+        let listen = farpool_wire::Address::Unix(self.socket.clone());
+        let config = BladeConfig { memory_bytes, backing, ..BladeConfig::default() };
+        self.serving = Some(Server::bind(&[listen], config)?.serve()?);
+        // The blade has it open; nothing is left of it when the keeper ends, however that happens.
+        let _not_made = std::fs::remove_file(&file);
+        Ok((BladeOffer::open(format!("unix://{}", self.socket.display())), what))
+    }
+}
+
+/// Whether the machine can take so much and still has its reserve.
+fn has_memory_for(bytes: u64) -> bool {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? << 10)
+    };
+    match (field("MemAvailable:"), field("MemTotal:")) {
+        (Some(available), Some(total)) => available > bytes.saturating_add(total / RESERVE_PART),
+        _ => false,
+    }
+}
