@@ -89,6 +89,9 @@ pub trait Link: Send + std::fmt::Debug {
     /// What to poll for readability while something is in flight.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Whether the descriptor is also to be polled for room to send.
+    fn is_sending(&self) -> bool;
+
     /// Why the link ended, once it has: every request then fails.
     fn loss(&self) -> Option<&str>;
 }

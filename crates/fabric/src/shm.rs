@@ -100,6 +100,10 @@ impl Link for ShmLink {
         None
     }
 
+    fn is_sending(&self) -> bool {
+        false
+    }
+
     fn loss(&self) -> Option<&str> {
         None
     }

@@ -373,6 +373,10 @@ impl Link for StreamLink {
         }
     }
 
+    fn is_sending(&self) -> bool {
+        matches!(self.state, State::Up(_)) && self.output.bytes() > 0
+    }
+
     fn loss(&self) -> Option<&str> {
         match &self.state {
             State::Lost(reason) => Some(reason),

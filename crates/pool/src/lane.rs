@@ -304,19 +304,23 @@ impl Lane {
         links.filter(|(_, link)| link.in_flight() > 0)
     }
 
-    /// Sleeps until a descriptor is readable or it is time to look at the deadlines.
+    /// Sleeps until a link can go on or it is time to look at the deadlines.
     fn sleep(&self) {
         let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
         let step = Timespec { tv_sec: 0, tv_nsec: i64::from(step.subsec_nanos()) };
-        let Some(first) = self.descriptors().next() else {
+        let links = self.ways.iter().filter_map(|way| way.link.as_deref());
+        let mut all = links.filter_map(|link| {
+            let out = if link.is_sending() { PollFlags::OUT } else { PollFlags::empty() };
+            Some(PollFd::from_borrowed_fd(link.descriptor()?, PollFlags::IN | out))
+        });
+        let Some(first) = all.next() else {
             let _ = rustix::thread::nanosleep(&step);
             return;
         };
-        let mut set: [PollFd<'_>; MAX_BLADES] =
-            std::array::from_fn(|_| PollFd::from_borrowed_fd(first, PollFlags::IN));
-        let mut count = 0;
-        for (place, descriptor) in set.iter_mut().zip(self.descriptors()) {
-            *place = PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
+        let mut set: [PollFd<'_>; MAX_BLADES] = std::array::from_fn(|_| first.clone());
+        let mut count = 1;
+        for (place, descriptor) in set[1..].iter_mut().zip(all) {
+            *place = descriptor;
             count += 1;
         }
         // An interrupted or failed sleep only means that the caller looks again earlier.
