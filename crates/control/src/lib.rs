@@ -26,6 +26,7 @@ use farpool_rack::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
 
+pub use reconcile::due;
 pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES, openapi};
 
 /// The rack's graph in words.
