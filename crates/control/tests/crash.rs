@@ -3,17 +3,22 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
 use farpool_api::{ClientReport, SegmentFilter, SegmentId};
 
 /// Times it is killed.
-const KILLS: u128 = 12;
+const KILLS: u64 = 12;
 
 /// Creates and deletes segments until the controller is gone. Gives what was acknowledged as
 /// created, and what was asked to be deleted.
-fn work(api: &farpool_api::Client, round: u128) -> (BTreeSet<SegmentId>, BTreeSet<SegmentId>) {
+fn work(
+    api: &farpool_api::Client,
+    round: u128,
+    acknowledged: &AtomicU64,
+) -> (BTreeSet<SegmentId>, BTreeSet<SegmentId>) {
     let (mut created, mut deleted) = (BTreeSet::new(), BTreeSet::new());
     let client = farpool_api::ClientId::from_u128(1);
     for number in 0.. {
@@ -22,6 +27,7 @@ fn work(api: &farpool_api::Client, round: u128) -> (BTreeSet<SegmentId>, BTreeSe
             break;
         }
         created.insert(id);
+        acknowledged.fetch_add(1, Ordering::Relaxed);
         if number % 3 == 2 {
             deleted.insert(id);
             if api.delete_segment(id, None).is_err() {
@@ -40,11 +46,15 @@ fn what_was_acknowledged_survives_kill_9() {
     let mut node = Agent::join(&process.client(), "n0", 100_000 * SUPERPAGE);
     join_client(&process.client(), 1, "n0");
     let (mut standing, mut keys, mut epochs) = (BTreeSet::new(), BTreeSet::new(), 0);
-    for round in 1..=KILLS {
+    for round_number in 1..=KILLS {
+        let round = u128::from(round_number);
         let api = process.client();
-        let worker = std::thread::spawn(move || work(&api, round));
-        // Any moment will do: nothing below depends on how far it came.
-        std::thread::sleep(Duration::from_millis(20 + (round as u64 * 37) % 150));
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&count);
+        let worker = std::thread::spawn(move || work(&api, round, &counted));
+        // A different place in the work each time, and some moment of a request there.
+        let enough = 1 + round_number * 37 % 150;
+        wait_for("creates", || (count.load(Ordering::Relaxed) >= enough).then_some(()));
         process.kill();
         let (created, deleted) = worker.join().unwrap();
         process = Process::start(&store);
