@@ -33,6 +33,7 @@ find_missing() {
     need redis-tools redis-cli
     need sqlite3 sqlite3
     need python3 python3
+    need etcd-server etcd
     need default-jdk-headless javac # with the compiler: the tests' Java programs come as source
     need iproute2 ip
     need util-linux mkswap
@@ -98,6 +99,7 @@ install_packages() {
         case $package in
         postgresql) install_postgresql && disable_service postgresql ;;
         redis-server) apt redis-server && disable_service redis-server ;;
+        etcd-server) apt etcd-server && disable_service etcd ;;
         *) apt "$package" ;;
         esac
     done

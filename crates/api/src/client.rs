@@ -5,7 +5,7 @@
 //! operations may be repeated: creates carry their id, reports a sequence, and a second move of a
 //! segment is refused while the first is under way.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,10 +13,11 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::answers::{ApiError, EventStream};
 use crate::{
-    CircuitList, ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, Event, Health,
-    MoveRequest, Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Problem, ProblemKind, Segment,
-    SegmentId, SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Topology,
+    CircuitList, ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, Health, MoveRequest,
+    Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Problem, ProblemKind, Segment, SegmentId,
+    SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Topology,
 };
 
 /// How long a connection may take to be made; then the next address is tried.
@@ -25,41 +26,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest answer read; a larger one is an error. A node's intent of 100,000 grants is 20 MB.
 const ANSWER_LIMIT_BYTES: u64 = 256 << 20;
-
-/// Why an operation did not succeed.
-#[derive(Debug, thiserror::Error)]
-pub enum ApiError {
-    /// The controller refused.
-    #[error("{0}")]
-    Problem(Box<Problem>),
-    /// No controller answered; the last one's reason.
-    #[error("the controller at {url} cannot be reached: {reason}")]
-    Unreachable {
-        /// Which.
-        url: String,
-        /// What happened.
-        reason: String,
-    },
-    /// What answered is no controller of this version.
-    #[error("the answer of {url} makes no sense: {reason}")]
-    BadAnswer {
-        /// Which.
-        url: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// An address that is none.
-    #[error("\"{0}\" is no address of a controller; give http://host:port, several with commas")]
-    BadUrl(String),
-}
-
-impl ApiError {
-    /// Whether the controller refused for this reason.
-    #[must_use]
-    pub fn is(&self, kind: ProblemKind) -> bool {
-        matches!(self, Self::Problem(problem) if problem.is(kind))
-    }
-}
 
 /// A controller, or several of which one leads. Clones share their connections.
 #[derive(Clone)]
@@ -371,7 +337,7 @@ impl Client {
         let call = Call { accept: "text/event-stream", ..Call::new("GET", &path) };
         let (url, response) = self.send(&call, None)?;
         let lines = BufReader::new(response.into_body().into_reader());
-        Ok(EventStream { lines: Box::new(lines), url })
+        Ok(EventStream::new(Box::new(lines), url))
     }
 
     fn nothing(&self, call: Call<'_>) -> Result<(), ApiError> {
@@ -495,41 +461,6 @@ fn escape(text: &str) -> String {
         }
     }
     escaped
-}
-
-/// Events as they come. Ends when the connection does: ask again after the last id.
-pub struct EventStream {
-    lines: Box<dyn BufRead + Send>,
-    url: String,
-}
-
-impl std::fmt::Debug for EventStream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EventStream").field("url", &self.url).finish_non_exhaustive()
-    }
-}
-
-impl Iterator for EventStream {
-    type Item = Result<Event, ApiError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let mut line = String::new();
-            let unreachable = |reason| ApiError::Unreachable { url: self.url.clone(), reason };
-            match self.lines.read_line(&mut line) {
-                Ok(0) => return None,
-                Err(error) => return Some(Err(unreachable(error.to_string()))),
-                Ok(_) => {}
-            }
-            // Each event is one line of data; ids and kinds are in it again.
-            let Some(data) = line.strip_prefix("data:") else { continue };
-            let bad = |error: serde_json::Error| ApiError::BadAnswer {
-                url: self.url.clone(),
-                reason: error.to_string(),
-            };
-            return Some(serde_json::from_str(data.trim()).map_err(bad));
-        }
-    }
 }
 
 #[cfg(test)]

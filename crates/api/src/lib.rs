@@ -8,13 +8,15 @@
 //! Bodies of `PUT` refuse fields they do not know, because a misspelled limit must not pass
 //! silently. Reports and answers ignore them, so that an older node understands a newer controller.
 
+mod answers;
 mod client;
 mod ids;
 mod problem;
 mod rack;
 mod segments;
 
-pub use client::{ApiError, Client, EventStream, SegmentFilter};
+pub use answers::{ApiError, EventStream};
+pub use client::{Client, SegmentFilter};
 pub use ids::{ClientId, IdError, Key, SegmentId, TaskId};
 pub use problem::{Problem, ProblemKind};
 pub use rack::{

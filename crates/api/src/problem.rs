@@ -27,7 +27,8 @@ pub enum ProblemKind {
     UnsupportedMediaType,
     /// Understood, and wrong in content.
     Invalid,
-    /// The rack has no memory, port, circuit or bandwidth left for it.
+    /// The rack has no memory, port, circuit or bandwidth left for it: a conflict with what stands,
+    /// and no fault of the controller's, so 409 and not 507.
     NoRoom,
     /// Another controller leads; `leader` says which, if known.
     NotLeader,
@@ -51,7 +52,7 @@ impl ProblemKind {
             Self::TooLarge => (413, "too-large", "The body is too large"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "The body is not JSON"),
             Self::Invalid => (422, "invalid", "The request cannot be carried out"),
-            Self::NoRoom => (507, "no-room", "The rack has no room for it"),
+            Self::NoRoom => (409, "no-room", "The rack has no room for it"),
             Self::NotLeader => (503, "not-leader", "Another controller leads"),
             Self::StoreFailed => (503, "store-failed", "The store does not answer"),
             Self::Ending => (503, "ending", "The controller is ending"),

@@ -126,11 +126,11 @@ pub struct NodeList {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeReport {
-    /// That of the registration.
+    /// That of the registration; a report with another one is refused: register again.
     pub incarnation: u64,
     /// Grows by one or more with each report of an incarnation; one that does not changes nothing.
     pub sequence: u64,
-    /// That of the registration; another one means that the blade's memory is gone.
+    /// That of the registration; a report with another one is refused: register again.
     pub blade_id: u64,
     /// Memory the blade has; not above `donate_bytes`.
     pub capacity_bytes: u64,

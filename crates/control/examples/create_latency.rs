@@ -33,7 +33,9 @@ fn main() -> Anything {
     let options = ControlOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)), store);
     let server = std::thread::spawn(move || -> Result<(), String> {
         let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-        let on_ready = move |addresses: &[SocketAddr]| drop(ready.send(addresses[0]));
+        let on_ready = move |addresses: &[SocketAddr]| {
+            let _ = ready.send(addresses[0]);
+        };
         let served = serve(options, on_ready, async move { drop(ended.await) });
         runtime.block_on(served).map_err(|error| error.to_string())
     });

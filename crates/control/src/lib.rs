@@ -20,12 +20,14 @@ pub mod store;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use axum::serve::ListenerExt;
 use farpool_rack::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
 
+pub use reconcile::due;
 pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES, openapi};
 
 /// The rack's graph in words.
@@ -63,6 +65,9 @@ pub struct ControlOptions {
     pub token: Option<String>,
     /// Listen beyond loopback, where others can read what is sent; needs a token, too.
     pub allow_remote: bool,
+    /// Longest time a report or a wait for a state is held open; `farpool_api::WAIT_LIMIT_MS` unless
+    /// changed, which clients expect to be an upper bound.
+    pub wait_limit: Duration,
     /// Every circuit switch of the topology, by name.
     pub switches: Vec<NamedSwitch>,
 }
@@ -78,6 +83,7 @@ impl ControlOptions {
             store,
             token: None,
             allow_remote: false,
+            wait_limit: Duration::from_millis(farpool_api::WAIT_LIMIT_MS),
             switches: Vec::new(),
         }
     }
@@ -221,6 +227,7 @@ pub async fn serve(
     let app = Arc::new(rest::App {
         role: RwLock::new(rest::Role::Standby { leader: None }),
         token: options.token,
+        wait_limit: options.wait_limit,
         document: openapi().to_json().unwrap_or_default(),
     });
     let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;

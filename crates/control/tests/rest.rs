@@ -131,8 +131,12 @@ fn a_blade_that_started_anew_has_lost_everything() {
     node.settle(&api);
     node.spec.blade_id += 1;
     node.answer.grants.clear();
-    node.step(&api);
+    let report = node.report();
+    refused(api.report_node("n0", &report), ProblemKind::Conflict);
+    assert_eq!(api.segment(id).unwrap().state, SegmentState::Ready);
+    api.put_node("n0", &node.spec).unwrap();
     assert_eq!(api.segment(id).unwrap().state, SegmentState::Lost);
+    node.step(&api);
     assert!(node.answer.grants.is_empty(), "nothing is set up anew under the old epoch");
     api.delete_segment(id, None).unwrap();
     node.settle(&api);

@@ -305,6 +305,12 @@ impl State {
             let detail = format!("node {name} has registered with another incarnation");
             return refuse(ProblemKind::Conflict, detail);
         }
+        // Only a registration says that a blade is new: a report that was long on the way must not
+        // take a segment's memory for lost.
+        if report.blade_id != node.record.spec.blade_id {
+            let detail = format!("node {name} has registered with another blade");
+            return refuse(ProblemKind::Conflict, detail);
+        }
         let distinct: BTreeSet<SegmentId> =
             report.grants.iter().map(|grant| grant.segment).collect();
         if distinct.len() != report.grants.len() {
@@ -313,17 +319,10 @@ impl State {
         if node.seen.as_ref().is_some_and(|seen| report.sequence <= seen.sequence) {
             return Ok(Outcome::Done);
         }
-        let new_blade = report.blade_id != node.record.spec.blade_id;
-        let blade_id = report.blade_id;
         let seen = self.check_report(name, report, to);
         let Some(node) = self.nodes.get_mut(name) else { return Ok(Outcome::Done) };
         node.seen = Some(seen);
         node.heard_ms = to.now_ms;
-        if new_blade {
-            node.record.spec.blade_id = blade_id;
-            to.ops.push(node.record.put());
-            self.lose_blade(name, to);
-        }
         self.note_age(name, to);
         if let Some(brick) = self.nodes.get(name).and_then(|node| node.memory.clone()) {
             self.apply_brick(&brick);

@@ -8,6 +8,7 @@ mod stream;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -42,6 +43,8 @@ pub(crate) enum Role {
 pub(crate) struct App {
     pub role: RwLock<Role>,
     pub token: Option<String>,
+    /// Longest time an answer waits for news.
+    pub wait_limit: Duration,
     /// Its own document.
     pub document: String,
 }
@@ -55,6 +58,11 @@ impl App {
 
     pub fn set_role(&self, role: Role) {
         *self.role.write().unwrap_or_else(PoisonError::into_inner) = role;
+    }
+
+    /// The time an answer may wait of that asked for.
+    pub fn wait(&self, wait_ms: u64) -> Duration {
+        Duration::from_millis(wait_ms).min(self.wait_limit)
     }
 
     /// The leading core.
@@ -97,7 +105,6 @@ impl IntoResponses for Problems {
             ProblemKind::UnsupportedMediaType,
             ProblemKind::Invalid,
             ProblemKind::NotLeader,
-            ProblemKind::NoRoom,
         ];
         let schema = utoipa::openapi::Ref::from_schema_name("Problem");
         let content = ContentBuilder::new().schema(Some(schema)).build();

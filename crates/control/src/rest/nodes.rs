@@ -1,11 +1,9 @@
 //! Nodes over REST.
 
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use farpool_api::{Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Task, WAIT_LIMIT_MS};
+use farpool_api::{Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Task};
 
 use super::extract::{Body, Name, json};
 use super::{Problems, Refusal, Shared};
@@ -96,7 +94,7 @@ pub(super) async fn report(
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
     let known = report.known_version;
-    let wait = Duration::from_millis(report.wait_ms.min(WAIT_LIMIT_MS));
+    let wait = app.wait(report.wait_ms);
     let command = Command::NodeReport { name: name.clone(), report };
     let mut answer = core.apply(command, |state, _, _| state.node_answer(&name)).await?;
     if answer.version == known && !wait.is_zero() {

@@ -1,13 +1,11 @@
 //! Clients and segments over REST.
 
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use farpool_api::{
     ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, ProblemKind,
-    Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task, WAIT_LIMIT_MS,
+    Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -81,7 +79,7 @@ pub(super) async fn report(
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
     let known = report.known_version;
-    let wait = Duration::from_millis(report.wait_ms.min(WAIT_LIMIT_MS));
+    let wait = app.wait(report.wait_ms);
     let command = Command::ClientReport { id, report };
     let mut answer =
         core.apply(command, |state, _, now_ms| state.client_answer(id, now_ms)).await?;
@@ -137,7 +135,7 @@ pub(super) async fn get(
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
     if let Some(wanted) = query.wait_state {
-        let wait = Duration::from_millis(query.wait_ms.unwrap_or(0).min(WAIT_LIMIT_MS));
+        let wait = app.wait(query.wait_ms.unwrap_or(0));
         let arrived = |state: &crate::model::State| {
             state.segment(id, 0).map_or(true, |segment| segment.state == wanted)
         };

@@ -219,3 +219,74 @@ fn request(op: &StoreOp) -> Value {
         StoreOp::Delete(_) => json!({ "request_delete_range": { "key": key } }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    struct Ended(Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            drop(self.0.kill());
+            drop(self.0.wait());
+        }
+    }
+
+    fn leader(etcd: &Etcd) -> EtcdStore {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            match etcd.campaign("http://me") {
+                Ok(Ok(leadership)) => return EtcdStore { etcd: etcd.clone(), leadership },
+                other => assert!(Instant::now() < until, "nobody may lead: {other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn who_has_lost_the_lead_cannot_write() {
+        if Command::new("etcd").arg("--version").output().is_err() {
+            println!("SKIPPED: etcd is not installed (apt-get install etcd-server)");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (url, peer) = (format!("http://{}", free()), format!("http://{}", free()));
+        let child = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(folder.path().join("data"))
+            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let _ended = Ended(child.unwrap());
+        let etcd = Etcd::new(vec![url]);
+        let put = |key: &str, value: &str| StoreOp::Put(key.into(), value.into());
+        let mut first = leader(&etcd);
+        assert_eq!(etcd.campaign("http://other").unwrap(), Err("http://me".to_owned()));
+        // More than a page of keys and more than a transaction takes, one key several times.
+        let many: Vec<_> = (0..1_500).map(|n| put(&format!("k{n:04}"), "1")).collect();
+        first.commit(&many).unwrap();
+        first
+            .commit(&[put("k0000", "2"), StoreOp::Delete("k0001".into()), put("k0000", "3")])
+            .unwrap();
+        etcd.keep_alive(&first.leadership).unwrap();
+
+        etcd.resign(&first.leadership);
+        assert!(matches!(first.commit(&[put("k0002", "stale")]), Err(StoreError::Fenced)));
+        let mut second = leader(&etcd);
+        assert!(matches!(first.commit(&[put("k0002", "stale")]), Err(StoreError::Fenced)));
+        assert!(matches!(etcd.keep_alive(&first.leadership), Err(StoreError::Fenced)));
+        let all = second.load().unwrap();
+        assert_eq!(all.len(), 1_499);
+        assert_eq!(all[0], ("k0000".to_owned(), b"3".to_vec()));
+        assert_eq!(all[1], ("k0002".to_owned(), b"1".to_vec()));
+        second.commit(&[put("k0002", "4")]).unwrap();
+    }
+}

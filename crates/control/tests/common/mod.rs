@@ -47,7 +47,9 @@ impl Server {
         let (ready, address) = channel();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let on_ready = move |addresses: &[SocketAddr]| drop(ready.send(addresses[0]));
+            let on_ready = move |addresses: &[SocketAddr]| {
+                let _ = ready.send(addresses[0]);
+            };
             let served = serve(options, on_ready, async move { drop(ended.await) });
             tokio::runtime::Runtime::new().unwrap().block_on(served)
         });

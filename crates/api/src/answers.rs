@@ -1,0 +1,81 @@
+//! What a client gets besides plain answers: errors, and the stream of events.
+
+use std::io::BufRead;
+
+use crate::{Event, Problem, ProblemKind};
+
+/// Why an operation did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The controller refused.
+    #[error("{0}")]
+    Problem(Box<Problem>),
+    /// No controller answered; the last one's reason.
+    #[error("the controller at {url} cannot be reached: {reason}")]
+    Unreachable {
+        /// Which.
+        url: String,
+        /// What happened.
+        reason: String,
+    },
+    /// What answered is no controller of this version.
+    #[error("the answer of {url} makes no sense: {reason}")]
+    BadAnswer {
+        /// Which.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An address that is none.
+    #[error("\"{0}\" is no address of a controller; give http://host:port, several with commas")]
+    BadUrl(String),
+}
+
+impl ApiError {
+    /// Whether the controller refused for this reason.
+    #[must_use]
+    pub fn is(&self, kind: ProblemKind) -> bool {
+        matches!(self, Self::Problem(problem) if problem.is(kind))
+    }
+}
+
+/// Events as they come. Ends when the connection does: ask again after the last id.
+pub struct EventStream {
+    lines: Box<dyn BufRead + Send>,
+    url: String,
+}
+
+impl std::fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventStream").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl EventStream {
+    pub(crate) fn new(lines: Box<dyn BufRead + Send>, url: String) -> Self {
+        Self { lines, url }
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = Result<Event, ApiError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let mut line = String::new();
+            let unreachable = |reason| ApiError::Unreachable { url: self.url.clone(), reason };
+            match self.lines.read_line(&mut line) {
+                Ok(0) => return None,
+                Err(error) => return Some(Err(unreachable(error.to_string()))),
+                Ok(_) => {}
+            }
+            // Each event is one line of data; ids and kinds are in it again.
+            let Some(data) = line.strip_prefix("data:") else { continue };
+            let bad = |error: serde_json::Error| ApiError::BadAnswer {
+                url: self.url.clone(),
+                reason: error.to_string(),
+            };
+            return Some(serde_json::from_str(data.trim()).map_err(bad));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Two controllers on a real etcd: one leads, the other takes over, and a leader that has slept
+//! through its lease cannot write any more.
+
+mod common;
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
+use farpool_api::{Client, ClientReport, Health, ProblemKind, SegmentId, SegmentState};
+
+/// An etcd of one member in a folder of its own; ends when it is dropped.
+struct Etcd {
+    child: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Etcd {
+    /// None if there is no etcd here; says so.
+    fn start() -> Option<Self> {
+        if Command::new("etcd").arg("--version").output().is_err() {
+            println!("SKIPPED: etcd is not installed (apt-get install etcd-server)");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (client, peer) = (free(), free());
+        let (url, peer) = (format!("http://{client}"), format!("http://{peer}"));
+        let mut command = Command::new("etcd");
+        command
+            .arg("--data-dir")
+            .arg(folder.path().join("data"))
+            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        end_with_parent(&mut command);
+        let child = command.spawn().unwrap();
+        let etcd = Self { child, url, _folder: folder };
+        wait_for("etcd", || {
+            std::net::TcpStream::connect(client).ok()?;
+            let mut curl = ureq::get(format!("{}/health", etcd.url)).call().ok()?;
+            curl.body_mut().read_to_string().ok()?.contains("true").then_some(())
+        });
+        Some(etcd)
+    }
+
+    fn controller(&self) -> Process {
+        Process::start(&format!("etcd:{}", self.url))
+    }
+}
+
+/// Ends the child when the thread that starts it ends, however that comes.
+fn end_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: between fork and exec only one system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            let signal = Some(rustix::process::Signal::KILL);
+            rustix::process::set_parent_process_death_signal(signal).map_err(Into::into)
+        });
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn health(process: &Process) -> Health {
+    process.client().health().unwrap()
+}
+
+fn signal(process: &Process, signal: rustix::process::Signal) {
+    let pid = i32::try_from(process.child.id()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_standby_takes_over_and_the_old_leader_cannot_write() {
+    let Some(etcd) = Etcd::start() else { return };
+    let mut first = etcd.controller();
+    wait_for("a leader", || health(&first).leader.then_some(()));
+    let second = etcd.controller();
+    wait_for("a standby that knows its leader", || {
+        (health(&second).leader_address.as_deref() == Some(first.url.as_str())).then_some(())
+    });
+    let refused = second.client().nodes().unwrap_err();
+    assert!(refused.is(ProblemKind::NotLeader), "{refused:?}");
+
+    let both = Client::new(&format!("{},{}", second.url, first.url), None).unwrap();
+    let mut node = Agent::join(&both, "n0", 1_000 * SUPERPAGE);
+    let client = join_client(&both, 1, "n0");
+    let id = SegmentId::from_u128;
+    for number in 0..50 {
+        both.put_segment(id(number), &small(client)).unwrap();
+    }
+    node.settle(&both);
+    let before = both.report_client(client, &ClientReport::default()).unwrap().segments;
+    assert!(before.iter().all(|segment| segment.state == SegmentState::Ready));
+
+    // Killed: the other one has everything that was acknowledged.
+    first.kill();
+    wait_for("a new leader", || health(&second).leader.then_some(()));
+    node.step(&both);
+    let after = both.report_client(client, &ClientReport::default()).unwrap().segments;
+    assert_eq!(after, before);
+    both.put_segment(id(50), &small(client)).unwrap();
+
+    // Asleep beyond its lease: it wakes, and must not answer as if it led.
+    let third = etcd.controller();
+    signal(&second, rustix::process::Signal::STOP);
+    wait_for("the third to lead", || health(&third).leader.then_some(()));
+    third.client().put_segment(id(51), &small(client)).unwrap();
+    let (stale, spec) = (second.client(), small(client));
+    let writer = std::thread::spawn(move || stale.put_segment(id(52), &spec));
+    signal(&second, rustix::process::Signal::CONT);
+    let refused = writer.join().unwrap().unwrap_err();
+    assert!(refused.is(ProblemKind::NotLeader) || refused.is(ProblemKind::Ending), "{refused:?}");
+    let now = third.client().report_client(client, &ClientReport::default()).unwrap().segments;
+    assert_eq!(now.len(), 52);
+    assert!(!now.iter().any(|segment| segment.id == id(52)));
+    let newest = |number| now.iter().find(|segment| segment.id == id(number)).unwrap().epoch;
+    assert!(newest(51) > newest(50) && newest(50) > newest(49));
+}
