@@ -1,0 +1,26 @@
+//! Many nodes, the real code, one seeded world: time, network, programs' memory use and faults come
+//! from one seed, so a run that fails can be repeated (`FARPOOL_SEED`).
+//!
+//! * [`World`]: nodes, clock, events.
+//! * [`Network`]: latency, loss, duplication, reordering, replay, partitions.
+//! * [`Load`]: a node's memory use over time.
+//! * [`Ledger`]: what is lent and used, checked at every step.
+
+mod ledger;
+mod load;
+mod network;
+mod world;
+
+pub use ledger::{Ledger, Served};
+pub use load::Load;
+pub use network::Network;
+pub use world::{Event, Note, Setup, World};
+
+/// The seeds to run: `count` from `first`, or only the one in `FARPOOL_SEED`.
+#[must_use]
+pub fn seeds(first: u64, count: u64) -> Vec<u64> {
+    match std::env::var("FARPOOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => (first..first + count).collect(),
+    }
+}
