@@ -17,8 +17,8 @@ use crate::arbitration::Candidate;
 use crate::config::Config;
 use crate::ids::{Epoch, GrantId, GrantKey, NodeId, Peer, RequestNo, Zone};
 use crate::limits::{
-    ASK_FANOUT, ASK_TIMEOUT, CHOOSE_WINDOW, DEADLINE_MARGIN_PART, HOLD, RELEASE_TRIES_MAX, REPEAT,
-    USED_GRANTS_MAX,
+    ASK_FANOUT, ASK_TIMEOUT, CHOOSE_WINDOW, DEADLINE_MARGIN_PART, HOLD, LEASE_MARGIN,
+    RELEASE_TRIES_MAX, REPEAT, USED_GRANTS_MAX,
 };
 use crate::message::{EPOCHS_MAX, Message, NackReason};
 use crate::outbox::{Action, MoveReason, Outbox};
@@ -255,7 +255,8 @@ impl Client {
     ) {
         // A server cannot confirm what was not yet said.
         let sent = Duration::from_millis(sent_ms.min(millis(now)));
-        let until = sent + Duration::from_millis(u64::from(lease_ms));
+        let lease = Duration::from_millis(u64::from(lease_ms));
+        let until = sent + lease.saturating_sub(LEASE_MARGIN);
         for epoch in epochs {
             let grant = GrantId { server: server.node, epoch: *epoch };
             let Some(used) = self.used.get_mut(&grant) else {

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::arbitration::Arbitration;
 use crate::classify::Thresholds;
-use crate::ids::{ClusterId, Incarnation, NodeId, Zone};
+use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
 
 /// A grant without a renewal ends after this, milliseconds: long enough for a client to live
 /// through some lost datagrams and a switch's restart, short enough that a dead client's memory is
@@ -56,6 +56,9 @@ pub enum ConfigError {
     /// 0 means anyone.
     #[error("node id 0 stands for \"anyone\": give another")]
     Node,
+    /// 0 means any life.
+    #[error("incarnation 0 stands for \"any life\": begin with 1")]
+    Incarnation,
     /// Too short.
     #[error("lease of {0} ms is below {LEASE_MS_MIN} ms")]
     Lease(u32),
@@ -90,6 +93,9 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.node == NodeId::ANYONE {
             return Err(ConfigError::Node);
+        }
+        if self.incarnation == ANY_LIFE {
+            return Err(ConfigError::Incarnation);
         }
         if self.lease_ms < LEASE_MS_MIN {
             return Err(ConfigError::Lease(self.lease_ms));

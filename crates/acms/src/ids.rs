@@ -24,6 +24,9 @@ impl NodeId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Incarnation(pub u32);
 
+/// Addressed to a node in whatever life it is; names no life.
+pub(crate) const ANY_LIFE: Incarnation = Incarnation(0);
+
 /// Where a node stands, for "nearest first": the more leading bits two zones share the nearer
 /// they are. Put the row in the upper bits and the rack in the lower.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -68,3 +68,6 @@ pub const SIDE_RATIO_DEN: u64 = 2;
 /// Part of a client's deadline kept for the way of the message: the client counts from the
 /// receipt, the server from the sending.
 pub const DEADLINE_MARGIN_PART: u32 = 10;
+/// A client's lease ends this much before the server's: timers are true to a tick, and the client
+/// must have stopped before the server lends the memory again.
+pub const LEASE_MARGIN: Duration = Duration::from_millis(300);

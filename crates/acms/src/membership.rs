@@ -14,7 +14,7 @@ use foca::{AccumulatingRuntime, Foca, OwnedNotification, PeriodicParams, Timer};
 use crate::classify::{Class, MemoryUse};
 use crate::config::{Config, ConfigError};
 use crate::identity::{Codec, Identity};
-use crate::ids::{GrantId, GrantKey, NodeId, Peer};
+use crate::ids::{ANY_LIFE, GrantId, GrantKey, NodeId, Peer};
 use crate::message::{DecodeError, GOSSIP_BYTES_MAX, Header, Message};
 use crate::node::AcmsNode;
 use crate::outbox::{Action, Output};
@@ -42,6 +42,9 @@ const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
 const ANNOUNCE_DEAD_PERIOD: Duration = Duration::from_secs(5);
 /// Between two greetings of the contacts while no node is known.
 const HELLO_PERIOD: Duration = Duration::from_millis(1_000);
+/// The same while some nodes are known: a contact that is not among them may be on the other side
+/// of a partition that both sides have forgotten.
+const HELLO_PERIOD_SLOW: Duration = Duration::from_secs(10);
 /// Contacts greeted at once.
 const HELLO_FANOUT: usize = 3;
 
@@ -173,8 +176,7 @@ impl Member {
             self.drain(now);
         }
         if now >= self.hello_at {
-            self.hello_at = now + HELLO_PERIOD;
-            self.greet();
+            self.greet(now);
         }
         self.node.on_tick(now);
     }
@@ -183,7 +185,7 @@ impl Member {
     #[must_use]
     pub fn next_wakeup(&self) -> Duration {
         let timer = self.timers.first_key_value().map_or(Duration::MAX, |((at, _), _)| *at);
-        let hello = if self.is_alone() { self.hello_at } else { Duration::MAX };
+        let hello = if self.contacts.is_empty() { Duration::MAX } else { self.hello_at };
         self.node.next_wakeup().min(timer).min(hello)
     }
 
@@ -232,13 +234,15 @@ impl Member {
 
     fn is_for_us(&self, header: &Header) -> bool {
         let config = &self.node.config;
+        let any_life = header.to_incarnation == ANY_LIFE;
         let to_us = header.to == NodeId::ANYONE
-            || (header.to == config.node && header.to_incarnation == config.incarnation);
+            || (header.to == config.node
+                && (any_life || header.to_incarnation == config.incarnation));
         header.cluster == config.cluster && header.from != config.node && to_us
     }
 
     fn on_welcome(&mut self, peer: Peer, now: Duration) {
-        if !self.is_alone() {
+        if self.node.peers.list().iter().any(|known| known.addr == peer.addr) {
             return;
         }
         let result = self.foca.announce(Identity { peer, bump: 0 }, &mut self.runtime);
@@ -250,12 +254,14 @@ impl Member {
         self.foca.num_members() == 0 && !self.contacts.is_empty()
     }
 
-    fn greet(&mut self) {
-        if !self.is_alone() {
-            return;
-        }
-        for _ in 0..HELLO_FANOUT.min(self.contacts.len()) {
-            let contact = self.contacts[self.node.rng.index(self.contacts.len())];
+    /// Greets contacts that are not known to be alive.
+    fn greet(&mut self, now: Duration) {
+        self.hello_at = now + if self.is_alone() { HELLO_PERIOD } else { HELLO_PERIOD_SLOW };
+        let known = |addr: &SocketAddr| self.node.peers.list().iter().any(|p| p.addr == *addr);
+        let strange: Vec<SocketAddr> =
+            self.contacts.iter().filter(|addr| !known(addr)).copied().collect();
+        for _ in 0..HELLO_FANOUT.min(strange.len()) {
+            let contact = strange[self.node.rng.index(strange.len())];
             self.node.out.send_anyone(contact, &Message::Hello);
         }
     }
@@ -267,7 +273,9 @@ impl Member {
     /// Takes over what foca wants sent, timed and told.
     fn drain(&mut self, now: Duration) {
         while let Some((to, bytes)) = self.runtime.to_send() {
-            self.node.out.send(&to.peer, &Message::Gossip(bytes.to_vec()));
+            // Any life: a node that restarted behind a partition is reached by its old name.
+            let to = Peer { incarnation: ANY_LIFE, ..to.peer };
+            self.node.out.send(&to, &Message::Gossip(bytes.to_vec()));
         }
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.timer_count += 1;

@@ -74,7 +74,15 @@ fn calm(world: &mut World, rng: &mut Rng) {
     world.ledger.check_agreement(world.now());
     let members = || (0..world.len()).filter_map(|index| world.member(index));
     for member in members() {
-        assert_eq!(member.peers().len(), world.len() - 1, "{:?}", member.config().node);
+        assert_eq!(
+            member.peers().len(),
+            world.len() - 1,
+            "{:?} of {} in its life {:?} knows {:?}",
+            member.config().node,
+            world.len(),
+            member.config().incarnation,
+            member.peers()
+        );
         assert_eq!(member.held_bytes(), world.ledger.lent_bytes(member.config().node));
     }
     let free: u64 = members().map(|one| one.offered_bytes() - one.held_bytes()).sum();

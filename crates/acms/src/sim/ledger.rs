@@ -6,9 +6,9 @@
 //! - A grant becomes usable only while it stands on its server, for this client, with this key.
 //! - A server revokes under a client's feet only at a reclaim's deadline (with clocks that run
 //!   evenly).
-//! - A server that lends more than its limit is below it again by the deadline.
+//! - A server never lends more than the highest of its limits within the last deadline.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::ids::{GrantId, GrantKey, NodeId};
@@ -42,7 +42,7 @@ pub struct Ledger {
     keys: BTreeSet<GrantKey>,
     made: BTreeSet<GrantId>,
     usable: BTreeSet<(NodeId, GrantId)>,
-    above_since: BTreeMap<NodeId, Duration>,
+    limits: BTreeMap<NodeId, VecDeque<(Duration, u64)>>,
     waiting_since: BTreeMap<NodeId, Duration>,
     /// Clients served, in order.
     pub served: Vec<Served>,
@@ -130,7 +130,7 @@ impl Ledger {
         self.standing.retain(|grant, _| grant.server != node);
         self.lent.remove(&node);
         self.usable.retain(|(client, _)| *client != node);
-        self.above_since.remove(&node);
+        self.limits.remove(&node);
         self.waiting_since.remove(&node);
     }
 
@@ -142,14 +142,20 @@ impl Ledger {
         deadline: Duration,
         now: Duration,
     ) {
-        if self.lent_bytes(server) <= limit_bytes {
-            self.above_since.remove(&server);
-            return;
-        }
-        let since = *self.above_since.entry(server).or_insert(now);
         // Two ticks: the deadline is kept by a tick, the look comes at one.
-        let kept = now.saturating_sub(since) <= deadline + 2 * TICK || !self.even_clocks;
-        self.rule(kept, now, || format!("{server:?} has not got its memory back since {since:?}"));
+        let window = now.saturating_sub(deadline + 2 * TICK);
+        let limits = self.limits.entry(server).or_default();
+        if limits.back().is_none_or(|(_, last)| *last != limit_bytes) {
+            limits.push_back((now, limit_bytes));
+        }
+        while limits.get(1).is_some_and(|(since, _)| *since <= window) {
+            limits.pop_front();
+        }
+        let highest = limits.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
+        let lent = self.lent_bytes(server);
+        self.rule(lent <= highest || !self.even_clocks, now, || {
+            format!("{server:?} still lends {lent}, its limit was at most {highest} for {deadline:?}")
+        });
     }
 
     /// A look at a client: does it have what it wants?
