@@ -43,6 +43,15 @@ impl Lent {
         !matches!(self.state, State::Reserved { .. })
     }
 
+    /// What is confirmed to the client must hold here at least as long.
+    fn extend(&mut self, until: Duration) {
+        if let State::Bound { lease_until } | State::Reclaiming { lease_until, .. } =
+            &mut self.state
+        {
+            *lease_until = until.max(*lease_until);
+        }
+    }
+
     fn is_reclaiming(&self) -> bool {
         matches!(self.state, State::Reclaiming { .. })
     }
@@ -237,6 +246,7 @@ impl Server {
                     let (bytes, key, client) = (lent.bytes, lent.key, lent.client);
                     out.act(Action::GrantMade { grant, client, bytes, key });
                 }
+                lent.extend(lease_until);
                 let lease_ms = config.lease_ms;
                 out.send(client, &Message::Lease { sent_ms, lease_ms, epochs: vec![epoch] });
             }
@@ -264,13 +274,7 @@ impl Server {
             match self.lent.get_mut(epoch) {
                 Some(lent) if same_life(&lent.client, client) && lent.is_bound() => {
                     lent.client = *client;
-                    let later = now + config.lease();
-                    match &mut lent.state {
-                        State::Bound { lease_until } | State::Reclaiming { lease_until, .. } => {
-                            *lease_until = later.max(*lease_until);
-                        }
-                        State::Reserved { .. } => {}
-                    }
+                    lent.extend(now + config.lease());
                     standing.push(*epoch);
                 }
                 // Not bound: it must be acknowledged, not renewed.
