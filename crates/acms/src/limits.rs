@@ -71,3 +71,6 @@ pub const DEADLINE_MARGIN_PART: u32 = 10;
 /// A client's lease ends this much before the server's: timers are true to a tick, and the client
 /// must have stopped before the server lends the memory again.
 pub const LEASE_MARGIN: Duration = Duration::from_millis(300);
+/// Room a client asks for above its need, thousandths of its memory: as much as half a guard band of
+/// the default thresholds.
+pub const WANT_ROOM_PERMILLE: u64 = 50;

@@ -17,6 +17,7 @@ use crate::harvest::{lend_limit_bytes, next_harvest};
 use crate::ids::{GrantId, Incarnation, NodeId, Peer};
 use crate::limits::{
     BROADCAST_PERIOD, REPLIES_WANTED, ROUND, ROUND_FANOUT, ROUND_FANOUT_IDLE, TICK, VALID_PERIODS,
+    WANT_ROOM_PERMILLE,
 };
 use crate::message::{Message, Rumour, RumourKind};
 use crate::outbox::{Action, Outbox};
@@ -119,7 +120,8 @@ impl AcmsNode {
         let derived = match (self.class, self.usage) {
             (Class::Client, Some(usage)) => {
                 let fits = self.config.thresholds.max_low_bytes(usage.total_bytes);
-                usage.used_bytes.saturating_sub(fits)
+                let need = usage.used_bytes.saturating_sub(fits);
+                steady_want(self.client.wanted_bytes(), need, usage.total_bytes)
             }
             _ => 0,
         };
@@ -316,4 +318,12 @@ impl AcmsNode {
         self.server.on_request(client, number, asked, (&self.config, now), &mut self.out);
         self.serve_first_come(now);
     }
+}
+
+/// What a client wants when it needs `need_bytes` and wanted `old_bytes`: some room above the need,
+/// kept while the need moves within it, so that noise asks for nothing and returns nothing.
+fn steady_want(old_bytes: u64, need_bytes: u64, total_bytes: u64) -> u64 {
+    let room = total_bytes / 1000 * WANT_ROOM_PERMILLE;
+    let keeps = need_bytes <= old_bytes && old_bytes <= need_bytes.saturating_add(2 * room);
+    if keeps { old_bytes } else { need_bytes.saturating_add(room) }
 }

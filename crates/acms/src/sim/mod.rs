@@ -9,11 +9,13 @@
 mod ledger;
 mod load;
 mod network;
+mod scale;
 mod world;
 
 pub use ledger::{Ledger, Served};
 pub use load::Load;
 pub use network::Network;
+pub use scale::{Report, Scale, run_scale};
 pub use world::{Event, Note, Setup, World};
 
 /// The seeds to run: `count` from `first`, or only the one in `FARPOOL_SEED`.
