@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::ids::{Epoch, GrantId, GrantKey, NodeId, Peer, RequestNo, Zone};
 use crate::limits::{
     ASK_FANOUT, ASK_TIMEOUT, CHOOSE_WINDOW, DEADLINE_MARGIN_PART, HOLD, LEASE_MARGIN,
-    RELEASE_TRIES_MAX, REPEAT, USED_GRANTS_MAX,
+    RELEASE_TRIES_MAX, REMEMBERED_MAX, REPEAT, USED_GRANTS_MAX,
 };
 use crate::message::{EPOCHS_MAX, Message, NackReason};
 use crate::outbox::{Action, MoveReason, Outbox};
@@ -67,6 +67,9 @@ pub(crate) struct Client {
     used: BTreeMap<GrantId, Used>,
     asks: BTreeMap<NodeId, (RequestNo, Duration)>,
     offered: Vec<Offered>,
+    /// The newest grant seen of each server; none is taken twice, so a GRANT and a LEASE that come
+    /// again cannot bring an ended grant back.
+    newest: BTreeMap<NodeId, Epoch>,
     choose_at: Option<Duration>,
     last_request: u32,
     last_server: NodeId,
@@ -80,6 +83,7 @@ impl Client {
             used: BTreeMap::new(),
             asks: BTreeMap::new(),
             offered: Vec::new(),
+            newest: BTreeMap::new(),
             choose_at: None,
             last_request: 0,
             last_server: NodeId(0),
@@ -190,10 +194,15 @@ impl Client {
         out: &mut Outbox,
     ) {
         let grant = GrantId { server: offered.server.node, epoch: offered.epoch };
-        let known = |other: &Offered| (other.server, other.epoch) == (offered.server, offered.epoch);
         let foreign = offered.epoch.incarnation() != offered.server.incarnation;
-        if foreign || self.used.contains_key(&grant) || self.offered.iter().any(known) {
+        let is_old = self.newest.get(&grant.server).is_some_and(|newest| *newest >= grant.epoch);
+        if foreign || is_old {
             return;
+        }
+        self.newest.insert(grant.server, grant.epoch);
+        if self.newest.len() > REMEMBERED_MAX {
+            let oldest = self.newest.keys().find(|server| **server != grant.server).copied();
+            oldest.and_then(|server| self.newest.remove(&server));
         }
         if self.asks.get(&grant.server).is_some_and(|(request, _)| *request == offered.request) {
             self.asks.remove(&grant.server);

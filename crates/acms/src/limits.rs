@@ -56,7 +56,8 @@ pub const USED_GRANTS_MAX: usize = 256;
 /// Requests a server keeps until its next choice; one beyond is refused with NACK.
 pub const QUEUE_MAX: usize = 1_024;
 /// Clients whose last request a server remembers, to know a replay; the smallest id makes room.
-/// A forgotten one's replay costs a reservation for [`HOLD`], never more.
+/// A forgotten one's replay costs a reservation for [`HOLD`], never more. Also the servers whose
+/// newest grant a client remembers.
 pub const REMEMBERED_MAX: usize = 4_096;
 /// Nodes a node knows; more are not used for rumours.
 pub const PEERS_MAX: usize = 65_536;

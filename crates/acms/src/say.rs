@@ -13,6 +13,9 @@ use crate::rng::Rng;
 
 /// First wait after an attempt to ask known servers failed; it doubles to [`ASK_WAIT_MAX`].
 const ASK_WAIT: Duration = TICK;
+/// Attempts at the first wait before it doubles: each attempt corrects two offers of the table, so
+/// a rush finds what is left by trying.
+const QUICK_ASKS: u32 = 16;
 /// Longest wait between two attempts while memory is short everywhere.
 const ASK_WAIT_MAX: Duration = Duration::from_secs(4);
 /// Broadcast attempts at the base period before the period doubles.
@@ -87,10 +90,10 @@ impl AskClock {
     /// Servers were asked; if in vain, the next time comes later, with some chance in it so that
     /// clients that were refused together do not come back together.
     pub(crate) fn asked(&mut self, now: Duration, rng: &mut Rng) {
-        let wait = (ASK_WAIT * (1 << self.fails.min(8))).min(ASK_WAIT_MAX);
+        let wait = (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
         let half = u64::try_from(wait.as_millis() / 2).unwrap_or(0);
         self.ask_at = now + Duration::from_millis(half + rng.below(half + 1));
-        self.fails += 1;
+        self.fails = self.fails.saturating_add(1);
     }
 
     /// Whether to broadcast a request now: its attempt and period. Where servers broadcast,
