@@ -31,14 +31,8 @@ fn main() {
             let started = Instant::now();
             let nodes = *nodes;
             let (loss_permille, steady) = (0, Duration::from_secs(60));
-            let scale = Scale {
-                nodes,
-                clients_percent,
-                servers_percent,
-                loss_permille,
-                steady,
-                seed,
-            };
+            let scale =
+                Scale { nodes, clients_percent, servers_percent, loss_permille, steady, seed };
             let report = run_scale(&scale);
             println!(
                 "| {nodes} | {} | {} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.1} | {:.0} | {} | {} | \

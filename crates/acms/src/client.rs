@@ -229,8 +229,7 @@ impl Client {
                 zone: one.zone,
             };
             let candidates: Vec<_> = self.offered.iter().map(candidate).collect();
-            let Some(index) =
-                config.arbitration.first(&candidates, config.zone, self.last_server)
+            let Some(index) = config.arbitration.first(&candidates, config.zone, self.last_server)
             else {
                 break;
             };

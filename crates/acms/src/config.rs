@@ -70,7 +70,12 @@ pub enum ConfigError {
 impl Config {
     /// The usual settings.
     #[must_use]
-    pub fn new(cluster: ClusterId, node: NodeId, incarnation: Incarnation, addr: SocketAddr) -> Self {
+    pub fn new(
+        cluster: ClusterId,
+        node: NodeId,
+        incarnation: Incarnation,
+        addr: SocketAddr,
+    ) -> Self {
         Self {
             cluster,
             node,

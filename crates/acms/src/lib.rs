@@ -52,9 +52,7 @@ pub use harvest::{
     HARVEST_HOLD_MS, HARVEST_INTERVAL_MS, HARVEST_MARGIN_PERMILLE, HARVEST_STEP_PERMILLE, Harvest,
     lend_limit_bytes, next_harvest,
 };
-pub use ids::{
-    ClusterId, Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone,
-};
+pub use ids::{ClusterId, Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone};
 pub use membership::{Counters, Member};
 pub use message::{DecodeError, Header, Message, Mood, NackReason, Rumour, RumourKind};
 pub use outbox::{Action, MoveReason, Output, RevokeReason};

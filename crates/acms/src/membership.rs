@@ -48,7 +48,6 @@ const HELLO_PERIOD_SLOW: Duration = Duration::from_secs(10);
 /// Contacts greeted at once.
 const HELLO_FANOUT: usize = 3;
 
-
 /// What a node counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
@@ -92,9 +91,8 @@ impl std::fmt::Debug for Member {
 
 fn foca_config() -> foca::Config {
     let count = |count: usize| NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN);
-    let every = |frequency, members| {
-        Some(PeriodicParams { frequency, num_members: count(members) })
-    };
+    let every =
+        |frequency, members| Some(PeriodicParams { frequency, num_members: count(members) });
     foca::Config {
         probe_period: PROBE_PERIOD,
         probe_rtt: PROBE_RTT,
@@ -117,8 +115,7 @@ impl Member {
     /// Says which setting cannot be used.
     pub fn new(config: Config, now: Duration) -> Result<Self, ConfigError> {
         config.check()?;
-        let peer =
-            Peer { node: config.node, incarnation: config.incarnation, addr: config.addr };
+        let peer = Peer { node: config.node, incarnation: config.incarnation, addr: config.addr };
         let mut node = AcmsNode::new(config, now);
         let rng = Rng::new(node.rng.bits());
         let foca = Foca::new(Identity { peer, bump: 0 }, foca_config(), rng, Codec);

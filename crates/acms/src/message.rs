@@ -370,11 +370,7 @@ impl Message {
                 zone: Zone(body.u32()?),
                 blade: body.addr()?,
             },
-            7 => Self::Ack {
-                epoch: Epoch(body.u64()?),
-                bytes: body.u64()?,
-                sent_ms: body.u64()?,
-            },
+            7 => Self::Ack { epoch: Epoch(body.u64()?), bytes: body.u64()?, sent_ms: body.u64()? },
             8 => Self::Renew { sent_ms: body.u64()?, epochs: decode_epochs(body)? },
             9 => Self::Lease {
                 sent_ms: body.u64()?,

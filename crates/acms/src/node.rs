@@ -169,7 +169,7 @@ impl AcmsNode {
     /// Servers' side of broadcasting: OFFERING_MEM. What was offered is taken back on either side.
     fn offer(&mut self, now: Duration) {
         let lends = self.class == Class::Server && self.ratio.side() == Side::Servers;
-        let free = if lends { self.server.free_bytes() } else { 0 };
+        let free = if lends { self.server.unbound_bytes() } else { 0 };
         if let Some(period) = self.offer_clock.poll(free, now) {
             let bytes = if free < SUPERPAGE_BYTES { 0 } else { free };
             let valid = period * 2 * VALID_PERIODS;
@@ -219,8 +219,18 @@ impl AcmsNode {
     ) {
         let valid_ms = u32::try_from(valid.as_millis()).unwrap_or(u32::MAX);
         let Config { node: origin, incarnation, zone, addr, .. } = self.config;
-        let rumour =
-            Rumour { kind, origin, incarnation, seq, bytes, zone, age_ms: 0, valid_ms, attempt, addr };
+        let rumour = Rumour {
+            kind,
+            origin,
+            incarnation,
+            seq,
+            bytes,
+            zone,
+            age_ms: 0,
+            valid_ms,
+            attempt,
+            addr,
+        };
         self.rumours.hear(rumour, now);
     }
 

@@ -90,7 +90,8 @@ impl AskClock {
     /// Servers were asked; if in vain, the next time comes later, with some chance in it so that
     /// clients that were refused together do not come back together.
     pub(crate) fn asked(&mut self, now: Duration, rng: &mut Rng) {
-        let wait = (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
+        let wait =
+            (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
         let half = u64::try_from(wait.as_millis() / 2).unwrap_or(0);
         self.ask_at = now + Duration::from_millis(half + rng.below(half + 1));
         self.fails = self.fails.saturating_add(1);

@@ -110,6 +110,13 @@ impl Server {
         self.harvest.offered_bytes.saturating_sub(self.held_bytes())
     }
 
+    /// What could be granted if no reservation were taken up. Others are told this: most
+    /// reservations are declined within a round trip, and a refusal that said 0 would turn every
+    /// client away from a server that has memory.
+    pub(crate) fn unbound_bytes(&self) -> u64 {
+        self.harvest.offered_bytes.saturating_sub(self.bound_bytes())
+    }
+
     /// Whether a timer of grants or requests runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.lent.is_empty() && self.queue.is_empty()
@@ -163,7 +170,7 @@ impl Server {
     }
 
     fn refuse(&self, client: &Peer, request: RequestNo, out: &mut Outbox) {
-        let left_bytes = self.free_bytes();
+        let left_bytes = self.unbound_bytes();
         let reason = NackReason::NoMemory;
         out.send(client, &Message::Nack { reason, request, epoch: Epoch(0), left_bytes });
     }
@@ -256,7 +263,7 @@ impl Server {
 
     fn no_such_grant(&self, client: &Peer, epoch: Epoch, out: &mut Outbox) {
         let (reason, request) = (NackReason::NoSuchGrant, RequestNo(0));
-        let left_bytes = self.free_bytes();
+        let left_bytes = self.unbound_bytes();
         out.send(client, &Message::Nack { reason, request, epoch, left_bytes });
     }
 

@@ -30,7 +30,9 @@ fn thresholds_are_read_and_refused_with_the_reason() {
     let band = |text: &str| text.parse::<Band>();
     assert_eq!(band("40%:50%"), Ok(Band { low_percent: 40, high_percent: 50 }));
     assert_eq!(band("40%:50%").expect("valid").to_string(), "40%:50%");
-    for text in ["", "40:50", "40%", "40%:50", "+40%:50%", "-1%:5%", "a%:b%", "40%:50%:60%", "256%:1%"] {
+    for text in
+        ["", "40:50", "40%", "40%:50", "+40%:50%", "-1%:5%", "a%:b%", "40%:50%:60%", "256%:1%"]
+    {
         assert_eq!(band(text), Err(ThresholdError::Form(text.to_owned())));
     }
     assert_eq!(band("40%:101%"), Err(ThresholdError::AboveAll(101)));

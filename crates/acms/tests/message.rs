@@ -75,13 +75,15 @@ fn message() -> impl Strategy<Value = Message> {
                 blade,
             }
         }),
-        (epoch(), any::<u64>(), any::<u64>())
-            .prop_map(|(epoch, bytes, sent_ms)| Message::Ack { epoch, bytes, sent_ms }),
+        (epoch(), any::<u64>(), any::<u64>()).prop_map(|(epoch, bytes, sent_ms)| Message::Ack {
+            epoch,
+            bytes,
+            sent_ms
+        }),
         (any::<u64>(), vec(epoch(), 0..=EPOCHS_MAX))
             .prop_map(|(sent_ms, epochs)| Message::Renew { sent_ms, epochs }),
-        (any::<u64>(), any::<u32>(), vec(epoch(), 0..=EPOCHS_MAX)).prop_map(
-            |(sent_ms, lease_ms, epochs)| Message::Lease { sent_ms, lease_ms, epochs }
-        ),
+        (any::<u64>(), any::<u32>(), vec(epoch(), 0..=EPOCHS_MAX))
+            .prop_map(|(sent_ms, lease_ms, epochs)| Message::Lease { sent_ms, lease_ms, epochs }),
         (reason, any::<u32>(), epoch(), any::<u64>()).prop_map(
             |(reason, request, epoch, left_bytes)| Message::Nack {
                 reason,
@@ -200,8 +202,5 @@ fn each_refusal_says_why() {
     long.push(0);
     assert_eq!(Message::decode(&long), Err(DecodeError::Trailing));
     let nobody = Header { from: NodeId(0), ..header };
-    assert_eq!(
-        Message::decode(&Message::Hello.encode(&nobody)),
-        Err(DecodeError::Field("sender"))
-    );
+    assert_eq!(Message::decode(&Message::Hello.encode(&nobody)), Err(DecodeError::Field("sender")));
 }

@@ -85,7 +85,7 @@ fn calm(world: &mut World, rng: &mut Rng) {
         );
         assert_eq!(member.held_bytes(), world.ledger.lent_bytes(member.config().node));
     }
-    let free: u64 = members().map(|one| one.offered_bytes() - one.held_bytes()).sum();
+    let free: u64 = members().map(|one| one.offered_bytes().saturating_sub(one.held_bytes())).sum();
     assert!(
         world.ledger.waiting() == 0 || free == 0,
         "{} clients wait while {free} bytes are free",

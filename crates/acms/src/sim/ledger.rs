@@ -42,6 +42,7 @@ pub struct Ledger {
     keys: BTreeSet<GrantKey>,
     made: BTreeSet<GrantId>,
     usable: BTreeSet<(NodeId, GrantId)>,
+    died: BTreeSet<GrantId>,
     limits: BTreeMap<NodeId, VecDeque<(Duration, u64)>>,
     waiting_since: BTreeMap<NodeId, Duration>,
     /// Clients served, in order.
@@ -98,8 +99,10 @@ impl Ledger {
         let standing = self.standing.get(&grant).copied();
         let holds = standing
             .is_some_and(|one| one.client == client && one.key == key && one.bytes >= bytes);
-        // With uneven clocks the server may have ended the lease before the client saw it begin.
-        let holds = holds || (!self.even_clocks && standing.is_none());
+        // With uneven clocks the server may have ended the lease before the client saw it begin; and
+        // a server may die with its confirmation on the way.
+        let excused = !self.even_clocks || self.died.contains(&grant);
+        let holds = holds || (excused && standing.is_none());
         self.rule(holds, now, || format!("{client:?} uses {grant}, which is {standing:?}"));
         let news = self.usable.insert((client, grant));
         self.rule(news, now, || format!("{client:?} heard twice that {grant} is usable"));
@@ -127,7 +130,9 @@ impl Ledger {
 
     /// A node's process is gone: its memory and what it used.
     pub(crate) fn crashed(&mut self, node: NodeId) {
-        self.standing.retain(|grant, _| grant.server != node);
+        let dies = |grant: &GrantId| grant.server == node;
+        self.died.extend(self.standing.keys().copied().filter(dies));
+        self.standing.retain(|grant, _| !dies(grant));
         self.lent.remove(&node);
         self.usable.retain(|(client, _)| *client != node);
         self.limits.remove(&node);
@@ -154,7 +159,9 @@ impl Ledger {
         let highest = limits.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
         let lent = self.lent_bytes(server);
         self.rule(lent <= highest || !self.even_clocks, now, || {
-            format!("{server:?} still lends {lent}, its limit was at most {highest} for {deadline:?}")
+            format!(
+                "{server:?} still lends {lent}, its limit was at most {highest} for {deadline:?}"
+            )
         });
     }
 

@@ -42,8 +42,7 @@ impl Load {
             let period_ms = period.as_millis().max(2);
             let phase = now.as_millis() % period_ms;
             let rise = phase.min(period_ms - phase) * 2;
-            permille +=
-                u64::try_from(u128::from(height) * rise / period_ms).unwrap_or(height);
+            permille += u64::try_from(u128::from(height) * rise / period_ms).unwrap_or(height);
         }
         permille += rng.below(self.noise_permille + 1);
         MemoryUse {

@@ -131,9 +131,7 @@ pub fn run_scale(scale: &Scale) -> Report {
     waits.sort_by(f64::total_cmp);
     let has_all = |index: &usize| {
         let member = world.member(*index);
-        member.is_some_and(|one| {
-            one.wanted_bytes() > 0 && one.usable_bytes() >= one.wanted_bytes()
-        })
+        member.is_some_and(|one| one.wanted_bytes() > 0 && one.usable_bytes() >= one.wanted_bytes())
     };
     let served = (0..clients).filter(has_all).count();
     let rush = sent(&world);

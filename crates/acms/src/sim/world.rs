@@ -390,7 +390,8 @@ impl World {
         let limit = self.limit(index);
         let Some(member) = &self.nodes[index].member else { return };
         let deadline = Duration::from_millis(u64::from(member.config().reclaim_deadline_ms));
-        let lacks = member.class() == Class::Client && member.usable_bytes() < member.wanted_bytes();
+        let lacks =
+            member.class() == Class::Client && member.usable_bytes() < member.wanted_bytes();
         self.ledger.look(node_of(index), limit, deadline, self.now);
         self.ledger.look_client(node_of(index), !lacks, self.now);
     }

@@ -16,8 +16,7 @@ pub fn feed_any(bytes: &[u8]) {
     let addr = ([127, 0, 0, 1], 7070).into();
     let config = Config::new(ClusterId(1), NodeId(1), Incarnation(1), addr);
     let Ok(mut member) = Member::new(config, Duration::ZERO) else { return };
-    let usage =
-        MemoryUse { used_bytes: 1 << 30, total_bytes: 16 << 30, pressure_permille: None };
+    let usage = MemoryUse { used_bytes: 1 << 30, total_bytes: 16 << 30, pressure_permille: None };
     member.on_usage(usage, Duration::ZERO);
     for second in 1..5 {
         member.on_tick(Duration::from_secs(second));
