@@ -38,9 +38,10 @@ pub const CHOICES: usize = 2;
 pub const ASK_TIMEOUT: Duration = Duration::from_millis(400);
 /// Grants are collected this long before choosing, where the policy compares them.
 pub const CHOOSE_WINDOW: Duration = Duration::from_millis(200);
-/// Servers expected to answer a client's first broadcast; doubled with each attempt. More answers
+/// Servers that would answer a client's first broadcast if all heard it; doubled with each attempt.
+/// In a rush of clients few have heard it in time, so this is more than one needs. More answers
 /// cost messages and reservations.
-pub const REPLIES_WANTED: u32 = 4;
+pub const REPLIES_WANTED: u32 = 16;
 /// Attempts after which the expected answers double no further.
 pub const ATTEMPT_MAX: u8 = 8;
 /// A grant without an ACK is reserved this long, then free again.
