@@ -18,11 +18,13 @@ pub use network::Network;
 pub use scale::{Report, Scale, run_scale};
 pub use world::{Event, Note, Setup, World};
 
-/// The seeds to run: `count` from `first`, or only the one in `FARPOOL_SEED`.
+/// The seeds to run: `count` from `first`, or as many as `FARPOOL_SEED_COUNT` says, or only the one
+/// in `FARPOOL_SEED`.
 #[must_use]
 pub fn seeds(first: u64, count: u64) -> Vec<u64> {
-    match std::env::var("FARPOOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
+    let variable = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match variable("FARPOOL_SEED") {
         Some(seed) => vec![seed],
-        None => (first..first + count).collect(),
+        None => (first..first + variable("FARPOOL_SEED_COUNT").unwrap_or(count)).collect(),
     }
 }
