@@ -1,0 +1,121 @@
+//! What an operator sets for a node.
+//!
+//! Invariant: a checked [`Config`] has times that work together; see [`Config::check`].
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::arbitration::Arbitration;
+use crate::classify::Thresholds;
+use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
+
+/// A grant without a renewal ends after this, milliseconds: long enough for a client to live
+/// through some lost datagrams and a switch's restart, short enough that a dead client's memory is
+/// soon lent again.
+pub const LEASE_MS: u32 = 10_000;
+/// Shortest lease: three renewals, a tick apart, must fit.
+pub const LEASE_MS_MIN: u32 = 1_000;
+/// From RECLAIM to the revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s worth
+/// of data back (section 6.1, Figure 6).
+pub const RECLAIM_DEADLINE_MS: u32 = 10_000;
+/// Shortest reclaim deadline: a few repetitions of RECLAIM must fit.
+pub const RECLAIM_DEADLINE_MS_MIN: u32 = 1_000;
+
+/// A node's settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// This node.
+    pub node: NodeId,
+    /// This life of it: larger than every earlier one.
+    pub incarnation: Incarnation,
+    /// Where others reach this node's datagrams.
+    pub addr: SocketAddr,
+    /// Where this node's blade serves what is lent.
+    pub blade: SocketAddr,
+    /// Where it stands.
+    pub zone: Zone,
+    /// When it is client, neutral, server.
+    pub thresholds: Thresholds,
+    /// Whom it chooses.
+    pub arbitration: Arbitration,
+    /// Length of a lease, milliseconds.
+    pub lease_ms: u32,
+    /// Time a client has to move out, milliseconds.
+    pub reclaim_deadline_ms: u32,
+    /// Seed of all randomness, keys included: from the kernel in production.
+    pub seed: u64,
+}
+
+/// Why a configuration was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum ConfigError {
+    /// 0 means anyone.
+    #[error("node id 0 stands for \"anyone\": give another")]
+    Node,
+    /// 0 means any life.
+    #[error("incarnation 0 stands for \"any life\": begin with 1")]
+    Incarnation,
+    /// Too short.
+    #[error("lease of {0} ms is below {LEASE_MS_MIN} ms")]
+    Lease(u32),
+    /// Too short.
+    #[error("reclaim deadline of {0} ms is below {RECLAIM_DEADLINE_MS_MIN} ms")]
+    Deadline(u32),
+}
+
+impl Config {
+    /// The usual settings.
+    #[must_use]
+    pub fn new(
+        cluster: ClusterId,
+        node: NodeId,
+        incarnation: Incarnation,
+        addr: SocketAddr,
+    ) -> Self {
+        Self {
+            cluster,
+            node,
+            incarnation,
+            addr,
+            blade: addr,
+            zone: Zone(0),
+            thresholds: Thresholds::default(),
+            arbitration: Arbitration::default(),
+            lease_ms: LEASE_MS,
+            reclaim_deadline_ms: RECLAIM_DEADLINE_MS,
+            seed: node.0 ^ u64::from(incarnation.0) << 32,
+        }
+    }
+
+    /// Whether a node can run with these settings.
+    ///
+    /// # Errors
+    /// Names the setting.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.node == NodeId::ANYONE {
+            return Err(ConfigError::Node);
+        }
+        if self.incarnation == ANY_LIFE {
+            return Err(ConfigError::Incarnation);
+        }
+        if self.lease_ms < LEASE_MS_MIN {
+            return Err(ConfigError::Lease(self.lease_ms));
+        }
+        if self.reclaim_deadline_ms < RECLAIM_DEADLINE_MS_MIN {
+            return Err(ConfigError::Deadline(self.reclaim_deadline_ms));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(u64::from(self.lease_ms))
+    }
+
+    pub(crate) fn reclaim_deadline(&self) -> Duration {
+        Duration::from_millis(u64::from(self.reclaim_deadline_ms))
+    }
+}

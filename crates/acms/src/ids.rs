@@ -1,0 +1,100 @@
+//! Names of things as types: nodes, their lives, grants and keys.
+//!
+//! Invariant: a [`GrantId`] names one grant for ever. Its epoch holds the server's incarnation, so
+//! a server that restarted cannot make the same one again.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+/// The cluster; nodes of another cluster are not heard. Derive it from a name people choose.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ClusterId(pub u64);
+
+/// A node, the same over restarts. 0 stands for "anyone" on the wire and names no node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// Addressee of what is for whoever receives it.
+    pub const ANYONE: Self = Self(0);
+}
+
+/// One life of a node's daemon: larger after every start (seconds of the wall clock at the start
+/// will do). Memory lent or used in an earlier life is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Incarnation(pub u32);
+
+/// Addressed to a node in whatever life it is; names no life.
+pub(crate) const ANY_LIFE: Incarnation = Incarnation(0);
+
+/// Where a node stands, for "nearest first": the more leading bits two zones share the nearer
+/// they are. Put the row in the upper bits and the rack in the lower.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Zone(pub u32);
+
+impl Zone {
+    /// 0 in the same zone, up to 32 where the first bit differs.
+    #[must_use]
+    pub fn distance(self, other: Self) -> u32 {
+        u32::BITS - (self.0 ^ other.0).leading_zeros()
+    }
+}
+
+/// Number of a client's request, rising within an incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct RequestNo(pub u32);
+
+/// Fencing number of a grant: the server's incarnation in the upper half, a counter in the lower.
+/// It rises with every grant of a server; a blade refuses any other than the one that stands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The `counter`th grant of a life.
+    #[must_use]
+    pub fn new(incarnation: Incarnation, counter: u32) -> Self {
+        Self(u64::from(incarnation.0) << 32 | u64::from(counter))
+    }
+
+    /// The life of the server that made the grant.
+    #[must_use]
+    pub fn incarnation(self) -> Incarnation {
+        Incarnation(u32::try_from(self.0 >> 32).unwrap_or(u32::MAX))
+    }
+}
+
+/// One grant of memory, never named again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct GrantId {
+    /// Who lends.
+    pub server: NodeId,
+    /// Which of its grants.
+    pub epoch: Epoch,
+}
+
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}/{:x}", self.server.0, self.epoch.0)
+    }
+}
+
+/// What the client shows to the blade with the epoch; random, new for every grant.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantKey(pub u128);
+
+impl fmt::Debug for GrantKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GrantKey(..)")
+    }
+}
+
+/// A node as others reach it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Peer {
+    /// Who.
+    pub node: NodeId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Where its datagrams go.
+    pub addr: SocketAddr,
+}

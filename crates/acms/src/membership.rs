@@ -1,0 +1,393 @@
+//! Who is alive: the crate foca (SWIM with suspicion, sans-I/O) behind this crate's datagrams, and
+//! [`Member`], which speaks both kinds.
+//!
+//! Invariants: foca's bytes travel only inside a checked datagram; its timers fire in their order,
+//! at most late.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::{NonZeroU8, NonZeroUsize};
+use std::time::Duration;
+
+use foca::{AccumulatingRuntime, Foca, OwnedNotification, PeriodicParams, Timer};
+
+use crate::classify::{Class, MemoryUse};
+use crate::config::{Config, ConfigError};
+use crate::identity::{Codec, Identity};
+use crate::ids::{ANY_LIFE, GrantId, GrantKey, NodeId, Peer};
+use crate::message::{DecodeError, GOSSIP_BYTES_MAX, Header, Message};
+use crate::node::AcmsNode;
+use crate::outbox::{Action, Output};
+use crate::ratio::Side;
+use crate::rng::Rng;
+
+/// Between two probes of SWIM. With the suspicion below, a dead node is known after about 6 s.
+const PROBE_PERIOD: Duration = Duration::from_millis(1_000);
+/// A probe without an answer by now goes through others.
+const PROBE_RTT: Duration = Duration::from_millis(300);
+/// Others asked to probe.
+const INDIRECT_PROBES: usize = 3;
+/// Time in which a suspect can say that it lives.
+const SUSPICION: Duration = Duration::from_secs(4);
+/// A dead identity is remembered this long: a day, as foca advises; a node that comes back has a
+/// new identity.
+const REMEMBER_DEAD: Duration = Duration::from_secs(24 * 60 * 60);
+/// Times an update of membership is passed on; enough for 1,000,000 nodes (foca: 4 log10 N).
+const UPDATE_SENDS: u8 = 24;
+/// Between two datagrams of membership updates, only while there are some.
+const UPDATE_PERIOD: Duration = Duration::from_millis(200);
+/// Between two requests for a peer's list of nodes.
+const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
+/// Between two attempts to reach nodes thought dead: what heals a partition.
+const ANNOUNCE_DEAD_PERIOD: Duration = Duration::from_secs(5);
+/// Between two greetings of the contacts while no node is known.
+const HELLO_PERIOD: Duration = Duration::from_millis(1_000);
+/// The same while some nodes are known: a contact that is not among them may be on the other side
+/// of a partition that both sides have forgotten.
+const HELLO_PERIOD_SLOW: Duration = Duration::from_secs(10);
+/// Contacts greeted at once.
+const HELLO_FANOUT: usize = 3;
+
+/// What a node counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Bytes of them.
+    pub sent_bytes: u64,
+    /// Datagrams received.
+    pub received: u64,
+    /// Datagrams that could not be read.
+    pub damaged: u64,
+    /// Datagrams for another node, life or cluster, or of an earlier life.
+    pub misdirected: u64,
+    /// Datagrams and timers that membership refused.
+    pub membership_errors: u64,
+}
+
+/// A node of the collaboration: membership and protocol behind one door.
+///
+/// Pure: the caller brings time (monotonic since any fixed moment), datagrams and memory use, and
+/// takes outputs until [`Member::poll_output`] gives none.
+pub struct Member {
+    node: AcmsNode,
+    foca: Foca<Identity, Codec, Rng, foca::NoCustomBroadcast>,
+    runtime: AccumulatingRuntime<Identity>,
+    timers: BTreeMap<(Duration, u64), Timer<Identity>>,
+    timer_count: u64,
+    contacts: Vec<SocketAddr>,
+    hello_at: Duration,
+    counters: Counters,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member")
+            .field("node", &self.node)
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+fn foca_config() -> foca::Config {
+    let count = |count: usize| NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN);
+    let every =
+        |frequency, members| Some(PeriodicParams { frequency, num_members: count(members) });
+    foca::Config {
+        probe_period: PROBE_PERIOD,
+        probe_rtt: PROBE_RTT,
+        num_indirect_probes: count(INDIRECT_PROBES),
+        max_transmissions: NonZeroU8::new(UPDATE_SENDS).unwrap_or(NonZeroU8::MIN),
+        suspect_to_down_after: SUSPICION,
+        remove_down_after: Some(REMEMBER_DEAD),
+        max_packet_size: count(GOSSIP_BYTES_MAX),
+        notify_down_members: true,
+        periodic_announce: every(ANNOUNCE_PERIOD, 1),
+        periodic_announce_to_down_members: every(ANNOUNCE_DEAD_PERIOD, 1),
+        periodic_gossip: every(UPDATE_PERIOD, 1),
+    }
+}
+
+impl Member {
+    /// A node that knows nobody yet.
+    ///
+    /// # Errors
+    /// Says which setting cannot be used.
+    pub fn new(config: Config, now: Duration) -> Result<Self, ConfigError> {
+        config.check()?;
+        let peer = Peer { node: config.node, incarnation: config.incarnation, addr: config.addr };
+        let mut node = AcmsNode::new(config, now);
+        let rng = Rng::new(node.rng.bits());
+        let foca = Foca::new(Identity { peer, bump: 0 }, foca_config(), rng, Codec);
+        Ok(Self {
+            node,
+            foca,
+            runtime: AccumulatingRuntime::new(),
+            timers: BTreeMap::new(),
+            timer_count: 0,
+            contacts: Vec::new(),
+            hello_at: now,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Addresses to greet whenever no node is known, at most some at a time.
+    pub fn join(&mut self, contacts: Vec<SocketAddr>) {
+        self.contacts = contacts;
+    }
+
+    /// Nodes known from an earlier life or a list, without a greeting.
+    pub fn know(&mut self, peers: &[Peer], now: Duration) {
+        let now = self.node.clock(now);
+        let alive = peers.iter().map(|peer| foca::Member::alive(Identity { peer: *peer, bump: 0 }));
+        let result = self.foca.apply_many(alive, false, &mut self.runtime);
+        self.count(result);
+        self.drain(now);
+    }
+
+    /// An observation of this node's memory: call it every second or so.
+    pub fn on_usage(&mut self, usage: MemoryUse, now: Duration) {
+        self.node.on_usage(usage, now);
+    }
+
+    /// What is wanted from others in all, instead of what follows from the use; `None` returns to
+    /// that. A node that is a server wants nothing.
+    pub fn on_demand(&mut self, wanted_bytes: Option<u64>, now: Duration) {
+        self.node.on_demand(wanted_bytes, now);
+    }
+
+    /// The shell has moved everything out of `grant`.
+    pub fn on_evacuated(&mut self, grant: GrantId, now: Duration) {
+        self.node.on_evacuated(grant, now);
+    }
+
+    /// Runs what is due; call it at [`Member::next_wakeup`], or whenever.
+    pub fn on_tick(&mut self, now: Duration) {
+        let now = self.node.clock(now);
+        while let Some(entry) = self.timers.first_entry()
+            && entry.key().0 <= now
+        {
+            let timer = entry.remove();
+            let result = self.foca.handle_timer(timer, &mut self.runtime);
+            self.count(result);
+            self.drain(now);
+        }
+        if now >= self.hello_at {
+            self.greet(now);
+        }
+        self.node.on_tick(now);
+    }
+
+    /// When [`Member::on_tick`] has something to do next.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Duration {
+        let timer = self.timers.first_key_value().map_or(Duration::MAX, |((at, _), _)| *at);
+        let hello = if self.contacts.is_empty() { Duration::MAX } else { self.hello_at };
+        self.node.next_wakeup().min(timer).min(hello)
+    }
+
+    /// The next datagram to send or action to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let output = self.node.out.pop()?;
+        if let Output::Send { bytes, .. } = &output {
+            self.counters.sent += 1;
+            self.counters.sent_bytes += bytes.len() as u64;
+        }
+        Some(output)
+    }
+
+    /// A datagram came.
+    ///
+    /// # Errors
+    /// The datagram could not be read; it changed nothing and was counted.
+    pub fn on_datagram(
+        &mut self,
+        from: SocketAddr,
+        bytes: &[u8],
+        now: Duration,
+    ) -> Result<(), DecodeError> {
+        let now = self.node.clock(now);
+        self.counters.received += 1;
+        let (header, message) = Message::decode(bytes).inspect_err(|_| {
+            self.counters.damaged += 1;
+        })?;
+        if !self.is_for_us(&header) || !self.node.note_life(header.from, header.from_incarnation) {
+            self.counters.misdirected += 1;
+            return Ok(());
+        }
+        let peer = Peer { node: header.from, incarnation: header.from_incarnation, addr: from };
+        match message {
+            Message::Hello => self.node.out.send(&peer, &Message::Welcome),
+            Message::Welcome => self.on_welcome(peer, now),
+            Message::Gossip(bytes) => {
+                let result = self.foca.handle_data(&bytes, &mut self.runtime);
+                self.count(result);
+                self.drain(now);
+            }
+            other => self.node.on_message(peer, other, now),
+        }
+        Ok(())
+    }
+
+    fn is_for_us(&self, header: &Header) -> bool {
+        let config = &self.node.config;
+        let any_life = header.to_incarnation == ANY_LIFE;
+        let to_us = header.to == NodeId::ANYONE
+            || (header.to == config.node
+                && (any_life || header.to_incarnation == config.incarnation));
+        header.cluster == config.cluster && header.from != config.node && to_us
+    }
+
+    fn on_welcome(&mut self, peer: Peer, now: Duration) {
+        if self.node.peers.list().iter().any(|known| known.addr == peer.addr) {
+            return;
+        }
+        let result = self.foca.announce(Identity { peer, bump: 0 }, &mut self.runtime);
+        self.count(result);
+        self.drain(now);
+    }
+
+    fn is_alone(&self) -> bool {
+        self.foca.num_members() == 0 && !self.contacts.is_empty()
+    }
+
+    /// Greets contacts that are not known to be alive.
+    fn greet(&mut self, now: Duration) {
+        self.hello_at = now + if self.is_alone() { HELLO_PERIOD } else { HELLO_PERIOD_SLOW };
+        let known = |addr: &SocketAddr| self.node.peers.list().iter().any(|p| p.addr == *addr);
+        let strange: Vec<SocketAddr> =
+            self.contacts.iter().filter(|addr| !known(addr)).copied().collect();
+        for _ in 0..HELLO_FANOUT.min(strange.len()) {
+            let contact = strange[self.node.rng.index(strange.len())];
+            self.node.out.send_anyone(contact, &Message::Hello);
+        }
+    }
+
+    fn count(&mut self, result: Result<(), foca::Error>) {
+        self.counters.membership_errors += u64::from(result.is_err());
+    }
+
+    /// Takes over what foca wants sent, timed and told.
+    fn drain(&mut self, now: Duration) {
+        while let Some((to, bytes)) = self.runtime.to_send() {
+            // Any life: a node that restarted behind a partition is reached by its old name.
+            let to = Peer { incarnation: ANY_LIFE, ..to.peer };
+            self.node.out.send(&to, &Message::Gossip(bytes.to_vec()));
+        }
+        while let Some((after, timer)) = self.runtime.to_schedule() {
+            self.timer_count += 1;
+            self.timers.insert((now + after, self.timer_count), timer);
+        }
+        while let Some(notification) = self.runtime.to_notify() {
+            match notification {
+                OwnedNotification::MemberUp(id) => self.up(id.peer),
+                OwnedNotification::MemberDown(id) => {
+                    self.node.peers.down(id.peer.node);
+                    self.node.out.act(Action::PeerDown(id.peer.node));
+                }
+                OwnedNotification::Rename(_, id) => self.renamed(id.peer),
+                _ => {}
+            }
+        }
+    }
+
+    fn up(&mut self, peer: Peer) {
+        self.node.note_life(peer.node, peer.incarnation);
+        self.node.peers.up(peer);
+        self.node.out.act(Action::PeerUp(peer));
+    }
+
+    /// Foca tells a new name also of nodes that it holds for dead.
+    fn renamed(&mut self, peer: Peer) {
+        self.node.note_life(peer.node, peer.incarnation);
+        if self.node.peers.list().iter().any(|known| known.node == peer.node) {
+            self.node.peers.up(peer);
+        }
+    }
+
+    /// The node's class.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.node.class
+    }
+
+    /// Who broadcasts, as this node thinks.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.node.ratio.side()
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.node.config
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Nodes known to be alive, this one not included.
+    #[must_use]
+    pub fn peers(&self) -> &[Peer] {
+        self.node.peers.list()
+    }
+
+    /// Offers and requests kept.
+    #[must_use]
+    pub fn heard(&self) -> (usize, usize) {
+        self.node.rumours.len()
+    }
+
+    /// Server: what may be lent in all.
+    #[must_use]
+    pub fn offered_bytes(&self) -> u64 {
+        self.node.server.harvest.offered_bytes
+    }
+
+    /// Server: what is reserved or bound.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.node.server.held_bytes()
+    }
+
+    /// Server: what is bound.
+    #[must_use]
+    pub fn bound_bytes(&self) -> u64 {
+        self.node.server.bound_bytes()
+    }
+
+    /// Server: what of it is being reclaimed.
+    #[must_use]
+    pub fn reclaiming_bytes(&self) -> u64 {
+        self.node.server.reclaiming_bytes()
+    }
+
+    /// Server: the bound grants, their clients and sizes.
+    pub fn bound(&self) -> impl Iterator<Item = (GrantId, NodeId, u64)> {
+        let server = self.node.config.node;
+        self.node
+            .server
+            .bound()
+            .map(move |(epoch, client, bytes)| (GrantId { server, epoch }, client, bytes))
+    }
+
+    /// Client: what it wants from others in all.
+    #[must_use]
+    pub fn wanted_bytes(&self) -> u64 {
+        self.node.client.wanted_bytes()
+    }
+
+    /// Client: what it may use and shall not move out of.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
+        self.node.client.usable_bytes()
+    }
+
+    /// Client: the grants that may still hold its data.
+    pub fn in_use(&self) -> impl Iterator<Item = (GrantId, GrantKey)> {
+        self.node.client.in_use()
+    }
+}

@@ -1,0 +1,502 @@
+//! The datagrams of the protocol: ACMS's five messages (Samih 2011, section 4.3) and what they need
+//! to be safe on a network that loses, repeats and reorders.
+//!
+//! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes
+//! bytes, all times milliseconds. docs/collaboration.md gives the layout byte by byte.
+//!
+//! Invariants: decoding never panics and allocates no more than the datagram is long; what was
+//! encoded decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is
+//! refused whole.
+//!
+//! The checksum guards against accidents, not against an enemy. A cluster secret can come later
+//! without a new layout: a keyed hash of the datagram, its low 32 bits in place of the checksum
+//! and a new version number. Until then the port belongs on a trusted network.
+
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+use crate::bytes_io::{ADDR_BYTES_MAX, Reader, Writer};
+use crate::classify::Class;
+use crate::ids::{ClusterId, Epoch, GrantKey, Incarnation, NodeId, RequestNo, Zone};
+
+/// Bytes of the largest datagram: it fits an Ethernet frame with room for tunnels, so nothing is
+/// fragmented. A larger one is refused; the encoder never makes one.
+pub const DATAGRAM_BYTES_MAX: usize = 1_400;
+/// Bytes before the body.
+pub const HEADER_BYTES: usize = 44;
+/// "FACM".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"FACM");
+/// Version of the layout; another one is refused.
+pub const VERSION: u8 = 1;
+/// Bytes for what membership says inside one datagram.
+pub const GOSSIP_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - HEADER_BYTES;
+/// Grants renewed by one datagram; a client with more on one server sends several.
+pub const EPOCHS_MAX: usize = 128;
+
+const CRC_AT: usize = 40;
+const RUMOUR_BYTES_MAX: usize = 1 + 8 + 4 + 4 + 8 + 4 + 4 + 4 + 1 + ADDR_BYTES_MAX;
+const RUMOURS_HEAD_BYTES: usize = 6;
+/// Rumours that surely fit one datagram, whatever their addresses.
+pub const RUMOURS_MAX: usize =
+    (DATAGRAM_BYTES_MAX - HEADER_BYTES - RUMOURS_HEAD_BYTES) / RUMOUR_BYTES_MAX;
+
+/// Who says something to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// The sender's cluster.
+    pub cluster: ClusterId,
+    /// The sender.
+    pub from: NodeId,
+    /// Its life.
+    pub from_incarnation: Incarnation,
+    /// The addressee, or [`NodeId::ANYONE`].
+    pub to: NodeId,
+    /// The addressee's life as the sender knows it; 0 with `ANYONE`. Another life drops it.
+    pub to_incarnation: Incarnation,
+}
+
+/// What a rumour says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum RumourKind {
+    /// OFFERING_MEM: `bytes` may be had; 0 takes the offer back.
+    Offer,
+    /// REQUESTING_MEM, broadcast: `bytes` are wanted; 0 takes the request back.
+    Request,
+}
+
+/// A broadcast on its way from node to node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rumour {
+    /// Offer or request.
+    pub kind: RumourKind,
+    /// Who said it first.
+    pub origin: NodeId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Rises with every new saying of the origin (a request's number, for requests).
+    pub seq: u32,
+    /// How much.
+    pub bytes: u64,
+    /// Where the origin stands.
+    pub zone: Zone,
+    /// Time since it was said, as far as the nodes on the way could tell.
+    pub age_ms: u32,
+    /// At this age it is forgotten.
+    pub valid_ms: u32,
+    /// How often the origin has asked in vain; 0 for offers.
+    pub attempt: u8,
+    /// Where the origin's datagrams go.
+    pub addr: SocketAddr,
+}
+
+/// What a node believes of the cluster's mix, and what it is itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mood {
+    /// The sender's own class.
+    pub class: Class,
+    /// Share of clients, of 65,535.
+    pub clients: u16,
+    /// Share of servers, of 65,535.
+    pub servers: u16,
+}
+
+/// Why a server or a client says no.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NackReason {
+    /// Server to a REQUEST: nothing left, or not enough.
+    NoMemory,
+    /// Server: there is no such grant (timed out, taken back, never made).
+    NoSuchGrant,
+    /// Server: an unbound grant is withdrawn, its memory is needed at home.
+    Withdrawn,
+    /// Client: another server's grant was taken.
+    Declined,
+}
+
+/// One datagram's content.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// Who are you? Sent to an address by a node that knows only addresses.
+    Hello,
+    /// The answer: the header says it.
+    Welcome,
+    /// Membership's own bytes (foca).
+    Gossip(Vec<u8>),
+    /// OFFERING_MEM and broadcast REQUESTING_MEM of several origins.
+    Rumours(Mood, Vec<Rumour>),
+    /// REQUESTING_MEM to one server.
+    Request {
+        /// The request's number; the same number is the same request.
+        request: RequestNo,
+        /// Wanted.
+        bytes: u64,
+        /// Where the client stands.
+        zone: Zone,
+    },
+    /// GRANTING_MEM: reserved, not yet bound.
+    Grant {
+        /// The request answered.
+        request: RequestNo,
+        /// The grant.
+        epoch: Epoch,
+        /// Reserved.
+        bytes: u64,
+        /// What the blade will ask for.
+        key: GrantKey,
+        /// The reservation ends after this, counted from the sending.
+        hold_ms: u32,
+        /// Where the server stands.
+        zone: Zone,
+        /// Where the memory is served.
+        blade: SocketAddr,
+    },
+    /// ACK_MEM: binds the grant.
+    Ack {
+        /// The grant.
+        epoch: Epoch,
+        /// Taken of it; the rest is free again.
+        bytes: u64,
+        /// The client's clock, echoed by the lease.
+        sent_ms: u64,
+    },
+    /// The client still uses these grants.
+    Renew {
+        /// The client's clock, echoed by the lease.
+        sent_ms: u64,
+        /// The grants, at most [`EPOCHS_MAX`].
+        epochs: Vec<Epoch>,
+    },
+    /// The server confirms: bound until `sent_ms` + `lease_ms` of the client's clock.
+    Lease {
+        /// Echo of the ACK or RENEW.
+        sent_ms: u64,
+        /// Length.
+        lease_ms: u32,
+        /// The grants that stand.
+        epochs: Vec<Epoch>,
+    },
+    /// No.
+    Nack {
+        /// Why.
+        reason: NackReason,
+        /// The request it answers (0: none).
+        request: RequestNo,
+        /// The grant it answers (0: none).
+        epoch: Epoch,
+        /// What the server could still grant.
+        left_bytes: u64,
+    },
+    /// RECLAIM_MEM: the server needs the memory; repeated until answered.
+    Reclaim {
+        /// The grant.
+        epoch: Epoch,
+        /// From the sending until the memory is taken in any case.
+        left_ms: u32,
+    },
+    /// The client uses the grant no longer; repeated until answered.
+    Released {
+        /// The grant.
+        epoch: Epoch,
+    },
+    /// The server knows that the grant has ended.
+    Freed {
+        /// The grant.
+        epoch: Epoch,
+    },
+}
+
+/// Why a datagram was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum DecodeError {
+    /// Longer than [`DATAGRAM_BYTES_MAX`].
+    #[error("datagram of {0} bytes is longer than {DATAGRAM_BYTES_MAX}")]
+    Long(usize),
+    /// Ends too early.
+    #[error("datagram ends too early")]
+    Short,
+    /// Goes on after its end.
+    #[error("datagram goes on after its end")]
+    Trailing,
+    /// Not ours.
+    #[error("not a collaboration datagram")]
+    Magic,
+    /// Another layout.
+    #[error("version {0} is not spoken here, only {VERSION}")]
+    Version(u8),
+    /// Damaged.
+    #[error("checksum is wrong")]
+    Checksum,
+    /// Unknown kind.
+    #[error("kind {0} is not known")]
+    Kind(u8),
+    /// A field outside its range.
+    #[error("{0} is out of range")]
+    Field(&'static str),
+}
+
+impl Message {
+    /// Number of the kind on the wire.
+    #[must_use]
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::Hello => 1,
+            Self::Welcome => 2,
+            Self::Gossip(_) => 3,
+            Self::Rumours(..) => 4,
+            Self::Request { .. } => 5,
+            Self::Grant { .. } => 6,
+            Self::Ack { .. } => 7,
+            Self::Renew { .. } => 8,
+            Self::Lease { .. } => 9,
+            Self::Nack { .. } => 10,
+            Self::Reclaim { .. } => 11,
+            Self::Released { .. } => 12,
+            Self::Freed { .. } => 13,
+        }
+    }
+
+    /// The datagram.
+    ///
+    /// Lists longer than their maximum ([`RUMOURS_MAX`], [`EPOCHS_MAX`], [`GOSSIP_BYTES_MAX`]) are
+    /// cut; senders split before.
+    #[must_use]
+    pub fn encode(&self, header: &Header) -> Vec<u8> {
+        let mut out = Writer(Vec::with_capacity(HEADER_BYTES + 64));
+        out.u32(MAGIC).u8(VERSION).u8(self.kind()).u16(0);
+        out.u64(header.cluster.0).u64(header.from.0).u32(header.from_incarnation.0);
+        out.u32(header.to_incarnation.0).u64(header.to.0).u32(0);
+        self.encode_body(&mut out);
+        let mut bytes = out.0;
+        let body = u16::try_from(bytes.len() - HEADER_BYTES).unwrap_or(u16::MAX);
+        bytes[6..8].copy_from_slice(&body.to_le_bytes());
+        let crc = crc32fast::hash(&bytes);
+        bytes[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn encode_body(&self, out: &mut Writer) {
+        match self {
+            Self::Hello | Self::Welcome => {}
+            Self::Gossip(bytes) => {
+                out.bytes(&bytes[..bytes.len().min(GOSSIP_BYTES_MAX)]);
+            }
+            Self::Rumours(mood, rumours) => encode_rumours(out, mood, rumours),
+            Self::Request { request, bytes, zone } => {
+                out.u32(request.0).u64(*bytes).u32(zone.0);
+            }
+            Self::Grant { request, epoch, bytes, key, hold_ms, zone, blade } => {
+                out.u32(request.0).u64(epoch.0).u64(*bytes).u128(key.0);
+                out.u32(*hold_ms).u32(zone.0).addr(*blade);
+            }
+            Self::Ack { epoch, bytes, sent_ms } => {
+                out.u64(epoch.0).u64(*bytes).u64(*sent_ms);
+            }
+            Self::Renew { sent_ms, epochs } => {
+                out.u64(*sent_ms);
+                encode_epochs(out, epochs);
+            }
+            Self::Lease { sent_ms, lease_ms, epochs } => {
+                out.u64(*sent_ms).u32(*lease_ms);
+                encode_epochs(out, epochs);
+            }
+            Self::Nack { reason, request, epoch, left_bytes } => {
+                out.u8(reason_code(*reason)).u32(request.0).u64(epoch.0).u64(*left_bytes);
+            }
+            Self::Reclaim { epoch, left_ms } => {
+                out.u64(epoch.0).u32(*left_ms);
+            }
+            Self::Released { epoch } | Self::Freed { epoch } => {
+                out.u64(epoch.0);
+            }
+        }
+    }
+
+    /// Header and content of a datagram.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn decode(bytes: &[u8]) -> Result<(Header, Self), DecodeError> {
+        if bytes.len() > DATAGRAM_BYTES_MAX {
+            return Err(DecodeError::Long(bytes.len()));
+        }
+        let mut head = Reader(bytes.get(..HEADER_BYTES).ok_or(DecodeError::Short)?);
+        let mut body = Reader(&bytes[HEADER_BYTES..]);
+        if head.u32()? != MAGIC {
+            return Err(DecodeError::Magic);
+        }
+        let version = head.u8()?;
+        if version != VERSION {
+            return Err(DecodeError::Version(version));
+        }
+        let kind = head.u8()?;
+        match usize::from(head.u16()?).cmp(&body.0.len()) {
+            std::cmp::Ordering::Less => return Err(DecodeError::Trailing),
+            std::cmp::Ordering::Greater => return Err(DecodeError::Short),
+            std::cmp::Ordering::Equal => {}
+        }
+        let (cluster, from) = (ClusterId(head.u64()?), NodeId(head.u64()?));
+        let (from_incarnation, to_incarnation) =
+            (Incarnation(head.u32()?), Incarnation(head.u32()?));
+        let header =
+            Header { cluster, from, from_incarnation, to: NodeId(head.u64()?), to_incarnation };
+        if head.u32()? != checksum(bytes) {
+            return Err(DecodeError::Checksum);
+        }
+        if header.from == NodeId::ANYONE {
+            return Err(DecodeError::Field("sender"));
+        }
+        let message = Self::decode_body(kind, &mut body)?;
+        if body.0.is_empty() { Ok((header, message)) } else { Err(DecodeError::Trailing) }
+    }
+
+    fn decode_body(kind: u8, body: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            1 => Self::Hello,
+            2 => Self::Welcome,
+            3 => Self::Gossip(body.take(body.0.len())?.to_vec()),
+            4 => decode_rumours(body)?,
+            5 => Self::Request {
+                request: RequestNo(body.u32()?),
+                bytes: body.u64()?,
+                zone: Zone(body.u32()?),
+            },
+            6 => Self::Grant {
+                request: RequestNo(body.u32()?),
+                epoch: Epoch(body.u64()?),
+                bytes: body.u64()?,
+                key: GrantKey(body.u128()?),
+                hold_ms: body.u32()?,
+                zone: Zone(body.u32()?),
+                blade: body.addr()?,
+            },
+            7 => Self::Ack { epoch: Epoch(body.u64()?), bytes: body.u64()?, sent_ms: body.u64()? },
+            8 => Self::Renew { sent_ms: body.u64()?, epochs: decode_epochs(body)? },
+            9 => Self::Lease {
+                sent_ms: body.u64()?,
+                lease_ms: body.u32()?,
+                epochs: decode_epochs(body)?,
+            },
+            10 => Self::Nack {
+                reason: reason_of(body.u8()?)?,
+                request: RequestNo(body.u32()?),
+                epoch: Epoch(body.u64()?),
+                left_bytes: body.u64()?,
+            },
+            11 => Self::Reclaim { epoch: Epoch(body.u64()?), left_ms: body.u32()? },
+            12 => Self::Released { epoch: Epoch(body.u64()?) },
+            13 => Self::Freed { epoch: Epoch(body.u64()?) },
+            unknown => return Err(DecodeError::Kind(unknown)),
+        })
+    }
+}
+
+fn checksum(bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..CRC_AT]);
+    hasher.update(&[0; 4]);
+    hasher.update(&bytes[HEADER_BYTES..]);
+    hasher.finalize()
+}
+
+fn encode_epochs(out: &mut Writer, epochs: &[Epoch]) {
+    let epochs = &epochs[..epochs.len().min(EPOCHS_MAX)];
+    out.u8(u8::try_from(epochs.len()).unwrap_or(u8::MAX));
+    for epoch in epochs {
+        out.u64(epoch.0);
+    }
+}
+
+fn decode_epochs(body: &mut Reader) -> Result<Vec<Epoch>, DecodeError> {
+    let count = usize::from(body.u8()?);
+    if count > EPOCHS_MAX {
+        return Err(DecodeError::Field("number of grants"));
+    }
+    (0..count).map(|_| Ok(Epoch(body.u64()?))).collect()
+}
+
+fn encode_rumours(out: &mut Writer, mood: &Mood, rumours: &[Rumour]) {
+    let rumours = &rumours[..rumours.len().min(RUMOURS_MAX)];
+    out.u8(class_code(mood.class)).u16(mood.clients).u16(mood.servers);
+    out.u8(u8::try_from(rumours.len()).unwrap_or(u8::MAX));
+    for rumour in rumours {
+        out.u8(match rumour.kind {
+            RumourKind::Offer => 1,
+            RumourKind::Request => 2,
+        });
+        out.u64(rumour.origin.0).u32(rumour.incarnation.0).u32(rumour.seq).u64(rumour.bytes);
+        out.u32(rumour.zone.0).u32(rumour.age_ms).u32(rumour.valid_ms).u8(rumour.attempt);
+        out.addr(rumour.addr);
+    }
+}
+
+fn decode_rumours(body: &mut Reader) -> Result<Message, DecodeError> {
+    let class = class_of(body.u8()?)?;
+    let mood = Mood { class, clients: body.u16()?, servers: body.u16()? };
+    let count = usize::from(body.u8()?);
+    if count > RUMOURS_MAX {
+        return Err(DecodeError::Field("number of rumours"));
+    }
+    let rumours: Result<Vec<_>, _> = (0..count).map(|_| decode_rumour(body)).collect();
+    Ok(Message::Rumours(mood, rumours?))
+}
+
+fn decode_rumour(body: &mut Reader) -> Result<Rumour, DecodeError> {
+    let kind = match body.u8()? {
+        1 => RumourKind::Offer,
+        2 => RumourKind::Request,
+        _ => return Err(DecodeError::Field("rumour kind")),
+    };
+    let rumour = Rumour {
+        kind,
+        origin: NodeId(body.u64()?),
+        incarnation: Incarnation(body.u32()?),
+        seq: body.u32()?,
+        bytes: body.u64()?,
+        zone: Zone(body.u32()?),
+        age_ms: body.u32()?,
+        valid_ms: body.u32()?,
+        attempt: body.u8()?,
+        addr: body.addr()?,
+    };
+    if rumour.origin == NodeId::ANYONE {
+        return Err(DecodeError::Field("rumour origin"));
+    }
+    Ok(rumour)
+}
+
+fn class_code(class: Class) -> u8 {
+    match class {
+        Class::Server => 1,
+        Class::Neutral => 2,
+        Class::Client => 3,
+    }
+}
+
+fn class_of(code: u8) -> Result<Class, DecodeError> {
+    match code {
+        1 => Ok(Class::Server),
+        2 => Ok(Class::Neutral),
+        3 => Ok(Class::Client),
+        _ => Err(DecodeError::Field("class")),
+    }
+}
+
+fn reason_code(reason: NackReason) -> u8 {
+    match reason {
+        NackReason::NoMemory => 1,
+        NackReason::NoSuchGrant => 2,
+        NackReason::Withdrawn => 3,
+        NackReason::Declined => 4,
+    }
+}
+
+fn reason_of(code: u8) -> Result<NackReason, DecodeError> {
+    match code {
+        1 => Ok(NackReason::NoMemory),
+        2 => Ok(NackReason::NoSuchGrant),
+        3 => Ok(NackReason::Withdrawn),
+        4 => Ok(NackReason::Declined),
+        _ => Err(DecodeError::Field("reason")),
+    }
+}

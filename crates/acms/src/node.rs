@@ -1,0 +1,339 @@
+//! One node of the collaboration: its class, what it says, what it lends and borrows.
+//!
+//! Invariants:
+//! - Time never goes back: an earlier `now` is taken as the latest one seen.
+//! - A datagram for another node, another life or another cluster changes nothing, nor does one of
+//!   a sender's earlier life.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use farpool_wire::SUPERPAGE_BYTES;
+
+use crate::classify::{Class, MemoryUse};
+use crate::client::{Client, Offered};
+use crate::config::Config;
+use crate::harvest::{lend_limit_bytes, next_harvest};
+use crate::ids::{GrantId, Incarnation, NodeId, Peer};
+use crate::limits::{
+    BROADCAST_PERIOD, REPLIES_WANTED, ROUND, ROUND_FANOUT, ROUND_FANOUT_IDLE, TICK, VALID_PERIODS,
+    WANT_ROOM_PERMILLE,
+};
+use crate::message::{Message, Rumour, RumourKind};
+use crate::outbox::{Action, Outbox};
+use crate::peers::Peers;
+use crate::ratio::{Ratio, Side};
+use crate::rng::Rng;
+use crate::rumours::Rumours;
+use crate::say::{AskClock, OfferClock};
+use crate::server::Server;
+
+/// The collaboration's state machine, without membership.
+#[derive(Debug)]
+pub(crate) struct AcmsNode {
+    pub(crate) config: Config,
+    pub(crate) out: Outbox,
+    pub(crate) rng: Rng,
+    pub(crate) peers: Peers,
+    pub(crate) class: Class,
+    pub(crate) usage: Option<MemoryUse>,
+    demand_bytes: Option<u64>,
+    pub(crate) ratio: Ratio,
+    pub(crate) rumours: Rumours,
+    pub(crate) server: Server,
+    pub(crate) client: Client,
+    offer_clock: OfferClock,
+    ask_clock: AskClock,
+    now: Duration,
+    tick_at: Duration,
+    round_at: Duration,
+}
+
+impl AcmsNode {
+    pub(crate) fn new(config: Config, now: Duration) -> Self {
+        let mut rng = Rng::new(config.seed);
+        let out = Outbox::new(config.cluster, config.node, config.incarnation);
+        // Nodes that start together shall not speak together.
+        let round_at = now + Duration::from_millis(rng.below(200));
+        Self {
+            config,
+            out,
+            rng,
+            peers: Peers::default(),
+            class: Class::Neutral,
+            usage: None,
+            demand_bytes: None,
+            ratio: Ratio::new(),
+            rumours: Rumours::default(),
+            server: Server::new(),
+            client: Client::new(),
+            offer_clock: OfferClock::new(),
+            ask_clock: AskClock::new(),
+            now,
+            tick_at: now,
+            round_at,
+        }
+    }
+
+    pub(crate) fn clock(&mut self, now: Duration) -> Duration {
+        self.now = self.now.max(now);
+        self.now
+    }
+
+    pub(crate) fn next_wakeup(&self) -> Duration {
+        let waits = !self.server.is_idle() || !self.client.is_idle() || self.class == Class::Server;
+        if waits { self.tick_at.min(self.round_at) } else { self.round_at }
+    }
+
+    pub(crate) fn on_usage(&mut self, usage: MemoryUse, now: Duration) {
+        let now = self.clock(now);
+        self.usage = Some(usage);
+        let class = self.config.thresholds.next(self.class, &usage);
+        if class != self.class {
+            self.out.act(Action::ClassChanged { from: self.class, to: class });
+            self.class = class;
+        }
+        self.update_lending(now);
+        self.update_wanted(now);
+    }
+
+    pub(crate) fn on_demand(&mut self, bytes: Option<u64>, now: Duration) {
+        let now = self.clock(now);
+        self.demand_bytes = bytes;
+        self.update_wanted(now);
+    }
+
+    pub(crate) fn on_evacuated(&mut self, grant: GrantId, now: Duration) {
+        let now = self.clock(now);
+        self.client.on_evacuated(grant, now, &mut self.out);
+    }
+
+    fn update_lending(&mut self, now: Duration) {
+        let Some(usage) = self.usage else { return };
+        let limit = lend_limit_bytes(&self.config.thresholds, self.class, &usage);
+        self.server.harvest = next_harvest(self.server.harvest, limit, usage.total_bytes, now);
+        self.server.shrink(limit, &self.config, now, &mut self.out);
+    }
+
+    /// A client wants what its use has beyond MEM_MAX_LOW; others want nothing unless told.
+    fn update_wanted(&mut self, now: Duration) {
+        let derived = match (self.class, self.usage) {
+            (Class::Client, Some(usage)) => {
+                let fits = self.config.thresholds.max_low_bytes(usage.total_bytes);
+                let need = usage.used_bytes.saturating_sub(fits);
+                steady_want(self.client.wanted_bytes(), need, usage.total_bytes)
+            }
+            _ => 0,
+        };
+        let wanted = match (self.demand_bytes, self.class) {
+            (_, Class::Server) => 0,
+            (Some(bytes), _) => bytes,
+            (None, _) => derived,
+        };
+        self.client.want(wanted, now, &mut self.out);
+    }
+
+    pub(crate) fn on_tick(&mut self, now: Duration) {
+        let now = self.clock(now);
+        if now >= self.tick_at {
+            self.tick_at = now + TICK;
+            self.tick(now);
+        }
+        if now >= self.round_at {
+            self.round_at = now + ROUND;
+            self.round(now);
+        }
+    }
+
+    fn tick(&mut self, now: Duration) {
+        self.update_lending(now);
+        self.server.on_tick(now, &mut self.out);
+        self.server.serve(&self.config, now, &mut self.rng, &mut self.out);
+        for silent in self.client.on_tick(&self.config, now, &mut self.out) {
+            self.rumours.drop_offer(silent);
+        }
+        self.seek(now);
+        self.offer(now);
+    }
+
+    /// One round of rumours: a bounded number of datagrams to random nodes.
+    fn round(&mut self, now: Duration) {
+        self.rumours.expire(now);
+        let fanout = if self.rumours.has_news() { ROUND_FANOUT } else { ROUND_FANOUT_IDLE };
+        for peer in self.peers.sample(fanout, &mut self.rng) {
+            let rumours = self.rumours.choose(now);
+            self.out.send(&peer, &Message::Rumours(self.ratio.mood(self.class), rumours));
+        }
+    }
+
+    /// Servers' side of broadcasting: OFFERING_MEM. What was offered is taken back on either side.
+    fn offer(&mut self, now: Duration) {
+        let lends = self.class == Class::Server && self.ratio.side() == Side::Servers;
+        let free = if lends { self.server.unbound_bytes() } else { 0 };
+        if let Some(period) = self.offer_clock.poll(free, now) {
+            let bytes = if free < SUPERPAGE_BYTES { 0 } else { free };
+            let valid = period * 2 * VALID_PERIODS;
+            self.say(RumourKind::Offer, self.offer_clock.seq, bytes, valid, 0, now);
+        }
+    }
+
+    /// Client's side: ask servers whose offers are known, else broadcast REQUESTING_MEM.
+    fn seek(&mut self, now: Duration) {
+        if self.client.shortfall_bytes() == 0 {
+            self.ask_clock.served();
+            if std::mem::take(&mut self.ask_clock.is_out) {
+                self.request(0, BROADCAST_PERIOD, 0, now);
+            }
+            return;
+        }
+        if !self.client.is_free_to_ask() || !self.ask_clock.may_ask(now) {
+            return;
+        }
+        let Self { client, rumours, config, rng, out, .. } = self;
+        if client.ask(rumours, config, now, rng, out) {
+            self.ask_clock.asked(now, &mut self.rng);
+            return;
+        }
+        let patience = match self.ratio.side() {
+            Side::Clients => Duration::ZERO,
+            Side::Servers => BROADCAST_PERIOD,
+        };
+        if let Some((attempt, period)) = self.ask_clock.poll_broadcast(patience, now) {
+            self.request(self.client.shortfall_bytes(), period, attempt, now);
+        }
+    }
+
+    fn request(&mut self, bytes: u64, period: Duration, attempt: u8, now: Duration) {
+        let number = self.client.next_request();
+        self.say(RumourKind::Request, number.0, bytes, period * 2, attempt, now);
+    }
+
+    fn say(
+        &mut self,
+        kind: RumourKind,
+        seq: u32,
+        bytes: u64,
+        valid: Duration,
+        attempt: u8,
+        now: Duration,
+    ) {
+        let valid_ms = u32::try_from(valid.as_millis()).unwrap_or(u32::MAX);
+        let Config { node: origin, incarnation, zone, addr, .. } = self.config;
+        let rumour = Rumour {
+            kind,
+            origin,
+            incarnation,
+            seq,
+            bytes,
+            zone,
+            age_ms: 0,
+            valid_ms,
+            attempt,
+            addr,
+        };
+        self.rumours.hear(rumour, now);
+    }
+
+    /// A node lives in `life`; false when it is known to live in a later one.
+    pub(crate) fn note_life(&mut self, node: NodeId, life: Incarnation) -> bool {
+        match self.peers.note_life(node, life) {
+            Ordering::Less => false,
+            Ordering::Equal => true,
+            Ordering::Greater => {
+                self.server.on_incarnation(node, life, &mut self.out);
+                self.client.on_incarnation(node, life, &mut self.out);
+                self.rumours.forget_before(node, life);
+                true
+            }
+        }
+    }
+
+    /// One message of `from`, already checked to be for this node.
+    pub(crate) fn on_message(&mut self, from: Peer, message: Message, now: Duration) {
+        let now = self.clock(now);
+        let Self { config, out, server, client, .. } = self;
+        match message {
+            Message::Rumours(mood, rumours) => {
+                if self.ratio.hear(&mood) {
+                    self.out.act(Action::SideChanged { side: self.ratio.side() });
+                }
+                self.on_rumours(rumours, now);
+            }
+            Message::Request { request, bytes, zone } => {
+                let asked = (bytes, zone, false);
+                server.on_request(from, request, asked, (config, now), out);
+                self.serve_first_come(now);
+            }
+            Message::Grant { request, epoch, bytes, key, hold_ms: _, zone, blade } => {
+                let offered = Offered { server: from, request, epoch, bytes, key, zone, blade };
+                client.on_grant(offered, config, now, out);
+            }
+            Message::Ack { epoch, bytes, sent_ms } => {
+                server.on_ack(&from, (epoch, bytes, sent_ms), config, now, out);
+            }
+            Message::Renew { sent_ms, epochs } => {
+                server.on_renew(&from, (sent_ms, &epochs), config, now, out);
+            }
+            Message::Lease { sent_ms, lease_ms, epochs } => {
+                client.on_lease(&from, (sent_ms, lease_ms, &epochs), now, out);
+            }
+            Message::Nack { reason: crate::message::NackReason::Declined, epoch, .. } => {
+                server.on_declined(&from, epoch);
+            }
+            Message::Nack { reason, request, epoch, left_bytes } => {
+                client.on_nack(&from, reason, (request, epoch), out);
+                self.rumours.set_left(from.node, from.incarnation, left_bytes);
+            }
+            Message::Reclaim { epoch, left_ms } => {
+                client.on_reclaim(&from, (epoch, left_ms), now, out);
+            }
+            Message::Released { epoch } => server.on_released(&from, epoch, out),
+            Message::Freed { epoch } => client.on_freed(&from, epoch),
+            Message::Hello | Message::Welcome | Message::Gossip(_) => {}
+        }
+    }
+
+    fn serve_first_come(&mut self, now: Duration) {
+        if self.config.arbitration == crate::Arbitration::Fcfs {
+            self.server.serve(&self.config, now, &mut self.rng, &mut self.out);
+        }
+    }
+
+    fn on_rumours(&mut self, rumours: Vec<Rumour>, now: Duration) {
+        for rumour in rumours {
+            if rumour.origin == self.config.node {
+                continue;
+            }
+            let news = self.rumours.hear(rumour, now);
+            if news && rumour.kind == RumourKind::Request && rumour.bytes > 0 {
+                self.on_broadcast_request(&rumour, now);
+            }
+        }
+    }
+
+    /// All servers hear a broadcast request; only a few shall answer, by chance.
+    fn on_broadcast_request(&mut self, rumour: &Rumour, now: Duration) {
+        if self.class != Class::Server || self.server.free_bytes() < SUPERPAGE_BYTES {
+            return;
+        }
+        let answers = u64::from(REPLIES_WANTED) << rumour.attempt.min(crate::limits::ATTEMPT_MAX);
+        let servers = self.ratio.servers_of(self.peers.len() + 1);
+        if self.rng.below(servers) >= answers {
+            return;
+        }
+        let Rumour { origin: node, incarnation, addr, .. } = *rumour;
+        let client = Peer { node, incarnation, addr };
+        let asked = (rumour.bytes, rumour.zone, true);
+        let number = crate::ids::RequestNo(rumour.seq);
+        self.server.on_request(client, number, asked, (&self.config, now), &mut self.out);
+        self.serve_first_come(now);
+    }
+}
+
+/// What a client wants when it needs `need_bytes` and wanted `old_bytes`: some room above the need,
+/// kept while the need moves within it, so that noise asks for nothing and returns nothing.
+fn steady_want(old_bytes: u64, need_bytes: u64, total_bytes: u64) -> u64 {
+    let room = total_bytes / 1000 * WANT_ROOM_PERMILLE;
+    let keeps = need_bytes <= old_bytes && old_bytes <= need_bytes.saturating_add(2 * room);
+    if keeps { old_bytes } else { need_bytes.saturating_add(room) }
+}

@@ -1,0 +1,154 @@
+//! What a node wants done: datagrams to send and actions for the shell, in order.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::classify::Class;
+use crate::ids::{ClusterId, GrantId, GrantKey, Incarnation, NodeId, Peer};
+use crate::message::{Header, Message};
+use crate::ratio::Side;
+
+/// Why a server's memory came back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RevokeReason {
+    /// The client has moved out.
+    Released,
+    /// The reclaim's deadline passed.
+    Deadline,
+    /// The client renewed no more.
+    LeaseEnded,
+    /// The client runs in a new life.
+    ClientRestarted,
+}
+
+/// Why a client shall move out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MoveReason {
+    /// The server reclaims; there is a deadline.
+    Reclaimed,
+    /// The client needs less; no hurry.
+    NotNeeded,
+}
+
+/// What the shell has to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Server: the blade shall serve this grant.
+    GrantMade {
+        /// The grant.
+        grant: GrantId,
+        /// To whom.
+        client: Peer,
+        /// How much.
+        bytes: u64,
+        /// What the client will show, together with the grant's epoch.
+        key: GrantKey,
+    },
+    /// Client: the blade at `blade` may be added to the pool.
+    GrantUsable {
+        /// The grant; its epoch is the fencing number.
+        grant: GrantId,
+        /// Where.
+        blade: SocketAddr,
+        /// What to show.
+        key: GrantKey,
+        /// How much.
+        bytes: u64,
+    },
+    /// Client: move the data to another grant, to local memory or, last, to a spill file, then call
+    /// `on_evacuated`. Comes again with an earlier deadline when the server turns a release into
+    /// a reclaim.
+    MoveOut {
+        /// The grant.
+        grant: GrantId,
+        /// When the memory is gone in any case, on the node's clock.
+        deadline: Option<Duration>,
+        /// Why.
+        reason: MoveReason,
+    },
+    /// Server: take the memory back now; the blade refuses this epoch from here on.
+    Revoke {
+        /// The grant.
+        grant: GrantId,
+        /// Why.
+        reason: RevokeReason,
+    },
+    /// Client: the memory is gone, with all that was still on it.
+    GrantLost {
+        /// The grant.
+        grant: GrantId,
+    },
+    /// The node's class changed.
+    ClassChanged {
+        /// Before.
+        from: Class,
+        /// Now.
+        to: Class,
+    },
+    /// The node thinks that the other side broadcasts now.
+    SideChanged {
+        /// Who broadcasts.
+        side: Side,
+    },
+    /// Membership: a node is alive, or lives again.
+    PeerUp(Peer),
+    /// Membership: a node is gone.
+    PeerDown(NodeId),
+}
+
+/// A datagram or an action.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Send `bytes` to `to`.
+    Send {
+        /// Where.
+        to: SocketAddr,
+        /// The datagram.
+        bytes: Vec<u8>,
+    },
+    /// Do this.
+    Act(Action),
+}
+
+/// Outputs in their order, and the name under which datagrams leave.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
+    queue: VecDeque<Output>,
+}
+
+impl Outbox {
+    pub(crate) fn new(cluster: ClusterId, node: NodeId, incarnation: Incarnation) -> Self {
+        Self { cluster, node, incarnation, queue: VecDeque::new() }
+    }
+
+    pub(crate) fn send(&mut self, to: &Peer, message: &Message) {
+        self.send_as(to.addr, to.node, to.incarnation, message);
+    }
+
+    pub(crate) fn send_anyone(&mut self, addr: SocketAddr, message: &Message) {
+        self.send_as(addr, NodeId::ANYONE, Incarnation(0), message);
+    }
+
+    fn send_as(&mut self, addr: SocketAddr, to: NodeId, life: Incarnation, message: &Message) {
+        let header = Header {
+            cluster: self.cluster,
+            from: self.node,
+            from_incarnation: self.incarnation,
+            to,
+            to_incarnation: life,
+        };
+        self.queue.push_back(Output::Send { to: addr, bytes: message.encode(&header) });
+    }
+
+    pub(crate) fn act(&mut self, action: Action) {
+        self.queue.push_back(Output::Act(action));
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Output> {
+        self.queue.pop_front()
+    }
+}

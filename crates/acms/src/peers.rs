@@ -1,0 +1,81 @@
+//! The nodes a node knows to be alive, for choosing some at random, and in which life each is.
+//!
+//! Invariants: a node stands here once; a known life never goes back to an earlier one.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{Incarnation, NodeId, Peer};
+use crate::limits::PEERS_MAX;
+use crate::rng::Rng;
+
+/// Alive nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    list: Vec<Peer>,
+    place: BTreeMap<NodeId, usize>,
+    lives: BTreeMap<NodeId, Incarnation>,
+}
+
+impl Peers {
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn list(&self) -> &[Peer] {
+        &self.list
+    }
+
+    /// The life of `node` is `life`: older than known, the same or news.
+    pub(crate) fn note_life(&mut self, node: NodeId, life: Incarnation) -> std::cmp::Ordering {
+        match self.lives.get_mut(&node) {
+            Some(known) => {
+                let order = life.cmp(known);
+                *known = life.max(*known);
+                order
+            }
+            None => {
+                // Full: the node is served all the same, its stale datagrams are not known as such.
+                // What they could end or bind is guarded by the life inside each grant.
+                if self.lives.len() < PEERS_MAX {
+                    self.lives.insert(node, life);
+                }
+                std::cmp::Ordering::Equal
+            }
+        }
+    }
+
+    pub(crate) fn up(&mut self, peer: Peer) {
+        if let Some(place) = self.place.get(&peer.node) {
+            self.list[*place] = peer;
+        } else if self.list.len() < PEERS_MAX {
+            self.place.insert(peer.node, self.list.len());
+            self.list.push(peer);
+        }
+    }
+
+    pub(crate) fn down(&mut self, node: NodeId) {
+        if let Some(place) = self.place.remove(&node) {
+            self.list.swap_remove(place);
+            if let Some(moved) = self.list.get(place) {
+                self.place.insert(moved.node, place);
+            }
+        }
+    }
+
+    /// `count` nodes at random, none twice.
+    pub(crate) fn sample(&self, count: usize, rng: &mut Rng) -> Vec<Peer> {
+        let mut chosen: Vec<Peer> = Vec::with_capacity(count);
+        // A few more draws than needed: two of them may fall on the same node.
+        for _ in 0..count * 4 {
+            if chosen.len() == count.min(self.list.len()) {
+                break;
+            }
+            if let Some(peer) = self.list.get(rng.index(self.list.len()))
+                && !chosen.contains(peer)
+            {
+                chosen.push(*peer);
+            }
+        }
+        chosen
+    }
+}

@@ -1,0 +1,89 @@
+//! How many clients and servers there are, and which side broadcasts (ACMS, section 4.3: the
+//! responsibility to broadcast goes to the group with fewer nodes).
+//!
+//! No node counts all others. Every rumour datagram carries its sender's class and estimate; the
+//! receiver moves its own estimate towards both. Senders choose receivers at random, so the classes
+//! seen are a fair sample, and averaging the estimates makes the nodes agree.
+//!
+//! Invariant: the side changes only when the other side is larger by [`SIDE_RATIO_NUM`] :
+//! [`SIDE_RATIO_DEN`].
+
+use crate::classify::Class;
+use crate::limits::{SIDE_RATIO_DEN, SIDE_RATIO_NUM};
+use crate::message::Mood;
+
+/// The whole, of which shares are given.
+const WHOLE: i64 = 65_535;
+/// The estimate moves by one part in this many towards the sender's estimate.
+const AVERAGE_PART: i64 = 4;
+/// And by one part in this many towards the sender's class: larger is steadier, smaller is faster.
+/// At 5 to 15 datagrams a second it follows a change of the mix within 5 to 15 s.
+const SAMPLE_PART: i64 = 64;
+/// Steps inside the estimate for each step of a share on the wire, so that small moves count.
+const FINE: i64 = 256;
+
+/// Who broadcasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Servers offer: 4-way handshake.
+    Servers,
+    /// Clients request: 3-way handshake.
+    Clients,
+}
+
+/// A node's estimate of the mix.
+#[derive(Clone, Debug)]
+pub(crate) struct Ratio {
+    clients: i64,
+    servers: i64,
+    side: Side,
+}
+
+impl Ratio {
+    /// Nothing known: servers broadcast, as in the paper.
+    pub(crate) fn new() -> Self {
+        Self { clients: 0, servers: 0, side: Side::Servers }
+    }
+
+    pub(crate) fn side(&self) -> Side {
+        self.side
+    }
+
+    pub(crate) fn mood(&self, class: Class) -> Mood {
+        let share = |fine: i64| u16::try_from(fine / FINE).unwrap_or(u16::MAX);
+        Mood { class, clients: share(self.clients), servers: share(self.servers) }
+    }
+
+    /// Servers among `nodes` as far as known, at least 1.
+    pub(crate) fn servers_of(&self, nodes: usize) -> u64 {
+        let share = u128::try_from(self.servers / FINE).unwrap_or(0);
+        let whole = u128::try_from(WHOLE).unwrap_or(1);
+        u64::try_from(share * nodes as u128 / whole).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// Learns from one datagram; true when the side changed.
+    pub(crate) fn hear(&mut self, mood: &Mood) -> bool {
+        let learn = |old: i64, theirs: u16, is: bool| {
+            let towards = i64::from(theirs) * FINE;
+            let sample = if is { WHOLE * FINE } else { 0 };
+            old + (towards - old) / AVERAGE_PART + (sample - old) / SAMPLE_PART
+        };
+        self.clients =
+            learn(self.clients, mood.clients, mood.class == Class::Client).clamp(0, WHOLE * FINE);
+        self.servers =
+            learn(self.servers, mood.servers, mood.class == Class::Server).clamp(0, WHOLE * FINE);
+        self.choose()
+    }
+
+    fn choose(&mut self) -> bool {
+        let (clients, servers) = (self.clients.unsigned_abs(), self.servers.unsigned_abs());
+        let fewer =
+            |few: u64, many: u64| few.saturating_mul(SIDE_RATIO_NUM) < many * SIDE_RATIO_DEN;
+        let side = match self.side {
+            Side::Servers if fewer(clients, servers) => Side::Clients,
+            Side::Clients if fewer(servers, clients) => Side::Servers,
+            same => same,
+        };
+        std::mem::replace(&mut self.side, side) != side
+    }
+}

@@ -1,0 +1,119 @@
+//! When a node broadcasts: stable offers less and less often, requests until they are served
+//! (ACMS, section 4.3).
+//!
+//! Invariants: a node says at most one new rumour of a kind per [`BROADCAST_PERIOD`]; an offer that
+//! did not change notably is said half as often each time, down to [`BROADCAST_PERIOD_MAX`].
+
+use std::time::Duration;
+
+use farpool_wire::SUPERPAGE_BYTES;
+
+use crate::limits::{ATTEMPT_MAX, BROADCAST_PERIOD, BROADCAST_PERIOD_MAX, NOTABLE_PART, TICK};
+use crate::rng::Rng;
+
+/// First wait after an attempt to ask known servers failed; it doubles to [`ASK_WAIT_MAX`].
+const ASK_WAIT: Duration = TICK;
+/// Attempts at the first wait before it doubles: each attempt corrects two offers of the table, so
+/// a rush finds what is left by trying.
+const QUICK_ASKS: u32 = 16;
+/// Longest wait between two attempts while memory is short everywhere.
+const ASK_WAIT_MAX: Duration = Duration::from_secs(4);
+/// Broadcast attempts at the base period before the period doubles.
+const EAGER_ATTEMPTS: u8 = 3;
+
+/// The times of a server's offers.
+#[derive(Debug)]
+pub(crate) struct OfferClock {
+    said_bytes: u64,
+    said_at: Option<Duration>,
+    period: Duration,
+    pub(crate) seq: u32,
+}
+
+impl OfferClock {
+    pub(crate) fn new() -> Self {
+        Self { said_bytes: 0, said_at: None, period: BROADCAST_PERIOD, seq: 0 }
+    }
+
+    /// Whether to say `free_bytes` now, and for how long a period it stands.
+    pub(crate) fn poll(&mut self, free_bytes: u64, now: Duration) -> Option<Duration> {
+        let free_bytes = if free_bytes < SUPERPAGE_BYTES { 0 } else { free_bytes };
+        if free_bytes == 0 && self.said_bytes == 0 {
+            return None;
+        }
+        let moved = free_bytes.abs_diff(self.said_bytes);
+        let notable = moved > self.said_bytes / NOTABLE_PART || free_bytes == 0;
+        let since = self.said_at.map(|at| now.saturating_sub(at));
+        if notable {
+            self.period = BROADCAST_PERIOD;
+        }
+        if since.is_some_and(|since| since < self.period) {
+            return None;
+        }
+        if !notable {
+            self.period = (self.period * 2).min(BROADCAST_PERIOD_MAX);
+        }
+        self.said_bytes = free_bytes;
+        self.said_at = Some(now);
+        self.seq = self.seq.saturating_add(1);
+        Some(self.period)
+    }
+}
+
+/// The times of a client's questions.
+#[derive(Debug)]
+pub(crate) struct AskClock {
+    ask_at: Duration,
+    fails: u32,
+    broadcast_at: Option<Duration>,
+    attempt: u8,
+    /// A broadcast request may still be on its way.
+    pub(crate) is_out: bool,
+}
+
+impl AskClock {
+    pub(crate) fn new() -> Self {
+        Self { ask_at: Duration::ZERO, fails: 0, broadcast_at: None, attempt: 0, is_out: false }
+    }
+
+    /// Everything wanted is there.
+    pub(crate) fn served(&mut self) {
+        (self.fails, self.attempt, self.broadcast_at) = (0, 0, None);
+        self.ask_at = Duration::ZERO;
+    }
+
+    /// Whether known servers may be asked now.
+    pub(crate) fn may_ask(&mut self, now: Duration) -> bool {
+        now >= self.ask_at
+    }
+
+    /// Servers were asked; if in vain, the next time comes later, with some chance in it so that
+    /// clients that were refused together do not come back together.
+    pub(crate) fn asked(&mut self, now: Duration, rng: &mut Rng) {
+        let wait =
+            (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
+        let half = u64::try_from(wait.as_millis() / 2).unwrap_or(0);
+        self.ask_at = now + Duration::from_millis(half + rng.below(half + 1));
+        self.fails = self.fails.saturating_add(1);
+    }
+
+    /// Whether to broadcast a request now: its attempt and period. Where servers broadcast,
+    /// `patience` gives their offers time to come first.
+    pub(crate) fn poll_broadcast(
+        &mut self,
+        patience: Duration,
+        now: Duration,
+    ) -> Option<(u8, Duration)> {
+        let at = *self.broadcast_at.get_or_insert(now + patience);
+        if now < at {
+            return None;
+        }
+        let attempt = self.attempt;
+        let doublings = u32::from(attempt.saturating_sub(EAGER_ATTEMPTS).min(ATTEMPT_MAX));
+        let period = (BROADCAST_PERIOD * (1 << doublings)).min(BROADCAST_PERIOD_MAX);
+        self.broadcast_at = Some(now + period);
+        self.attempt = attempt.saturating_add(1).min(ATTEMPT_MAX);
+        self.is_out = true;
+        Some((attempt, period))
+    }
+}

@@ -1,0 +1,90 @@
+//! A network that treats datagrams badly, by chance and on purpose.
+
+use std::time::Duration;
+
+use crate::rng::Rng;
+
+/// What may happen to a datagram; chances are in thousandths.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Least time on the way, microseconds.
+    pub latency_us: u64,
+    /// More than that, at most.
+    pub jitter_us: u64,
+    /// It never comes.
+    pub loss_permille: u64,
+    /// It comes twice.
+    pub twice_permille: u64,
+    /// It is held up for up to half a second, so later ones overtake it.
+    pub late_permille: u64,
+    /// It comes again up to 30 s later.
+    pub replay_permille: u64,
+    /// It arrives with a bit turned over.
+    pub damage_permille: u64,
+    /// Group of each node; datagrams between groups are lost. Empty: one network.
+    pub groups: Vec<u8>,
+}
+
+impl Network {
+    /// A rack's network on a good day.
+    #[must_use]
+    pub fn good() -> Self {
+        Self {
+            latency_us: 100,
+            jitter_us: 400,
+            loss_permille: 0,
+            twice_permille: 0,
+            late_permille: 0,
+            replay_permille: 0,
+            damage_permille: 0,
+            groups: Vec::new(),
+        }
+    }
+
+    /// Everything at once, by chance.
+    #[must_use]
+    pub fn bad(rng: &mut Rng) -> Self {
+        Self {
+            latency_us: 50 + rng.below(2_000),
+            jitter_us: rng.below(20_000),
+            loss_permille: rng.below(150),
+            twice_permille: rng.below(150),
+            late_permille: rng.below(100),
+            replay_permille: rng.below(50),
+            damage_permille: rng.below(20),
+            groups: Vec::new(),
+        }
+    }
+
+    /// The delays after which copies of a datagram arrive, and whether each is damaged.
+    pub(crate) fn deliveries(
+        &self,
+        from: usize,
+        to: usize,
+        rng: &mut Rng,
+    ) -> Vec<(Duration, bool)> {
+        let group = |node: usize| self.groups.get(node).copied().unwrap_or(0);
+        if group(from) != group(to) {
+            return Vec::new();
+        }
+        let mut copies = Vec::with_capacity(1);
+        let chance = |permille: u64, rng: &mut Rng| permille > 0 && rng.below(1000) < permille;
+        if !chance(self.loss_permille, rng) {
+            copies.push(self.delay(rng));
+        }
+        if chance(self.twice_permille, rng) {
+            copies.push(self.delay(rng));
+        }
+        if chance(self.late_permille, rng) {
+            copies.push(self.delay(rng) + Duration::from_millis(rng.below(500)));
+        }
+        if chance(self.replay_permille, rng) {
+            copies.push(Duration::from_millis(rng.below(30_000)));
+        }
+        copies.into_iter().map(|delay| (delay, chance(self.damage_permille, rng))).collect()
+    }
+
+    fn delay(&self, rng: &mut Rng) -> Duration {
+        Duration::from_micros(self.latency_us + rng.below(self.jitter_us + 1))
+    }
+}
