@@ -141,14 +141,17 @@ impl CopyEntry {
 
 impl CopyTable {
     /// What `owner`, a process, is to do about a frozen part, named by the token that opens it, on the blade of
-    /// this entry.
-    pub fn ask(&self, owner: u32, from: usize, original: u128) -> Errand {
+    /// this entry. Who may not claim it waits for somebody who may.
+    pub fn ask(&self, owner: u32, from: usize, original: u128, may_claim: bool) -> Errand {
         let known = self.entries.iter().find_map(|entry| {
             let errand = entry.about(original)?;
             let is_mine = errand == Errand::Wait && entry.owner.load(Relaxed) == owner;
             Some(if is_mine { Errand::Copy } else { errand })
         });
         known.unwrap_or_else(|| {
+            if !may_claim {
+                return Errand::Wait;
+            }
             let from = u32::try_from(from).unwrap_or(u32::MAX);
             self.entries.iter().any(|entry| entry.claim(owner, from, original));
             Errand::Copy
@@ -216,37 +219,38 @@ mod tests {
             token[2] = Some((7, 1 << 100 | 5));
             token
         });
-        assert_eq!(table.ask(10, 0, 77), Errand::Copy);
-        assert_eq!(table.ask(10, 0, 77), Errand::Copy, "still its own");
-        assert_eq!(table.ask(11, 0, 77), Errand::Wait);
-        assert_eq!(table.ask(11, 0, 78), Errand::Copy, "another part");
+        assert_eq!(table.ask(11, 0, 77, false), Errand::Wait, "it may not claim it");
+        assert_eq!(table.ask(10, 0, 77, true), Errand::Copy);
+        assert_eq!(table.ask(10, 0, 77, true), Errand::Copy, "still its own");
+        assert_eq!(table.ask(11, 0, 77, true), Errand::Wait);
+        assert_eq!(table.ask(11, 0, 78, true), Errand::Copy, "another part");
         table.announce(11, 77, &CopyToken::default());
-        assert_eq!(table.ask(12, 0, 77), Errand::Wait, "not by somebody else");
+        assert_eq!(table.ask(12, 0, 77, true), Errand::Wait, "not by somebody else");
         table.announce(10, 77, &token);
-        assert_eq!(table.ask(11, 0, 77), Errand::Attach(Box::new(token)));
+        assert_eq!(table.ask(11, 0, 77, true), Errand::Attach(Box::new(token)));
         table.forget(77);
-        assert_eq!(table.ask(12, 0, 77), Errand::Copy);
+        assert_eq!(table.ask(12, 0, 77, true), Errand::Copy);
     }
 
     #[test]
     fn what_the_dead_left_is_copied_by_others() {
         let table = table();
-        table.ask(10, 0, 77);
-        table.ask(11, 1, 78);
+        table.ask(10, 0, 77, true);
+        table.ask(11, 1, 78, true);
         table.announce(11, 78, &CopyToken::default());
         table.sweep(|pid| pid != 10 && pid != 11);
-        assert_eq!(table.ask(12, 0, 77), Errand::Copy);
-        assert_eq!(table.ask(12, 1, 78), Errand::Attach(Box::default()), "complete");
+        assert_eq!(table.ask(12, 0, 77, true), Errand::Copy);
+        assert_eq!(table.ask(12, 1, 78, true), Errand::Attach(Box::default()), "complete");
         table.forget_blade(1);
-        assert_eq!(table.ask(12, 1, 78), Errand::Copy);
+        assert_eq!(table.ask(12, 1, 78, true), Errand::Copy);
     }
 
     #[test]
     fn a_full_table_makes_everybody_copy() {
         let table = table();
         for original in 0..COPY_ENTRIES as u128 + 5 {
-            assert_eq!(table.ask(10, 0, original + 1), Errand::Copy);
+            assert_eq!(table.ask(10, 0, original + 1, true), Errand::Copy);
         }
-        assert_eq!(table.ask(11, 0, COPY_ENTRIES as u128 + 5), Errand::Copy);
+        assert_eq!(table.ask(11, 0, COPY_ENTRIES as u128 + 5, true), Errand::Copy);
     }
 }

@@ -22,6 +22,8 @@ use crate::{Pager, StartError, client_id, sys};
 
 /// A blade that could not be connected to, or a move that found no room, is tried again after this time.
 const RETRY: Duration = Duration::from_millis(500);
+/// A process so young copies no frozen memory that it shares: most children end soon, and their copy with them.
+const GROWN_UP: Duration = Duration::from_secs(2);
 /// While a child may still attach what was frozen on a blade, it is asked for this often.
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
@@ -72,6 +74,7 @@ pub struct Follower {
     core: &'static Core,
     /// The table as this process has it.
     known: Blades,
+    born: Instant,
     /// Made when something must be moved for the first time.
     mover: OnceLock<Mover<'static>>,
     /// Entries that are not to be tried again before this time.
@@ -90,6 +93,7 @@ impl Follower {
             pager,
             core,
             known,
+            born: Instant::now(),
             mover: OnceLock::new(),
             later: [None; BLADE_ENTRIES],
             said: [const { None }; BLADE_ENTRIES],
@@ -175,7 +179,11 @@ impl Follower {
         let index = entry_index(at);
         self.mover.get_or_init(|| Mover::new(self.core.pool.wait()));
         let inheritance = &self.pager.inheritance;
-        let desk = Desk { board: self.core.board, process: self.core.slot.pid.load(Relaxed) };
+        let desk = Desk {
+            board: self.core.board,
+            process: self.core.slot.pid.load(Relaxed),
+            may_claim: self.born.elapsed() >= GROWN_UP,
+        };
         let step =
             self.mover.get_mut().map(|it| it.step(index, &desk, || inheritance.is_settled()))?;
         self.stuck &= !(1 << at);
@@ -217,11 +225,13 @@ impl Follower {
 struct Desk {
     board: &'static Board,
     process: u32,
+    may_claim: bool,
 }
 
 impl CopyDesk for Desk {
     fn ask(&self, from: BladeIndex, original: u128) -> Errand {
-        match self.board.copies().ask(self.process, usize::from(from.0), original) {
+        let from = usize::from(from.0);
+        match self.board.copies().ask(self.process, from, original, self.may_claim) {
             farpool_board::Errand::Copy => Errand::Copy,
             farpool_board::Errand::Wait => Errand::Wait,
             farpool_board::Errand::Attach(parts) => {

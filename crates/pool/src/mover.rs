@@ -134,12 +134,30 @@ impl<'a> Mover<'a> {
         while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
             std::thread::sleep(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
         }
-        let _moving = pool.moving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let moving = pool.moving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        pool.is_moving.store(true, Ordering::Relaxed);
+        let step = self.step_held(from, desk, may_detach);
+        pool.is_moving.store(false, Ordering::Relaxed);
+        drop(moving);
+        step
+    }
+
+    /// The step, while the pool's `moving` lock is held.
+    fn step_held(
+        &mut self,
+        from: BladeIndex,
+        desk: &dyn CopyDesk,
+        may_detach: impl FnOnce() -> bool,
+    ) -> Result<Step, PoolError> {
+        let pool = self.pool;
         self.free_rest();
         let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
         let mut somebody_copies = false;
         for handle in handles {
-            let Some((superpage, old)) = next_on(pool, handle, from) else { continue };
+            let Some((superpage, old)) = next_on(pool, handle, from) else {
+                self.complete(&mut pool.ledger(), desk, handle, from)?;
+                continue;
+            };
             if pool.segment(handle).state() == SegmentState::Frozen {
                 match self.ask(desk, handle, old) {
                     Errand::Copy => {}
@@ -156,7 +174,7 @@ impl<'a> Mover<'a> {
             self.move_superpage(handle, superpage, old)?;
             return Ok(Step::Moved);
         }
-        if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, desk, may_detach()) }
+        if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, may_detach()) }
     }
 
     /// Who copies the frozen part that a superpage is in.
@@ -425,12 +443,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Gives up our parts of segments on a blade where no superpage of them is any more.
-    fn leave(
-        &mut self,
-        from: BladeIndex,
-        desk: &dyn CopyDesk,
-        may_detach: bool,
-    ) -> Result<Step, PoolError> {
+    fn leave(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
         let pool = self.pool;
         self.settle();
         let mut ledger = pool.ledger();
@@ -442,7 +455,6 @@ impl<'a> Mover<'a> {
             if !is_there || is_needed {
                 continue; // what is half moved stays
             }
-            self.complete(&mut ledger, desk, handle, from)?;
             if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
                 must_wait = true;
                 continue;

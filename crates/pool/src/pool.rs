@@ -7,8 +7,8 @@
 //! - A segment is marked frozen before the blades are told, and writable after they were.
 //! - A lost blade never stops operations that concern other blades only.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use farpool_fabric::{Address, CallError, ClientId, Control, DescriptorSet, Session};
@@ -37,6 +37,8 @@ pub struct Pool {
     /// Held while a superpage moves, and by whoever needs superpages to stay where they are. Taken before
     /// the ledger.
     pub(crate) moving: Mutex<()>,
+    /// It is the mover that holds `moving`.
+    pub(crate) is_moving: AtomicBool,
     /// How many wait for `moving`: the mover hurries then.
     pub(crate) waiting_for_mover: AtomicU32,
     ledger: Mutex<Ledger>,
@@ -86,6 +88,7 @@ impl Pool {
         Pool {
             shared: Arc::new(Shared::new(config, descriptors)),
             moving: Mutex::new(()),
+            is_moving: AtomicBool::new(false),
             waiting_for_mover: AtomicU32::new(0),
             ledger: Mutex::new(ledger),
             next_slot: AtomicU32::new(CONTROL_SLOT + 1),
@@ -184,6 +187,21 @@ impl Pool {
         let lane = Lane::new(Arc::clone(&self.shared), Arc::clone(&clock), slot);
         self.ledger().clocks.push(Arc::clone(&clock));
         (lane, clock)
+    }
+
+    /// Keeps superpages where they are, unless the mover has one in its hands.
+    fn hold_unless_moving(&self) -> Option<Still<'_>> {
+        loop {
+            match self.moving.try_lock() {
+                Ok(guard) => return Some(Still(guard)),
+                Err(TryLockError::Poisoned(error)) => return Some(Still(error.into_inner())),
+                Err(TryLockError::WouldBlock) if self.is_moving.load(Ordering::Relaxed) => {
+                    return None;
+                }
+                // Somebody else holds it, and waits for no lane.
+                Err(TryLockError::WouldBlock) => rustix::thread::sched_yield(),
+            }
+        }
     }
 
     /// Waits until the mover has finished the superpage in its hands, and keeps it from the next as long
@@ -304,7 +322,7 @@ impl Pool {
     /// the superpage with it.
     pub fn free_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
         // Not waited for: the mover may itself wait for pages whose owner waits for this caller.
-        let Ok(_still) = self.moving.try_lock() else { return Err(PoolError::Moving) };
+        let _still = self.hold_unless_moving().ok_or(PoolError::Moving)?;
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
         let Some(place) = self.segment(s).map().get(sma) else {
