@@ -12,6 +12,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
+use crate::rack_args::{
+    CircuitCommand, ControlArgs, EventsArgs, NodeArgs, RackCommand, SegmentCommand,
+};
 use crate::values::{Backing, BladeAddress, LocalLimit, Prefetch, Size, Span, Victim, WhenFull};
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -20,7 +23,8 @@ use crate::values::{Backing, BladeAddress, LocalLimit, Prefetch, Size, Span, Vic
 #[command(after_help = "\
 Flags are stronger than FARPOOL_* variables, variables than the configuration file\n\
 (/etc/farpool.toml, then $XDG_CONFIG_HOME/farpool/config.toml).\n\
-Exit codes: 0 done, 1 failed, 2 wrong usage; `farpool run` passes on the program's own.")]
+Exit codes: 0 done, 1 failed, 2 wrong usage; of questions to a controller 3 not found, 4 conflict,\n\
+5 unreachable; `farpool run` passes on the program's own.")]
 pub struct Cli {
     /// Read this configuration file instead of the usual ones
     #[arg(
@@ -41,6 +45,21 @@ pub enum Command {
     Run(RunArgs),
     /// Offer this machine's memory to clients
     Blade(BladeArgs),
+    /// Run the rack's controller: it decides who gets which far memory
+    Control(ControlArgs),
+    /// Lend this server's memory to the rack, or ask the controller about its nodes
+    Node(Box<NodeArgs>),
+    /// Show, create, move and delete the rack's segments
+    #[command(subcommand)]
+    Segment(SegmentCommand),
+    /// Show the circuits that are set up
+    #[command(subcommand)]
+    Circuit(CircuitCommand),
+    /// Show the rack
+    #[command(subcommand)]
+    Rack(RackCommand),
+    /// Print what happens in the rack
+    Events(EventsArgs),
     /// Show what running programs and blades are doing
     Stat(StatArgs),
     /// Change the local memory of a program that runs under `farpool run`

@@ -1,6 +1,7 @@
 //! `farpool`: the one binary. Parses the command line and hands over; the rooms below do the work.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage (flags, variables, configuration). `farpool run`
+//! Exit codes: 0 done, 1 failed, 2 wrong usage (flags, variables, configuration); of questions to a
+//! controller 3 not found, 4 conflict, 5 unreachable. `farpool run`
 //! passes on the exit code of the program, 128 + n when signal n ended it.
 
 mod args;
@@ -9,6 +10,7 @@ mod config;
 mod logging;
 mod notify;
 mod probe;
+mod rack_args;
 mod terminal;
 mod values;
 
@@ -18,11 +20,18 @@ use clap::Parser;
 
 use args::{Cli, Command};
 use config::{Config, UsageError};
+use farpool_api::ApiError;
 
 /// Wrong flags, variables or configuration; clap uses the same.
 const EXIT_USAGE: u8 = 2;
 /// Anything else that went wrong.
 const EXIT_FAILED: u8 = 1;
+/// The controller knows no such thing.
+const EXIT_NOT_FOUND: u8 = 3;
+/// It contradicts what stands there.
+const EXIT_CONFLICT: u8 = 4;
+/// No controller answers, or none that leads.
+const EXIT_UNREACHABLE: u8 = 5;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -44,6 +53,12 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             args.settings.fill_from(files()?.blade);
             commands::blade::main(&args)
         }
+        Command::Control(args) => commands::control::main(&args),
+        Command::Node(args) => commands::node::main(&args),
+        Command::Segment(command) => commands::rack::segment(&command),
+        Command::Circuit(command) => commands::rack::circuit(&command),
+        Command::Rack(command) => commands::rack::rack(&command),
+        Command::Events(args) => commands::rack::events(&args),
         Command::Stat(mut args) => {
             args.settings.fill_from(files()?.stat);
             commands::stat::main(&args)
@@ -63,8 +78,23 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
 /// Prints the error with its causes once; the result is the exit code.
 fn report(error: &anyhow::Error) -> u8 {
     eprintln!("farpool: {error:#}");
-    match error.downcast_ref::<UsageError>() {
-        Some(_) => EXIT_USAGE,
-        None => EXIT_FAILED,
+    if error.downcast_ref::<UsageError>().is_some() {
+        return EXIT_USAGE;
+    }
+    error.downcast_ref::<ApiError>().map_or(EXIT_FAILED, exit_of)
+}
+
+/// What scripts tell refusals apart by.
+fn exit_of(error: &ApiError) -> u8 {
+    match error {
+        ApiError::Unreachable { .. } => EXIT_UNREACHABLE,
+        ApiError::BadUrl(_) => EXIT_USAGE,
+        ApiError::BadAnswer { .. } => EXIT_FAILED,
+        ApiError::Problem(problem) => match problem.status {
+            404 => EXIT_NOT_FOUND,
+            409 | 412 => EXIT_CONFLICT,
+            503 => EXIT_UNREACHABLE,
+            _ => EXIT_FAILED,
+        },
     }
 }

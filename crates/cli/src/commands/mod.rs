@@ -5,10 +5,13 @@ pub mod bench;
 pub mod blade;
 pub mod blades;
 pub mod config;
+pub mod control;
 pub mod demo;
 pub mod doctor;
 pub mod generate;
 pub mod limit;
+pub mod node;
+pub mod rack;
 pub mod run;
 pub mod stat;
 
