@@ -18,6 +18,7 @@ pub mod binaries;
 pub mod blade;
 pub mod network;
 pub mod proxy;
+pub mod rack;
 pub mod run;
 pub mod tree;
 

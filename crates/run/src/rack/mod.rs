@@ -190,12 +190,21 @@ impl Agent {
     fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
         let mut bytes = bytes;
         loop {
-            let id = SegmentId::from_u128(random()?);
             let mut spec = SegmentSpec::of_client(self.id, bytes);
             if let Some(rate) = self.rate_bytes_per_s {
                 (spec.read_bytes_per_s, spec.write_bytes_per_s) = (rate, rate);
             }
-            match self.client.put_segment(id, &spec) {
+            // Memory of this very host helps only where nobody else has any.
+            spec.avoid.push(self.spec.host.clone());
+            let elsewhere = self.client.put_segment(SegmentId::from_u128(random()?), &spec);
+            let granted = match elsewhere {
+                Err(error) if is_too_much(&error) => {
+                    spec.avoid.clear();
+                    self.client.put_segment(SegmentId::from_u128(random()?), &spec)
+                }
+                other => other,
+            };
+            match granted {
                 Ok(segment) => return Ok(segment.place.bytes),
                 Err(error) if is_too_much(&error) && bytes / 2 >= PIECE_MIN_BYTES => bytes /= 2,
                 Err(error) => return Err(error.into()),
@@ -234,6 +243,9 @@ impl Agent {
         let answer = match self.client.report_client(self.id, &report) {
             Ok(answer) => answer,
             Err(error) if error.is(ProblemKind::NotFound) => {
+                if self.stop.load(SeqCst) {
+                    return Ok(()); // it has just been told that this client ends
+                }
                 // Its lease ran out, or the controller has lost its store: what was granted is not ours.
                 self.client.put_client(self.id, &self.spec)?;
                 return Ok(());
@@ -325,7 +337,8 @@ impl Agent {
 }
 
 fn is_too_much(error: &ApiError) -> bool {
-    error.is(ProblemKind::NoRoom) || error.is(ProblemKind::Invalid)
+    use ProblemKind::{Invalid, NoRoom, NotFound};
+    [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
 }
 
 /// The place as the board has it: by its unix socket where that is on this machine, else by TCP.

@@ -1,0 +1,89 @@
+//! A controller and nodes as processes of one test.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::binaries;
+
+/// A process that said that it is ready.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    /// Where it listens.
+    pub address: String,
+}
+
+impl Daemon {
+    fn start(arguments: &[&str]) -> Daemon {
+        let mut child = Command::new(binaries::program("farpool"))
+            .args(arguments)
+            .arg("--json")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("farpool");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        let _ = BufReader::new(stdout).read_line(&mut line);
+        let ready: Value = serde_json::from_str(&line)
+            .unwrap_or_else(|error| panic!("{arguments:?} said {line:?}: {error}"));
+        let address = ready["listen"][0].as_str().expect("an address").to_owned();
+        Daemon { child, address }
+    }
+
+    /// A controller that keeps its state in `store`.
+    pub fn control(listen: &str, store: &Path) -> Daemon {
+        let store = format!("redb:{}", store.display());
+        Daemon::start(&["control", "--listen", listen, "--store", &store])
+    }
+
+    /// A node that lends so much.
+    pub fn node(control: &str, name: &str, donate: &str) -> Daemon {
+        let tcp = "tcp://127.0.0.1:0";
+        let arguments =
+            ["node", "--control", control, "--name", name, "--donate", donate, "--listen", tcp];
+        Daemon::start(&arguments)
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGTERM, and waits for its end; whether it ended well.
+    pub fn end(mut self) -> bool {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let asked =
+            pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::TERM));
+        matches!(asked, Some(Ok(()))) && self.child.wait().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Asks the controller by a command of `farpool`.
+pub fn ask(control: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(binaries::program("farpool"));
+    command.args(arguments).args(["--control", control, "--json"]).stdin(Stdio::null());
+    command.output().expect("farpool")
+}
+
+/// The answer, of a question that must succeed.
+///
+/// # Panics
+/// If it does not.
+pub fn answer(control: &str, arguments: &[&str]) -> Value {
+    let output = ask(control, arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+}
