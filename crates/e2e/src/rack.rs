@@ -18,7 +18,12 @@ pub struct Daemon {
 
 impl Daemon {
     fn start(arguments: &[&str]) -> Daemon {
-        let mut child = Command::new(binaries::program("farpool"))
+        Daemon::start_command(Command::new(binaries::program("farpool")), arguments)
+    }
+
+    /// By a command that runs `farpool` elsewhere.
+    pub fn start_command(mut command: Command, arguments: &[&str]) -> Daemon {
+        let mut child = command
             .args(arguments)
             .arg("--json")
             .stdin(Stdio::null())
