@@ -1,0 +1,184 @@
+//! The blades of a pool: they come, are left, and go; some are lost.
+//!
+//! Invariants:
+//! - A slot is filled when the blade's books are there; both change under the ledger's lock.
+//! - A blade is removed only when no superpage of a live segment lies on it, or is half moved there.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use farpool_fabric::{ClientId, Control, Session};
+use farpool_wire::{Address, Purpose};
+
+use crate::books::Books;
+use crate::map::Place;
+use crate::pool::{CONTROL_SLOT, blade_index};
+use crate::shared::{Blade, SegmentState, Shared};
+use crate::{BladeIndex, BladeSpec, LostBlade, MAX_BLADES, Pool, PoolError};
+
+/// What is said of a blade that forgot us.
+const LAPSED: &str = "this client's lease ran out there and its memory was freed";
+/// The same, where we still hold the memory.
+const LAPSED_BUT_HELD: &str =
+    "this client's lease ran out there; its pages stay, but it gets no more memory";
+
+impl Pool {
+    /// Connects to one more blade, from which memory is taken from then on like from the others.
+    ///
+    /// # Errors
+    /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does not
+    /// answer.
+    pub fn add_blade(&self, spec: &BladeSpec) -> Result<BladeIndex, PoolError> {
+        let free = self.ledger().books.iter().position(Option::is_none);
+        let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
+        let blade = blade_index(free.ok_or(full)?);
+        self.add_blade_at(blade, spec)?;
+        Ok(blade)
+    }
+
+    /// The same, into a slot of the caller's choice, which must be empty.
+    ///
+    /// # Errors
+    /// As for [`Pool::add_blade`], or a blade is in the slot.
+    pub fn add_blade_at(&self, at: BladeIndex, spec: &BladeSpec) -> Result<(), PoolError> {
+        let number = usize::from(at.0);
+        let blades = &self.shared.blades;
+        let slot = blades.get(number).ok_or(PoolError::NoSuchBlade(at))?;
+        // The very first has the configuration's name. All others come as new clients: a blade may be
+        // in several slots, and it does not matter what it remembers of an earlier time.
+        let is_first = number == 0 && slot.generation.load(Ordering::Acquire) == 0;
+        let client = if is_first { self.shared.config.client } else { crate::fresh_client()? };
+        let blade = Blade::new(&self.shared, spec, client);
+        let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
+        let mut ledger = self.ledger();
+        if ledger.books[number].is_some() {
+            return Err(PoolError::SlotInUse(at));
+        }
+        ledger.books[number] = Some(Books::new(control, spec.address.clone()));
+        slot.fill(blade);
+        Ok(())
+    }
+
+    /// Says whether the blade shall be left: no new memory is taken from it, and a
+    /// [`Mover`](crate::Mover) moves away what lies there.
+    pub fn set_leaving(&self, blade: BladeIndex, leaving: bool) {
+        if let Some(books) = self.ledger().books_of(blade) {
+            books.is_leaving = leaving;
+        }
+    }
+
+    /// Ends all dealings with a blade on which nothing is left.
+    ///
+    /// # Errors
+    /// A superpage is still there: [`PoolError::InUse`].
+    pub fn remove_blade(&self, blade: BladeIndex) -> Result<(), PoolError> {
+        let _still = self.hold_still();
+        let mut ledger = self.ledger();
+        let number = usize::from(blade.0) % MAX_BLADES;
+        let superpages = self.superpages_on(blade);
+        if superpages > 0 {
+            return Err(PoolError::InUse { address: self.describe(blade), superpages });
+        }
+        let moved = ledger.moved(number);
+        if let Some(mut books) = ledger.books[number].take() {
+            books.goodbye(moved);
+            self.shared.blades[number].empty();
+        }
+        Ok(())
+    }
+
+    /// Superpages of live segments that lie on the blade, or would be lost with it.
+    pub fn superpages_on(&self, blade: BladeIndex) -> u64 {
+        let live = self.shared.segments.iter().filter(|it| it.state() != SegmentState::Free);
+        let is_there = |place: Place| {
+            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+            let target = record.and_then(|record| record.target());
+            place.blade == blade || target.is_some_and(|target| target.blade == blade)
+        };
+        live.map(|it| it.map().iter().filter(|(_, place)| is_there(*place)).count() as u64).sum()
+    }
+
+    /// The blade's address, for messages.
+    pub fn describe(&self, blade: BladeIndex) -> String {
+        let slot = self.shared.blades.get(usize::from(blade.0));
+        slot.and_then(|slot| slot.get())
+            .map_or_else(|| "unknown".into(), |it| it.description.clone())
+    }
+
+    /// The blades that are lost, with the reason. A blade on this host that takes no requests any more
+    /// is listed too, though pages stored there can still be read and written.
+    pub fn lost(&self) -> Vec<LostBlade> {
+        let numbered = self.shared.blades.iter().enumerate();
+        let lost = numbered.filter_map(|(number, slot)| {
+            let blade = slot.get()?;
+            let reason = blade.data_loss.get().or_else(|| blade.control_loss.get())?.clone();
+            let address = blade.description.clone();
+            Some(LostBlade { blade: blade_index(number), address, reason })
+        });
+        lost.collect()
+    }
+
+    /// The shortest lease of any blade: how long it keeps our memory when no connection of ours is left.
+    pub fn lease(&self) -> Duration {
+        let ledger = self.ledger();
+        ledger.books.iter().flatten().map(Books::lease).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Makes sure that every blade still has a connection of ours; to be called about every third of
+    /// [`Pool::lease`] by a thread that may wait. Nothing else notices when the only connection to a
+    /// blade on this host breaks. A blade that let the lease run out and forgot us counts as lost from
+    /// then on. Over sockets that ends its pages. Over shared memory they stay as they are, because the
+    /// blade leaves memory alone whose descriptor we hold: the pager says what [`Pool::lost`] reports
+    /// and goes on, only without new memory for its segments from there.
+    pub fn keep_alive(&self) {
+        let mut ledger = self.ledger();
+        for blade in 0..MAX_BLADES {
+            let moved = ledger.moved(blade);
+            let Some(books) = &mut ledger.books[blade] else { continue };
+            if let Ok(false) = books.keep_alive(moved) {
+                match books.address {
+                    Address::Shm(_) => self.lose_control(blade, LAPSED_BUT_HELD),
+                    _ => self.shared.blades[blade].lose(LAPSED),
+                }
+            }
+            self.note_loss(blade, books);
+        }
+    }
+
+    pub(crate) fn note_loss(&self, blade: usize, books: &Books) {
+        if let Some(reason) = books.loss() {
+            self.lose_control(blade, &reason);
+        }
+    }
+
+    fn lose_control(&self, blade: usize, reason: &str) {
+        if let Some(known) = self.shared.blades[blade].get() {
+            known.control_loss.get_or_init(|| reason.to_owned());
+        }
+    }
+}
+
+impl Blade {
+    fn new(shared: &Shared, spec: &BladeSpec, client: ClientId) -> Self {
+        let config = &shared.config;
+        let session = Session {
+            address: spec.address.clone(),
+            client,
+            grant: spec.grant,
+            limits: spec.limits.clone(),
+            client_name: config.client_name.clone(),
+            purpose: Purpose::Client,
+            quota_bytes: config.quota_bytes,
+            deadline: config.deadline,
+            allow_remote_tcp: config.allow_remote_tcp,
+            descriptors: Arc::clone(&shared.descriptors),
+        };
+        Blade {
+            session: Arc::new(session),
+            description: spec.address.to_string(),
+            data_loss: OnceLock::new(),
+            control_loss: OnceLock::new(),
+        }
+    }
+}
