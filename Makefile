@@ -21,7 +21,8 @@ build: ## build the release binary and the preload library into target/release
 	@scripts/install-deps.sh build
 	cargo build --release --workspace
 
-test: deps ## run every test; the last line says how many passed, failed and were skipped
+test: ## run every test; the last line says how many passed, failed and were skipped
+	@scripts/install-deps.sh test
 	scripts/test.sh
 
 lint: ## check formatting and clippy's warnings

@@ -2,7 +2,7 @@
 # Installs what building and testing Farpool needs and what is missing, and nothing else.
 #
 # Quiet and quick when all is there. No service is started, enabled or left enabled by it.
-# With the argument `build` it looks only at what `make build` needs.
+# With the argument `build` it looks only at what `make build` needs; with `test` at what only tests need, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,6 +33,7 @@ find_missing() {
     need redis-tools redis-cli
     need sqlite3 sqlite3
     need python3 python3
+    python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     need etcd-server etcd
     need default-jdk-headless javac # with the compiler: the tests' Java programs come as source
     need iproute2 ip
@@ -129,6 +130,20 @@ install_rust() {
 install it from https://rustup.rs, then run this again"
 }
 
+# The controller's interface is fuzzed from its own document. The tool comes from PyPI, into the build's folder;
+# without it that one test says that it is skipped.
+install_schemathesis() {
+    local venv=${CARGO_TARGET_DIR:-target}/schemathesis
+    command -v schemathesis >/dev/null 2>&1 && return
+    [ -x "$venv/bin/schemathesis" ] && return
+    echo "install-deps: installing schemathesis into $venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" -q install 'schemathesis>=4,<5'; }; then
+        echo "install-deps: schemathesis could not be installed; its test will be skipped" >&2
+        rm -rf "$venv"
+    fi
+}
+
 find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
 cargo_is_enough || install_rust
+if [ "$PURPOSE" = test ]; then install_schemathesis; fi

@@ -15,6 +15,9 @@ mkdir -p "$(dirname "$log")"
 # The tests start the real binary and preload the real library: both must be there and current.
 cargo build --workspace
 
+schemathesis=${CARGO_TARGET_DIR:-$PWD/target}/schemathesis/bin/schemathesis
+[ -x "$schemathesis" ] && export SCHEMATHESIS="$schemathesis"
+
 status=0
 cargo test "${scope[@]}" --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
 
