@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::CallError;
 use farpool_wire::{PAGE_BYTES, PageNumber, SUPERPAGE_BYTES};
 
 use crate::books::{Books, PartKey, PartRole, parts};
@@ -61,8 +60,6 @@ pub struct Mover<'a> {
     clock: Arc<LaneClock>,
     batches: Vec<Batch>,
     done: Vec<Completion>,
-    /// Old places that their blade did not take back at once.
-    unfreed: Vec<(SegmentHandle, u32, Place)>,
     /// Pages that all other lanes together had moved when last looked.
     moved_by_others: u64,
 }
@@ -112,7 +109,6 @@ impl<'a> Mover<'a> {
             clock,
             batches: (0..BATCHES).map(|_| Batch::new()).collect(),
             done: Vec::with_capacity(BATCHES * BATCH_PAGES),
-            unfreed: Vec::new(),
             moved_by_others: 0,
         }
     }
@@ -150,7 +146,7 @@ impl<'a> Mover<'a> {
         may_detach: impl FnOnce() -> bool,
     ) -> Result<Step, PoolError> {
         let pool = self.pool;
-        self.free_rest();
+        pool.ledger().free_rest();
         let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
         let mut somebody_copies = false;
         for handle in handles {
@@ -274,8 +270,7 @@ impl<'a> Mover<'a> {
         self.settle();
         job.record.end();
         if !is_frozen {
-            self.unfreed.push((job.handle, job.superpage, job.old));
-            self.free_rest();
+            self.pool.ledger().free_soon(job.handle, job.superpage, job.old);
         }
     }
 
@@ -295,7 +290,7 @@ impl<'a> Mover<'a> {
                 self.settle();
                 job.record.end();
                 if !is_frozen {
-                    self.unfreed.push((job.handle, job.superpage, job.new));
+                    self.pool.ledger().free_soon(job.handle, job.superpage, job.new);
                 }
             }
         }
@@ -306,21 +301,6 @@ impl<'a> Mover<'a> {
             to: self.pool.describe(job.new.blade),
             reason: failed.error,
         })
-    }
-
-    /// Gives old places back to their blades. A blade refuses while any page of the segment is being
-    /// written; then it is tried again later, and at the latest the whole part is given up.
-    fn free_rest(&mut self) {
-        if self.unfreed.is_empty() {
-            return;
-        }
-        let mut ledger = self.pool.ledger();
-        self.unfreed.retain(|(handle, superpage, place)| {
-            let Some(books) = ledger.books_of(place.blade) else { return false };
-            let key = PartKey::of(*handle, place.part);
-            let freed = books.free(key, *superpage);
-            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(key)
-        });
     }
 
     /// Copies every page that nobody writes meanwhile.
@@ -466,7 +446,7 @@ impl<'a> Mover<'a> {
         if must_wait {
             return Ok(Step::Waiting);
         }
-        self.unfreed.retain(|(_, _, place)| place.blade != from);
+        ledger.unfreed.retain(|(_, _, place)| place.blade != from);
         let superpages = pool.superpages_on(from);
         if superpages > 0 {
             return Err(PoolError::InUse { address: pool.describe(from), superpages });

@@ -45,6 +45,8 @@ pub(crate) struct Ledger {
     pub(crate) books: [Option<Books>; MAX_BLADES],
     /// Superpages of each segment that count against the quota: those we asked for.
     charged_superpages: [u64; MAX_SEGMENTS],
+    /// Places that superpages have left and that their blade did not take back at once.
+    pub(crate) unfreed: Vec<(SegmentHandle, u32, Place)>,
     /// Of all lanes there ever were: few, and they end with the process.
     pub(crate) clocks: Vec<Arc<LaneClock>>,
 }
@@ -76,6 +78,7 @@ impl Pool {
         let ledger = Ledger {
             books: [const { None }; MAX_BLADES],
             charged_superpages: [0; MAX_SEGMENTS],
+            unfreed: Vec::new(),
             clocks: Vec::new(),
         };
         Pool {
@@ -290,6 +293,12 @@ impl Pool {
             return Ok(ledger.token(s));
         }
         self.expect_state(s, SegmentState::Writable)?;
+        // A place that a superpage has left must not be frozen with the rest: others would find the
+        // superpage twice. No write is in flight, so its blade takes it back now.
+        ledger.free_rest();
+        if ledger.unfreed.iter().any(|(handle, ..)| *handle == s) {
+            return Err(PoolError::Moving);
+        }
         self.segment(s).set_state(SegmentState::Frozen);
         ledger.wait_for_lanes();
         for blade in 0..MAX_BLADES {
@@ -420,6 +429,7 @@ impl Pool {
     fn give_up(&self, ledger: &mut Ledger, s: SegmentHandle) -> Option<CallError> {
         let segment = self.segment(s);
         segment.set_state(SegmentState::Free);
+        ledger.unfreed.retain(|(handle, ..)| *handle != s);
         ledger.wait_for_lanes();
         let mut last = None;
         for (number, books) in ledger.books.iter_mut().enumerate() {
@@ -534,6 +544,25 @@ impl Ledger {
             let used_bytes = u128::from(books.allocated_superpages + 1) << 64;
             (books.is_full, used_bytes / u128::from(books.capacity_bytes().max(1)), *number)
         })
+    }
+
+    /// A superpage has left this place, and nobody looks for it there any more.
+    pub(crate) fn free_soon(&mut self, s: SegmentHandle, superpage: u32, place: Place) {
+        self.unfreed.push((s, superpage, place));
+        self.free_rest();
+    }
+
+    /// Gives places that were left back to their blades. A blade refuses while any page of the segment is
+    /// being written; then it is tried again later, and at the latest the whole part is given up.
+    pub(crate) fn free_rest(&mut self) {
+        let mut unfreed = std::mem::take(&mut self.unfreed);
+        unfreed.retain(|(handle, superpage, place)| {
+            let Some(books) = self.books_of(place.blade) else { return false };
+            let key = PartKey::of(*handle, place.part);
+            let freed = books.free(key, *superpage);
+            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(key)
+        });
+        self.unfreed = unfreed;
     }
 
     pub(crate) fn books_of(&mut self, blade: BladeIndex) -> Option<&mut Books> {
