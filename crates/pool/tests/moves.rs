@@ -329,14 +329,14 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
 #[test]
 fn a_place_that_was_left_is_not_shared_with_a_child() {
     // Whether a blade is just being written to when it is asked is a matter of luck.
-    let met = (0..40).filter(|_| freeze_after_moves_under_writes()).take(2).count();
+    let met = (0..40).filter(|_| freeze_after_moves_under_writes()).take(1).count();
     assert!(met > 0, "the blade took everything back at once each time: nothing was tested");
 }
 
 /// Whether the blade refused to take a place back.
 fn freeze_after_moves_under_writes() -> bool {
     const SUPERPAGES: u32 = 12;
-    let blades = Blades::start(&["tcp", "tcp"]);
+    let blades = Blades::start(&["unix", "unix"]);
     let one = PoolConfig { blades: first(&blades), ..config(&blades) };
     let pool = Pool::connect(one).expect("connect");
     let segment = allocate(&pool, SUPERPAGES);
