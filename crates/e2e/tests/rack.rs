@@ -75,7 +75,7 @@ impl Rack {
 fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     let _turn = turn();
     let mut rack = Rack::start();
-    let mut running = rack.stress(20);
+    let mut running = rack.stress(25);
     let first = rack.ready_on();
     assert!(
         !first.is_empty() && !first.contains(&"A".to_owned()),
@@ -98,6 +98,15 @@ fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     wait_until("the controller finds the truth again", PATIENCE, || {
         rack.ready_on().iter().any(|node| second.contains(node)).then_some(())
     });
+    // A node that is asked to end is drained first, and has left when it ends.
+    rack.answer(&["node", "drain", &first[0], "--undo"]);
+    let lender = rack.ready_on();
+    let at = rack.nodes.iter().position(|(name, _)| lender.iter().any(|it| it == name));
+    let (name, node) = rack.nodes.remove(at.expect("a node lends"));
+    assert!(node.end(), "node {name} ends in order");
+    let output = ask(rack.url(), &["node", "show", name]);
+    assert_eq!(output.status.code(), Some(3), "{name} has left the rack");
+    assert!(running.is_running(), "its memory moved once more: {}", running.stderr());
     let outcome = running.finish();
     outcome.require_success();
     outcome.require_far();

@@ -22,6 +22,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(250);
 /// Longest pause between two tries to reach a controller.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
+/// Reports of being empty before a node ends without having left: programs of its own may hold it in the rack.
+const LEAVE_TRIES: u32 = 5;
+
 pub(crate) struct Agent<'a> {
     options: &'a NodeOptions,
     serving: &'a Serving,
@@ -83,10 +86,21 @@ impl<'a> Agent<'a> {
                 Err(error) => self.failed(&error, ending),
             }
         }
-        if self.standing.is_empty() && self.client.delete_node(&self.options.name).is_ok() {
-            tracing::info!("left the rack");
-        }
+        self.leave();
         Ok(())
+    }
+
+    /// Takes an empty node out of the rack. The controller must have heard first that it is empty.
+    fn leave(&mut self) {
+        for _ in 0..LEAVE_TRIES {
+            if !self.standing.is_empty() || self.exchange().is_err() {
+                return;
+            }
+            if self.client.delete_node(&self.options.name).is_ok() {
+                tracing::info!("left the rack");
+                return;
+            }
+        }
     }
 
     /// Whether to end now. The first time it is asked to, the node is drained.
