@@ -80,7 +80,8 @@ impl<'a> Agent<'a> {
                         tracing::info!("the controller answers again");
                     }
                 }
-                Err(error) if error.is(ProblemKind::Unauthorized) => {
+                // A token that was changed must not cost programs the memory that they have here.
+                Err(error) if error.is(ProblemKind::Unauthorized) && self.standing.is_empty() => {
                     return Err(NodeError::Refused(error));
                 }
                 Err(error) => self.failed(&error, ending),
