@@ -15,6 +15,8 @@ use rustix::fs::OFlags;
 
 /// Name of the socket in a run's directory, where processes hand their duplicates over.
 pub const CUSTODY_SOCKET: &str = "keeper.sock";
+/// What the pager calls its fault threads.
+const FAULT_THREAD: &str = "farpool-fault";
 /// No program has memory here (below vm.mmap_min_addr's default), so probing changes nothing.
 const PROBED_ADDRESS: usize = 0x8000;
 
@@ -53,6 +55,10 @@ impl Custody {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|entry| {
             if alive(entry.pid) {
+                // Killed, and a thread of it waits in the kernel for a page that nobody will bring (io_uring's do).
+                if has_no_pager(entry.pid) {
+                    end_orphans(&entry.uffd);
+                }
                 return true;
             }
             let memory_is_gone =
@@ -63,6 +69,14 @@ impl Custody {
             !memory_is_gone
         });
     }
+}
+
+/// Whether all fault threads of a process have ended: they live as long as it does. In doubt it has some.
+fn has_no_pager(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    let names: Option<Vec<String>> = tasks.map(|task| name(task.ok()?)).collect();
+    names.is_some_and(|names| !names.iter().any(|name| name.trim() == FAULT_THREAD))
 }
 
 /// Somebody still uses the memory of a process that is dead: poisons what they wait for.

@@ -121,8 +121,8 @@ impl Keeper {
                     slot.set(Counter::ResidentPages, anonymous);
                     slot.set(Counter::SharedPages, shared);
                 }
-                // A zombie, unless it is only its first thread that has ended.
-                Some((0, 0)) => somebody_ended |= is_zombie(pid),
+                // A zombie, or its first thread has ended and others have not, or cannot: see custody.
+                Some((0, 0)) => somebody_ended = true,
                 Some(_) => {}
                 None => somebody_ended = true,
             }
