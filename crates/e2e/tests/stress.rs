@@ -1,6 +1,6 @@
 //! `farpool-stress` and the small cases in real processes: every transport, little and much local memory.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
@@ -169,6 +169,20 @@ fn unchanged_pages_are_not_written() {
         let (written, not) = (outcome.counter("pages_written"), outcome.counter("clean_drops"));
         assert!(written > 0 && not > written / 4, "{transport:?}: {written} written, {not} not");
     }
+}
+
+/// Pages that a device writes to while a child shares them and the evictor wants them.
+#[test]
+fn reads_past_the_page_cache_beside_a_child() {
+    let mut options = std::fs::File::options();
+    let path = std::env::temp_dir().join(format!("farpool-direct-{}", std::process::id()));
+    options.write(true).create_new(true).custom_flags(libc::O_DIRECT);
+    let knows_direct = options.open(&path).is_ok();
+    let _made = std::fs::remove_file(&path);
+    if !knows_direct {
+        return farpool_e2e::skip("the directory for temporary files knows no O_DIRECT");
+    }
+    case("fork-direct", "24MiB");
 }
 
 fn case_of_root(name: &str, limit: &str) {

@@ -5,11 +5,13 @@
 //! written to the blade while they stay where they are, protected against writing, and then let go:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
-//! 3. they are copied, written to the blade, and acknowledged;
+//! 3. those that are still shared now are copied, written to the blade, and acknowledged;
 //! 4. the mapping is dropped, and only then is the phase Far.
 //!
-//! The kernel cannot write to them for a device either: it pins a page for that only after making it the
-//! process's own. The registry's lock is held all the time, so no fork and no unmapping comes between.
+//! The kernel cannot write to them for a device either (O_DIRECT, io_uring): it pins a page for that only after
+//! making it the process's own, and can no longer do so once it is protected. One that became the process's own
+//! before that may be pinned, and what the device writes would be lost with the mapping: hence the second look
+//! in step 3. The registry's lock is held all the time, so no fork and no unmapping comes between.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -62,9 +64,7 @@ impl Evictor {
             return 0;
         }
         let start = superpage.base() + chunk * CHUNK_PAGES * PAGE_BYTES;
-        let shared =
-            self.core.pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0) & claim.taken();
-        let protected = self.protect(start, shared);
+        let protected = self.protect_shared(start, claim.taken());
         if protected == 0 {
             return 0;
         }
@@ -80,16 +80,25 @@ impl Evictor {
             let state = if stored & (1 << index) == 0 { claim.before(index) } else { far };
             superpage.pages[chunk * CHUNK_PAGES + index].store(state);
         }
-        for (first, count) in runs(protected & !stored) {
-            let from = start + first * PAGE_BYTES;
-            let _ = self.core.uffd.write_protect(from, count * PAGE_BYTES, false);
-        }
+        self.unprotect(start, protected & !stored);
         let _ = self.core.uffd.wake(start, CHUNK_PAGES * PAGE_BYTES);
         claim.release(protected);
         let count = stored.count_ones();
         self.core.count(Counter::Evictions, u64::from(count));
         self.core.count(Counter::PagesWritten, u64::from(count));
         i64::from(count)
+    }
+
+    /// Protects those of the pages that another process maps too, and still does when they are protected.
+    fn protect_shared(&self, start: usize, pages: u64) -> u64 {
+        let shared = || self.core.pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0);
+        let protected = self.protect(start, shared() & pages);
+        if protected == 0 {
+            return 0;
+        }
+        let still = shared() & protected;
+        self.unprotect(start, protected & !still);
+        still
     }
 
     fn protect(&self, start: usize, pages: u64) -> u64 {
@@ -101,6 +110,14 @@ impl Evictor {
             }
         }
         protected
+    }
+
+    fn unprotect(&self, start: usize, pages: u64) {
+        for (first, count) in runs(pages) {
+            // It fails where the mapping is gone.
+            let from = start + first * PAGE_BYTES;
+            let _ = self.core.uffd.write_protect(from, count * PAGE_BYTES, false);
+        }
     }
 
     /// Gives back the memory of `copies` when it was used.

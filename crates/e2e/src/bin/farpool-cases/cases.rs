@@ -1,5 +1,6 @@
 //! The cases.
 
+use crate::direct::fork_direct;
 use crate::forks::{fork_no_access, fork_signals, fork_stdio, fork_thread_data};
 use crate::memory::*;
 use crate::programs;
@@ -19,6 +20,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("free-at-once", free_at_once),
     ("many-mappings", many_mappings),
     ("fork-chain", fork_chain),
+    ("fork-direct", fork_direct),
     ("fork-no-access", fork_no_access),
     ("fork-signals", fork_signals),
     ("fork-stdio", fork_stdio),

@@ -28,6 +28,29 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
+/// Does `work` while there is a child, which does nothing.
+pub fn fork_while(work: impl FnOnce()) {
+    let Ok((mut end, begin)) = std::io::pipe() else { different("pipe") };
+    // SAFETY: the child only reads and ends.
+    match unsafe { libc::fork() } {
+        -1 => different("fork"),
+        0 => {
+            drop(begin);
+            let _ends = std::io::Read::read(&mut end, &mut [0]);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            work();
+            drop(begin);
+            let mut status = 0;
+            // SAFETY: a live place for the status.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            require(waited == child && status == 0, "waitpid");
+        }
+    }
+}
+
 /// Pages shared by a fork are moved out although nobody may read them, or stay; they are never touched.
 pub fn fork_no_access() {
     let far = ballast();

@@ -5,6 +5,7 @@
 //! as without Farpool, 9 wrong data, 8 another difference.
 
 mod cases;
+mod direct;
 mod forks;
 mod memory;
 mod programs;
