@@ -25,6 +25,9 @@ use crate::sys::{self, Latch};
 /// Threads look at the deadlines of what they have in flight this often.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
+/// Ranges that wait to be moved out because the program advised it; what it advises beyond is not heeded.
+const MAX_RETIRED: usize = 4096;
+
 /// Everything the fault, eviction and steward threads of one process share. Lives for ever.
 #[derive(Debug)]
 pub struct Core {
@@ -126,15 +129,18 @@ impl Core {
 
     /// Has the evictor move all of a range out soon.
     pub fn retire(&self, start: usize, end: usize) {
-        if let Ok(mut retired) = self.retired.lock() {
+        if let Ok(mut retired) = self.retired.lock()
+            && retired.len() < MAX_RETIRED
+            && !retired.contains(&(start, end))
+        {
             retired.push((start, end));
         }
         self.budget.kick();
     }
 
-    /// The next range to move out.
-    pub fn next_retired(&self) -> Option<(usize, usize)> {
-        self.retired.lock().ok()?.pop()
+    /// The ranges to move out, which are forgotten here.
+    pub fn take_retired(&self) -> Vec<(usize, usize)> {
+        self.retired.lock().map(|mut retired| std::mem::take(&mut *retired)).unwrap_or_default()
     }
 
     /// Where a page's copy is, if its layer exists.

@@ -230,9 +230,10 @@ impl Evictor {
         evicted
     }
 
-    /// Moves out what the program said it does not need soon, all of it.
+    /// Moves out what the program said it does not need soon, all of it. What it says meanwhile waits for the next
+    /// time: the limit comes first.
     fn evict_retired(&mut self) {
-        while let Some((start, end)) = self.core.next_retired() {
+        for (start, end) in self.core.take_retired() {
             let mut at = start & !(CHUNK_BYTES - 1);
             while at < end {
                 if let Some(page) = self.core.space.page(at) {

@@ -268,8 +268,24 @@ pub fn may_change_policy() -> bool {
     has_right || limit.current.is_none_or(|current| current >= NICE_0)
 }
 
-/// The CPU a thread of this process ran on last (field 39 of its stat).
+/// The CPU a thread of this process ran on last.
 pub fn cpu_of(thread: u32) -> Option<usize> {
+    let mut buffer = [0_u8; THREAD_STAT_BYTES];
+    // Field 39 of its stat.
+    std::str::from_utf8(thread_stat(thread, &mut buffer)?.nth(36)?).ok()?.parse().ok()
+}
+
+/// Whether a thread of this process runs or waits for a CPU, and does not sleep.
+pub fn is_runnable(thread: u32) -> bool {
+    let mut buffer = [0_u8; THREAD_STAT_BYTES];
+    thread_stat(thread, &mut buffer).and_then(|mut fields| fields.next()) == Some(b"R")
+}
+
+/// More than a thread's stat has.
+const THREAD_STAT_BYTES: usize = 1024;
+
+/// The fields of a thread's stat (proc(5)) from the third, its state, on.
+fn thread_stat(thread: u32, buffer: &mut [u8]) -> Option<impl Iterator<Item = &[u8]>> {
     use rustix::fs::{Mode, OFlags};
     use std::io::Write;
     let mut path = [0_u8; 64];
@@ -278,13 +294,11 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-    let mut buffer = [0_u8; 1024];
-    let length = rustix::io::read(&file, &mut buffer).ok()?;
+    let length = rustix::io::read(&file, &mut *buffer).ok()?;
     let text = buffer.get(..length)?;
-    // Fields are counted after the name's closing parenthesis.
-    let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
-    let field = text[after_name..].split(|byte| *byte == b' ').nth(37)?;
-    std::str::from_utf8(field).ok()?.parse().ok()
+    // Fields are counted after the name's closing parenthesis and a space.
+    let after_name = text.iter().rposition(|byte| *byte == b')')? + 2;
+    Some(text.get(after_name..)?.split(|byte| *byte == b' '))
 }
 
 /// CPU time that the process has used, with all its threads.

@@ -130,10 +130,12 @@ impl FaultThread {
             crowded = crowd;
             match self.read_messages(&mut messages) {
                 0 => {
+                    self.core.crew.begin_round(self.lane.in_flight() > 0);
                     self.wait_for_anything(None);
                     waited = true;
                 }
                 count => {
+                    self.core.crew.begin_round(true);
                     let thread = messages[0].event().thread;
                     self.serve_all(&messages[..count]);
                     self.core.crew.advance(&mut follow, count, thread, waited);
