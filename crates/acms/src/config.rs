@@ -46,8 +46,9 @@ pub struct Config {
     pub lease_ms: u32,
     /// Time a client has to move out, milliseconds.
     pub reclaim_deadline_ms: u32,
-    /// Seed of all randomness, keys included: from the kernel in production.
-    pub seed: u64,
+    /// Seed of all randomness: from the kernel in production. The first eight bytes are for choices
+    /// that others may see through, the other 24 for the keys of grants and nothing else.
+    pub seed: [u8; 32],
 }
 
 /// Why a configuration was refused.
@@ -76,6 +77,11 @@ impl Config {
         incarnation: Incarnation,
         addr: SocketAddr,
     ) -> Self {
+        // Not a secret: whoever runs a node gives one.
+        let mut seed = [0; 32];
+        seed[..8].copy_from_slice(&(node.0 ^ u64::from(incarnation.0) << 32).to_le_bytes());
+        seed[8..16].copy_from_slice(&node.0.to_le_bytes());
+        seed[16..20].copy_from_slice(&incarnation.0.to_le_bytes());
         Self {
             cluster,
             node,
@@ -87,7 +93,7 @@ impl Config {
             arbitration: Arbitration::default(),
             lease_ms: LEASE_MS,
             reclaim_deadline_ms: RECLAIM_DEADLINE_MS,
-            seed: node.0 ^ u64::from(incarnation.0) << 32,
+            seed,
         }
     }
 

@@ -278,8 +278,10 @@ impl Member {
             self.timer_count += 1;
             self.timers.insert((now + after, self.timer_count), timer);
         }
+        let mut renamed = false;
         while let Some(notification) = self.runtime.to_notify() {
             match notification {
+                OwnedNotification::Rejoin(_) => renamed = true,
                 OwnedNotification::MemberUp(id) => self.up(id.peer),
                 OwnedNotification::MemberDown(id) => {
                     self.node.peers.down(id.peer.node);
@@ -289,6 +291,19 @@ impl Member {
                 _ => {}
             }
         }
+        if renamed {
+            self.resume(now);
+        }
+    }
+
+    /// Foca stops all its timers when this node takes a new name, and starts them again only when a
+    /// node that it holds for alive sends something. If all of those have restarted meanwhile,
+    /// nothing comes for ever: they do not know this node, and it never finds them dead. Updates,
+    /// even none at all, make foca look at its members again.
+    fn resume(&mut self, now: Duration) {
+        let result = self.foca.apply_many(std::iter::empty(), false, &mut self.runtime);
+        self.count(result);
+        self.drain(now);
     }
 
     fn up(&mut self, peer: Peer) {
@@ -389,5 +404,44 @@ impl Member {
     /// Client: the grants that may still hold its data.
     pub fn in_use(&self) -> impl Iterator<Item = (GrantId, GrantKey)> {
         self.node.client.in_use()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foca::Codec as _;
+
+    use super::*;
+    use crate::ids::{ClusterId, Incarnation};
+
+    fn peer(node: u64) -> Peer {
+        let last = u8::try_from(node).unwrap();
+        let addr = ([10, 0, 0, last], 7070).into();
+        Peer { node: NodeId(node), incarnation: Incarnation(1), addr }
+    }
+
+    #[test]
+    fn a_node_that_took_a_new_name_still_finds_out_who_is_dead() {
+        let Peer { node, incarnation, addr } = peer(1);
+        let config = Config::new(ClusterId(7), node, incarnation, addr);
+        let mut member = Member::new(config, Duration::ZERO).unwrap();
+        member.know(&[peer(2)], Duration::ZERO);
+        let mut bytes = Vec::new();
+        let header = foca::Header {
+            src: Identity { peer: peer(2), bump: 0 },
+            src_incarnation: 0,
+            dst: member.foca.identity().clone(),
+            message: foca::Message::TurnUndead,
+        };
+        Codec.encode_header(&header, &mut bytes).unwrap();
+        member.foca.handle_data(&bytes, &mut member.runtime).unwrap();
+        member.drain(Duration::ZERO);
+        assert_eq!(member.foca.identity().bump, 1, "it was told that it is dead");
+        assert_eq!(member.peers(), [peer(2)]);
+        // The other one dies without another word.
+        for second in 1..20 {
+            member.on_tick(Duration::from_secs(second));
+        }
+        assert_eq!(member.peers(), [], "it was probed and did not answer");
     }
 }

@@ -23,7 +23,7 @@ use crate::message::{Message, Rumour, RumourKind};
 use crate::outbox::{Action, Outbox};
 use crate::peers::Peers;
 use crate::ratio::{Ratio, Side};
-use crate::rng::Rng;
+use crate::rng::{Keys, Rng};
 use crate::rumours::Rumours;
 use crate::say::{AskClock, OfferClock};
 use crate::server::Server;
@@ -34,6 +34,7 @@ pub(crate) struct AcmsNode {
     pub(crate) config: Config,
     pub(crate) out: Outbox,
     pub(crate) rng: Rng,
+    keys: Keys,
     pub(crate) peers: Peers,
     pub(crate) class: Class,
     pub(crate) usage: Option<MemoryUse>,
@@ -51,7 +52,7 @@ pub(crate) struct AcmsNode {
 
 impl AcmsNode {
     pub(crate) fn new(config: Config, now: Duration) -> Self {
-        let mut rng = Rng::new(config.seed);
+        let (mut rng, keys) = (Rng::of_seed(&config.seed), Keys::of_seed(&config.seed));
         let out = Outbox::new(config.cluster, config.node, config.incarnation);
         // Nodes that start together shall not speak together.
         let round_at = now + Duration::from_millis(rng.below(200));
@@ -59,6 +60,7 @@ impl AcmsNode {
             config,
             out,
             rng,
+            keys,
             peers: Peers::default(),
             class: Class::Neutral,
             usage: None,
@@ -148,7 +150,7 @@ impl AcmsNode {
     fn tick(&mut self, now: Duration) {
         self.update_lending(now);
         self.server.on_tick(now, &mut self.out);
-        self.server.serve(&self.config, now, &mut self.rng, &mut self.out);
+        self.server.serve(&self.config, now, &mut self.keys, &mut self.out);
         for silent in self.client.on_tick(&self.config, now, &mut self.out) {
             self.rumours.drop_offer(silent);
         }
@@ -295,7 +297,7 @@ impl AcmsNode {
 
     fn serve_first_come(&mut self, now: Duration) {
         if self.config.arbitration == crate::Arbitration::Fcfs {
-            self.server.serve(&self.config, now, &mut self.rng, &mut self.out);
+            self.server.serve(&self.config, now, &mut self.keys, &mut self.out);
         }
     }
 

@@ -1,9 +1,18 @@
-//! The crate's one source of randomness: SplitMix64 from a seed that the caller gives, so that a
-//! run can be repeated. Keys of grants come from it too: seed it from the kernel in production.
+//! The crate's sources of randomness, from one seed that the caller gives, so that a run can be
+//! repeated: SplitMix64 for choices and delays, ChaCha20 for the keys of grants.
+//!
+//! Invariant: who sees all choices of a node and all its keys but one cannot tell that one. The two
+//! generators have no byte of the seed in common, because SplitMix64 gives its state away.
 
 use std::convert::Infallible;
 
-use rand::rand_core::TryRng;
+use chacha20::ChaCha20Rng;
+use rand::rand_core::{Rng as _, SeedableRng as _, TryRng};
+
+use crate::ids::GrantKey;
+
+/// Bytes of the seed that are for choices.
+const CHOICES_BYTES: usize = 8;
 
 /// A small seeded generator.
 #[derive(Clone)]
@@ -20,6 +29,12 @@ impl Rng {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// The generator of a node's choices.
+    pub(crate) fn of_seed(seed: &[u8; 32]) -> Self {
+        let bytes = seed.iter().take(CHOICES_BYTES).rev();
+        Self(bytes.fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
     /// The next 64 bits.
@@ -60,5 +75,55 @@ impl TryRng for Rng {
             chunk.copy_from_slice(&bytes[..chunk.len()]);
         }
         Ok(())
+    }
+}
+
+/// A node's generator of keys.
+pub(crate) struct Keys(ChaCha20Rng);
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys(..)")
+    }
+}
+
+impl Keys {
+    pub(crate) fn of_seed(seed: &[u8; 32]) -> Self {
+        let mut secret = *seed;
+        secret[..CHOICES_BYTES].fill(0);
+        Self(ChaCha20Rng::from_seed(secret))
+    }
+
+    pub(crate) fn key(&mut self) -> GrantKey {
+        GrantKey(u128::from(self.0.next_u64()) << 64 | u128::from(self.0.next_u64()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_and_keys_have_no_byte_of_the_seed_in_common() {
+        let zero = [0; 32];
+        let (choice, key) = (Rng::of_seed(&zero).bits(), Keys::of_seed(&zero).key());
+        for at in 0..zero.len() {
+            let mut seed = zero;
+            seed[at] = 1;
+            let same_choice = Rng::of_seed(&seed).bits() == choice;
+            let same_key = Keys::of_seed(&seed).key() == key;
+            assert_eq!((same_choice, same_key), (at >= 8, at < 8), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_keys_each_of_its_own() {
+        let keys = || {
+            let mut keys = Keys::of_seed(&[7; 32]);
+            (0..1000).map(|_| keys.key()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(), keys());
+        let different: std::collections::BTreeSet<_> = keys().into_iter().collect();
+        assert_eq!(different.len(), 1000);
     }
 }

@@ -19,7 +19,7 @@ use crate::ids::{Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo,
 use crate::limits::{GRANTS_MAX, HOLD, QUEUE_MAX, REMEMBERED_MAX, REPEAT};
 use crate::message::{Message, NackReason};
 use crate::outbox::{Action, Outbox, RevokeReason};
-use crate::rng::Rng;
+use crate::rng::Keys;
 
 /// How far a grant has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,7 +180,7 @@ impl Server {
         &mut self,
         config: &Config,
         now: Duration,
-        rng: &mut Rng,
+        keys: &mut Keys,
         out: &mut Outbox,
     ) {
         while let Some(index) = self.next_in_queue(config.arbitration, config.zone) {
@@ -189,7 +189,7 @@ impl Server {
             let bytes = asked.bytes.next_multiple_of(SUPERPAGE_BYTES).min(self.free_bytes());
             let bytes = bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
             if bytes > 0 && self.lent.len() < GRANTS_MAX {
-                self.reserve(&asked, bytes, config, now, rng, out);
+                self.reserve(&asked, bytes, config, now, keys, out);
             } else if !asked.broadcast {
                 self.refuse(&asked.client, asked.request, out);
             }
@@ -215,14 +215,14 @@ impl Server {
         bytes: u64,
         config: &Config,
         now: Duration,
-        rng: &mut Rng,
+        keys: &mut Keys,
         out: &mut Outbox,
     ) {
         // A life with 2^32 grants is over: better none than one epoch twice.
         let Some(counter) = self.counter.checked_add(1) else { return };
         self.counter = counter;
         let epoch = Epoch::new(out.incarnation, counter);
-        let key = GrantKey(u128::from(rng.bits()) << 64 | u128::from(rng.bits()));
+        let key = keys.key();
         let state = State::Reserved { until: now + HOLD };
         let lent = Lent { client: asked.client, request: asked.request, bytes, key, state };
         if let Some(message) = grant_message(epoch, &lent, config, now) {

@@ -235,18 +235,18 @@ proptest! {
         }
         let mut again = Allocator::new(build(&plan));
         for (request, grant, moving) in rack.grants() {
-            again.adopt(request, grant).unwrap();
+            again.adopt(&request, &grant).unwrap();
             let mut twice = again.clone();
             let other = Request { id: RequestId(999), ..request.clone() };
-            prop_assert!(twice.adopt(&other, grant).is_err(), "the same memory was given twice");
+            prop_assert!(twice.adopt(&other, &grant).is_err(), "the same memory was given twice");
             prop_assert_eq!(twice.snapshot(), again.snapshot());
             let Some(moving) = moving else { continue };
-            prop_assert!(again.adopt_move(request.id, grant).is_err(), "a move to where it is");
+            prop_assert!(again.adopt_move(request.id, &grant).is_err(), "a move to where it is");
             let before = again.snapshot();
-            let taken = again.adopt_move(request.id, moving);
+            let taken = again.adopt_move(request.id, &moving);
             prop_assert_eq!(taken, Ok(()));
             prop_assert_ne!(again.snapshot(), before);
-            prop_assert!(again.adopt_move(request.id, moving).is_err(), "a move taken over twice");
+            prop_assert!(again.adopt_move(request.id, &moving).is_err(), "a move taken over twice");
         }
         prop_assert_eq!(again.snapshot(), rack.snapshot());
     }
@@ -270,7 +270,7 @@ proptest! {
                 false => 0,
             };
             let all = rack.grants();
-            let used: u64 = all.map(|(_, now, next)| on_it(now) + next.map_or(0, on_it)).sum();
+            let used: u64 = all.map(|(_, now, next)| on_it(&now) + next.as_ref().map_or(0, on_it)).sum();
             prop_assert!(used <= lends * SUPERPAGE_BYTES);
         }
     }

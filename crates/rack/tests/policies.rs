@@ -121,9 +121,9 @@ fn least_loaded_levels_out_and_heeds_what_bricks_report() {
 fn the_same_request_is_granted_once() {
     let mut rack = rack(NetworkKind::Circuit);
     let wish = request(7, 0, 2, PlacementPolicy::FirstFit);
-    let grant = rack.allocate(&wish).unwrap().clone();
+    let grant = rack.allocate(&wish).unwrap();
     let before = rack.snapshot();
-    assert_eq!(rack.allocate(&wish), Ok(&grant));
+    assert_eq!(rack.allocate(&wish).as_ref(), Ok(&grant));
     let other = Request { bytes: 1, ..wish.clone() };
     assert_eq!(rack.allocate(&other), Err(RackError::IdInUse(RequestId(7))));
     assert_eq!(rack.snapshot(), before);
@@ -136,7 +136,7 @@ fn the_same_request_is_granted_once() {
 #[test]
 fn a_grant_says_all_that_must_be_set() {
     let mut rack = rack(NetworkKind::Circuit);
-    let grant = rack.allocate(&request(1, 0, 3, PlacementPolicy::FirstFit)).unwrap().clone();
+    let grant = rack.allocate(&request(1, 0, 3, PlacementPolicy::FirstFit)).unwrap();
     assert_eq!(grant.entries.len(), 1);
     let entry = &grant.entries[0];
     assert_eq!((entry.length_bytes, entry.brick_offset_bytes), (3 * SUPERPAGE_BYTES, 0));
@@ -144,7 +144,7 @@ fn a_grant_says_all_that_must_be_set() {
     assert_eq!(entry.circuit, Some(grant.settings[0].circuit));
     assert_eq!((grant.settings.len(), grant.path.ports.len()), (1, 4));
     assert_eq!(rack.latency_ns(&grant), 2 * (5 + 100 + 5) + 100);
-    let second = rack.allocate(&request(2, 0, 3, PlacementPolicy::FirstFit)).unwrap().clone();
+    let second = rack.allocate(&request(2, 0, 3, PlacementPolicy::FirstFit)).unwrap();
     assert_eq!(second.settings, grant.settings, "the circuit that stands is shared");
     assert_eq!(rack.circuits().map(|(_, users)| users).collect::<Vec<_>>(), [2]);
     assert_eq!(second.entries[0].client_base_bytes, entry.client_base_bytes + 3 * SUPERPAGE_BYTES);
@@ -155,7 +155,7 @@ fn every_refusal_names_its_reason() {
     let mut rack = rack(NetworkKind::Circuit);
     let ask = |rack: &mut Allocator, request: &Request| {
         let before = rack.snapshot();
-        let error = rack.allocate(request).cloned().unwrap_err();
+        let error = rack.allocate(request).unwrap_err();
         assert_eq!(rack.snapshot(), before);
         error
     };
@@ -211,7 +211,7 @@ fn only_who_allows_it_gets_a_segment_in_pieces() {
     let whole = request(9, 0, 4, PlacementPolicy::FirstFit);
     assert!(matches!(rack.allocate(&whole), Err(RackError::NoCapacity { .. })));
     let pieces = Request { may_split: true, ..whole };
-    let grant: Grant = rack.allocate(&pieces).unwrap().clone();
+    let grant: Grant = rack.allocate(&pieces).unwrap();
     let offsets: Vec<u64> =
         grant.entries.iter().map(|e| e.brick_offset_bytes / SUPERPAGE_BYTES).collect();
     assert_eq!(offsets, [0, 4]);
@@ -222,19 +222,19 @@ fn only_who_allows_it_gets_a_segment_in_pieces() {
 #[test]
 fn moves_and_new_owners_raise_the_epoch() {
     let mut rack = rack(NetworkKind::Mixed);
-    let first = rack.allocate(&request(1, 0, 2, PlacementPolicy::FirstFit)).unwrap().clone();
+    let first = rack.allocate(&request(1, 0, 2, PlacementPolicy::FirstFit)).unwrap();
     let before = rack.snapshot();
     let id = RequestId(1);
-    let next = rack.begin_move(id, PlacementPolicy::FirstFit, &[]).unwrap().clone();
+    let next = rack.begin_move(id, PlacementPolicy::FirstFit, &[]).unwrap();
     assert!(next.epoch > first.epoch && next.memory != first.memory);
-    assert_eq!(rack.grant(id), Some(&first), "until the move is finished");
+    assert_eq!(rack.grant(id).as_ref(), Some(&first), "until the move is finished");
     assert_eq!(rack.begin_move(id, PlacementPolicy::Pack, &[]), Err(RackError::Moving(id)));
     rack.abort_move(id).unwrap();
     assert_eq!(rack.snapshot(), before);
     assert_eq!(rack.finish_move(id), Err(RackError::NotMoving(id)));
     rack.begin_move(id, PlacementPolicy::FirstFit, &[]).unwrap();
     assert_eq!(rack.finish_move(id), Ok(first));
-    let moved = rack.grant(id).unwrap().clone();
+    let moved = rack.grant(id).unwrap();
     let given = rack.change_owner(id, ComputeId(5)).unwrap();
     assert!(given.epoch > moved.epoch && given.segment == moved.segment);
     assert_eq!(
@@ -259,7 +259,7 @@ fn a_draining_brick_takes_nothing_new() {
 fn a_stored_grant_that_does_not_fit_is_refused() {
     let mut rack = rack(NetworkKind::Circuit);
     let wish = request(1, 0, 2, PlacementPolicy::FirstFit);
-    let grant = rack.allocate(&wish).unwrap().clone();
+    let grant = rack.allocate(&wish).unwrap();
     let mut wrong = vec![
         Grant { memory: MemoryId(1), ..grant.clone() },
         Grant { memory: MemoryId(99), ..grant.clone() },

@@ -204,7 +204,9 @@ impl World {
         self.nodes[index].life += 1;
         let life = Incarnation(self.nodes[index].life);
         let mut config = Config::new(ClusterId(7), node_of(index), life, addr_of(index));
-        config.seed = self.rng.bits();
+        for part in config.seed.chunks_exact_mut(8) {
+            part.copy_from_slice(&self.rng.bits().to_le_bytes());
+        }
         if let Some(adjust) = self.adjust {
             adjust(&mut config);
         }

@@ -47,7 +47,7 @@ impl State {
             avoid.iter().filter_map(|name| self.rack.graph().domain(name)).collect();
         let request = RequestId(id.0.as_u128());
         let moved = self.rack.begin_move(request, graph::policy(policy), &avoid);
-        let grant = moved.map_err(|error| rack_problem(&error))?.clone();
+        let grant = moved.map_err(|error| rack_problem(&error))?;
         let target = self.new_grant(&grant, to);
         self.raise_ceilings(to);
         let node = target.node.clone();

@@ -78,7 +78,7 @@ impl State {
         let compute = self.compute_named(&host)?;
         self.check_avoid(&spec.avoid)?;
         let request = graph::request(self.rack.graph(), id, &spec, compute);
-        let grant = self.rack.allocate(&request).map_err(|error| rack_problem(&error))?.clone();
+        let grant = self.rack.allocate(&request).map_err(|error| rack_problem(&error))?;
         let current = self.new_grant(&grant, to);
         self.raise_ceilings(to);
         let node = current.node.clone();

@@ -7,7 +7,8 @@ use crate::ids::{Epoch, RequestId, SegmentId};
 use crate::{SUPERPAGE_BYTES, Vertex};
 
 use super::grant::{Grant, RackError, Request};
-use super::{Allocator, FAR_BASE_BYTES, FAR_WINDOW_SUPERPAGES, Standing, superpages_of};
+use super::standing::{Place, Standing, place_of};
+use super::{Allocator, FAR_BASE_BYTES, FAR_WINDOW_SUPERPAGES};
 
 impl Allocator {
     /// Takes over a grant from a store: reserves exactly what it says. Ids and epochs given later
@@ -16,32 +17,27 @@ impl Allocator {
     /// # Errors
     /// The id is in use, or the grant does not fit; nothing has changed then.
     pub fn adopt(&mut self, request: &Request, grant: &Grant) -> Result<(), RackError> {
-        if self.standing.contains_key(&request.id) {
+        if self.standing.get(request.id).is_some() {
             return Err(RackError::IdInUse(request.id));
         }
         let superpages = self.check(request)?;
-        self.check_grant(request, grant, superpages)
-            .map_err(|reason| RackError::Conflict { segment: grant.segment, reason })?;
         let conflict = |reason| RackError::Conflict { segment: grant.segment, reason };
+        let place = self.check_grant(request, grant, superpages).map_err(conflict)?;
         // A grant can only share its number with another one if that number was given before.
         let may_be_known = grant.segment.0 < self.next_segment;
-        let has_number = |standing: &Standing| standing.grant.segment == grant.segment;
-        if may_be_known && self.standing.values().any(|standing| has_number(standing)) {
+        if may_be_known && self.standing.iter().any(|other| other.segment == grant.segment) {
             return Err(conflict("its segment id has another owner"));
         }
-        let base = superpages_of(grant.entries[0].client_base_bytes - FAR_BASE_BYTES);
-        if !self.computes[grant.compute.index()].addresses.take_at(base, superpages) {
+        if !self.computes[grant.compute.index()].addresses.take_at(place.base, superpages) {
             return Err(conflict("its client addresses are in use"));
         }
-        if let Err(reason) = self.take_pieces(grant) {
-            self.computes[grant.compute.index()].addresses.give(base, superpages);
+        if let Err(reason) = self.take_pieces(&place) {
+            self.computes[grant.compute.index()].addresses.give(place.base, superpages);
             return Err(conflict(reason));
         }
-        self.reserve_rest(grant);
-        self.raise_ids(SegmentId(grant.segment.0), grant.epoch);
-        let (request, grant) = (request.clone(), grant.clone());
-        let standing = Standing { request, grant, moving: None };
-        self.standing.insert(standing.request.id, Box::new(standing));
+        self.reserve_rest(request.compute, request.rates, &place);
+        self.raise_ids(grant.segment, grant.epoch);
+        self.standing.insert(Standing::new(request, grant.segment, place));
         Ok(())
     }
 
@@ -51,27 +47,28 @@ impl Allocator {
     /// # Errors
     /// No such request, a move is under way, or the grant does not fit; nothing has changed then.
     pub fn adopt_move(&mut self, id: RequestId, grant: &Grant) -> Result<(), RackError> {
-        let standing = self.standing.get(&id).ok_or(RackError::UnknownRequest(id))?;
-        if standing.moving.is_some() {
+        let standing = self.standing.get(id).ok_or(RackError::UnknownRequest(id))?;
+        if standing.moving().is_some() {
             return Err(RackError::Moving(id));
         }
         let conflict = |reason| RackError::Conflict { segment: grant.segment, reason };
-        let old = &standing.grant;
-        if grant.segment != old.segment
-            || grant.epoch <= old.epoch
-            || grant.memory == old.memory
-            || grant.entries.first().map(|entry| entry.client_base_bytes)
-                != old.entries.first().map(|entry| entry.client_base_bytes)
+        let old = &standing.place;
+        let request = standing.request();
+        let superpages = old.superpages();
+        let (segment, old) = (standing.segment, (old.epoch, old.memory, old.base));
+        let place = self.check_grant(&request, grant, superpages).map_err(conflict)?;
+        if grant.segment != segment
+            || place.epoch <= old.0
+            || place.memory == old.1
+            || place.base != old.2
         {
             return Err(conflict("it is no move of the segment that stands"));
         }
-        let superpages = superpages_of(old.length_bytes());
-        self.check_grant(&standing.request, grant, superpages).map_err(conflict)?;
-        self.take_pieces(grant).map_err(conflict)?;
-        self.reserve_rest(grant);
+        self.take_pieces(&place).map_err(conflict)?;
+        self.reserve_rest(request.compute, request.rates, &place);
         self.raise_ids(grant.segment, grant.epoch);
-        let standing = self.standing.get_mut(&id).ok_or(RackError::UnknownRequest(id))?;
-        standing.moving = Some(Box::new(grant.clone()));
+        let standing = self.standing.get_mut(id).ok_or(RackError::UnknownRequest(id))?;
+        standing.set_moving(place);
         Ok(())
     }
 
@@ -88,30 +85,28 @@ impl Allocator {
         (SegmentId(self.next_segment - 1), Epoch(self.next_epoch - 1))
     }
 
-    /// Takes exactly the superpages that the grant names, or none.
-    fn take_pieces(&mut self, grant: &Grant) -> Result<(), &'static str> {
-        let free = &mut self.memories[grant.memory.index()].free;
-        for (index, entry) in grant.entries.iter().enumerate() {
-            let first = superpages_of(entry.brick_offset_bytes);
-            if free.take_at(first, superpages_of(entry.length_bytes)) {
+    /// Takes exactly the superpages that the place names, or none.
+    fn take_pieces(&mut self, place: &Place) -> Result<(), &'static str> {
+        let free = &mut self.memories[place.memory.index()].free;
+        for (index, (first, count)) in place.pieces.iter().enumerate() {
+            if free.take_at(*first, *count) {
                 continue;
             }
-            for entry in &grant.entries[..index] {
-                let first = superpages_of(entry.brick_offset_bytes);
-                free.give(first, superpages_of(entry.length_bytes));
+            for (first, count) in &place.pieces[..index] {
+                free.give(*first, *count);
             }
             return Err("its memory has another owner");
         }
         Ok(())
     }
 
-    /// Everything of a stored grant that can be checked without reserving.
+    /// The place of a stored grant, once everything is checked that can be without reserving.
     fn check_grant(
         &self,
         request: &Request,
         grant: &Grant,
         superpages: u32,
-    ) -> Result<(), &'static str> {
+    ) -> Result<Place, &'static str> {
         let Some(state) = self.memories.get(grant.memory.index()) else {
             return Err("there is no such memory brick");
         };
@@ -150,9 +145,9 @@ impl Allocator {
         {
             return Err("the memory brick does not serve that much bandwidth");
         }
-        if !self.network.admits(&grant.path, rates) {
+        let Some(hops) = self.network.admits(&grant.path, rates) else {
             return Err("its path is not there or not free");
-        }
+        };
         let owners = grant.path.ends().map(|port| self.graph.ports()[port.index()].owner);
         if owners != [Vertex::Compute(grant.compute), Vertex::Memory(grant.memory)] {
             return Err("its path joins other bricks");
@@ -160,6 +155,11 @@ impl Allocator {
         if grant.segment == SegmentId(0) {
             return Err("segment ids start at 1");
         }
-        Ok(())
+        let place = place_of(grant, hops);
+        let whole = Standing::new(request, grant.segment, place.clone());
+        if whole.grant(&place, &self.network) != *grant {
+            return Err("its entries or switch settings do not follow from its path");
+        }
+        Ok(place)
     }
 }

@@ -1,19 +1,25 @@
 //! Free space as extents: of a memory brick, and of a compute brick's window of far addresses.
 //!
 //! Sorted, disjoint and coalesced, so equal free space is equal data: what makes "release undoes
-//! allocate" a comparison. Lists stay short (fragments of one brick), so first fit walks them.
+//! allocate" a comparison. Lists stay short (fragments of one brick), so first fit walks them, and
+//! the usual ones lie within their brick's record.
+
+use smallvec::{SmallVec, smallvec};
+
+/// Runs of superpages as (first, count); most segments have one.
+pub(super) type Pieces = SmallVec<[(u32, u32); 2]>;
 
 /// Free superpages as (first, count), in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Extents {
-    free: Vec<(u32, u32)>,
+    free: SmallVec<[(u32, u32); 8]>,
     total: u32,
 }
 
 impl Extents {
     /// Everything in `0..count` is free.
     pub(super) fn new(count: u32) -> Self {
-        Self { free: vec![(0, count)], total: count }
+        Self { free: smallvec![(0, count)], total: count }
     }
 
     /// Free superpages.
@@ -41,14 +47,14 @@ impl Extents {
     }
 
     /// Takes `count` superpages as one run if any holds them, otherwise as several in order.
-    pub(super) fn take_split(&mut self, count: u32) -> Option<Vec<(u32, u32)>> {
+    pub(super) fn take_split(&mut self, count: u32) -> Option<Pieces> {
         if self.total < count {
             return None;
         }
         if let Some(first) = self.take(count) {
-            return Some(vec![(first, count)]);
+            return Some(smallvec![(first, count)]);
         }
-        let mut taken = Vec::new();
+        let mut taken = Pieces::new();
         let mut wanted = count;
         while wanted > 0 {
             let run = self.free.first().map_or(0, |(_, free)| wanted.min(*free));
@@ -70,8 +76,9 @@ impl Extents {
         }
         let left = (start, first - start);
         let right = (end, whole_end - end);
+        self.free.remove(at - 1);
         let rest = [left, right].into_iter().filter(|(_, count)| *count > 0);
-        self.free.splice(at - 1..at, rest);
+        self.free.insert_many(at - 1, rest);
         self.total -= count;
         true
     }
@@ -119,7 +126,7 @@ mod tests {
         extents.give(6, 3);
         assert_eq!((extents.total(), extents.largest()), (7, 4));
         assert_eq!(extents.take(5), None, "seven are free, but not five in a row");
-        assert_eq!(extents.take_split(5), Some(vec![(0, 3), (6, 2)]));
+        assert_eq!(extents.take_split(5), Some(smallvec![(0, 3), (6, 2)]));
         extents.give(0, 3);
         extents.give(3, 3);
         extents.give(6, 2);

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use crate::graph::{Graph, Vertex};
 use crate::ids::{MemoryId, SwitchId};
 
-use super::grant::{Path, RackError, RateLimits, Request};
-use super::network::{Connection, Network};
+use super::bricks::{ComputeState, MemoryState};
+use super::grant::{RackError, RateLimits, Request};
+use super::network::{Connection, Hops, Network};
 use super::tree::{Judge, Query, Tree};
-use super::{Allocator, ComputeState, superpages_of};
+use super::{Allocator, superpages_of};
 
 /// What never changes about cabling, and marks of the search under way.
 ///
@@ -16,7 +17,6 @@ use super::{Allocator, ComputeState, superpages_of};
 /// are reached alike, so one that no path leads to speaks for all.
 #[derive(Clone, Debug)]
 pub(super) struct Scratch {
-    cabling_of: Vec<u32>,
     /// Per cabling: how many switches it has.
     switch_counts: Vec<usize>,
     /// Per cabling: the round in which it was found out of reach.
@@ -59,7 +59,6 @@ impl Scratch {
             cabling_of.push(cabling);
         }
         let scratch = Self {
-            cabling_of: cabling_of.clone(),
             failed: vec![0; switch_counts.len()],
             switch_counts,
             round: 0,
@@ -98,18 +97,18 @@ impl Scratch {
 
 /// Looks for a path to each brick that would win.
 struct Finder<'a> {
-    graph: &'a Graph,
+    memories: &'a [MemoryState],
     network: &'a mut Network,
     scratch: &'a mut Scratch,
     /// To the brick accepted last.
-    path: Option<Path>,
+    path: Option<Hops>,
 }
 
 impl Judge for Finder<'_> {
     fn accepts(&mut self, memory: MemoryId) -> bool {
-        let cabling = self.scratch.cabling_of[memory.index()] as usize;
-        let ports = &self.graph.memories()[memory.index()].ports;
-        match self.network.connect(memory, ports, self.scratch.switch_counts[cabling]) {
+        let state = &self.memories[memory.index()];
+        let cabling = state.cabling as usize;
+        match self.network.connect(memory, &state.ends, self.scratch.switch_counts[cabling]) {
             Connection::Found(path) => {
                 self.path = Some(path);
                 return true;
@@ -175,8 +174,8 @@ struct Wish<'a> {
 }
 
 impl<'a> Wish<'a> {
-    fn query(&self, graph: &Graph, computes: &'a [ComputeState]) -> Query<'a> {
-        let tray = graph.computes()[self.request.compute.index()].tray;
+    fn query(&self, computes: &'a [ComputeState]) -> Query<'a> {
+        let compute = &computes[self.request.compute.index()];
         Query {
             superpages: self.superpages,
             may_split: self.request.may_split,
@@ -185,9 +184,9 @@ impl<'a> Wish<'a> {
             policy: self.request.policy,
             avoid: &self.request.avoid,
             except: self.except,
-            rack: graph.trays()[tray.index()].rack.0,
-            tray: tray.0,
-            counts: &computes[self.request.compute.index()].per_domain,
+            rack: compute.rack,
+            tray: compute.tray,
+            counts: &compute.per_domain,
         }
     }
 }
@@ -225,7 +224,7 @@ impl Allocator {
         request: &Request,
         superpages: u32,
         except: Option<MemoryId>,
-    ) -> Result<(MemoryId, Path), RackError> {
+    ) -> Result<(MemoryId, Hops), RackError> {
         let found = self.best(request, superpages, except, request.rates);
         found.ok_or_else(|| self.refusal(request, superpages, except))
     }
@@ -236,20 +235,19 @@ impl Allocator {
         superpages: u32,
         except: Option<MemoryId>,
         rates: RateLimits,
-    ) -> Option<(MemoryId, Path)> {
-        let compute = &self.graph.computes()[request.compute.index()];
-        self.network.begin(&compute.ports, rates);
+    ) -> Option<(MemoryId, Hops)> {
+        self.network.begin(&self.computes[request.compute.index()].ends, rates);
         self.scratch.begin();
-        let neighbours: Vec<_> = self.network.direct().iter().map(|(id, _)| *id).collect();
-        let values: Vec<_> = neighbours.iter().map(|id| (*id, self.values(*id))).collect();
         let wish = Wish { request, superpages, except, rates };
-        let query = wish.query(&self.graph, &self.computes);
-        let scored = values.iter().filter_map(|(id, values)| {
-            self.tree.score_of(*id, values, &query).map(|score| (score, *id))
+        let query = wish.query(&self.computes);
+        let scored = self.network.direct().iter().filter_map(|(id, _)| {
+            let state = &self.memories[id.index()];
+            let score = self.tree.score_of(state.leaf as usize, &state.values(), &query);
+            score.map(|score| (score, *id))
         });
         let nearby = scored.min();
         let mut finder = Finder {
-            graph: &self.graph,
+            memories: &self.memories,
             network: &mut self.network,
             scratch: &mut self.scratch,
             path: None,
@@ -293,7 +291,7 @@ impl Allocator {
             return RackError::NoPort("those of all memory bricks with that much free are taken");
         }
         let wish = Wish { request, superpages, except, rates: RateLimits::default() };
-        let query = wish.query(&self.graph, &self.computes);
+        let query = wish.query(&self.computes);
         match self.tree.search(&query, &mut Anything, None) {
             None => no_capacity,
             Some(_) => RackError::NoCircuit,

@@ -1,30 +1,33 @@
 //! Who gets what: allocation, release, moves, and what stands.
 //!
 //! [`Allocator::allocate`] takes a brick by policy from the index (`tree`), a path from the network
-//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. A [`Grant`] says
-//! everything that was reserved for it, so release reads it back from there, and a controller that
-//! lost its memory gives its stored grants to [`Allocator::adopt`].
+//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. What stands
+//! says everything that was reserved for it (`standing`), so release reads it back from there, and a
+//! controller that lost its memory gives its stored grants to [`Allocator::adopt`].
 
 mod adopt;
+mod bricks;
 mod extents;
 mod find;
 mod grant;
 mod moves;
 mod network;
 mod policy;
+mod standing;
 mod state;
+mod table;
 mod tree;
 
-use std::collections::HashMap;
-
+use crate::SUPERPAGE_BYTES;
 use crate::graph::{Graph, PowerState};
 use crate::ids::{ComputeId, Epoch, MemoryId, RequestId, SegmentId};
-use crate::{DomainId, SUPERPAGE_BYTES};
 
-use extents::Extents;
+use bricks::{ComputeState, MemoryState};
+use extents::Pieces;
 use find::Scratch;
-use network::Network;
-use tree::{Best, Tree};
+use network::{Hops, Network};
+use standing::{Book, Place, Standing};
+use tree::{Tree, Values};
 
 pub use grant::{Grant, MemPortEntry, Path, RackError, RateLimits, Request, SwitchSetting};
 pub use policy::{PlacementPolicy, UnknownPlacementPolicy};
@@ -35,35 +38,6 @@ pub const FAR_BASE_BYTES: u64 = 1 << 44;
 /// Superpages of that window (16 TiB); a compute brick that uses them all is refused more.
 pub const FAR_WINDOW_SUPERPAGES: u32 = 1 << 20;
 
-/// What is reserved of a memory brick.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct MemoryState {
-    free: Extents,
-    left: RateLimits,
-    segments: u32,
-    observed_permille: u32,
-    draining: bool,
-    /// What the brick's server lends at most now; its capacity unless it says less.
-    lendable_superpages: u32,
-}
-
-/// What a compute brick uses.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct ComputeState {
-    addresses: Extents,
-    /// Segments per failure domain of their brick, sorted; domains without any left out.
-    per_domain: Vec<(DomainId, u32)>,
-}
-
-/// A request that was granted.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Standing {
-    request: Request,
-    grant: Grant,
-    /// Where the segment is being moved to.
-    moving: Option<Box<Grant>>,
-}
-
 /// The rack's reservations. Methods either succeed or change nothing.
 #[derive(Clone, Debug)]
 pub struct Allocator {
@@ -73,8 +47,7 @@ pub struct Allocator {
     scratch: Scratch,
     memories: Vec<MemoryState>,
     computes: Vec<ComputeState>,
-    /// Boxed, so that the table of ids stays small enough to be quick with a million of them.
-    standing: HashMap<RequestId, Box<Standing>>,
+    standing: Book,
     pool_bytes: u64,
     largest_brick_bytes: u64,
     next_segment: u64,
@@ -92,32 +65,19 @@ impl Allocator {
     pub fn new(graph: Graph) -> Self {
         let network = Network::new(&graph);
         let (scratch, cabling) = Scratch::new(&graph);
-        let memory = |brick: &crate::MemoryBrick| MemoryState {
-            free: Extents::new(superpages_of(brick.capacity_bytes)),
-            left: RateLimits {
-                read_bytes_per_s: brick.read_limit_bytes_per_s,
-                write_bytes_per_s: brick.write_limit_bytes_per_s,
-            },
-            segments: 0,
-            observed_permille: u32::from(brick.load_permille),
-            draining: false,
-            lendable_superpages: superpages_of(brick.capacity_bytes),
-        };
-        let compute = |_: &crate::ComputeBrick| ComputeState {
-            addresses: Extents::new(FAR_WINDOW_SUPERPAGES),
-            per_domain: Vec::new(),
-        };
+        let tree = Tree::new(&graph, &cabling);
+        let compute = |brick| ComputeState::new(brick, &graph, &network);
         let capacities = || graph.memories().iter().map(|brick| brick.capacity_bytes);
         let mut rack = Self {
             pool_bytes: capacities().fold(0, u64::saturating_add),
             largest_brick_bytes: capacities().max().unwrap_or(0),
-            memories: graph.memories().iter().map(memory).collect(),
+            memories: bricks::memory_states(&graph, &network, &tree, &cabling),
             computes: graph.computes().iter().map(compute).collect(),
-            tree: Tree::new(&graph, &cabling),
+            tree,
             graph,
             network,
             scratch,
-            standing: HashMap::new(),
+            standing: Book::default(),
             next_segment: 1,
             next_epoch: 1,
         };
@@ -138,22 +98,24 @@ impl Allocator {
     ///
     /// # Errors
     /// See [`RackError`]; nothing has changed then.
-    pub fn allocate(&mut self, request: &Request) -> Result<&Grant, RackError> {
-        let known = self.standing.get(&request.id).map(|standing| standing.request == *request);
-        match known {
-            Some(true) => return Ok(&self.standing[&request.id].grant),
-            Some(false) => return Err(RackError::IdInUse(request.id)),
-            None => {}
+    pub fn allocate(&mut self, request: &Request) -> Result<Grant, RackError> {
+        if let Some(standing) = self.standing.get(request.id) {
+            return match standing.is_of(request) {
+                true => Ok(standing.grant(&standing.place, &self.network)),
+                false => Err(RackError::IdInUse(request.id)),
+            };
         }
         let superpages = self.check(request)?;
-        let (memory, path) = self.find(request, superpages, None)?;
+        let (memory, hops) = self.find(request, superpages, None)?;
         let addresses = &mut self.computes[request.compute.index()].addresses;
         let base = addresses.take(superpages).ok_or(RackError::NoAddress)?;
         let segment = SegmentId(self.next_segment);
         self.next_segment += 1;
-        let grant = self.reserve_new(request, segment, base, superpages, memory, path);
-        let standing = Box::new(Standing { request: request.clone(), grant, moving: None });
-        Ok(&self.standing.entry(request.id).insert_entry(standing).into_mut().grant)
+        let place = self.reserve_new(request, base, superpages, memory, hops);
+        let standing = Standing::new(request, segment, place);
+        let grant = standing.grant(&standing.place, &self.network);
+        self.standing.insert(standing);
+        Ok(grant)
     }
 
     /// Takes back what the request was granted.
@@ -161,25 +123,30 @@ impl Allocator {
     /// # Errors
     /// Nothing was granted under this id.
     pub fn release(&mut self, id: RequestId) -> Result<Grant, RackError> {
-        let standing = self.standing.remove(&id).ok_or(RackError::UnknownRequest(id))?;
-        if let Some(moving) = &standing.moving {
-            self.unreserve(moving);
+        let standing = self.standing.remove(id).ok_or(RackError::UnknownRequest(id))?;
+        let (compute, rates) = (standing.compute, standing.rates);
+        if let Some(moving) = standing.moving() {
+            self.unreserve(compute, rates, moving);
         }
-        self.unreserve(&standing.grant);
-        self.give_addresses(&standing.grant);
-        Ok(standing.grant)
+        let place = &standing.place;
+        self.unreserve(compute, rates, place);
+        self.computes[compute.index()].addresses.give(place.base, place.superpages());
+        Ok(standing.grant(place, &self.network))
     }
 
     /// What was granted under this id.
     #[must_use]
-    pub fn grant(&self, id: RequestId) -> Option<&Grant> {
-        self.standing.get(&id).map(|standing| &standing.grant)
+    pub fn grant(&self, id: RequestId) -> Option<Grant> {
+        let standing = self.standing.get(id)?;
+        Some(standing.grant(&standing.place, &self.network))
     }
 
     /// Everything that stands, in no order: the request, its grant, and where it is moving to.
-    pub fn grants(&self) -> impl Iterator<Item = (&Request, &Grant, Option<&Grant>)> {
-        let all = self.standing.values();
-        all.map(|standing| (&standing.request, &standing.grant, standing.moving.as_deref()))
+    pub fn grants(&self) -> impl Iterator<Item = (Request, Grant, Option<Grant>)> {
+        self.standing.iter().map(|standing| {
+            let grant = |place| standing.grant(place, &self.network);
+            (standing.request(), grant(&standing.place), standing.moving().map(grant))
+        })
     }
 
     /// Keeps new segments off a memory brick, or no longer.
@@ -223,9 +190,8 @@ impl Allocator {
     /// Whether a memory brick has power: always, or because it is in use.
     #[must_use]
     pub fn is_powered(&self, memory: MemoryId) -> bool {
-        let initial = self.graph.memories().get(memory.index()).map(|brick| brick.power);
-        let used = self.memories.get(memory.index()).is_some_and(|state| state.segments > 0);
-        used || initial == Some(PowerState::On)
+        let state = self.memories.get(memory.index());
+        state.is_some_and(|state| state.power() == PowerState::On)
     }
 
     /// Reserves for a grant that is new: pieces of the brick, path, rates. The caller has checked
@@ -233,134 +199,57 @@ impl Allocator {
     fn reserve_new(
         &mut self,
         request: &Request,
-        segment: SegmentId,
         base: u32,
         superpages: u32,
         memory: MemoryId,
-        path: Path,
-    ) -> Grant {
+        hops: Hops,
+    ) -> Place {
         let free = &mut self.memories[memory.index()].free;
         let pieces = match request.may_split {
             true => free.take_split(superpages),
-            false => free.take(superpages).map(|first| vec![(first, superpages)]),
+            false => free.take(superpages).map(|first| Pieces::from_iter([(first, superpages)])),
         };
         let pieces = pieces.expect("the index knows what every brick has free");
-        let settings = self.network.settings(&path);
-        let bytes = |superpages: u32| u64::from(superpages) * SUPERPAGE_BYTES;
-        let mut client_base_bytes = FAR_BASE_BYTES + bytes(base);
-        let entry = |(first, count): (u32, u32)| {
-            let entry = MemPortEntry {
-                client_base_bytes,
-                length_bytes: bytes(count),
-                port: path.ports[0],
-                circuit: settings.first().map(|setting| setting.circuit),
-                brick_offset_bytes: bytes(first),
-            };
-            client_base_bytes += bytes(count);
-            entry
-        };
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
-        let grant = Grant {
-            segment,
-            epoch,
-            compute: request.compute,
-            memory,
-            entries: pieces.into_iter().map(entry).collect(),
-            settings,
-            path,
-            client_limits: request.rates,
-            blade_limits: request.rates,
-        };
-        self.reserve_rest(&grant);
-        grant
+        let place = Place { epoch, memory, base, hops, pieces };
+        self.reserve_rest(request.compute, request.rates, &place);
+        place
     }
 
-    /// Reserves all of a grant but its pieces of memory and its addresses.
-    fn reserve_rest(&mut self, grant: &Grant) {
-        self.network.reserve(&grant.path, grant.blade_limits);
-        let state = &mut self.memories[grant.memory.index()];
-        state.left.read_bytes_per_s -= grant.blade_limits.read_bytes_per_s;
-        state.left.write_bytes_per_s -= grant.blade_limits.write_bytes_per_s;
+    /// Reserves all of a place but its pieces of memory and its addresses.
+    fn reserve_rest(&mut self, compute: ComputeId, rates: RateLimits, place: &Place) {
+        self.network.reserve(&place.hops, rates);
+        let state = &mut self.memories[place.memory.index()];
+        state.left.read_bytes_per_s -= rates.read_bytes_per_s;
+        state.left.write_bytes_per_s -= rates.write_bytes_per_s;
         state.segments += 1;
-        self.count_domain(grant.compute, grant.memory, true);
-        self.refresh(grant.memory);
+        self.computes[compute.index()].add_segment(state.domain);
+        self.refresh(place.memory);
     }
 
-    /// Undoes everything reserved for a grant but its addresses.
-    fn unreserve(&mut self, grant: &Grant) {
-        self.network.release(&grant.path, grant.blade_limits);
-        let state = &mut self.memories[grant.memory.index()];
-        for entry in &grant.entries {
-            let first = superpages_of(entry.brick_offset_bytes);
-            state.free.give(first, superpages_of(entry.length_bytes));
+    /// Undoes everything reserved for a place but its addresses.
+    fn unreserve(&mut self, compute: ComputeId, rates: RateLimits, place: &Place) {
+        self.network.release(&place.hops, rates);
+        let state = &mut self.memories[place.memory.index()];
+        for (first, count) in &place.pieces {
+            state.free.give(*first, *count);
         }
-        state.left.read_bytes_per_s += grant.blade_limits.read_bytes_per_s;
-        state.left.write_bytes_per_s += grant.blade_limits.write_bytes_per_s;
+        state.left.read_bytes_per_s += rates.read_bytes_per_s;
+        state.left.write_bytes_per_s += rates.write_bytes_per_s;
         state.segments -= 1;
-        self.count_domain(grant.compute, grant.memory, false);
-        self.refresh(grant.memory);
+        self.computes[compute.index()].remove_segment(state.domain);
+        self.refresh(place.memory);
     }
 
-    fn give_addresses(&mut self, grant: &Grant) {
-        let first = superpages_of(grant.entries[0].client_base_bytes - FAR_BASE_BYTES);
-        let count = superpages_of(grant.length_bytes());
-        self.computes[grant.compute.index()].addresses.give(first, count);
-    }
-
-    fn count_domain(&mut self, compute: ComputeId, memory: MemoryId, add: bool) {
-        let domain = self.graph.memories()[memory.index()].domain;
-        let counts = &mut self.computes[compute.index()].per_domain;
-        match (counts.binary_search_by_key(&domain, |(domain, _)| *domain), add) {
-            (Ok(at), true) => counts[at].1 += 1,
-            (Ok(at), false) if counts[at].1 == 1 => drop(counts.remove(at)),
-            (Ok(at), false) => counts[at].1 -= 1,
-            (Err(at), true) => counts.insert(at, (domain, 1)),
-            (Err(_), false) => unreachable!("a domain that was counted up is there"),
-        }
-    }
-
-    /// What a brick could serve over its own circuits, whether or not newcomers find a port.
-    fn values(&self, memory: MemoryId) -> Best {
-        let state = &self.memories[memory.index()];
-        let brick = &self.graph.memories()[memory.index()];
-        let left = (state.left.read_bytes_per_s, state.left.write_bytes_per_s);
-        let power = if state.segments > 0 { PowerState::On } else { brick.power };
-        let room = match state.draining {
-            true => (0, 0),
-            false => {
-                let brick_superpages = superpages_of(brick.capacity_bytes);
-                let used = brick_superpages - state.free.total();
-                let room = state.lendable_superpages.saturating_sub(used);
-                (state.free.largest().min(room), state.free.total().min(room))
-            }
-        };
-        tree::brick_values(memory, room, left, self.load_permille(memory), power)
-    }
-
-    /// The largest of the shares taken of memory, read and write bandwidth, and of what the brick
-    /// reports.
+    /// The largest share taken of what a memory brick has.
     pub(crate) fn load_permille(&self, memory: MemoryId) -> u32 {
-        let state = &self.memories[memory.index()];
-        let brick = &self.graph.memories()[memory.index()];
-        let share = |left: u64, all: u64| {
-            let used = all - left;
-            let share = match used.checked_mul(1000) {
-                Some(thousandfold) => thousandfold / all,
-                None => used / (all / 1000),
-            };
-            u32::try_from(share.min(1000)).expect("a share of 1000")
-        };
-        let free = u64::from(state.free.total()) * SUPERPAGE_BYTES;
-        share(free, brick.capacity_bytes)
-            .max(share(state.left.read_bytes_per_s, brick.read_limit_bytes_per_s))
-            .max(share(state.left.write_bytes_per_s, brick.write_limit_bytes_per_s))
-            .max(state.observed_permille)
+        self.memories[memory.index()].load_permille()
     }
 
     /// Bytes free on a memory brick.
     pub(crate) fn free_bytes(&self, memory: MemoryId) -> u64 {
-        u64::from(self.memories[memory.index()].free.total()) * SUPERPAGE_BYTES
+        self.memories[memory.index()].free_bytes()
     }
 
     /// Segments on a memory brick.
@@ -370,16 +259,16 @@ impl Allocator {
 
     /// Brings the index up to date with a brick.
     fn refresh(&mut self, memory: MemoryId) {
-        let values = self.values(memory);
-        let ports = &self.graph.memories()[memory.index()].ports;
-        let value = match self.network.port_room(ports) {
-            Some((read, write)) => Best {
+        let state = &self.memories[memory.index()];
+        let values = state.values();
+        let values = match self.network.port_room(&state.ends) {
+            Some((read, write)) => Values {
                 read_left: values.read_left.min(read),
                 write_left: values.write_left.min(write),
                 ..values
             },
-            None => values.closed(),
+            None => Values { is_open: false, ..values },
         };
-        self.tree.update(memory, value);
+        self.tree.update(state.leaf as usize, &values);
     }
 }

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::graph::{SwitchKind, Vertex};
 use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, RequestId};
 
+use super::Allocator;
+use super::bricks::{ComputeState, MemoryState};
 use super::grant::{Grant, Path, RateLimits, SwitchSetting};
-use super::{Allocator, ComputeState, MemoryState, Standing};
+use super::network;
+use super::standing::Standing;
 
 /// All that is reserved at one moment. Two are equal exactly when the same is reserved; the numbers
 /// that only grow (the next segment id and epoch) are left out.
@@ -15,7 +19,7 @@ pub struct Snapshot {
     computes: Vec<ComputeState>,
     links: Vec<[u64; 2]>,
     ports: Vec<(u32, u32)>,
-    standing: BTreeMap<RequestId, Box<Standing>>,
+    standing: BTreeMap<RequestId, Standing>,
 }
 
 impl Allocator {
@@ -25,9 +29,9 @@ impl Allocator {
         Snapshot {
             memories: self.memories.clone(),
             computes: self.computes.clone(),
-            links: self.network.left().to_vec(),
+            links: self.network.all_left(),
             ports: self.network.port_use(),
-            standing: self.standing.iter().map(|(id, all)| (*id, all.clone())).collect(),
+            standing: self.standing.iter().map(|one| (one.id(), one.clone())).collect(),
         }
     }
 
@@ -40,8 +44,16 @@ impl Allocator {
     /// there.
     #[must_use]
     pub fn settings_of(&self, path: &Path) -> Option<Vec<SwitchSetting>> {
-        let known = path.ports.iter().all(|port| port.index() < self.graph.ports().len());
-        known.then(|| self.network.settings(path))
+        let (ports, switches) = (self.graph.ports(), self.graph.switches());
+        if path.ports.iter().any(|port| port.index() >= ports.len()) {
+            return None;
+        }
+        let set = path.crossings().filter_map(|(from, to)| {
+            let Vertex::Switch(switch) = ports[from.index()].owner else { return None };
+            let is_circuit = switches[switch.index()].kind == SwitchKind::Circuit;
+            is_circuit.then(|| network::setting(switch, from, to))
+        });
+        Some(set.collect())
     }
 
     /// What a memory brick still serves. None if there is no such brick.
@@ -53,7 +65,7 @@ impl Allocator {
     /// Bandwidth left on a link, from its end a to b and from b to a, in bytes per second.
     #[must_use]
     pub fn link_left(&self, link: LinkId) -> Option<[u64; 2]> {
-        self.network.left().get(link.index()).copied()
+        self.network.left(link)
     }
 
     /// The time a request spends on the way and in the brick: links both ways and switches both
@@ -68,9 +80,7 @@ impl Allocator {
             .path
             .crossings()
             .map(|(port, _)| match ports[port.index()].owner {
-                crate::Vertex::Switch(id) => {
-                    u64::from(self.graph.switches()[id.index()].latency_ns)
-                }
+                Vertex::Switch(id) => u64::from(self.graph.switches()[id.index()].latency_ns),
                 _ => 0,
             })
             .sum();

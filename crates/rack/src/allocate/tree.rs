@@ -1,6 +1,7 @@
 //! The index over memory bricks: finds the best brick for a request without looking at all.
 //!
-//! A tree with eight children per node whose leaves are the bricks, sorted by rack and tray. Each
+//! A tree with eight children per node whose leaves are the bricks, sorted by rack and tray. A leaf
+//! is one cache line and a node two, because a search or an update reads all children at once. Each
 //! node keeps the best of every dimension among its bricks (most free memory, most bandwidth left,
 //! lowest load, ...), so a search skips a subtree when even its best would not do, or when its best
 //! possible score is no better than what was found. It is exact: nothing is skipped that could win,
@@ -19,19 +20,32 @@ const FAN_OUT: usize = 8;
 /// Of a node whose bricks differ in this.
 const VARIOUS: u32 = u32::MAX;
 
-/// The best of a subtree, in each dimension by itself; of a leaf, the brick's values.
+/// What a brick could serve now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Best {
+pub(super) struct Values {
     pub(super) largest_superpages: u32,
     pub(super) total_superpages: u32,
     pub(super) read_left: u64,
     pub(super) write_left: u64,
     pub(super) load_permille: u32,
+    pub(super) power: PowerState,
+    /// Newcomers have a way in.
+    pub(super) is_open: bool,
+}
+
+/// The best of a subtree, in each dimension by itself; of a leaf, the brick's values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Best {
+    pub(super) largest_superpages: u32,
+    pub(super) total_superpages: u32,
+    read_left: u64,
+    write_left: u64,
+    load_permille: u32,
     /// Lowest index in the topology of a brick that can be used at all.
-    pub(super) index: u32,
+    index: u32,
     /// Size classes of the free memory of bricks that have power, and of those that have not.
-    pub(super) classes_on: u128,
-    pub(super) classes_off: u128,
+    classes_on: u128,
+    classes_off: u128,
     /// As the first two, but of bricks without a free port too: tells apart why nothing fits.
     pub(super) any_largest: u32,
     pub(super) any_total: u32,
@@ -52,10 +66,28 @@ impl Best {
         any_total: 0,
     };
 
-    /// This brick, but for newcomers it has no way in.
-    pub(super) fn closed(self) -> Self {
-        let (any_largest, any_total) = (self.any_largest, self.any_total);
-        Self { any_largest, any_total, ..Self::NONE }
+    /// Of one brick.
+    fn of(values: &Values, class: u8, index: u32) -> Self {
+        let (any_largest, any_total) = (values.largest_superpages, values.total_superpages);
+        if !values.is_open {
+            return Self { any_largest, any_total, ..Self::NONE };
+        }
+        let (classes_on, classes_off) = match values.power {
+            PowerState::On => (1 << class, 0),
+            PowerState::Off => (0, 1 << class),
+        };
+        Self {
+            largest_superpages: any_largest,
+            total_superpages: any_total,
+            read_left: values.read_left,
+            write_left: values.write_left,
+            load_permille: values.load_permille,
+            index,
+            classes_on,
+            classes_off,
+            any_largest,
+            any_total,
+        }
     }
 
     fn with(self, other: &Self) -> Self {
@@ -97,6 +129,44 @@ impl Fixed {
     }
 }
 
+/// A brick: its values, and what of it never changes.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Leaf {
+    values: Values,
+    memory: MemoryId,
+    rack: u32,
+    tray: u32,
+    domain: u32,
+    cabling: u32,
+    latency_ns: u32,
+    /// Of its free memory.
+    class: u8,
+}
+
+const _: () = assert!(size_of::<Leaf>() == 64, "a leaf is one cache line");
+
+impl Leaf {
+    fn best(&self) -> Best {
+        Best::of(&self.values, self.class, self.memory.0)
+    }
+
+    fn fixed(&self) -> Fixed {
+        let Self { rack, tray, domain, cabling, latency_ns, .. } = *self;
+        Fixed { rack: (rack, rack), tray: (tray, tray), domain, cabling, latency_ns }
+    }
+}
+
+/// A group of bricks.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Node {
+    best: Best,
+    fixed: Fixed,
+}
+
+const _: () = assert!(size_of::<Node>() == 128, "a node is two cache lines");
+
 /// What a search looks for.
 #[derive(Clone, Debug)]
 pub(super) struct Query<'a> {
@@ -128,10 +198,9 @@ pub(super) trait Judge {
 /// The index.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
-    /// `best[0]` are the leaves, the last level is the root.
-    best: Vec<Vec<Best>>,
-    fixed: Vec<Vec<Fixed>>,
-    memory_at: Vec<MemoryId>,
+    leaves: Vec<Leaf>,
+    /// Level 0 is above the leaves, the last is the root; none with less than two bricks.
+    levels: Vec<Vec<Node>>,
     leaf_of: Vec<u32>,
 }
 
@@ -139,36 +208,41 @@ impl Tree {
     /// Bricks of `graph`, of which `cabling` says which cabling each has; all unusable until
     /// [`update`](Self::update).
     pub(super) fn new(graph: &Graph, cabling: &[u32]) -> Self {
-        let rack = |memory: &MemoryId| {
-            let tray = graph.memories()[memory.index()].tray;
-            (graph.trays()[tray.index()].rack.0, tray.0)
+        let brick = |memory: MemoryId| &graph.memories()[memory.index()];
+        let leaf = |memory: MemoryId| Leaf {
+            values: Values {
+                largest_superpages: 0,
+                total_superpages: 0,
+                read_left: 0,
+                write_left: 0,
+                load_permille: 0,
+                power: brick(memory).power,
+                is_open: false,
+            },
+            memory,
+            rack: graph.trays()[brick(memory).tray.index()].rack.0,
+            tray: brick(memory).tray.0,
+            domain: brick(memory).domain.0,
+            cabling: cabling[memory.index()],
+            latency_ns: behind_switch_ns(graph, memory),
+            class: 0,
         };
-        let mut memory_at: Vec<_> = (0..graph.memories().len()).map(MemoryId::at).collect();
-        memory_at.sort_by_key(|memory| (rack(memory), memory.0));
-        let mut leaf_of = vec![0; memory_at.len()];
-        for (leaf, memory) in memory_at.iter().enumerate() {
-            leaf_of[memory.index()] = MemoryId::at(leaf).0;
+        let mut leaves: Vec<Leaf> =
+            (0..graph.memories().len()).map(|index| leaf(MemoryId::at(index))).collect();
+        leaves.sort_by_key(|leaf| (leaf.rack, leaf.tray, leaf.memory));
+        let mut leaf_of = vec![0; leaves.len()];
+        for (at, leaf) in leaves.iter().enumerate() {
+            leaf_of[leaf.memory.index()] = MemoryId::at(at).0;
         }
-        let fixed = |memory: &MemoryId| {
-            let (rack, tray) = rack(memory);
-            Fixed {
-                rack: (rack, rack),
-                tray: (tray, tray),
-                domain: graph.memories()[memory.index()].domain.0,
-                cabling: cabling[memory.index()],
-                latency_ns: behind_switch_ns(graph, *memory),
-            }
-        };
-        let mut fixed = vec![memory_at.iter().map(fixed).collect::<Vec<_>>()];
-        let mut best = vec![vec![Best::NONE; memory_at.len()]];
-        while fixed[fixed.len() - 1].len() > 1 {
-            let below = &fixed[fixed.len() - 1];
+        let mut levels: Vec<Vec<Node>> = Vec::new();
+        let mut below: Vec<Fixed> = leaves.iter().map(Leaf::fixed).collect();
+        while below.len() > 1 {
             let join = |group: &[Fixed]| group.iter().skip(1).fold(group[0], Fixed::with);
-            let level: Vec<Fixed> = below.chunks(FAN_OUT).map(join).collect();
-            best.push(vec![Best::NONE; level.len()]);
-            fixed.push(level);
+            below = below.chunks(FAN_OUT).map(join).collect();
+            levels
+                .push(below.iter().map(|fixed| Node { best: Best::NONE, fixed: *fixed }).collect());
         }
-        Self { best, fixed, memory_at, leaf_of }
+        Self { leaves, levels, leaf_of }
     }
 
     /// The brick's place among the leaves.
@@ -176,25 +250,38 @@ impl Tree {
         self.leaf_of[memory.index()] as usize
     }
 
-    /// Sets a brick's values.
-    pub(super) fn update(&mut self, memory: MemoryId, value: Best) {
-        let mut at = self.leaf(memory);
-        self.best[0][at] = value;
-        for level in 1..self.best.len() {
+    /// Sets the values of the brick at `leaf`.
+    pub(super) fn update(&mut self, leaf: usize, values: &Values) {
+        let class = size_class(values.total_superpages);
+        self.leaves[leaf].values = *values;
+        self.leaves[leaf].class = u8::try_from(class).expect("there are 128 classes");
+        let mut at = leaf;
+        for level in 0..self.levels.len() {
             at /= FAN_OUT;
-            let below = &self.best[level - 1];
-            let children = &below[at * FAN_OUT..below.len().min((at + 1) * FAN_OUT)];
-            let joined = children.iter().skip(1).fold(children[0], Best::with);
-            if self.best[level][at] == joined {
+            let children = at * FAN_OUT..self.width(level).min((at + 1) * FAN_OUT);
+            let joined = match level {
+                0 => join(self.leaves[children].iter().map(Leaf::best)),
+                _ => join(self.levels[level - 1][children].iter().map(|node| node.best)),
+            };
+            let best = &mut self.levels[level][at].best;
+            if *best == joined {
                 return; // Nothing above changes either.
             }
-            self.best[level][at] = joined;
+            *best = joined;
         }
+    }
+
+    /// How many children `level` has.
+    fn width(&self, level: usize) -> usize {
+        level.checked_sub(1).map_or(self.leaves.len(), |below| self.levels[below].len())
     }
 
     /// The best of all bricks.
     pub(super) fn root(&self) -> Best {
-        self.best.last().and_then(|level| level.first()).copied().unwrap_or(Best::NONE)
+        match self.levels.last() {
+            Some(root) => root[0].best,
+            None => self.leaves.first().map_or(Best::NONE, Leaf::best),
+        }
     }
 
     /// The brick that fits, is accepted and has the lowest score below `found`'s; otherwise `found`.
@@ -204,37 +291,38 @@ impl Tree {
         judge: &mut impl Judge,
         mut found: Option<(Score, MemoryId)>,
     ) -> Option<(Score, MemoryId)> {
-        if !self.memory_at.is_empty() {
-            self.visit(self.best.len() - 1, 0, query, judge, &mut found);
+        if !self.leaves.is_empty() {
+            self.visit(self.levels.len(), 0, query, judge, &mut found);
         }
         found
     }
 
+    /// `height` is 0 for a leaf.
     fn visit(
         &self,
-        level: usize,
+        height: usize,
         at: usize,
         query: &Query<'_>,
         judge: &mut impl Judge,
         found: &mut Option<(Score, MemoryId)>,
     ) {
-        let Some(bound) = self.bound(level, at, query, judge) else { return };
+        let Some(bound) = self.bound(height, at, query, judge) else { return };
         if found.is_some_and(|(score, _)| score <= bound) {
             return;
         }
-        if level == 0 {
-            let memory = self.memory_at[at];
+        if height == 0 {
+            let memory = self.leaves[at].memory;
             if query.except != Some(memory) && judge.accepts(memory) {
                 *found = Some((bound, memory));
             }
             return;
         }
         let first = at * FAN_OUT;
-        let end = self.best[level - 1].len().min(first + FAN_OUT);
+        let end = self.width(height - 1).min(first + FAN_OUT);
         let mut order = [((0, 0, 0), 0); FAN_OUT];
         let mut count = 0;
         for child in first..end {
-            if let Some(bound) = self.bound(level - 1, child, query, judge) {
+            if let Some(bound) = self.bound(height - 1, child, query, judge) {
                 order[count] = (bound, child);
                 count += 1;
             }
@@ -244,7 +332,7 @@ impl Tree {
             if found.is_some_and(|(score, _)| score <= *bound) {
                 return;
             }
-            self.visit(level - 1, *child, query, judge, found);
+            self.visit(height - 1, *child, query, judge, found);
         }
     }
 
@@ -252,48 +340,59 @@ impl Tree {
     /// leaf: the brick's score.
     fn bound(
         &self,
-        level: usize,
+        height: usize,
         at: usize,
         query: &Query<'_>,
         judge: &impl Judge,
     ) -> Option<Score> {
-        let best = &self.best[level][at];
-        let fixed = &self.fixed[level][at];
-        let room = if query.may_split { best.total_superpages } else { best.largest_superpages };
-        let fits = room >= query.superpages
-            && best.read_left >= query.read
-            && best.write_left >= query.write
-            && best.index != u32::MAX
-            && !query.avoid.iter().any(|domain| domain.0 == fixed.domain)
+        let (best, fixed) = match height.checked_sub(1) {
+            None => (&self.leaves[at].best(), &self.leaves[at].fixed()),
+            Some(level) => {
+                let node = &self.levels[level][at];
+                (&node.best, &node.fixed)
+            }
+        };
+        let may_do = fits(best, fixed, query)
             && (fixed.cabling == VARIOUS || judge.cabling_may_do(fixed.cabling));
-        if !fits {
+        if !may_do {
             return None;
         }
-        let width = FAN_OUT.pow(u32::try_from(level).unwrap_or(u32::MAX));
+        let width = FAN_OUT.pow(u32::try_from(height).unwrap_or(u32::MAX));
         if !judge.leaves_may_do(at * width, (at + 1) * width) {
             return None;
         }
         score(best, fixed, query)
     }
 
-    /// The score of a brick whose values are not in the tree because only its own circuits lead to
-    /// it; none when it does not fit.
+    /// The score of a brick with values that are not in the tree because only its own circuits lead
+    /// to it; none when it does not fit.
     pub(super) fn score_of(
         &self,
-        memory: MemoryId,
-        best: &Best,
+        leaf: usize,
+        values: &Values,
         query: &Query<'_>,
     ) -> Option<Score> {
-        let fixed = &self.fixed[0][self.leaf(memory)];
-        let room = if query.may_split { best.total_superpages } else { best.largest_superpages };
-        let fits = room >= query.superpages
-            && best.read_left >= query.read
-            && best.write_left >= query.write
-            && best.index != u32::MAX
-            && query.except != Some(memory)
-            && !query.avoid.iter().any(|domain| domain.0 == fixed.domain);
-        if fits { score(best, fixed, query) } else { None }
+        let class = u8::try_from(size_class(values.total_superpages)).unwrap_or(u8::MAX);
+        let leaf = &self.leaves[leaf];
+        let (best, fixed) = (Best::of(values, class, leaf.memory.0), leaf.fixed());
+        let will_do = fits(&best, &fixed, query) && query.except != Some(leaf.memory);
+        if will_do { score(&best, &fixed, query) } else { None }
     }
+}
+
+fn join(mut all: impl Iterator<Item = Best>) -> Best {
+    let first = all.next().unwrap_or(Best::NONE);
+    all.fold(first, |joined, next| joined.with(&next))
+}
+
+/// Whether the best of a subtree would do.
+fn fits(best: &Best, fixed: &Fixed, query: &Query<'_>) -> bool {
+    let room = if query.may_split { best.total_superpages } else { best.largest_superpages };
+    room >= query.superpages
+        && best.read_left >= query.read
+        && best.write_left >= query.write
+        && best.index != u32::MAX
+        && !query.avoid.iter().any(|domain| domain.0 == fixed.domain)
 }
 
 fn score(best: &Best, fixed: &Fixed, query: &Query<'_>) -> Option<Score> {
@@ -330,31 +429,4 @@ fn behind_switch_ns(graph: &Graph, memory: MemoryId) -> u32 {
     let links = brick.ports.iter().filter_map(|port| graph.ports()[port.index()].link);
     let cable = links.map(|link| graph.links()[link.index()].latency_ns).min().unwrap_or(0);
     brick.latency_ns.saturating_add(cable)
-}
-
-/// A brick's values from its state.
-pub(super) fn brick_values(
-    index: MemoryId,
-    (largest, total): (u32, u32),
-    (read_left, write_left): (u64, u64),
-    load_permille: u32,
-    power: PowerState,
-) -> Best {
-    let class = 1 << size_class(total);
-    let (classes_on, classes_off) = match power {
-        PowerState::On => (class, 0),
-        PowerState::Off => (0, class),
-    };
-    Best {
-        largest_superpages: largest,
-        total_superpages: total,
-        read_left,
-        write_left,
-        load_permille,
-        index: index.0,
-        classes_on,
-        classes_off,
-        any_largest: largest,
-        any_total: total,
-    }
 }

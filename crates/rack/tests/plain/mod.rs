@@ -48,11 +48,11 @@ impl<'a> Plain<'a> {
             assert!(grant.entries.len() == 1 || request.may_split);
             let base = grant.entries[0].client_base_bytes;
             addresses.push((grant.compute, base, base + grant.length_bytes()));
-            plain.add(grant);
+            plain.add(&grant);
             if let Some(moving) = moving {
                 assert!(moving.epoch > grant.epoch && moving.segment == grant.segment);
                 assert_eq!(moving.entries[0].client_base_bytes, base);
-                plain.add(moving);
+                plain.add(&moving);
             }
         }
         addresses.sort_unstable();
