@@ -90,9 +90,11 @@ pub struct ClientSegmentUse {
     pub id: SegmentId,
     /// How much of it holds data.
     pub used_bytes: u64,
-    /// The epoch of the place it uses; with `evacuated`, that of the target.
+    /// The epoch of the place it uses; with `evacuated`, that of the target, or of the place that
+    /// was to be left without one.
     pub epoch: u64,
-    /// All data is at the target and nothing will be sent to the old place any more.
+    /// All data is at the target (elsewhere, if there was none to name), and nothing will be sent to
+    /// the old place any more.
     #[serde(default)]
     pub evacuated: bool,
 }
@@ -122,6 +124,11 @@ pub struct ClientSegment {
     /// Where it shall be moved: present once the new node has confirmed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
+    /// With `moving`: no target will come, so leave the place for any other that there is. When
+    /// nobody is there any more, the report says `evacuated` with this very epoch. Said by nodes
+    /// that lend each other memory without a controller; a controller names a target.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leave: bool,
     /// Time left until the donor takes the old place back; none if there is no hurry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,

@@ -69,6 +69,7 @@ impl State {
                 epoch: target.epoch,
                 place: self.place(segment, target, Some(target.key)),
             }),
+            leave: false,
             deadline_ms: self.deadline_ms(segment.id, now_ms),
         }
     }

@@ -63,8 +63,8 @@ pub enum RackError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "the rack granted memory, but its node did not confirm it within {} s; look at \
-         `farpool node list`", FIRST_WAIT.as_secs()
+        "no far memory came within {} s: its node did not confirm what was granted, or nobody in a \
+         collaboration has memory to lend; look at `farpool node list`", FIRST_WAIT.as_secs()
     )]
     NotReady,
     #[error(

@@ -4,6 +4,9 @@
 //! segment that moves has two, the old one being left. Invariants:
 //! - every place that the controller names has a seat, until everybody has left it;
 //! - a place is reported as evacuated only after everybody has left its seat.
+//!
+//! Where nodes lend without a controller, a segment is not moved to a target but has to be left for any other
+//! place ([`ClientSegment::leave`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +62,8 @@ impl Seats {
             let target = segment.target.as_ref();
             let target = target.map(|target| ((segment.id, target.epoch), &target.place));
             let here = ((segment.id, segment.epoch), &segment.place);
-            for (key, place) in std::iter::once(here).chain(target) {
+            let here = (!segment.leave).then_some(here);
+            for (key, place) in here.into_iter().chain(target) {
                 if !self.seats.contains_key(&key) && !self.left.contains(&key) {
                     actions.push(Action::Add { key, place: Box::new(place.clone()) });
                 }
@@ -67,7 +71,8 @@ impl Seats {
         }
         for (key, seat) in &self.seats {
             let moves = |segment: &ClientSegment| {
-                (segment.id, segment.epoch) == *key && segment.target.is_some()
+                let moves = segment.target.is_some() || segment.leave;
+                (segment.id, segment.epoch) == *key && moves
             };
             let is_to_leave = !named.contains(key) || self.segments.iter().any(moves);
             if is_to_leave && !seat.is_leaving {
@@ -138,11 +143,12 @@ impl Seats {
                 let has_moved = self.left.contains(&(segment.id, segment.epoch));
                 has_moved && self.seats.contains_key(&(segment.id, target.epoch))
             });
+            let has_left = segment.leave && !self.seats.contains_key(&(segment.id, segment.epoch));
             ClientSegmentUse {
                 id: segment.id,
-                used_bytes: share(segment.place.bytes),
+                used_bytes: if has_left { 0 } else { share(segment.place.bytes) },
                 epoch: target.map_or(segment.epoch, |target| target.epoch),
-                evacuated: target.is_some(),
+                evacuated: target.is_some() || has_left,
             }
         });
         uses.collect()
@@ -191,12 +197,17 @@ mod tests {
 
     fn segment(id: u128, epoch: u64, state: SegmentState) -> ClientSegment {
         let (id, place) = (SegmentId::from_u128(id), place(1 << 30));
-        ClientSegment { id, epoch, state, place, target: None, deadline_ms: None }
+        ClientSegment { id, epoch, state, place, target: None, leave: false, deadline_ms: None }
     }
 
     fn moving(id: u128, epoch: u64, to: u64) -> ClientSegment {
         let target = Some(Target { epoch: to, place: place(1 << 30) });
         ClientSegment { target, ..segment(id, epoch, SegmentState::Moving) }
+    }
+
+    fn to_be_left(id: u128, epoch: u64) -> ClientSegment {
+        let deadline_ms = Some(9_000);
+        ClientSegment { leave: true, deadline_ms, ..segment(id, epoch, SegmentState::Moving) }
     }
 
     fn added(actions: &[Action]) -> Vec<u64> {
@@ -228,6 +239,45 @@ mod tests {
         assert_eq!(seats.hear(vec![moving(1, 5, 6)]), [], "what was left is not entered again");
         assert_eq!(seats.hear(vec![segment(1, 6, SegmentState::Ready)]), []);
         assert!(!seats.is_moving());
+    }
+
+    #[test]
+    fn a_place_without_a_target_is_left_for_any_other_and_reported_when_it_is() {
+        let mut seats = Seats::default();
+        let ready = |id| segment(id, 5, SegmentState::Ready);
+        assert_eq!(added(&seats.hear(vec![ready(1), ready(2)])), [5, 5]);
+        let key = |id| (SegmentId::from_u128(id), 5);
+        seats.taken(key(1), 0, 1);
+        seats.taken(key(2), 1, 1);
+        let actions = seats.hear(vec![to_be_left(1, 5), ready(2)]);
+        let seat = Seat { entry: 0, generation: 1, is_leaving: false };
+        assert_eq!(actions, [Action::Leave { key: key(1), seat }]);
+        seats.leaving(key(1));
+        assert!(seats.is_moving());
+        assert_eq!(seats.wanted_bytes(4 << 30, true, u64::MAX), None, "first the move");
+        assert!(!seats.report(0)[0].evacuated, "somebody may still be there");
+        seats.sweep(|entry, _| entry != 0);
+        let told = seats.report(1 << 30);
+        assert_eq!((told[0].evacuated, told[0].epoch, told[0].used_bytes), (true, 5, 0));
+        assert_eq!((told[1].evacuated, told[1].epoch), (false, 5));
+        assert_eq!(seats.hear(vec![to_be_left(1, 5), ready(2)]), [], "not entered again");
+        assert_eq!(seats.hear(vec![ready(2), ready(3)]).len(), 1, "and others still are");
+    }
+
+    #[test]
+    fn a_place_heard_of_only_when_it_shall_be_left_is_never_entered() {
+        let mut seats = Seats::default();
+        assert_eq!(seats.hear(vec![to_be_left(1, 5)]), []);
+        assert!(seats.report(0)[0].evacuated);
+    }
+
+    #[test]
+    fn a_controller_that_still_seeks_a_target_has_nothing_left() {
+        let mut seats = Seats::default();
+        seats.hear(vec![segment(1, 5, SegmentState::Ready)]);
+        seats.taken((SegmentId::from_u128(1), 5), 0, 1);
+        assert_eq!(seats.hear(vec![segment(1, 5, SegmentState::Moving)]), []);
+        assert!(!seats.report(0)[0].evacuated);
     }
 
     #[test]
