@@ -156,6 +156,21 @@ impl Member {
         self.node.on_demand(wanted_bytes, now);
     }
 
+    /// The node is about to end: nothing is offered any more, and what is lent is reclaimed with the usual
+    /// deadline. [`Member::bound_bytes`] tells when all of it has come back.
+    pub fn lend_no_more(&mut self, now: Duration) {
+        self.node.lend_no_more(now);
+    }
+
+    /// Tells some nodes that this one ends, so that others need not find out by probing. The last
+    /// thing a node says.
+    pub fn leave(&mut self, now: Duration) {
+        let now = self.node.clock(now);
+        let result = self.foca.leave_cluster(&mut self.runtime);
+        self.count(result);
+        self.drain(now);
+    }
+
     /// The shell has moved everything out of `grant`.
     pub fn on_evacuated(&mut self, grant: GrantId, now: Duration) {
         self.node.on_evacuated(grant, now);
@@ -354,6 +369,11 @@ impl Member {
     #[must_use]
     pub fn heard(&self) -> (usize, usize) {
         self.node.rumours.len()
+    }
+
+    /// What others offer, as far as it is known.
+    pub fn offers(&self, now: Duration) -> impl Iterator<Item = (NodeId, u64)> {
+        self.node.rumours.offers(now).map(|offer| (offer.origin, offer.bytes))
     }
 
     /// Server: what may be lent in all.

@@ -39,6 +39,8 @@ pub(crate) struct AcmsNode {
     pub(crate) class: Class,
     pub(crate) usage: Option<MemoryUse>,
     demand_bytes: Option<u64>,
+    /// It lends no more, whatever its class.
+    lends_no_more: bool,
     pub(crate) ratio: Ratio,
     pub(crate) rumours: Rumours,
     pub(crate) server: Server,
@@ -65,6 +67,7 @@ impl AcmsNode {
             class: Class::Neutral,
             usage: None,
             demand_bytes: None,
+            lends_no_more: false,
             ratio: Ratio::new(),
             rumours: Rumours::default(),
             server: Server::new(),
@@ -110,9 +113,18 @@ impl AcmsNode {
         self.client.on_evacuated(grant, now, &mut self.out);
     }
 
+    pub(crate) fn lend_no_more(&mut self, now: Duration) {
+        let now = self.clock(now);
+        self.lends_no_more = true;
+        self.update_lending(now);
+    }
+
     fn update_lending(&mut self, now: Duration) {
         let Some(usage) = self.usage else { return };
-        let limit = lend_limit_bytes(&self.config.thresholds, self.class, &usage);
+        let limit = match self.lends_no_more {
+            true => 0,
+            false => lend_limit_bytes(&self.config.thresholds, self.class, &usage),
+        };
         self.server.harvest = next_harvest(self.server.harvest, limit, usage.total_bytes, now);
         self.server.shrink(limit, &self.config, now, &mut self.out);
     }
