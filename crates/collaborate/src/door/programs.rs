@@ -1,0 +1,143 @@
+//! What programs of this node say and ask.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use farpool_api::{
+    ClientId, ClientReport, ClientSpec, Place, ProblemKind, Segment, SegmentId, SegmentSpec,
+    SegmentState, WAIT_LIMIT_MS,
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::Shared;
+use super::http::{Body, Name, Refusal, json};
+use crate::core::{Core, State as Node};
+
+/// Most failure domains a wish may name; they mean nothing here.
+const AVOID_LIMIT: usize = 64;
+
+fn created(is_new: bool) -> StatusCode {
+    if is_new { StatusCode::CREATED } else { StatusCode::OK }
+}
+
+/// A node that ends takes nobody in.
+fn check_stays(node: &Node) -> Result<(), Refusal> {
+    if node.is_ending {
+        return Err(Refusal::new(ProblemKind::Ending, "this node is ending"));
+    }
+    Ok(())
+}
+
+pub(super) async fn get_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+) -> Result<Response, Refusal> {
+    let client = app.core.read(|node, _| node.ledger.client(id))?;
+    Ok(json(StatusCode::OK, &client))
+}
+
+pub(super) async fn put_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+    Body(spec): Body<ClientSpec>,
+) -> Result<Response, Refusal> {
+    let (is_new, client) = app.core.with(|node, now| {
+        check_stays(node)?;
+        let about = format!("{} (process {})", spec.name, spec.pid);
+        let is_new = node.ledger.put_client(id, spec, now)?;
+        if is_new {
+            tracing::info!(client = %id, about, "a program uses this node's far memory");
+            node.tell("client-created", id, about);
+        }
+        Ok::<_, Refusal>((is_new, node.ledger.client(id)?))
+    })?;
+    Ok(json(created(is_new), &client))
+}
+
+pub(super) async fn delete_client(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+) -> Result<StatusCode, Refusal> {
+    app.core.with(|node, _| {
+        if node.ledger.end_client(id) {
+            tracing::info!(client = %id, "a program has ended");
+            node.tell("client-deleted", id, String::new());
+        }
+    });
+    // Asked twice is asked once.
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn put_segment(
+    State(app): Shared,
+    Name(id): Name<SegmentId>,
+    Body(spec): Body<SegmentSpec>,
+) -> Result<Response, Refusal> {
+    if spec.avoid.len() > AVOID_LIMIT {
+        let detail = format!("at most {AVOID_LIMIT} failure domains can be avoided");
+        return Err(Refusal::new(ProblemKind::Invalid, detail));
+    }
+    let (wished, host) = app.core.with(|node, now| {
+        check_stays(node)?;
+        let wished = node.ledger.wish(id, &spec, now)?;
+        if wished.is_new {
+            tracing::info!(client = %wished.client, bytes = wished.bytes, "memory wanted");
+        }
+        Ok::<_, Refusal>((wished, node.ledger.client(wished.client)?.host))
+    })?;
+    // A wish has no place; what comes of it is in the answers to reports.
+    let segment = Segment {
+        id,
+        client: Some(wished.client),
+        host,
+        state: SegmentState::Pending,
+        epoch: 0,
+        revision: 1,
+        place: Place {
+            node: app.core.here.node.clone(),
+            addresses: Vec::new(),
+            key: None,
+            bytes: wished.bytes,
+            read_bytes_per_s: spec.read_bytes_per_s,
+            write_bytes_per_s: spec.write_bytes_per_s,
+        },
+        target: None,
+        used_bytes: None,
+        deadline_ms: None,
+    };
+    Ok(json(created(wished.is_new), &segment))
+}
+
+pub(super) async fn report(
+    State(app): Shared,
+    Name(id): Name<ClientId>,
+    Body(report): Body<ClientReport>,
+) -> Result<Response, Refusal> {
+    let core = &app.core;
+    let lease_ms = core.with(|node, now| {
+        node.ledger.report(id, &report, now)?;
+        Ok::<_, Refusal>(node.ledger.client(id)?.lease_ms)
+    })?;
+    // A program that waits must not seem silent meanwhile.
+    let wait_ms = report.wait_ms.min(WAIT_LIMIT_MS).min(lease_ms / 2);
+    wait_for_news(core, id, report.known_version, Duration::from_millis(wait_ms)).await;
+    let answer = core.read(|node, now| node.ledger.answer(id, &core.here, now))?;
+    Ok(json(StatusCode::OK, &answer))
+}
+
+async fn wait_for_news(core: &Core, id: ClientId, known: u64, wait: Duration) {
+    let until = Instant::now() + wait;
+    let mut changes = core.changes();
+    loop {
+        changes.mark_unchanged();
+        if core.read(|node, _| node.ledger.version(id)) != Some(known) {
+            return;
+        }
+        match timeout_at(until, changes.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}

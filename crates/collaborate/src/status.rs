@@ -1,0 +1,307 @@
+//! What people may see of the node.
+
+use std::time::Duration;
+
+use farpool_acms::{GrantId, NodeId, Peer, Side};
+use farpool_api::{ClientId, Node, NodeList, NodeState};
+use serde::{Deserialize, Serialize};
+
+use crate::core::{Core, State, class_name};
+use crate::ledger::HoldingState;
+
+/// A node at one moment. Sizes are bytes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// Its id, 16 hexadecimal digits.
+    pub node: String,
+    /// This life of it.
+    pub incarnation: u32,
+    /// Where others reach it.
+    pub address: String,
+    /// Its blade's addresses.
+    pub blade: Vec<String>,
+    /// `client`, `neutral` or `server`.
+    pub class: String,
+    /// Who broadcasts, as this node thinks: `clients` or `servers`.
+    pub side: String,
+    /// It lends no more.
+    pub ending: bool,
+    /// What its programs need, memory on other nodes included.
+    pub own_bytes: u64,
+    /// What there is.
+    pub total_bytes: u64,
+    /// What it would lend in all.
+    pub offered_bytes: u64,
+    /// What it has lent.
+    pub lent_bytes: u64,
+    /// What of that holds data.
+    pub lent_used_bytes: u64,
+    /// What its programs want from others.
+    pub wanted_bytes: u64,
+    /// What they have there and shall not leave.
+    pub borrowed_bytes: u64,
+    /// What of that holds data.
+    pub borrowed_used_bytes: u64,
+    /// Grants to its own programs on its own blade.
+    pub here_bytes: u64,
+    /// Grants to others.
+    pub lent: Vec<GrantStatus>,
+    /// Grants of its programs, here and elsewhere.
+    pub borrowed: Vec<GrantStatus>,
+    /// Nodes it knows.
+    pub peers: Vec<PeerStatus>,
+    /// Its programs.
+    pub clients: Vec<ClientStatus>,
+    /// Datagrams.
+    pub datagrams: DatagramCounts,
+    /// Grants to others since the start.
+    pub grants_made: u64,
+    /// Grants of others since the start.
+    pub grants_used: u64,
+    /// Grants that others had to leave.
+    pub grants_revoked: u64,
+    /// Those of them that were not left in time.
+    pub grants_cut_off: u64,
+    /// Grants that programs here had to leave.
+    pub moves: u64,
+    /// Those of them that were lost with data.
+    pub grants_lost: u64,
+}
+
+/// A grant.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GrantStatus {
+    /// Its name.
+    pub grant: String,
+    /// The other node: where it lies, or who has it; this node's name for its own.
+    pub node: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The program here that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<ClientId>,
+    /// `ready`, `moving` or `lost`.
+    pub state: String,
+    /// What of it holds data, as the program says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    /// Time until its memory is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+}
+
+/// A node that is known.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its id.
+    pub node: String,
+    /// Where it is reached.
+    pub address: String,
+    /// Its life.
+    pub incarnation: u32,
+    /// What it offers, as far as is known.
+    pub offered_bytes: u64,
+}
+
+/// A program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Its id.
+    pub id: ClientId,
+    /// What people call it.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it wants.
+    pub wanted_bytes: u64,
+}
+
+/// Datagrams since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DatagramCounts {
+    /// Sent.
+    pub sent: u64,
+    /// Bytes of them.
+    pub sent_bytes: u64,
+    /// Received.
+    pub received: u64,
+    /// Not readable.
+    pub damaged: u64,
+    /// For another node, life or cluster.
+    pub misdirected: u64,
+    /// Not taken by the network.
+    pub failed: u64,
+}
+
+fn hex(node: NodeId) -> String {
+    format!("{:016x}", node.0)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// All of it, now.
+pub(crate) fn status(core: &Core) -> Status {
+    core.read(|state, now| {
+        let (member, counts) = (&state.member, state.counts);
+        let config = member.config();
+        let usage = state.usage;
+        let wanted = |(client, wanted_bytes): (farpool_api::ClientView, u64)| {
+            let farpool_api::ClientView { id, name, pid, .. } = client;
+            ClientStatus { id, name, pid, wanted_bytes }
+        };
+        Status {
+            name: core.here.node.clone(),
+            node: hex(config.node),
+            incarnation: config.incarnation.0,
+            address: config.addr.to_string(),
+            blade: core.here.addresses.clone(),
+            class: class_name(member.class()).to_owned(),
+            side: side_name(member.side()).to_owned(),
+            ending: state.is_ending,
+            own_bytes: usage.map_or(0, |usage| usage.used_bytes),
+            total_bytes: usage.map_or(0, |usage| usage.total_bytes),
+            offered_bytes: member.offered_bytes(),
+            lent_bytes: member.bound_bytes(),
+            lent_used_bytes: state.lent_used_bytes,
+            wanted_bytes: member.wanted_bytes(),
+            borrowed_bytes: member.usable_bytes(),
+            borrowed_used_bytes: state.ledger.far_bytes(),
+            here_bytes: state.ledger.here_bytes(),
+            lent: lent(state),
+            borrowed: borrowed(core, state, now),
+            peers: peers(state, now),
+            clients: state.ledger.clients().map(wanted).collect(),
+            datagrams: datagrams(state),
+            grants_made: counts.grants_made,
+            grants_used: counts.grants_used,
+            grants_revoked: counts.grants_revoked,
+            grants_cut_off: counts.grants_cut_off,
+            moves: counts.moves,
+            grants_lost: counts.grants_lost,
+        }
+    })
+}
+
+pub(crate) fn datagrams(state: &State) -> DatagramCounts {
+    let counted = state.member.counters();
+    DatagramCounts {
+        sent: counted.sent,
+        sent_bytes: counted.sent_bytes,
+        received: counted.received,
+        damaged: counted.damaged,
+        misdirected: counted.misdirected,
+        failed: state.counts.sends_failed,
+    }
+}
+
+fn lent(state: &State) -> Vec<GrantStatus> {
+    let of = |(grant, lent): (&GrantId, &crate::core::Lent)| GrantStatus {
+        grant: grant.to_string(),
+        node: hex(lent.client),
+        bytes: lent.bytes,
+        client: None,
+        state: "ready".to_owned(),
+        used_bytes: None,
+        deadline_ms: None,
+    };
+    state.lent.iter().map(of).collect()
+}
+
+fn borrowed(core: &Core, state: &State, now: Duration) -> Vec<GrantStatus> {
+    let mut all = Vec::new();
+    for (grant, holding) in state.ledger.holdings() {
+        let (name, deadline) = match holding.state {
+            HoldingState::Ready => ("ready", None),
+            HoldingState::Moving { deadline } => ("moving", deadline),
+            HoldingState::Lost => ("lost", None),
+        };
+        let own = || core.here.node.clone();
+        all.push(GrantStatus {
+            grant: grant.to_string(),
+            node: holding.blade.map_or_else(own, |blade| blade.to_string()),
+            bytes: holding.bytes,
+            client: Some(holding.client),
+            state: name.to_owned(),
+            used_bytes: Some(holding.used_bytes),
+            deadline_ms: deadline.map(|at| millis(at.saturating_sub(now))),
+        });
+    }
+    all
+}
+
+fn offer_of(state: &State, node: NodeId, now: Duration) -> u64 {
+    state.member.offers(now).find(|(origin, _)| *origin == node).map_or(0, |(_, bytes)| bytes)
+}
+
+fn peers(state: &State, now: Duration) -> Vec<PeerStatus> {
+    let of = |peer: &Peer| PeerStatus {
+        node: hex(peer.node),
+        address: peer.addr.to_string(),
+        incarnation: peer.incarnation.0,
+        offered_bytes: offer_of(state, peer.node, now),
+    };
+    state.member.peers().iter().map(of).collect()
+}
+
+pub(crate) fn side_name(side: Side) -> &'static str {
+    match side {
+        Side::Clients => "clients",
+        Side::Servers => "servers",
+    }
+}
+
+/// This node and those it knows, in the controller's words. What a node does not tell others stands as 0.
+pub(crate) fn nodes(core: &Core) -> NodeList {
+    let blade_id = core.blade().id();
+    let capacity_bytes = core.blade().capacity_bytes();
+    core.read(|state, now| {
+        let (member, config) = (&state.member, state.member.config());
+        let own = Node {
+            name: core.here.node.clone(),
+            state: if state.is_ending { NodeState::Draining } else { NodeState::Up },
+            draining: state.is_ending,
+            addresses: core.here.addresses.clone(),
+            donate_bytes: member.offered_bytes(),
+            granted_bytes: member.bound_bytes(),
+            segments: state.lent.len() as u64,
+            incarnation: u64::from(config.incarnation.0),
+            blade_id,
+            capacity_bytes: Some(capacity_bytes),
+            lendable_bytes: Some(member.offered_bytes()),
+            used_bytes: Some(state.lent_used_bytes),
+            load_permille: None,
+            read_bytes_total: None,
+            write_bytes_total: None,
+            report_age_ms: Some(0),
+        };
+        let other = |peer: &Peer| {
+            let offered = offer_of(state, peer.node, now);
+            Node {
+                name: peer.addr.to_string(),
+                state: NodeState::Up,
+                draining: false,
+                addresses: vec![format!("udp://{}", peer.addr)],
+                donate_bytes: offered,
+                granted_bytes: 0,
+                segments: 0,
+                incarnation: u64::from(peer.incarnation.0),
+                blade_id: 0,
+                capacity_bytes: None,
+                lendable_bytes: Some(offered),
+                used_bytes: None,
+                load_permille: None,
+                read_bytes_total: None,
+                write_bytes_total: None,
+                report_age_ms: None,
+            }
+        };
+        let mut nodes = vec![own];
+        nodes.extend(member.peers().iter().map(other));
+        nodes[1..].sort_by(|a, b| a.name.cmp(&b.name));
+        NodeList { nodes }
+    })
+}
