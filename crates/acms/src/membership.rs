@@ -131,9 +131,12 @@ impl Member {
         })
     }
 
-    /// Addresses to greet whenever no node is known, at most some at a time.
+    /// Addresses to greet whenever no node is known, at most some at a time; the first time at the next tick.
     pub fn join(&mut self, contacts: Vec<SocketAddr>) {
         self.contacts = contacts;
+        if self.is_alone() {
+            self.hello_at = Duration::ZERO;
+        }
     }
 
     /// Nodes known from an earlier life or a list, without a greeting.
