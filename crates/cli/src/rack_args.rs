@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use farpool_acms::{Arbitration, Band};
 
 use crate::values::{BladeAddress, Size, Span};
 
@@ -61,6 +62,8 @@ pub struct Access {
 #[command(after_help = "\
 Examples:\n  \
 farpool node --control http://127.0.0.1:7080 --donate 8GiB --listen tcp://127.0.0.1:7070\n  \
+farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --listen tcp://10.0.0.8:7070 \
+--allow-remote-tcp\n  \
 farpool node list\n\n\
 What the server's own programs need is never lent, and taken back when they need it.")]
 pub struct NodeArgs {
@@ -74,8 +77,10 @@ pub struct NodeArgs {
 pub struct NodeDaemonArgs {
     #[command(flatten)]
     pub access: Access,
+    #[command(flatten)]
+    pub collaborate: CollaborateArgs,
     /// Memory to lend at most
-    #[arg(long, value_name = "SIZE", required = true)]
+    #[arg(long, value_name = "SIZE", required_unless_present = "collaborate")]
     #[arg(env = "FARPOOL_NODE_DONATE", hide_env_values = true)]
     pub donate: Option<Size>,
     /// What it is called in the rack [default: the host's name]
@@ -100,6 +105,53 @@ pub struct NodeDaemonArgs {
     /// Allow addresses beyond loopback: pages then travel unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
+}
+
+/// A node that has no controller; what else it is told means the same as with one. It speaks UDP at the
+/// address of `--listen tcp://`, and `--token-file` is what its door asks for.
+#[derive(Debug, Args)]
+pub struct CollaborateArgs {
+    /// Lend to and borrow from other nodes without a controller
+    #[arg(long, conflicts_with_all = ["donate", "compute_brick", "memory_brick"])]
+    pub collaborate: bool,
+    /// Lend below the first use of memory, stop above the second
+    #[arg(long, value_name = "LOW%:HIGH%", default_value = "40%:50%", requires = "collaborate")]
+    pub min: Band,
+    /// Borrow above the second use of memory, stop below the first
+    #[arg(long, value_name = "LOW%:HIGH%", default_value = "80%:90%", requires = "collaborate")]
+    pub max: Band,
+    /// A node to greet; may be repeated
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', requires = "collaborate")]
+    pub join: Vec<String>,
+    /// Nodes of one cluster lend each other memory
+    #[arg(long, value_name = "NAME", default_value = "farpool", requires = "collaborate")]
+    pub cluster: String,
+    /// Where it stands: nodes are the nearer the more leading bits are equal
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "collaborate")]
+    pub zone: u32,
+    /// Whom it chooses: fcfs, round-robin or nearest
+    #[arg(long, value_name = "NAME", default_value = "fcfs", requires = "collaborate")]
+    pub arbitration: Arbitration,
+    /// How long what it lends stands without a renewal
+    #[arg(long, value_name = "TIME", default_value = "10s", requires = "collaborate")]
+    pub lease: Span,
+    /// How long others have to move out when it needs its memory
+    #[arg(long, value_name = "TIME", default_value = "10s", requires = "collaborate")]
+    pub reclaim_deadline: Span,
+    /// Where its programs ask (farpool run --pool http://IP:PORT)
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        default_value = "127.0.0.1:7081",
+        requires = "collaborate"
+    )]
+    pub door: SocketAddr,
+    /// Allow a door beyond loopback: requests then travel unencrypted, and a token is needed
+    #[arg(long, requires = "collaborate")]
+    pub allow_remote_door: bool,
+    /// Remembers the last start, so that a clock that goes back does no harm
+    #[arg(long, value_name = "FILE", requires = "collaborate")]
+    pub state_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod blade;
 pub mod blades;
+pub mod collaborate;
 pub mod config;
 pub mod control;
 pub mod demo;

@@ -22,6 +22,7 @@ use super::refuse_remote;
 /// Runs the daemon, or asks the controller about nodes.
 pub fn main(args: &NodeArgs) -> anyhow::Result<u8> {
     match &args.command {
+        None if args.daemon.collaborate.collaborate => super::collaborate::daemon(&args.daemon),
         None => daemon(&args.daemon),
         Some(NodeCommand::List(access)) => rack::list_nodes(access),
         Some(NodeCommand::Show(named)) => rack::show_node(named),

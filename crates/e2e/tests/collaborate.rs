@@ -1,0 +1,192 @@
+//! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts with memory and
+//! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back within the deadline,
+//! B's data moves to C, and every page of it is right. Then a program and a donor are killed.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use farpool_e2e::rack::Daemon;
+use farpool_e2e::run::{Run, Running};
+use farpool_e2e::{binaries, network, tree, turn, wait_until};
+use farpool_hosts::{Host, Hosts, Wiring};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Each host's memory.
+const HOST_BYTES: u64 = 1 << 30;
+/// What the big program on A takes of it.
+const HOG_BYTES: &str = "650000000";
+/// What keeps B above what a client's thresholds are here.
+const SOME_BYTES: &str = "70000000";
+/// What a node offers before a program comes, so that the program gets it in one piece.
+const OFFER_BYTES: u64 = 400 << 20;
+const OPS: &str = "discard,pipe,heap,file";
+const SEED: &str = "21";
+
+struct Story {
+    // Ended in this order: programs and daemons before their hosts.
+    some: Option<Hog>,
+    nodes: Vec<Option<Daemon>>,
+    folder: tempfile::TempDir,
+    hosts: Hosts,
+}
+
+impl Story {
+    fn start() -> Option<Story> {
+        let hosts =
+            network::make(Hosts::builder(3, Wiring::Bridge).memory_limit_bytes(HOST_BYTES))?;
+        let folder = tempfile::tempdir().expect("folder");
+        Some(Story { some: None, nodes: vec![None, None, None], folder, hosts })
+    }
+
+    /// Starts a node on a host; all greet A.
+    fn join(&mut self, at: usize, thresholds: &[&str]) {
+        let host = &self.hosts[at];
+        let tcp = format!("tcp://{}:7070", host.address());
+        let unix = format!("unix://{}", self.folder.path().join(host.name()).display());
+        let first = format!("{}:7070", self.hosts[0].address());
+        let mut command = host.command(binaries::program("farpool"));
+        command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
+        command.args(["--listen", &tcp, "--listen", &unix, "--drain-timeout", "100ms"]);
+        if at != 0 {
+            command.args(["--join", &first]);
+        }
+        self.nodes[at] = Some(Daemon::start_command(command, thresholds));
+    }
+
+    /// A node that lends.
+    fn join_server(&mut self, at: usize) {
+        self.join(at, &[]);
+        wait_until("the node offers", PATIENCE, || {
+            (self.status(at)["offered_bytes"].as_u64() >= Some(OFFER_BYTES)).then_some(())
+        });
+    }
+
+    /// A node that never lends, and has nothing for its own programs.
+    fn join_client(&mut self, at: usize) {
+        self.some = Some(Hog::start(&self.hosts[at], SOME_BYTES));
+        self.join(at, &["--min", "1%:2%", "--max", "3%:4%"]);
+        wait_until("the node is a client", PATIENCE, || {
+            (self.status(at)["class"] == "client").then_some(())
+        });
+    }
+
+    /// What a node says of itself, asked on its host.
+    fn status(&self, at: usize) -> Value {
+        let script = "exec 3<>/dev/tcp/127.0.0.1/7081 && \
+                      printf 'GET /v1/status HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3";
+        let mut command = self.hosts[at].command("bash");
+        let answer = command.args(["-c", script]).stdin(Stdio::null()).output().expect("bash");
+        let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+        let body = text.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
+        serde_json::from_str(body).unwrap_or(Value::Null)
+    }
+
+    /// What B's programs have, if all of it is ready and on one host.
+    fn is_all_on(&self, host: usize) -> bool {
+        let blade = format!("{}:7070", self.hosts[host].address());
+        let status = self.status(1);
+        let borrowed = status["borrowed"].as_array().cloned().unwrap_or_default();
+        let is_there = |grant: &Value| grant["node"] == *blade && grant["state"] == "ready";
+        !borrowed.is_empty() && borrowed.iter().all(is_there)
+    }
+
+    fn wait_for_all_on(&self, host: usize, what: &str) {
+        wait_until(what, PATIENCE, || self.is_all_on(host).then_some(()));
+    }
+
+    /// A node has lent nothing, and its blade holds nothing of others.
+    fn wait_until_free(&self, at: usize, what: &str) {
+        wait_until(what, PATIENCE, || {
+            let status = self.status(at);
+            let is_free = status["lent_bytes"] == 0 && status["lent_used_bytes"] == 0;
+            is_free.then_some(())
+        });
+    }
+
+    /// A program on B that checks every page it reads.
+    fn program(&self, seconds: &str) -> Running {
+        let directory = tempfile::tempdir().expect("directory");
+        let stats = directory.path().join("stats.json");
+        let mut command = self.hosts[1].command(binaries::program("farpool"));
+        command.args(["run", "--local", "24MiB", "--pool", "http://127.0.0.1:7081"]);
+        command.args(["--quota", "256MiB", "--allow-remote-tcp", "--stats"]).arg(&stats);
+        let mut running = Run::with(command, Some(stats), Some(directory))
+            .own_program("farpool-stress")
+            .args(["--mib", "96", "--threads", "2", "--progress", "--seconds", seconds])
+            .args(["--seed", SEED, "--ops", OPS])
+            .patience(Duration::from_secs(180))
+            .start();
+        running.wait_for_output("filled", 2);
+        running
+    }
+}
+
+/// A program that takes much memory of its host and keeps it.
+struct Hog(Child);
+
+impl Hog {
+    fn start(host: &Host, bytes: &str) -> Hog {
+        let mut command: Command = host.command("sh");
+        let script = format!("(head -c {bytes} /dev/zero; sleep 600) | tail");
+        command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
+        Hog(command.spawn().expect("sh"))
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        tree::end(self.0.id());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_node_takes_its_memory_back_and_the_data_moves_to_another() {
+    let _turn = turn();
+    let Some(mut story) = Story::start() else {
+        return;
+    };
+    story.join_server(0);
+    story.join_client(1);
+    let mut running = story.program("25");
+    story.wait_for_all_on(0, "B's data is on A");
+    story.join_server(2);
+    let hog = Hog::start(&story.hosts[0], HOG_BYTES);
+    story.wait_for_all_on(2, "B's data has moved from A to C");
+    story.wait_until_free(0, "A's blade is empty");
+    assert!(running.is_running(), "stderr: {}", running.stderr());
+    assert_eq!(story.status(0)["grants_cut_off"], 0, "within the deadline");
+    assert_eq!(story.status(1)["grants_lost"], 0);
+    let outcome = running.finish();
+    outcome.require_success();
+    outcome.require_far();
+    assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    story.wait_until_free(2, "C's memory is free when the program has ended");
+    drop(hog);
+}
+
+#[test]
+fn what_a_killed_program_had_comes_back_and_a_killed_donor_gives_no_wrong_data() {
+    let _turn = turn();
+    let Some(mut story) = Story::start() else {
+        return;
+    };
+    story.join_server(0);
+    story.join_client(1);
+    let killed = story.program("600");
+    story.wait_for_all_on(0, "B's data is on A");
+    tree::end(killed.pid());
+    story.wait_until_free(0, "A's memory is free when the program's lease is over");
+    drop(killed);
+    let unlucky = story.program("30");
+    story.wait_for_all_on(0, "B's data is on A again");
+    if let Some(donor) = &mut story.nodes[0] {
+        donor.kill();
+    }
+    let outcome = unlucky.finish();
+    assert_ne!(outcome.code, 9, "wrong data: {} {}", outcome.stdout, outcome.stderr);
+    if outcome.code != 0 {
+        assert!(outcome.stderr.contains("farpool: "), "a clear message: {}", outcome.stderr);
+    }
+}
