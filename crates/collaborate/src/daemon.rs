@@ -279,7 +279,9 @@ fn config(
     config.arbitration = options.arbitration;
     config.lease_ms = millis(options.lease);
     config.reclaim_deadline_ms = millis(options.reclaim_deadline);
-    config.seed = u64::try_from(random_bits() >> 64).unwrap_or(0);
+    for part in config.seed.chunks_mut(16) {
+        part.copy_from_slice(&random_bits().to_le_bytes()[..part.len()]);
+    }
     Ok(config)
 }
 
