@@ -126,7 +126,8 @@ pub struct ClientSegment {
     pub target: Option<Target>,
     /// With `moving`: no target will come, so leave the place for any other that there is. When
     /// nobody is there any more, the report says `evacuated` with this very epoch. Said by nodes
-    /// that lend each other memory without a controller; a controller names a target.
+    /// that lend each other memory without a controller, and by a controller that has found no
+    /// target for memory that a donor needs back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leave: bool,
     /// Time left until the donor takes the old place back; none if there is no hurry.

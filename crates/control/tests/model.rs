@@ -264,8 +264,9 @@ impl World {
     fn evacuated(&mut self, id: u8) {
         let Ok(told) = self.state.client_answer(client(id), self.now_ms) else { return };
         let moving = told.segments.iter().filter_map(|segment| {
-            let target = segment.target.as_ref()?;
-            let (id, epoch) = (segment.id, target.epoch);
+            let target = segment.target.as_ref().map(|target| target.epoch);
+            let epoch = target.or_else(|| segment.leave.then_some(segment.epoch))?;
+            let id = segment.id;
             Some(ClientSegmentUse { id, used_bytes: 0, epoch, evacuated: true })
         });
         let segments = moving.collect();

@@ -121,6 +121,42 @@ fn a_donor_gets_its_memory_back() {
 }
 
 #[test]
+fn a_client_takes_home_what_nobody_has_room_for() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 4 * SUPERPAGE);
+    let client = join_client(&api, 1, "n0");
+    let id = SegmentId::from_u128(1);
+    api.put_segment(id, &small(client)).unwrap();
+    node.settle(&api);
+    let hear = |node: &mut Agent, sequence| {
+        node.step(&api);
+        let report = ClientReport { sequence, ..ClientReport::default() };
+        api.report_client(client, &report).unwrap().segments.first().cloned()
+    };
+    let stands = hear(&mut node, 1).unwrap();
+    assert!(!stands.leave);
+    // The word of a move that is over, come once more: it has the epoch of the place that stands.
+    api.report_client(client, &evacuated(2, id, stands.epoch)).unwrap();
+    assert_eq!(api.segment(id).unwrap().state, SegmentState::Ready);
+    node.lendable_bytes = 0;
+    let mut sequence = 2;
+    let told = wait_for("leave", || {
+        sequence += 1;
+        hear(&mut node, sequence).filter(|segment| segment.leave)
+    });
+    assert_eq!((told.state, told.epoch, &told.target), (SegmentState::Moving, stands.epoch, &None));
+    assert!(told.deadline_ms.is_some(), "and the donor waits");
+    api.report_client(client, &evacuated(sequence + 1, id, told.epoch)).unwrap();
+    node.settle(&api);
+    assert!(node.answer.grants.is_empty());
+    wait_for("its end", || {
+        let segments = api.segments(&SegmentFilter::default()).unwrap().segments;
+        segments.is_empty().then_some(())
+    });
+}
+
+#[test]
 fn a_blade_that_started_anew_has_lost_everything() {
     let server = Server::fresh(|_| {});
     let api = server.client();

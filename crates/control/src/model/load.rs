@@ -160,6 +160,7 @@ impl Runtime {
             target_ready: false,
             used_bytes: None,
             deadline_ms: None,
+            leave: false,
             retry_ms: None,
             dropped_version: version,
             target_dropped_version: version,

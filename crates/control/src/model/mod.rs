@@ -42,6 +42,9 @@ pub const NODE_LOST_MS: u64 = 30_000;
 pub const RECLAIM_DEADLINE_MS: u64 = 30_000;
 /// How long a segment that found no place waits before it is tried again.
 pub const RETRY_MS: u64 = 1_000;
+/// A client is told to leave a reclaimed place without a target when none was found for so long: it then still has
+/// most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
+pub const LEAVE_AFTER_MS: u64 = 5_000;
 /// Nodes; another one is refused. Without a topology each new one builds the graph anew, 18 ms with
 /// 1,000 nodes and 10,000 segments (examples/state_speed.rs).
 pub const NODES_LIMIT: usize = 10_000;
@@ -217,6 +220,8 @@ pub(crate) struct Runtime {
     pub deadline_ms: Option<u64>,
     /// It must leave and has found no place yet; when to try again.
     pub retry_ms: Option<u64>,
+    /// Its client was told to leave the place for any other it has; no target is sought any more.
+    pub leave: bool,
     /// Version of its node's intent from which the old grant, or all of it, is no longer in it.
     pub dropped_version: u64,
     /// The same for the target's node.

@@ -7,7 +7,9 @@ use farpool_switch::Circuit;
 
 use super::record::{GrantRecord, Record};
 use super::segments::rack_problem;
-use super::{Changes, Outcome, RETRY_MS, State, graph, refuse};
+use super::{
+    Changes, LEAVE_AFTER_MS, Outcome, RECLAIM_DEADLINE_MS, RETRY_MS, State, graph, refuse,
+};
 
 impl State {
     pub(super) fn move_segment(
@@ -69,10 +71,19 @@ impl State {
         Ok(())
     }
 
-    /// The client says that everything is at the target. Said again, or of another epoch, it
-    /// changes nothing.
+    /// The client says that everything is at the target; or, of the place itself, that nobody is there any
+    /// more, which releases it. Said again, or of another epoch, it changes nothing.
     pub(super) fn note_evacuated(&mut self, id: SegmentId, epoch: u64, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get(&id) else { return };
+        // Only if it was told so: a repeated word of a move that is over has this epoch too.
+        let is_told = self.runtime.get(&id).is_some_and(|runtime| runtime.leave);
+        if is_told && segment.current.epoch == epoch && segment.target.is_none() {
+            if !segment.releasing && !segment.lost {
+                to.event("segment-left", id, "its client has taken the data elsewhere");
+                self.release(id, to);
+            }
+            return;
+        }
         let is_target = segment.target.as_ref().is_some_and(|target| target.epoch == epoch);
         if !is_target || segment.evacuated || !self.target_ready(segment) {
             return;
@@ -125,6 +136,9 @@ impl State {
         let (has_target, client) = (segment.target.is_some(), segment.spec.client);
         let (policy, avoid) = (segment.spec.policy, segment.spec.avoid.clone());
         let Some(runtime) = self.runtime.get_mut(&id) else { return Outcome::Done };
+        if runtime.leave {
+            return Outcome::Done;
+        }
         if runtime.deadline_ms.is_none() && deadline_ms.is_some() {
             runtime.deadline_ms = deadline_ms;
             self.touch_client(client);
@@ -135,8 +149,14 @@ impl State {
         if has_target || (movable && self.begin_move(id, policy, &avoid, to).is_ok()) {
             return Outcome::Done;
         }
-        if let Some(runtime) = self.runtime.get_mut(&id) {
-            runtime.retry_ms = Some(to.now_ms + RETRY_MS);
+        let now_ms = to.now_ms;
+        let Some(runtime) = self.runtime.get_mut(&id) else { return Outcome::Done };
+        runtime.retry_ms = Some(now_ms + RETRY_MS);
+        let left_ms = runtime.deadline_ms.map(|deadline| deadline.saturating_sub(now_ms));
+        if movable && left_ms.is_some_and(|left| left + LEAVE_AFTER_MS <= RECLAIM_DEADLINE_MS) {
+            runtime.leave = true;
+            self.touch_client(client);
+            to.event("segment-to-be-left", id, "no other node has room for it");
         }
         self.announce(id, to);
         Outcome::Done
@@ -148,6 +168,7 @@ impl State {
         if let Some(runtime) = self.runtime.get_mut(&id) {
             runtime.deadline_ms = None;
             runtime.retry_ms = None;
+            runtime.leave = false;
             self.touch_client(client);
             self.announce(id, to);
         }

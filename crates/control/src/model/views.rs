@@ -69,7 +69,8 @@ impl State {
                 epoch: target.epoch,
                 place: self.place(segment, target, Some(target.key)),
             }),
-            leave: false,
+            leave: segment.target.is_none()
+                && self.runtime.get(&segment.id).is_some_and(|runtime| runtime.leave),
             deadline_ms: self.deadline_ms(segment.id, now_ms),
         }
     }

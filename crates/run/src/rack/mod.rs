@@ -224,6 +224,7 @@ impl Agent {
             }
             self.grow();
             self.spill_if_stuck();
+            self.unspill();
         }
     }
 
@@ -306,6 +307,21 @@ impl Agent {
         }
     }
 
+    /// What was spilled goes back to the rack when that has room again.
+    fn unspill(&mut self) {
+        let Some((entry, generation)) = self.spill.seat() else { return };
+        let entries = RunBlades::new(&self.board).list();
+        let spill = entries.iter().find(|it| (it.entry, it.generation) == (entry, generation));
+        match spill {
+            None => self.spill.end(),
+            Some(spill) if !spill.is_leaving && self.seats.has_room_for(self.far_bytes()) => {
+                let table = &self.board.header().blades;
+                table.set_role(entry, generation, BladeRole::Leaving);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// The last resort: takes in what nobody else has room for.
     fn spill_if_stuck(&mut self) {
         let blades = RunBlades::new(&self.board);
@@ -317,11 +333,17 @@ impl Agent {
         if since.elapsed() < STUCK_PATIENCE || self.spill.is_there() {
             return;
         }
-        let spilled = self.spill.start(self.seats.leaving_bytes());
+        let spilled = self.spill.start(self.seats.leaving_bytes(), self.seats.granted_bytes());
         let message = match spilled {
             Ok((offer, what)) => match blades.add(&offer) {
-                Ok(_) => format!("no node has room for memory that must move; it goes into {what}"),
-                Err(error) => error.to_string(),
+                Ok((entry, generation)) => {
+                    self.spill.seated(entry, generation);
+                    format!("no node has room for memory that must move; it goes into {what}")
+                }
+                Err(error) => {
+                    self.spill.end();
+                    error.to_string()
+                }
             },
             Err(error) => format!("memory that must move cannot be spilled either: {error}"),
         };

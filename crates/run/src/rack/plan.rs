@@ -5,8 +5,8 @@
 //! - every place that the controller names has a seat, until everybody has left it;
 //! - a place is reported as evacuated only after everybody has left its seat.
 //!
-//! Where nodes lend without a controller, a segment is not moved to a target but has to be left for any other
-//! place ([`ClientSegment::leave`]).
+//! Where nodes lend without a controller, or nobody has room, a segment is not moved to a target but has to be left
+//! for any other place ([`ClientSegment::leave`]), in the end the run's own spill.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,6 +124,16 @@ impl Seats {
     pub fn granted_bytes(&self) -> u64 {
         let usable = self.segments.iter().filter(|it| is_usable(it.state));
         usable.map(|it| it.place.bytes).sum()
+    }
+
+    /// Whether everything that is far would lie in segments that stay, with a reserve.
+    pub fn has_room_for(&self, far_bytes: u64) -> bool {
+        let stays = |it: &&ClientSegment| {
+            is_usable(it.state)
+                && self.seats.get(&(it.id, it.epoch)).is_some_and(|seat| !seat.is_leaving)
+        };
+        let bytes: u64 = self.segments.iter().filter(stays).map(|it| it.place.bytes).sum();
+        !self.is_moving() && bytes > far_bytes.saturating_add(far_bytes / FREE_PART)
     }
 
     /// Segments whose memory is gone.

@@ -18,24 +18,46 @@ pub struct Spill {
     socket: PathBuf,
     directory: PathBuf,
     serving: Option<Serving>,
+    /// Its entry on the board, and that entry's generation.
+    seat: Option<(usize, u32)>,
 }
 
 impl Spill {
     /// Nothing is spilled yet. A file would go into `directory`.
     pub fn new(run_directory: &Path, directory: &Path) -> Self {
         let socket = run_directory.join(SOCKET);
-        Spill { socket, directory: directory.to_owned(), serving: None }
+        Spill { socket, directory: directory.to_owned(), serving: None, seat: None }
     }
 
     pub fn is_there(&self) -> bool {
         self.serving.is_some()
     }
 
-    /// Starts the blade with room for so many bytes; says what it is made of.
-    pub fn start(&mut self, bytes: u64) -> Result<(BladeOffer, String), ServeError> {
-        let memory_bytes = bytes.saturating_add(SUPERPAGE_BYTES);
+    /// Where it is on the board.
+    pub fn seat(&self) -> Option<(usize, u32)> {
+        self.seat
+    }
+
+    /// It has been entered on the board.
+    pub fn seated(&mut self, entry: usize, generation: u32) {
+        self.seat = Some((entry, generation));
+    }
+
+    /// Everybody has left it: its memory goes back.
+    pub fn end(&mut self) {
+        (self.serving, self.seat) = (None, None);
+    }
+
+    /// Starts the blade with room for all that is granted, of which `bytes` must move now; says what it is
+    /// made of.
+    pub fn start(
+        &mut self,
+        bytes: u64,
+        granted_bytes: u64,
+    ) -> Result<(BladeOffer, String), ServeError> {
+        let memory_bytes = granted_bytes.max(bytes).saturating_add(SUPERPAGE_BYTES);
         let file = self.directory.join(format!("farpool-spill-{}", std::process::id()));
-        let (backing, what) = if has_memory_for(memory_bytes) {
+        let (backing, what) = if has_memory_for(bytes) {
             (BackingKind::Memfd, "this machine's memory".to_owned())
         } else {
             (BackingKind::File(file.clone()), format!("a file in {}", self.directory.display()))
