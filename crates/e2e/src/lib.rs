@@ -3,6 +3,8 @@
 //! * [`binaries`]: finds `farpool` and its preload library, building both when they are missing or stale;
 //! * [`run`]: `farpool run` of a program, with its output, its exit code and its statistics;
 //! * [`blade`]: a `farpool blade` of its own;
+//! * [`rack`]: a controller and nodes, and what people ask them;
+//! * [`far`]: a client of theirs and its far memory, without a program;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
 //! * [`network`]: two hosts back to back, each a network namespace.
@@ -16,6 +18,7 @@
 
 pub mod binaries;
 pub mod blade;
+pub mod far;
 pub mod network;
 pub mod proxy;
 pub mod rack;

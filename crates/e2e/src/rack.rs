@@ -4,14 +4,17 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::binaries;
+use crate::{PATIENCE, binaries, wait_until};
 
 /// A process that said that it is ready.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
+    /// Its ready line.
+    pub ready: Value,
     /// Where it listens.
     pub address: String,
 }
@@ -31,13 +34,16 @@ impl Daemon {
             .stderr(Stdio::null())
             .spawn()
             .expect("farpool");
-        let mut line = String::new();
         let stdout = child.stdout.take().expect("piped");
+        // Held from here on, so that it ends with a panic, too.
+        let mut daemon = Daemon { child, ready: Value::Null, address: String::new() };
+        let mut line = String::new();
         let _ = BufReader::new(stdout).read_line(&mut line);
-        let ready: Value = serde_json::from_str(&line)
+        daemon.ready = serde_json::from_str(&line)
             .unwrap_or_else(|error| panic!("{arguments:?} said {line:?}: {error}"));
-        let address = ready["listen"][0].as_str().expect("an address").to_owned();
-        Daemon { child, address }
+        assert_eq!(daemon.ready["event"], "ready", "{line}");
+        daemon.address = daemon.ready["listen"][0].as_str().expect("an address").to_owned();
+        daemon
     }
 
     /// A controller that keeps its state in `store`.
@@ -60,12 +66,24 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process id"), signal).expect("it takes the signal");
+    }
+
+    /// Waits for its end; its exit code, if it ended by itself.
+    pub fn wait(mut self) -> Option<i32> {
+        wait_until("the daemon ends", PATIENCE, || self.child.try_wait().expect("a child")).code()
+    }
+
     /// SIGTERM, and waits for its end; whether it ended well.
-    pub fn end(mut self) -> bool {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        let asked =
-            pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::TERM));
-        matches!(asked, Some(Ok(()))) && self.child.wait().is_ok_and(|status| status.success())
+    pub fn end(self) -> bool {
+        self.signal(Signal::TERM);
+        self.wait() == Some(0)
     }
 }
 
