@@ -1,6 +1,5 @@
 //! `farpool blade`: wires to the blade's server; starts, says it is ready, waits for a signal.
 
-use std::io::{Write, stdout};
 use std::path::Path;
 
 use anyhow::Context;
@@ -11,10 +10,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{BladeArgs, BladeSettings};
-use crate::commands::refuse_remote;
+use crate::commands::{refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
-use crate::notify::notify;
 use crate::values::{Backing, Size, Span};
 
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
@@ -36,7 +34,7 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     say_ready(memory_bytes, serving.addresses(), args.json)?;
     let signal = signals.forever().next();
     tracing::info!(signal, "stopping");
-    tell_systemd("STOPPING=1");
+    service::tell_systemd("STOPPING=1");
     serving.shutdown();
     Ok(0)
 }
@@ -75,7 +73,6 @@ fn make_folder(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The one line on standard output: scripts wait for it and learn the ports that were chosen.
 fn say_ready(memory_bytes: u64, addresses: &[Address], json: bool) -> anyhow::Result<()> {
     let listen: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let line = if json {
@@ -85,13 +82,5 @@ fn say_ready(memory_bytes: u64, addresses: &[Address], json: bool) -> anyhow::Re
     } else {
         format!("ready: {} on {}", Size(memory_bytes), listen.join(" "))
     };
-    writeln!(stdout(), "{line}").context("standard output is closed")?;
-    tell_systemd("READY=1");
-    Ok(())
-}
-
-fn tell_systemd(state: &str) {
-    if let Err(error) = notify(state) {
-        tracing::warn!(%error, state, "systemd does not take the message");
-    }
+    service::say_ready(&line)
 }

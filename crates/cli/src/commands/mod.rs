@@ -14,6 +14,7 @@ pub mod limit;
 pub mod node;
 pub mod rack;
 pub mod run;
+pub mod service;
 pub mod stat;
 
 use std::path::PathBuf;

@@ -6,6 +6,7 @@ use farpool_run::{RackError, RackOptions, RunError, RunOptions};
 
 use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
+use crate::commands::service::read_token;
 use crate::config::UsageError;
 use crate::values::{Size, WhenFull};
 
@@ -63,14 +64,9 @@ const SPILL_DIRECTORY: &str = "/var/tmp";
 
 fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
     let Some(controllers) = settings.pool.clone() else { return Ok(None) };
-    let token = settings.token_file.as_ref().map(|path| {
-        let text = std::fs::read_to_string(path);
-        let text = text.map_err(|error| UsageError(format!("{}: {error}", path.display())));
-        text.map(|text| text.trim().to_owned())
-    });
     Ok(Some(RackOptions {
         controllers,
-        token: token.transpose()?,
+        token: read_token(settings.token_file.as_deref())?,
         host: settings.host.clone(),
         rate_bytes_per_s: settings.rate.map(|Size(bytes)| bytes),
         spill_directory: settings.spill.clone().unwrap_or_else(|| PathBuf::from(SPILL_DIRECTORY)),
