@@ -28,19 +28,21 @@ pub fn man(args: &ManArgs) -> anyhow::Result<u8> {
 }
 
 fn write_pages(command: &Command, folder: &Path) -> anyhow::Result<()> {
-    let write = |command: &Command, name: &str| {
-        let path = folder.join(format!("{name}.1"));
-        std::fs::write(&path, page(command, name)?)
-            .with_context(|| format!("the manual page {} cannot be written", path.display()))
-    };
     std::fs::create_dir_all(folder)
         .with_context(|| format!("the folder {} cannot be made", folder.display()))?;
-    write(command, "farpool")?;
+    write_page(command, "farpool", folder)
+}
+
+/// The page of a command and those of its subcommands, as in farpool-node-drain.1.
+fn write_page(command: &Command, name: &str, folder: &Path) -> anyhow::Result<()> {
+    let path = folder.join(format!("{name}.1"));
+    std::fs::write(&path, page(command, name)?)
+        .with_context(|| format!("the manual page {} cannot be written", path.display()))?;
     let shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "help";
     command
         .get_subcommands()
         .filter(shown)
-        .try_for_each(|sub| write(sub, &format!("farpool-{}", sub.get_name())))
+        .try_for_each(|sub| write_page(sub, &format!("{name}-{}", sub.get_name()), folder))
 }
 
 /// The page in roff; `name` is what the page is called, as in `farpool-run`.
