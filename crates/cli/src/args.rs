@@ -6,15 +6,16 @@
 //! `run.when-full` can never drift apart. All their fields are optional: `config.rs` fills what a
 //! stronger source left open from a weaker one.
 
+mod rack;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+pub use rack::*;
 
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use crate::rack_args::{
-    CircuitCommand, ControlArgs, EventsArgs, NodeArgs, RackCommand, SegmentCommand,
-};
 use crate::values::{Backing, BladeAddress, LocalLimit, Prefetch, Size, Span, Victim, WhenFull};
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -50,16 +51,15 @@ pub enum Command {
     /// Lend this server's memory to the rack, or ask the controller about its nodes
     Node(Box<NodeArgs>),
     /// Show, create, move and delete the rack's segments
-    #[command(subcommand)]
-    Segment(SegmentCommand),
+    Segment(SegmentArgs),
     /// Show the circuits that are set up
-    #[command(subcommand)]
-    Circuit(CircuitCommand),
-    /// Show the rack
-    #[command(subcommand)]
-    Rack(RackCommand),
+    Circuit(CircuitArgs),
+    /// Draw the rack, or make one by rule
+    Rack(RackArgs),
     /// Print what happens in the rack
     Events(EventsArgs),
+    /// Show what the controller has under way
+    Task(TaskArgs),
     /// Show what running programs and blades are doing
     Stat(StatArgs),
     /// Change the local memory of a program that runs under `farpool run`
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_setting_has_a_variable_named_after_its_table_and_flag() {
-        for name in ["run", "blade", "stat"] {
+        for name in ["run", "blade", "stat", "control", "node"] {
             let command = Cli::command();
             let sub = command.find_subcommand(name).expect(name);
             for arg in sub.get_arguments().filter(|arg| arg.get_env().is_some()) {

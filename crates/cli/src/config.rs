@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use clap::{CommandFactory, FromArgMatches};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{BladeSettings, Cli, Command, RunSettings, StatSettings};
+use crate::args::{
+    BladeSettings, Cli, Command, ControlSettings, NodeSettings, RunSettings, StatSettings,
+};
 
 /// The machine's configuration file.
 pub const SYSTEM_FILE: &str = "/etc/farpool.toml";
@@ -36,6 +38,8 @@ pub struct Config {
     pub run: RunSettings,
     pub blade: BladeSettings,
     pub stat: StatSettings,
+    pub control: ControlSettings,
+    pub node: NodeSettings,
 }
 
 /// Fills each named field that is still open from the weaker source.
@@ -76,12 +80,33 @@ impl StatSettings {
     }
 }
 
+impl ControlSettings {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: ControlSettings) {
+        fill_options!(self, weak: topology, advertise, store, token_file, allow_remote);
+        fill_list(&mut self.listen, weak.listen);
+        fill_list(&mut self.switch, weak.switch);
+    }
+}
+
+impl NodeSettings {
+    /// Takes from `weak` what is not set here.
+    pub fn fill_from(&mut self, weak: NodeSettings) {
+        fill_options!(self, weak: control, donate, name, compute_brick, memory_brick, token_file,
+            allow_remote_tcp, drain_timeout);
+        fill_list(&mut self.listen, weak.listen);
+        fill_list(&mut self.advertise, weak.advertise);
+    }
+}
+
 impl Config {
     /// Takes from `weak` what is not set here.
     pub fn fill_from(&mut self, weak: Config) {
         self.run.fill_from(weak.run);
         self.blade.fill_from(weak.blade);
         self.stat.fill_from(weak.stat);
+        self.control.fill_from(weak.control);
+        self.node.fill_from(weak.node);
     }
 
     fn from_file(path: &Path) -> Result<Config, UsageError> {
@@ -116,6 +141,12 @@ impl Config {
         }
         if let Command::Stat(args) = parsed("stat", &[])?.command {
             config.stat = args.settings;
+        }
+        if let Command::Control(args) = parsed("control", &[])?.command {
+            config.control = args.settings;
+        }
+        if let Command::Node(args) = parsed("node", &[])?.command {
+            config.node = args.settings;
         }
         Ok(config)
     }

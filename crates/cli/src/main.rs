@@ -10,7 +10,6 @@ mod config;
 mod logging;
 mod notify;
 mod probe;
-mod rack_args;
 mod terminal;
 mod values;
 
@@ -53,12 +52,22 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             args.settings.fill_from(files()?.blade);
             commands::blade::main(&args)
         }
-        Command::Control(args) => commands::control::main(&args),
-        Command::Node(args) => commands::node::main(&args),
-        Command::Segment(command) => commands::rack::segment(&command),
-        Command::Circuit(command) => commands::rack::circuit(&command),
-        Command::Rack(command) => commands::rack::rack(&command),
+        Command::Control(mut args) => {
+            args.settings.fill_from(files()?.control);
+            commands::control::main(args)
+        }
+        Command::Node(mut args) => match &args.action {
+            Some(action) => commands::rack::node(action),
+            None => {
+                args.settings.fill_from(files()?.node);
+                commands::node::main(*args)
+            }
+        },
+        Command::Segment(args) => commands::rack::segment(args.action),
+        Command::Circuit(args) => commands::rack::circuit(&args.action),
+        Command::Rack(args) => commands::rack::rack(&args.action),
         Command::Events(args) => commands::rack::events(&args),
+        Command::Task(args) => commands::rack::task(&args.action),
         Command::Stat(mut args) => {
             args.settings.fill_from(files()?.stat);
             commands::stat::main(&args)

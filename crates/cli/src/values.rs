@@ -3,6 +3,8 @@
 //! One parser per kind, so a size means the same in all three places. Sizes are binary whichever
 //! suffix is used (`2G` and `2GiB` are both 2^31 bytes), because memory is; a bare number is bytes.
 
+mod rack;
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,6 +13,8 @@ use farpool_blade::{BackingKind, BackingKindError};
 use farpool_policy::{PrefetchKind, UnknownPolicy, VictimKind};
 use farpool_wire::Address;
 use serde::{Deserialize, Deserializer, de};
+
+pub use rack::*;
 
 /// A number of bytes, written as `4096`, `512KiB`, `256MiB`, `2G`, `1.5GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -221,6 +225,7 @@ macro_rules! written_as_text {
 }
 
 written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, WhenFull, Victim, Prefetch);
+written_as_text!(Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]
 mod tests {

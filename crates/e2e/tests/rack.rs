@@ -59,7 +59,7 @@ impl Rack {
     /// The nodes that hold memory of segments that are ready.
     fn ready_on(&self) -> Vec<String> {
         let segments = self.answer(&["segment", "list"]);
-        let segments = segments.as_array().cloned().unwrap_or_default();
+        let segments = segments["segments"].as_array().cloned().expect("a list");
         let ready = segments.iter().filter(|segment| segment["state"] == "ready");
         ready.filter_map(|it| Some(it["place"]["node"].as_str()?.to_owned())).collect()
     }
@@ -112,7 +112,7 @@ fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     outcome.require_far();
     wait_until("all memory is given back", PATIENCE, || {
         let segments = rack.answer(&["segment", "list"]);
-        segments.as_array()?.is_empty().then_some(())
+        segments["segments"].as_array()?.is_empty().then_some(())
     });
     while let Some((name, node)) = rack.nodes.pop() {
         assert!(node.end(), "node {name} ends in order");

@@ -124,7 +124,7 @@ impl Story {
         let is_ours = |it: &&serde_json::Value| {
             it["host"] == self.hosts[host].name() && it["state"] == "ready"
         };
-        let segment = segments.as_array()?.iter().find(is_ours)?.clone();
+        let segment = segments["segments"].as_array()?.iter().find(is_ours)?.clone();
         Some(segment["place"]["node"].as_str()?.to_owned())
     }
 }

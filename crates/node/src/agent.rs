@@ -1,261 +1,315 @@
-//! The agent: reports to the controller in a long poll, and tells the blade what comes of it.
+//! The agent: tells the controller what is, and the blade what shall be.
+//!
+//! Invariants:
+//! - Grants change only by an answer of the controller. No answer, no change.
+//! - A report names the grants that the blade says it has; an order that the blade refused is
+//!   therefore missing in it, and is tried again with the next answer.
+//! - What is granted keeps the daemon running: a token that is refused ends it only while nothing
+//!   is granted, because its end would take the memory of programs that run.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_acms::{Class, Harvest, lend_limit_bytes, next_harvest};
 use farpool_api::{
-    ApiError, Client, NodeGrant, NodeGrantUse, NodeReport, NodeSpec, ProblemKind, SegmentId,
+    ApiError, Client, NodeAnswer, NodeReport, NodeSpec, NodeState, ProblemKind, SegmentId,
 };
-use farpool_blade::{GrantId, GrantSpec, Serving};
-use farpool_wire::{GrantKey, PAGE_BYTES};
+use farpool_blade::{Blade, GrantError};
+use farpool_wire::SUPERPAGE_BYTES;
 
-use crate::intent::{Action, Standing, actions};
-use crate::memory::Reading;
-use crate::{Ending, NodeError, NodeOptions};
+use crate::intent::{Action, Standing, diff, grant_id, grant_spec};
+use crate::link::{Link, Verdict, verdict};
+use crate::observe::{LoadMeter, grants_of, totals_of};
+use crate::shared::{Shared, Wish};
+use crate::{Ended, NodeError};
 
-/// Longest a report waits for news: memory is looked at as often.
-const WAIT: Duration = Duration::from_secs(1);
-/// And while the node ends, so that its end is noticed soon.
-const ENDING_WAIT: Duration = Duration::from_millis(100);
-/// Pause after the first report that was not answered; doubles up to the limit.
-const BACKOFF_MIN: Duration = Duration::from_millis(250);
-/// Longest pause between two tries to reach a controller.
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
-
-/// Reports of being empty before a node ends without having left: programs of its own may hold it in the rack.
+/// How long a report waits for news: what the node observes is at most this old when it is told.
+const REPORT_WAIT_MS: u64 = 500;
+/// The same while the node ends, so that it ends soon after its last grant has gone or its time is
+/// over.
+const ENDING_WAIT_MS: u64 = 100;
+/// Attempts to be forgotten by the controller, a report apart.
 const LEAVE_TRIES: u32 = 5;
+/// Shortest time between two reports that brought nothing new, in case a controller does not wait.
+const REPORT_GAP: Duration = Duration::from_millis(50);
 
-pub(crate) struct Agent<'a> {
-    options: &'a NodeOptions,
-    serving: &'a Serving,
-    client: Client,
+#[derive(Debug)]
+pub(crate) struct Agent {
+    name: String,
     spec: NodeSpec,
-    /// What the blade was told and has taken.
-    standing: Standing,
-    harvest: Harvest,
-    started: Instant,
+    client: Client,
+    blade: Arc<Blade>,
+    shared: Arc<Shared>,
+    link: Link,
+    load: LoadMeter,
+    registered: bool,
     sequence: u64,
     known_version: u64,
-    is_registered: bool,
-    backoff: Option<Duration>,
-    /// Since when it is asked to end.
-    ending_since: Option<Instant>,
+    standing: Standing,
+    /// Orders that the blade refused, by segment: the epoch for which that was said.
+    refused: BTreeMap<SegmentId, u64>,
+    /// The controller has heard that its last answer is carried out.
+    is_heard: bool,
+    /// As the last answer says.
+    is_draining: bool,
+    /// What that was when this daemon asked to be drained; none before.
+    drain_asked: Option<bool>,
 }
 
-impl<'a> Agent<'a> {
-    pub(crate) fn new(options: &'a NodeOptions, serving: &'a Serving) -> Result<Self, NodeError> {
-        let client = Client::new(&options.controllers, options.token.as_deref());
-        let addresses = if options.advertise.is_empty() {
-            serving.addresses()
-        } else {
-            options.advertise.as_slice()
-        };
-        let addresses = addresses.iter().map(ToString::to_string).collect();
-        let mut spec =
-            NodeSpec::new(addresses, options.donate_bytes, random()?, serving.blade().id());
-        spec.compute_brick.clone_from(&options.compute_brick);
-        spec.memory_brick.clone_from(&options.memory_brick);
-        Ok(Agent {
-            options,
-            serving,
-            client: client.map_err(NodeError::Url)?,
+impl Agent {
+    pub(crate) fn new(
+        name: String,
+        spec: NodeSpec,
+        client: Client,
+        blade: Arc<Blade>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let load = LoadMeter::new(spec.read_bytes_per_s, spec.write_bytes_per_s);
+        Self {
+            name,
             spec,
-            standing: Standing::new(),
-            harvest: Harvest::default(),
-            started: Instant::now(),
+            client,
+            blade,
+            shared,
+            link: Link::default(),
+            load,
+            registered: false,
             sequence: 0,
             known_version: 0,
-            is_registered: false,
-            backoff: None,
-            ending_since: None,
-        })
+            standing: Standing::new(),
+            refused: BTreeMap::new(),
+            is_heard: false,
+            is_draining: false,
+            drain_asked: None,
+        }
     }
 
-    /// Goes on until the node is told to end.
-    pub(crate) fn run(mut self, ending: &Ending) -> Result<(), NodeError> {
-        while !self.may_end(ending) {
-            match self.exchange() {
-                Ok(()) => {
-                    if self.backoff.take().is_some() {
-                        tracing::info!("the controller answers again");
+    /// Registers for the first time. A controller that is not there is no error: it may come.
+    pub(crate) fn begin(&mut self) -> Result<(), NodeError> {
+        let Err(error) = self.register() else { return Ok(()) };
+        match verdict(&error) {
+            Verdict::Unauthorized => Err(NodeError::Unauthorized(error)),
+            Verdict::Lost => self.trouble(error).map(drop),
+            _ => Err(NodeError::Refused { name: self.name.clone(), source: error }),
+        }
+    }
+
+    /// Reports and obeys until the daemon shall end.
+    pub(crate) fn run(mut self) -> Result<Ended, NodeError> {
+        loop {
+            let wish = self.shared.wish();
+            match wish {
+                Wish::Stop if self.drain_asked.is_none() => return Ok(Ended::AtOnce),
+                Wish::Stop => return Ok(self.leave(wish)),
+                Wish::Drain { until } if self.is_empty() || Instant::now() >= until => {
+                    return Ok(self.leave(wish));
+                }
+                _ => {}
+            }
+            let began = Instant::now();
+            match self.step(wish) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let early = REPORT_GAP.saturating_sub(began.elapsed());
+                    if !early.is_zero() {
+                        self.shared.pause(early, wish);
                     }
                 }
-                // A token that was changed must not cost programs the memory that they have here.
-                Err(error) if error.is(ProblemKind::Unauthorized) && self.standing.is_empty() => {
-                    return Err(NodeError::Refused(error));
+                Err(error) => {
+                    let mut pause = self.trouble(error)?;
+                    if let Wish::Drain { until } = wish {
+                        pause = pause.min(until.saturating_duration_since(Instant::now()));
+                    }
+                    self.shared.pause(pause, wish);
                 }
-                Err(error) => self.failed(&error, ending),
             }
         }
-        self.leave();
+    }
+
+    /// One report and its answer; whether the answer had news.
+    fn step(&mut self, wish: Wish) -> Result<bool, ApiError> {
+        if !self.registered {
+            self.register()?;
+        }
+        // Not while in trouble: the name may be another daemon's.
+        let may_ask = self.drain_asked.is_none() && !self.link.is_troubled();
+        if matches!(wish, Wish::Drain { .. }) && may_ask {
+            self.client.drain_node(&self.name)?;
+            self.drain_asked = Some(self.is_draining);
+            tracing::info!("the node is being drained");
+        }
+        let wait_ms = if wish == Wish::Run { REPORT_WAIT_MS } else { ENDING_WAIT_MS };
+        let report = self.report(wait_ms);
+        let answer = self.client.report_node(&self.name, &report)?;
+        if self.link.answered() {
+            tracing::info!("the controller answers again");
+        }
+        let is_news = answer.version != self.known_version;
+        self.is_heard = !is_news;
+        self.carry_out(&answer);
+        Ok(is_news)
+    }
+
+    fn register(&mut self) -> Result<(), ApiError> {
+        let node = self.client.put_node(&self.name, &self.spec)?;
+        self.registered = true;
+        self.is_draining = node.draining;
+        tracing::info!(name = self.name, blade_id = self.spec.blade_id, "registered");
+        if node.draining {
+            tracing::warn!("the node is drained: nothing is placed on it until that is undone");
+        }
         Ok(())
     }
 
-    /// Takes an empty node out of the rack. The controller must have heard first that it is empty.
-    fn leave(&mut self) {
-        for _ in 0..LEAVE_TRIES {
-            if !self.standing.is_empty() || self.exchange().is_err() {
-                return;
-            }
-            if self.client.delete_node(&self.options.name).is_ok() {
-                tracing::info!("left the rack");
-                return;
-            }
-        }
-    }
-
-    /// Whether to end now. The first time it is asked to, the node is drained.
-    fn may_end(&mut self, ending: &Ending) -> bool {
-        match (ending.times(), self.ending_since) {
-            (0, _) => false,
-            (1, None) => {
-                self.ending_since = Some(Instant::now());
-                let is_lent = !self.standing.is_empty() && !self.options.drain_timeout.is_zero();
-                if is_lent && let Err(error) = self.client.drain_node(&self.options.name) {
-                    tracing::warn!(%error, "the controller does not drain this node");
-                }
-                !is_lent
-            }
-            (1, Some(since)) => {
-                self.standing.is_empty() || since.elapsed() >= self.options.drain_timeout
-            }
-            _ => true,
-        }
-    }
-
-    fn failed(&mut self, error: &ApiError, ending: &Ending) {
-        if self.backoff.is_none() {
-            tracing::warn!(%error, "no controller answers; what is lent stays lent");
-        }
-        let pause = self.backoff.map_or(BACKOFF_MIN, |pause| (pause * 2).min(BACKOFF_MAX));
-        self.backoff = Some(pause);
-        let until = Instant::now() + pause;
-        while Instant::now() < until && ending.times() == 0 {
-            std::thread::sleep(ENDING_WAIT.min(pause));
-        }
-    }
-
-    /// One report, and what comes of the answer.
-    fn exchange(&mut self) -> Result<(), ApiError> {
-        if !self.is_registered {
-            self.client.put_node(&self.options.name, &self.spec)?;
-            self.is_registered = true;
-        }
-        let report = self.report();
-        match self.client.report_node(&self.options.name, &report) {
-            Ok(answer) => {
-                self.apply(&answer.grants);
-                self.known_version = answer.version;
-                Ok(())
-            }
-            // The controller has forgotten this node, or knows an earlier start of it.
-            Err(error) if error.is(ProblemKind::NotFound) || error.is(ProblemKind::Conflict) => {
-                self.is_registered = false;
-                self.known_version = 0;
-                Err(error)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn report(&mut self) -> NodeReport {
-        let blade = self.serving.blade();
-        let totals = self.serving.stat().totals;
-        let used_bytes = totals.used_bytes.get();
-        let wait = if self.ending_since.is_some() { ENDING_WAIT } else { WAIT };
+    fn report(&mut self, wait_ms: u64) -> NodeReport {
         self.sequence += 1;
-        let grants = blade.grants().into_iter().map(|grant| NodeGrantUse {
-            segment: SegmentId::from_u128(grant.id.0),
-            epoch: grant.epoch,
-            used_bytes: grant.used_bytes,
-            connections: grant.connections,
-        });
+        let (used_bytes, traffic) = totals_of(&self.blade);
+        // The table's limits are whole superpages, and so is what counts as donated.
+        let capacity_bytes = self.spec.donate_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
         NodeReport {
             incarnation: self.spec.incarnation,
             sequence: self.sequence,
             blade_id: self.spec.blade_id,
-            capacity_bytes: blade.capacity_bytes(),
-            used_bytes,
-            lendable_bytes: self.lendable_bytes(used_bytes),
-            read_bytes_total: totals.pages_read.get().saturating_mul(PAGE_BYTES as u64),
-            write_bytes_total: totals.pages_written.get().saturating_mul(PAGE_BYTES as u64),
-            load_permille: load_permille(),
-            grants: grants.collect(),
+            capacity_bytes,
+            used_bytes: used_bytes.min(capacity_bytes),
+            lendable_bytes: self.shared.lendable_bytes(),
+            read_bytes_total: traffic.read_bytes,
+            write_bytes_total: traffic.written_bytes,
+            load_permille: self.load.permille(traffic, self.blade.now()),
+            grants: grants_of(&self.blade),
             known_version: self.known_version,
-            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(0),
+            wait_ms,
         }
     }
 
-    /// What may be lent now: all that was donated while this server's own programs leave it.
-    fn lendable_bytes(&mut self, lent_bytes: u64) -> u64 {
-        let own = Reading::now().own_use(lent_bytes);
-        let limit = own
-            .as_ref()
-            .map_or(0, |own| lend_limit_bytes(&self.options.thresholds, Class::Server, own));
-        let total = own.map_or(0, |own| own.total_bytes);
-        self.harvest = next_harvest(self.harvest, limit, total, self.started.elapsed());
-        self.harvest.offered_bytes.min(self.serving.blade().capacity_bytes())
+    /// Makes the blade have what the answer says.
+    fn carry_out(&mut self, answer: &NodeAnswer) {
+        for action in diff(&answer.grants, &self.standing) {
+            let (segment, epoch, done) = match &action {
+                Action::Revoke { segment, epoch } => {
+                    let revoked = self.blade.revoke_grant(grant_id(*segment), *epoch);
+                    (*segment, *epoch, revoked.map(|revoked| self.note_revoked(*segment, revoked)))
+                }
+                Action::Set(grant) => {
+                    (grant.segment, grant.epoch, self.blade.set_grant(&grant_spec(grant)))
+                }
+            };
+            match done {
+                Ok(()) => self.note_done(action),
+                Err(error) => self.note_refused(segment, epoch, error),
+            }
+        }
+        self.known_version = answer.version;
+        self.is_draining = answer.draining;
     }
 
-    fn apply(&mut self, wanted: &[NodeGrant]) {
-        let blade = self.serving.blade();
-        for action in actions(wanted, &self.standing) {
-            match action {
-                Action::Revoke { segment, epoch } => {
-                    match blade.revoke_grant(grant_id(segment), epoch) {
-                        Ok(revoked) => {
-                            tracing::info!(%segment, epoch, clients = revoked.clients,
-                                freed_bytes = revoked.freed_bytes, "memory taken back");
-                        }
-                        Err(error) => tracing::error!(%segment, %error, "not taken back"),
-                    }
-                    self.standing.remove(&segment);
-                }
-                Action::Set(grant) => match blade.set_grant(&spec_of(&grant)) {
-                    Ok(()) => {
-                        tracing::info!(segment = %grant.segment, epoch = grant.epoch,
-                            bytes = grant.bytes, "memory lent");
-                        self.standing.insert(grant.segment, grant);
-                    }
-                    // Not confirmed, so the controller does not count on it.
-                    Err(error) => {
-                        tracing::error!(segment = %grant.segment, %error, "not lent");
-                    }
-                },
+    fn note_done(&mut self, action: Action) {
+        match action {
+            Action::Revoke { segment, .. } => {
+                self.standing.remove(&segment);
+                self.refused.remove(&segment);
+            }
+            Action::Set(grant) => {
+                tracing::info!(segment = %grant.segment, epoch = grant.epoch, "granted");
+                self.refused.remove(&grant.segment);
+                self.standing.insert(grant.segment, grant);
             }
         }
     }
-}
 
-fn grant_id(segment: SegmentId) -> GrantId {
-    GrantId(segment.0.as_u128())
-}
-
-fn spec_of(grant: &NodeGrant) -> GrantSpec {
-    GrantSpec {
-        id: grant_id(grant.segment),
-        epoch: grant.epoch,
-        key: GrantKey(grant.key.0),
-        bytes: grant.bytes,
-        read_bytes_per_s: grant.read_bytes_per_s,
-        write_bytes_per_s: grant.write_bytes_per_s,
+    fn note_revoked(&self, segment: SegmentId, revoked: farpool_blade::Revoked) {
+        let farpool_blade::Revoked { clients, freed_bytes, .. } = revoked;
+        tracing::info!(%segment, clients, freed_bytes, "taken back");
     }
-}
 
-/// Runnable threads for each processor over the last minute, in thousandths; 1000 is all busy.
-fn load_permille() -> u16 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let average: f64 = text.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0.0);
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let permille = (average * 1000.0 / cpus as f64).clamp(0.0, 1000.0);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
-    let permille = permille as u16;
-    permille
-}
+    /// Said once for each epoch; tried again with every answer.
+    fn note_refused(&mut self, segment: SegmentId, epoch: u64, error: GrantError) {
+        if self.refused.insert(segment, epoch) != Some(epoch) {
+            tracing::error!(%segment, epoch, %error, "the blade refuses the controller's order");
+        }
+    }
 
-fn random() -> Result<u64, NodeError> {
-    let mut bits = [0; 8];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    rustix::rand::getrandom(&mut bits, flags).map_err(|error| NodeError::Random(error.into()))?;
-    Ok(u64::from_le_bytes(bits))
+    /// Nothing is granted; a controller at hand knows that, and will not grant anything.
+    fn is_empty(&self) -> bool {
+        let is_closed = self.is_draining && self.drain_asked.is_some() && self.is_heard;
+        self.standing.is_empty() && (is_closed || !self.registered || self.link.is_troubled())
+    }
+
+    /// What an error leads to: the pause before the next attempt, or the end.
+    fn trouble(&mut self, error: ApiError) -> Result<Duration, NodeError> {
+        let verdict = verdict(&error);
+        let (pause, is_new) = self.link.failed(verdict);
+        match verdict {
+            Verdict::Unauthorized if self.standing.is_empty() => {
+                return Err(NodeError::Unauthorized(error));
+            }
+            Verdict::Unknown => self.registered = false,
+            Verdict::Superseded if self.other_is_lost() => self.registered = false,
+            _ => {}
+        }
+        if is_new {
+            match verdict {
+                Verdict::Lost => {
+                    tracing::warn!(%error, "the controller is lost; what is granted stays");
+                }
+                Verdict::Unknown => tracing::warn!("the controller does not know this node"),
+                Verdict::Superseded => tracing::error!(
+                    %error,
+                    "another daemon has registered under this name; what is granted here stays"
+                ),
+                Verdict::Unauthorized | Verdict::Refused => {
+                    tracing::error!(%error, "the controller refuses; what is granted stays");
+                }
+            }
+        }
+        Ok(pause)
+    }
+
+    /// Whether the daemon that took the name does not report any more.
+    fn other_is_lost(&self) -> bool {
+        self.client.node(&self.name).is_ok_and(|node| node.state == NodeState::Lost)
+    }
+
+    /// Signs off, as far as the controller is there: an empty node is forgotten; one that is not
+    /// shall not stay drained, because it was only this daemon's end that asked for it.
+    fn leave(&mut self, wish: Wish) -> Ended {
+        let can_say = self.registered && !self.link.is_troubled();
+        let has_left = can_say && self.standing.is_empty() && self.delete(wish);
+        let is_empty = self.standing.is_empty();
+        if !is_empty {
+            let grants = self.standing.len();
+            tracing::warn!(grants, "the node ends; what is granted is lost");
+        }
+        if can_say
+            && !has_left
+            && self.drain_asked == Some(false)
+            && let Err(error) = self.client.undrain_node(&self.name)
+        {
+            tracing::warn!(%error, "the node stays drained");
+        }
+        match (wish, is_empty) {
+            (Wish::Stop, _) => Ended::AtOnce,
+            (_, true) => Ended::Empty,
+            (_, false) => Ended::Overdue,
+        }
+    }
+
+    /// Whether the controller has forgotten this node. It is refused while the controller has not
+    /// heard that the last grant is gone, and while programs of this machine use the rack's memory:
+    /// those that end with the machine get some time to say so.
+    fn delete(&mut self, wish: Wish) -> bool {
+        for attempt in 1..=LEAVE_TRIES {
+            let Err(error) = self.client.delete_node(&self.name) else {
+                tracing::info!("left the rack");
+                return true;
+            };
+            let is_over = attempt == LEAVE_TRIES || self.shared.wish() == Wish::Stop;
+            let may_change = error.is(ProblemKind::Conflict) && !is_over;
+            if !may_change || self.step(wish).is_err() || !self.standing.is_empty() {
+                tracing::info!(%error, "the node stays registered");
+                return false;
+            }
+        }
+        false
+    }
 }

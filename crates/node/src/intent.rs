@@ -1,85 +1,167 @@
-//! What the blade is to be told, from what the controller wants and what the blade was told; pure.
+//! From what shall stand and what stands to what is to be done. Pure.
+//!
+//! Invariant: carrying out the actions in their order gives exactly the intent, and what must go
+//! goes before anything new comes, so that the memory it frees is there.
 
 use std::collections::BTreeMap;
 
 use farpool_api::{NodeGrant, SegmentId};
+use farpool_blade::{GrantId, GrantKey, GrantSpec};
 
-/// One thing to tell the blade.
+/// The grants that stand, as they were given.
+pub type Standing = BTreeMap<SegmentId, NodeGrant>;
+
+/// One order to the blade.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// The grant is over.
+    /// Take it back.
     Revoke {
-        /// Whose.
+        /// Which.
         segment: SegmentId,
-        /// The epoch it had.
+        /// The epoch that stands.
         epoch: u64,
     },
-    /// The grant is new, or its terms are.
+    /// Give it, or give it anew.
     Set(NodeGrant),
 }
 
-/// The grants as the blade was told.
-pub type Standing = BTreeMap<SegmentId, NodeGrant>;
-
-/// What leads from `standing` to what is wanted: first what is to be taken back, so that its memory is there for
-/// the rest. A grant whose epoch would fall is refused by the blade; it is asked all the same, and stays as it is.
+/// What is to be done so that `intent` stands where `have` does. Of a segment that is in the intent
+/// twice the higher epoch counts, because the other one is stale.
 #[must_use]
-pub fn actions(wanted: &[NodeGrant], standing: &Standing) -> Vec<Action> {
-    let wanted: Standing = wanted.iter().map(|grant| (grant.segment, grant.clone())).collect();
-    let over = standing.values().filter(|grant| !wanted.contains_key(&grant.segment));
-    let over = over.map(|grant| Action::Revoke { segment: grant.segment, epoch: grant.epoch });
-    let news = wanted.values().filter(|grant| standing.get(&grant.segment) != Some(*grant));
-    over.chain(news.cloned().map(Action::Set)).collect()
+pub fn diff(intent: &[NodeGrant], have: &Standing) -> Vec<Action> {
+    let mut wanted: BTreeMap<SegmentId, &NodeGrant> = BTreeMap::new();
+    for grant in intent {
+        let known = wanted.entry(grant.segment).or_insert(grant);
+        if grant.epoch > known.epoch {
+            *known = grant;
+        }
+    }
+    let gone = have.values().filter(|grant| !wanted.contains_key(&grant.segment));
+    let revoke = |grant: &NodeGrant| Action::Revoke { segment: grant.segment, epoch: grant.epoch };
+    let new = wanted.values().filter(|grant| have.get(&grant.segment) != Some(**grant));
+    gone.map(revoke).chain(new.map(|grant| Action::Set((*grant).clone()))).collect()
+}
+
+/// The segment's grant in the blade's terms.
+#[must_use]
+pub fn grant_id(segment: SegmentId) -> GrantId {
+    GrantId(segment.0.as_u128())
+}
+
+/// A grant in the blade's terms.
+#[must_use]
+pub fn grant_spec(grant: &NodeGrant) -> GrantSpec {
+    GrantSpec {
+        id: grant_id(grant.segment),
+        epoch: grant.epoch,
+        key: GrantKey(grant.key.0),
+        bytes: grant.bytes,
+        read_bytes_per_s: grant.read_bytes_per_s,
+        write_bytes_per_s: grant.write_bytes_per_s,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use farpool_api::Key;
+    use farpool_blade::{Blade, BladeConfig};
     use proptest::prelude::*;
 
-    fn grants() -> impl Strategy<Value = Vec<NodeGrant>> {
-        let grant = (0_u128..6, 1_u64..4, 1_u64..3).prop_map(|(id, epoch, superpages)| NodeGrant {
-            segment: SegmentId::from_u128(id),
-            epoch,
-            key: Key((u128::from(epoch) << 64) | (id + 1)),
-            bytes: superpages << 24,
-            read_bytes_per_s: 1 << 20,
-            write_bytes_per_s: 1 << 20,
-        });
-        proptest::collection::btree_map(0_u8..6, grant, 0..6).prop_map(|map| {
-            let by_id: Standing = map.into_values().map(|grant| (grant.segment, grant)).collect();
-            by_id.into_values().collect()
+    const SUPERPAGE: u64 = 16 << 20;
+
+    fn grant() -> impl Strategy<Value = NodeGrant> {
+        (0u128..6, 1u64..4, 1u64..4, 1u64..3).prop_map(|(segment, epoch, superpages, rate)| {
+            NodeGrant {
+                segment: SegmentId::from_u128(segment),
+                epoch,
+                key: Key(segment << 8 | u128::from(epoch)),
+                bytes: superpages * SUPERPAGE,
+                read_bytes_per_s: rate,
+                write_bytes_per_s: rate,
+            }
         })
+    }
+
+    fn distinct(grants: Vec<NodeGrant>) -> Standing {
+        grants.into_iter().map(|grant| (grant.segment, grant)).collect()
     }
 
     proptest! {
         #[test]
-        fn the_actions_lead_to_what_is_wanted_and_take_back_first(
-            before in grants(),
-            wanted in grants(),
+        fn carried_out_it_gives_exactly_the_intent(
+            intent in prop::collection::vec(grant(), 0..8).prop_map(distinct),
+            have in prop::collection::vec(grant(), 0..8).prop_map(distinct),
         ) {
-            let mut standing: Standing =
-                before.into_iter().map(|grant| (grant.segment, grant)).collect();
-            let actions = actions(&wanted, &standing);
-            let first_set = actions.iter().position(|it| matches!(it, Action::Set(_)));
-            let last_revoke = actions.iter().rposition(|it| matches!(it, Action::Revoke { .. }));
-            prop_assert!(first_set.is_none_or(|set| last_revoke.is_none_or(|last| last < set)));
-            for action in actions {
+            let wanted: Vec<NodeGrant> = intent.values().cloned().collect();
+            let actions = diff(&wanted, &have);
+            let mut model = have.clone();
+            let mut sets_begun = false;
+            for action in &actions {
                 match action {
                     Action::Revoke { segment, epoch } => {
-                        let ended = standing.remove(&segment);
-                        prop_assert_eq!(ended.map(|grant| grant.epoch), Some(epoch));
+                        prop_assert!(!sets_begun);
+                        let gone = model.remove(segment);
+                        prop_assert_eq!(gone.map(|grant| grant.epoch), Some(*epoch));
                     }
                     Action::Set(grant) => {
-                        let before = standing.insert(grant.segment, grant.clone());
-                        prop_assert!(before != Some(grant), "nothing is told twice");
+                        sets_begun = true;
+                        model.insert(grant.segment, grant.clone());
                     }
                 }
             }
-            let wanted: Standing =
-                wanted.into_iter().map(|grant| (grant.segment, grant)).collect();
-            prop_assert_eq!(standing, wanted);
+            prop_assert_eq!(&model, &intent);
+            prop_assert!(diff(&wanted, &model).is_empty());
+        }
+
+        /// The same on a real blade, with intents as a controller gives them: what has changed has a
+        /// higher epoch.
+        #[test]
+        fn a_blade_has_what_the_last_intent_says(
+            intents in prop::collection::vec(prop::collection::vec(grant(), 0..6), 1..6),
+        ) {
+            let memory_bytes = 4 * SUPERPAGE;
+            let config = BladeConfig { memory_bytes, require_grants: true, ..Default::default() };
+            let blade = Blade::new(config).unwrap();
+            let mut have = Standing::new();
+            for (round, intent) in (1u64..).zip(intents) {
+                let mut intent = distinct(intent);
+                for grant in intent.values_mut() {
+                    grant.epoch += round * 10;
+                    grant.key = Key(grant.segment.0.as_u128() << 64 | u128::from(grant.epoch));
+                }
+                let wanted: Vec<NodeGrant> = intent.values().cloned().collect();
+                for action in diff(&wanted, &have) {
+                    match action {
+                        Action::Revoke { segment, epoch } => {
+                            blade.revoke_grant(grant_id(segment), epoch).unwrap();
+                        }
+                        Action::Set(grant) => blade.set_grant(&grant_spec(&grant)).unwrap(),
+                    }
+                }
+                let stands: Vec<_> = blade.grants().iter().map(|grant| (grant.id, grant.epoch)).collect();
+                let mut all: Vec<_> =
+                    wanted.iter().map(|grant| (grant_id(grant.segment), grant.epoch)).collect();
+                all.sort_unstable();
+                prop_assert_eq!(stands, all);
+                have = intent;
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_epochs_of_a_segment_the_higher_counts() {
+        let segment = SegmentId::from_u128(1);
+        let of = |epoch| NodeGrant {
+            segment,
+            epoch,
+            key: Key(u128::from(epoch)),
+            bytes: SUPERPAGE,
+            read_bytes_per_s: 1,
+            write_bytes_per_s: 1,
+        };
+        for intent in [[of(2), of(3)], [of(3), of(2)]] {
+            assert_eq!(diff(&intent, &Standing::new()), [Action::Set(of(3))]);
         }
     }
 }

@@ -1,143 +1,225 @@
-//! How much memory this server's own programs use.
+//! What the kernel says of memory: /proc/meminfo, the cgroups this process runs in (v1 and v2), and
+//! the pressure. Reads files and hands numbers to [`crate::pressure`]; nothing here decides.
 //!
-//! The machine's numbers are /proc/meminfo's; if the daemon runs in a memory control group with a limit, that group
-//! is the server (version 1 or 2), as in a container. Pressure is the kernel's, where it has it.
+//! A cgroup's limit counts at each level up to the mount, because any of them may be the tightest.
+//! What a cgroup has in caches that can go at once (inactive file pages) is available to it.
 
-use farpool_acms::MemoryUse;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
-/// Above this a group's limit is none: version 1 writes a number near the largest there is.
-const NO_LIMIT_BYTES: u64 = 1 << 60;
+use crate::pressure::{MemoryLevel, MemorySight};
 
-/// What the system says of memory at one moment.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Reading {
-    /// /proc/meminfo.
-    pub meminfo: String,
-    /// The group's limit, and what it uses without what can be dropped at once.
-    pub group: Option<(u64, u64)>,
-    /// /proc/pressure/memory.
-    pub pressure: Option<String>,
+/// Deepest nesting of cgroups that is looked at; what is above counts only through the machine.
+const CGROUP_DEPTH_LIMIT: usize = 32;
+
+/// Where the kernel shows memory; elsewhere only in tests.
+#[derive(Clone, Debug)]
+pub struct MemoryFiles {
+    proc: PathBuf,
+    cgroups: PathBuf,
 }
 
-impl Reading {
-    /// Reads it now.
+impl Default for MemoryFiles {
+    fn default() -> Self {
+        Self { proc: PathBuf::from("/proc"), cgroups: PathBuf::from("/sys/fs/cgroup") }
+    }
+}
+
+/// The names of the files of one version of cgroups.
+struct Names {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    reclaimable: &'static str,
+}
+
+/// `memory.high` counts as a limit, because programs are slowed down above it.
+const V2: Names = Names {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: "inactive_file",
+};
+const V1: Names = Names {
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file",
+};
+
+impl MemoryFiles {
+    /// Files below other folders than `/proc` and `/sys/fs/cgroup`.
     #[must_use]
-    pub fn now() -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        Reading {
-            meminfo: read("/proc/meminfo").unwrap_or_default(),
-            group: group(),
-            pressure: read("/proc/pressure/memory"),
+    pub fn at(proc: impl Into<PathBuf>, cgroups: impl Into<PathBuf>) -> Self {
+        Self { proc: proc.into(), cgroups: cgroups.into() }
+    }
+
+    /// One look at everything.
+    ///
+    /// # Errors
+    /// /proc/meminfo cannot be read or lacks what is needed. Cgroups and pressure may be missing.
+    pub fn look(&self) -> io::Result<MemorySight> {
+        let text = fs::read_to_string(self.proc.join("meminfo"))?;
+        let lacks = || io::Error::new(io::ErrorKind::InvalidData, "meminfo lacks MemAvailable");
+        let machine = parse_meminfo(&text).ok_or_else(lacks)?;
+        let mut levels = vec![machine];
+        let mut pressures = vec![self.proc.join("pressure/memory")];
+        let own = fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
+        if let Some((mount, path, names)) = self.place_of(&own) {
+            pressures.push(mount.join(&path).join("memory.pressure"));
+            let folders = path.ancestors().take(CGROUP_DEPTH_LIMIT).map(|path| mount.join(path));
+            let limited = folders.filter_map(|folder| level_of(&folder, names));
+            levels.extend(limited.filter(|level| level.total_bytes < machine.total_bytes));
         }
+        let pressure_of = |path: &PathBuf| parse_pressure(&fs::read_to_string(path).ok()?);
+        let pressure_permille = pressures.iter().filter_map(pressure_of).max();
+        Ok(MemorySight { levels, pressure_permille })
     }
 
-    /// What the server's own programs use; `lent_bytes`, what others have here, is not theirs. None if the system
-    /// says nothing: then nothing should be lent.
-    #[must_use]
-    pub fn own_use(&self, lent_bytes: u64) -> Option<MemoryUse> {
-        let total_bytes = field_bytes(&self.meminfo, "MemTotal:")?;
-        let available_bytes = field_bytes(&self.meminfo, "MemAvailable:")?;
-        let machine = (total_bytes, total_bytes.saturating_sub(available_bytes));
-        // The tighter of the two is what runs out first.
-        let left = |(limit, used): (u64, u64)| limit.saturating_sub(used);
-        let group = self.group.filter(|group| left(*group) < left(machine));
-        let (total_bytes, used_bytes) = group.unwrap_or(machine);
-        Some(MemoryUse {
-            used_bytes: used_bytes.saturating_sub(lent_bytes),
-            total_bytes,
-            pressure_permille: self.pressure.as_deref().and_then(some_permille),
-        })
+    /// Where this process's memory cgroup is: the mount, the path below it, and its files' names.
+    fn place_of(&self, own: &str) -> Option<(PathBuf, PathBuf, &'static Names)> {
+        let (v1, v2) = parse_own_cgroup(own);
+        let v1 = v1.map(|path| (self.cgroups.join("memory"), path, &V1));
+        let v2 = v2.map(|path| (self.cgroups.clone(), path, &V2));
+        // In a hybrid setup the memory controller is in one of both only: the one with a v1 line.
+        v1.or(v2)
     }
 }
 
-/// The 10 s average of the time in which some program waited, in thousandths.
-fn some_permille(text: &str) -> Option<u16> {
-    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    let percent = some.split(' ').find_map(|word| word.strip_prefix("avg10="))?;
-    let (whole, part) = percent.split_once('.')?;
-    let tenth: u16 = part.get(..1)?.parse().ok()?;
-    whole.parse::<u16>().ok()?.checked_mul(10)?.checked_add(tenth)
+/// The level that a cgroup's files describe; none if it has no limit.
+fn level_of(folder: &Path, names: &Names) -> Option<MemoryLevel> {
+    let number = |name: &str| -> Option<u64> {
+        fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
+    };
+    let total_bytes = names.limits.iter().filter_map(|name| number(name)).min()?;
+    let usage = number(names.usage)?;
+    let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let reclaimable = field(&stat, names.reclaimable).unwrap_or(0);
+    let available = total_bytes.saturating_sub(usage).saturating_add(reclaimable.min(usage));
+    Some(MemoryLevel { total_bytes, available_bytes: available.min(total_bytes) })
 }
 
-fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+/// The first number after a word at the beginning of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut found = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next()? == name).then(|| words.next()?.parse().ok())?
+    });
+    found.next()
 }
 
-/// Limit and use of the memory control group of this process, if it has a limit.
-fn group() -> Option<(u64, u64)> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let number = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
-        let (limit, used, stat) = if controllers.split(',').any(|name| name == "memory") {
-            let folder = format!("/sys/fs/cgroup/memory{path}");
-            let limit = number(format!("{folder}/memory.limit_in_bytes"));
-            (limit, number(format!("{folder}/memory.usage_in_bytes")), folder)
-        } else if controllers.is_empty() {
-            let folder = format!("/sys/fs/cgroup{path}");
-            let limit = number(format!("{folder}/memory.max"));
-            (limit, number(format!("{folder}/memory.current")), folder)
-        } else {
+fn parse_meminfo(text: &str) -> Option<MemoryLevel> {
+    let bytes = |name| field(text, name).and_then(|kib: u64| kib.checked_mul(1024));
+    let total_bytes = bytes("MemTotal:")?;
+    let available_bytes = bytes("MemAvailable:")?.min(total_bytes);
+    Some(MemoryLevel { total_bytes, available_bytes })
+}
+
+/// Thousandths of the last 10 s in which some program waited.
+fn parse_pressure(text: &str) -> Option<u16> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let value = line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;
+    let (whole, fraction) = value.split_once('.')?;
+    let tenths: u16 = fraction.get(..1)?.parse().ok()?;
+    let permille = whole.parse::<u16>().ok()?.checked_mul(10)?.checked_add(tenths)?;
+    Some(permille.min(1000))
+}
+
+/// The paths of the memory cgroup (v1) and of the unified one (v2), without the leading slash.
+fn parse_own_cgroup(text: &str) -> (Option<PathBuf>, Option<PathBuf>) {
+    let (mut v1, mut v2) = (None, None);
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(number), Some(controllers), Some(path)) =
+            (parts.next(), parts.next(), parts.next())
+        else {
             continue;
         };
-        if let (Some(limit), Some(used)) = (limit.filter(|it| *it < NO_LIMIT_BYTES), used) {
-            let stat = std::fs::read_to_string(format!("{stat}/memory.stat")).unwrap_or_default();
-            return Some((limit, used.saturating_sub(inactive_file_bytes(&stat))));
+        // A cgroup outside of this process's namespace begins with "/.."; nothing is seen of it.
+        let path = path.trim_start_matches('/');
+        let path = if path.starts_with("..") { "" } else { path };
+        if controllers.split(',').any(|name| name == "memory") {
+            v1 = Some(PathBuf::from(path));
+        } else if number == "0" && controllers.is_empty() {
+            v2 = Some(PathBuf::from(path));
         }
     }
-    None
-}
-
-/// Pages of files that were not used lately: they are dropped when memory is needed.
-fn inactive_file_bytes(stat: &str) -> u64 {
-    let of = |name: &str| {
-        let line = stat.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.trim().parse().ok())
-    };
-    of("total_inactive_file ").or_else(|| of("inactive_file ")).unwrap_or(0)
+    (v1, v2)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MEMINFO: &str =
-        "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:   12000000 kB\n";
+    const MEMINFO: &str = "MemTotal:  4194304 kB\nMemFree: 1 kB\nMemAvailable:  2097152 kB\n";
+    const GIB: u64 = 1 << 30;
 
-    #[test]
-    fn what_is_lent_is_not_used_by_the_servers_own_programs() {
-        let reading = Reading { meminfo: MEMINFO.into(), ..Reading::default() };
-        let own = reading.own_use(1_000_000 << 10).expect("numbers");
-        assert_eq!(own.total_bytes, 16_000_000 << 10);
-        assert_eq!(own.used_bytes, 3_000_000 << 10);
-        assert_eq!(own.pressure_permille, None);
+    fn write(folder: &Path, name: &str, text: &str) {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn machine(own: &str) -> (tempfile::TempDir, MemoryFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "proc/meminfo", MEMINFO);
+        write(folder.path(), "proc/self/cgroup", own);
+        let files = MemoryFiles::at(folder.path().join("proc"), folder.path().join("cgroup"));
+        (folder, files)
     }
 
     #[test]
-    fn the_tighter_of_machine_and_group_counts() {
-        let of = |group| Reading { meminfo: MEMINFO.into(), group: Some(group), pressure: None };
-        let small = of((1 << 30, 1 << 29)).own_use(0).expect("numbers");
-        assert_eq!((small.total_bytes, small.used_bytes), (1 << 30, 1 << 29));
-        let large = of((1 << 40, 1 << 20)).own_use(0).expect("numbers");
-        assert_eq!(large.total_bytes, 16_000_000 << 10);
+    fn this_machine_can_be_looked_at() {
+        let sight = MemoryFiles::default().look().unwrap();
+        assert!(!sight.levels.is_empty());
+        assert!(sight.levels.iter().all(|level| level.available_bytes <= level.total_bytes));
+        assert!(sight.total_bytes() > 0);
     }
 
     #[test]
-    fn pressure_is_read_and_nonsense_is_not() {
-        let line = "some avg10=12.34 avg60=0.00 avg300=0.00 total=0\nfull avg10=1.00\n";
-        assert_eq!(some_permille(line), Some(123));
-        for bad in ["", "some", "some avg10=", "some avg10=x.y", "some avg10=99999.0"] {
-            assert_eq!(some_permille(bad), None, "{bad}");
-        }
-        assert_eq!(Reading::default().own_use(0), None);
-        assert_eq!(inactive_file_bytes("cache 5\ninactive_file 4096\n"), 4096);
-        assert_eq!(inactive_file_bytes("inactive_file 4096\ntotal_inactive_file 8192\n"), 8192);
+    fn v2_counts_each_limit_up_to_the_root() {
+        let (folder, files) = machine("0::/a/b\n");
+        let machine = MemoryLevel { total_bytes: 4 * GIB, available_bytes: 2 * GIB };
+        write(folder.path(), "cgroup/a/b/memory.max", "max\n");
+        write(folder.path(), "cgroup/a/b/memory.current", "7\n");
+        assert_eq!(files.look().unwrap().levels, [machine]);
+        write(folder.path(), "cgroup/a/memory.max", "1073741824\n");
+        write(folder.path(), "cgroup/a/memory.high", "536870912\n");
+        write(folder.path(), "cgroup/a/memory.current", "268435456\n");
+        write(folder.path(), "cgroup/a/memory.stat", "anon 5\ninactive_file 4096\n");
+        let a = MemoryLevel { total_bytes: GIB / 2, available_bytes: GIB / 4 + 4096 };
+        assert_eq!(files.look().unwrap().levels, [machine, a]);
     }
 
     #[test]
-    fn this_machine_says_something() {
-        assert!(Reading::now().own_use(0).is_some_and(|own| own.total_bytes > 0));
+    fn v1_is_found_by_its_controller_and_no_limit_is_none() {
+        let (folder, files) = machine("5:cpu,memory:/x\n0::/y\n");
+        write(folder.path(), "cgroup/memory/x/memory.limit_in_bytes", "2147483648\n");
+        write(folder.path(), "cgroup/memory/x/memory.usage_in_bytes", "1073741824\n");
+        write(folder.path(), "cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        write(folder.path(), "cgroup/memory/memory.usage_in_bytes", "1\n");
+        let levels = files.look().unwrap().levels;
+        let x = MemoryLevel { total_bytes: 2 * GIB, available_bytes: GIB };
+        assert_eq!(levels[1..], [x]);
+    }
+
+    #[test]
+    fn the_higher_pressure_counts_and_missing_files_do_not_matter() {
+        let (folder, files) = machine("0::/a\n");
+        assert_eq!(files.look().unwrap().pressure_permille, None);
+        let some =
+            |avg| format!("some avg10={avg} avg60=9.00 avg300=0 total=1\nfull avg10=99.00\n");
+        write(folder.path(), "proc/pressure/memory", &some("1.27"));
+        assert_eq!(files.look().unwrap().pressure_permille, Some(12));
+        write(folder.path(), "cgroup/a/memory.pressure", &some("50.00"));
+        assert_eq!(files.look().unwrap().pressure_permille, Some(500));
+    }
+
+    #[test]
+    fn nonsense_is_an_error_or_nothing_at_all() {
+        let (folder, files) = machine("garbage\n1:x\n0::/../../up\n");
+        assert_eq!(files.look().unwrap().levels.len(), 1);
+        write(folder.path(), "proc/meminfo", "MemTotal: many kB\n");
+        assert!(files.look().is_err());
+        assert_eq!(parse_pressure("some avg10=x.y"), None);
+        assert_eq!(parse_pressure("some avg10=7000.0"), None);
     }
 }

@@ -1,69 +1,67 @@
 //! `farpool node --collaborate`: the daemon of a node that has no controller.
 
-use std::io::{Write, stdout};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farpool_acms::Thresholds;
 use farpool_collaborate::{CollaborateOptions, Collaborator, Ending, Observation};
-use farpool_node::memory::Reading;
+use farpool_node::MemoryFiles;
 use farpool_wire::Address;
 use rustix::process::geteuid;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::args::NodeArgs;
+use crate::commands::node::{drain_timeout, host_name, listen};
+use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
-use crate::notify::notify;
-use crate::rack_args::NodeDaemonArgs;
-use crate::values::BladeAddress;
-
-use super::rack::read_token;
-use super::refuse_remote;
 
 /// Lends and borrows until SIGINT or SIGTERM; a second one ends it without waiting for anybody. The exit code is 1
 /// if somebody still used memory of this node then.
-pub fn daemon(args: &NodeDaemonArgs) -> anyhow::Result<u8> {
-    refuse_remote(&args.listen, Some(args.allow_remote_tcp))?;
+pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
+    let options = options(args)?;
     logging::start()?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
-    let node = Collaborator::start(options(args)?, observe)?;
-    say_ready(&node, args.access.json)?;
+    let node = Collaborator::start(options, observe)?;
+    say(&node, args.json)?;
     let ending = Ending::default();
     let asked = ending.clone();
     std::thread::Builder::new().name("farpool-signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "ending; once more ends at once");
+            tell_systemd("STOPPING=1");
             asked.ask();
         }
     })?;
     Ok(u8::from(!node.run(&ending).is_clean()))
 }
 
-/// One look at this machine's memory, or at that of the control group the daemon runs in.
+/// One look at this machine's memory, or at that of the control group that runs out first.
 fn observe() -> std::io::Result<Observation> {
-    let seen = Reading::now().own_use(0);
-    let seen = seen.ok_or_else(|| std::io::Error::other("/proc/meminfo says nothing"))?;
+    let seen = MemoryFiles::default().look()?;
+    let level = seen.tightest().ok_or_else(|| std::io::Error::other("no memory is seen"))?;
     Ok(Observation {
-        total_bytes: seen.total_bytes,
-        available_bytes: seen.total_bytes.saturating_sub(seen.used_bytes),
+        total_bytes: level.total_bytes,
+        available_bytes: level.available_bytes,
         pressure_permille: seen.pressure_permille,
     })
 }
 
-fn options(args: &NodeDaemonArgs) -> anyhow::Result<CollaborateOptions> {
-    let how = &args.collaborate;
-    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let name = args.name.clone().unwrap_or_else(host);
+fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
+    let NodeArgs { settings, collaborate: how, .. } = args;
+    let name = settings.name.clone().unwrap_or_else(host_name);
+    let listen = listen(settings)?;
+    let advertise: Vec<Address> = settings.advertise.iter().map(|at| at.0.clone()).collect();
     let missing = || UsageError("no address for other nodes; give --listen tcp://IP:PORT".into());
-    let socket = args.listen.iter().find_map(|at| at.0.socket_path().map(Path::to_owned));
+    let socket = listen.iter().find_map(|at| at.socket_path().map(Path::to_owned));
     Ok(CollaborateOptions {
         cluster: how.cluster.clone(),
-        listen: tcp(&args.listen).ok_or_else(missing)?,
+        listen: tcp(&listen).ok_or_else(missing)?,
         blade_listen: None,
-        advertise: tcp(&args.advertise).map(|at| at.ip()),
+        advertise: tcp(&advertise).map(|at| at.ip()),
         socket: socket.map_or_else(|| default_socket(&name), Ok)?,
         join: how.join.clone(),
         zone: how.zone,
@@ -72,18 +70,18 @@ fn options(args: &NodeDaemonArgs) -> anyhow::Result<CollaborateOptions> {
         lease: how.lease.0,
         reclaim_deadline: how.reclaim_deadline.0,
         door: how.door,
-        token: args.access.token_file.as_deref().map(read_token).transpose()?,
+        token: read_token(settings.token_file.as_deref())?,
         allow_remote_door: how.allow_remote_door,
-        allow_remote_tcp: args.allow_remote_tcp,
+        allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         state_file: how.state_file.clone(),
-        drain_timeout: args.drain_timeout.0,
+        drain_timeout: drain_timeout(settings),
         name,
     })
 }
 
-fn tcp(addresses: &[BladeAddress]) -> Option<SocketAddr> {
-    addresses.iter().find_map(|at| match at.0 {
-        Address::Tcp(at) => Some(at),
+fn tcp(addresses: &[Address]) -> Option<SocketAddr> {
+    addresses.iter().find_map(|at| match at {
+        Address::Tcp(at) => Some(*at),
         _ => None,
     })
 }
@@ -103,17 +101,13 @@ fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.sock", name.replace('/', "-"))))
 }
 
-fn say_ready(node: &Collaborator, json: bool) -> anyhow::Result<()> {
+fn say(node: &Collaborator, json: bool) -> anyhow::Result<()> {
     let mut listen = vec![format!("http://{}", node.door()), format!("udp://{}", node.address())];
     listen.extend(node.blade_addresses().iter().map(ToString::to_string));
-    let line = if json {
-        json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
-    } else {
-        format!("ready: {}", listen.join(" "))
-    };
-    writeln!(stdout(), "{line}").context("standard output is closed")?;
-    if let Err(error) = notify("READY=1") {
-        tracing::warn!(%error, "systemd does not take the message");
-    }
-    Ok(())
+    say_ready(&match json {
+        true => {
+            json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
+        }
+        false => format!("ready: {}", listen.join(" ")),
+    })
 }

@@ -1,101 +1,130 @@
 //! `farpool control`: wires to the controller; starts, says it is ready, waits for a signal.
 
-use std::io::{Write, stdout};
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use farpool_control::{ControlOptions, StoreChoice, TopologySource, serve};
+use farpool_control::{
+    ControlError, ControlOptions, NamedSwitch, StoreChoice, TopologySource, serve,
+};
 use farpool_switch::EmulatedSwitchDriver;
-use rustix::process::geteuid;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
+use crate::args::{ControlArgs, ControlSettings};
+use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
-use crate::notify::notify;
-use crate::rack_args::ControlArgs;
+use crate::values::{StoreAt, SwitchAt};
 
-use super::rack::read_token;
+/// Where it listens if nothing is said: this machine only.
+const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7080);
+/// The store of a service.
+const STORE_OF_ROOT: &str = "/var/lib/farpool/control.redb";
+/// The store of a user, below `$XDG_STATE_HOME` or `~/.local/state`.
+const STORE_OF_USER: &str = "farpool/control.redb";
+/// The store holds the keys of grants.
+const FOLDER_MODE: u32 = 0o700;
 
-/// Serves until SIGINT or SIGTERM.
-pub fn main(args: &ControlArgs) -> anyhow::Result<u8> {
+/// Serves until SIGINT or SIGTERM. What it acknowledged is stored; blades and clients go on.
+pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
+    let options = options(args.settings)?;
     logging::start()?;
-    let options = options(args)?;
-    let json = args.json;
-    let runtime = tokio::runtime::Runtime::new().context("no threads for the controller")?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("signals")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
-        let ended = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            tracing::info!("stopping");
-        };
-        serve(options, |addresses| say_ready(addresses, json), ended).await?;
-        Ok(0)
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
+    let handle = signals.handle();
+    let (end, ended) = tokio::sync::oneshot::channel::<i32>();
+    let watcher = std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            tracing::info!(signal, "stopping");
+            tell_systemd("STOPPING=1");
+            // Already ended by itself if this fails.
+            let _ = end.send(signal);
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut said = Ok(());
+    let served = runtime.block_on(serve(
+        options,
+        |addresses| said = say(addresses, args.json),
+        async move { drop(ended.await) },
+    ));
+    handle.close();
+    // A panic has been reported by the thread itself.
+    let _ = watcher.join();
+    served.map_err(explained)?;
+    said.map(|()| 0)
+}
+
+fn say(addresses: &[SocketAddr], json: bool) -> anyhow::Result<()> {
+    let listen: Vec<String> = addresses.iter().map(|at| format!("http://{at}")).collect();
+    say_ready(&match json {
+        true => {
+            json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
+        }
+        false => format!("ready: {}", listen.join(" ")),
     })
 }
 
-fn options(args: &ControlArgs) -> anyhow::Result<ControlOptions> {
-    let first = args.listen.first().ok_or_else(|| UsageError("--listen is missing".into()))?;
-    let mut options = ControlOptions::new(*first, store(args.store.as_deref())?);
-    options.listen.clone_from(&args.listen);
-    options.advertise.clone_from(&args.advertise);
-    options.topology = args.topology.clone().map(TopologySource::Path);
-    options.token = args.token_file.as_deref().map(read_token).transpose()?;
-    options.allow_remote = args.allow_remote;
-    for switch in &args.switch {
-        let (name, socket) = switch
-            .split_once('=')
-            .ok_or_else(|| UsageError(format!("--switch {switch}: give NAME=SOCKET")))?;
-        let driver = EmulatedSwitchDriver::connect_to(socket)?;
-        options.switches.push((name.to_owned(), Box::new(driver)));
-    }
-    Ok(options)
-}
-
-fn store(text: Option<&str>) -> anyhow::Result<StoreChoice> {
-    let Some(text) = text else { return Ok(StoreChoice::Redb(default_file()?)) };
-    if let Some(path) = text.strip_prefix("redb:") {
-        return Ok(StoreChoice::Redb(path.into()));
-    }
-    let urls = text.split(',').map(|url| url.replacen("etcd://", "http://", 1));
-    let urls: Vec<String> = urls.collect();
-    if text.is_empty() || !urls.iter().all(|url| url.starts_with("http://")) {
-        let wrong = format!("--store {text}: give redb:FILE or etcd://HOST:PORT");
-        return Err(UsageError(wrong).into());
-    }
-    Ok(StoreChoice::Etcd(urls))
-}
-
-/// Root's is a service's; others have theirs below their state folder.
-fn default_file() -> anyhow::Result<PathBuf> {
-    let folder = if geteuid().is_root() {
-        PathBuf::from("/var/lib/farpool")
-    } else {
-        let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
-        let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/state"));
-        let none = || UsageError("no HOME for the store; give --store redb:FILE".into());
-        state.or_else(home).ok_or_else(none)?.join("farpool")
+/// What the user can mend with a flag is a usage error that names it.
+fn explained(error: ControlError) -> anyhow::Error {
+    let how = match &error {
+        ControlError::Remote(_) => "; give --allow-remote",
+        ControlError::NoToken(_) => " with --token-file",
+        ControlError::NoDriver(_) => "; name its control socket with --switch NAME=SOCKET",
+        ControlError::NoSwitch(_) => "; look at --switch",
+        _ => return error.into(),
     };
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("the folder {} cannot be made", folder.display()))?;
-    Ok(folder.join("control.redb"))
+    UsageError(format!("{error}{how}")).into()
 }
 
-fn say_ready(addresses: &[SocketAddr], json: bool) {
-    let listen: Vec<String> = addresses.iter().map(|at| format!("http://{at}")).collect();
-    let line = if json {
-        json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
-    } else {
-        format!("ready: {}", listen.join(" "))
+fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
+    let store = match settings.store {
+        Some(StoreAt(store)) => store,
+        None => StoreChoice::Redb(usual_store()?),
     };
-    // Who started it and closed its output does not wait for the line.
-    let _ = writeln!(stdout(), "{line}");
-    if let Err(error) = notify("READY=1") {
-        tracing::warn!(%error, "systemd does not take the message");
+    if let StoreChoice::Redb(path) = &store {
+        make_folder(path)?;
     }
+    let listen = if settings.listen.is_empty() { vec![LISTEN_DEFAULT] } else { settings.listen };
+    let switches = settings.switch.iter().map(connect).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(ControlOptions {
+        listen,
+        advertise: settings.advertise,
+        topology: settings.topology.map(TopologySource::Path),
+        token: read_token(settings.token_file.as_deref())?,
+        allow_remote: settings.allow_remote == Some(true),
+        switches,
+        ..ControlOptions::new(LISTEN_DEFAULT, store)
+    })
+}
+
+fn connect(at: &SwitchAt) -> anyhow::Result<NamedSwitch> {
+    let driver = EmulatedSwitchDriver::connect_to(&at.socket)
+        .with_context(|| format!("switch {} does not answer", at.name))?;
+    Ok((at.name.clone(), Box::new(driver)))
+}
+
+fn usual_store() -> Result<PathBuf, UsageError> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from(STORE_OF_ROOT));
+    }
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    let nowhere = || UsageError("there is no home for the store; give --store redb:PATH".into());
+    Ok(home.ok_or_else(nowhere)?.join(STORE_OF_USER))
+}
+
+fn make_folder(store: &Path) -> anyhow::Result<()> {
+    let Some(folder) = store.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(FOLDER_MODE)
+        .create(folder)
+        .with_context(|| format!("the folder {} cannot be made", folder.display()))
 }

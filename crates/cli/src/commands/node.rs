@@ -1,84 +1,134 @@
-//! `farpool node`: the daemon of a server in a rack, and what people ask about nodes.
+//! `farpool node`: wires to the node daemon; starts, says it is ready, and turns signals into a
+//! drain (the first) and an end (the second).
 
-use std::io::{Write, stdout};
+use std::time::Duration;
 
 use anyhow::Context;
 use farpool_acms::Thresholds;
-use farpool_node::{Ending, Node, NodeOptions};
+use farpool_api::Client;
+use farpool_blade::BladeConfig;
+use farpool_node::{Ended, MemoryFiles, NodeDaemon, NodeHandle, NodeOptions};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::args::{NodeArgs, NodeSettings};
+use crate::commands::service::{read_token, say_ready, tell_systemd};
+use crate::commands::{collaborate, refuse_remote};
 use crate::config::UsageError;
 use crate::logging;
-use crate::notify::notify;
-use crate::rack_args::{NodeArgs, NodeCommand, NodeDaemonArgs};
-use crate::values::{Size, Span};
+use crate::values::{BladeAddress, Patience, Size};
 
-use super::rack::{self, read_token};
-use super::refuse_remote;
+/// Where its blade listens if nothing is said: this machine only.
+const LISTEN_DEFAULT: &str = "tcp://127.0.0.1:7070";
+/// How long segments may take to move away at the end: some GiB over 10 Gb/s, well within the 90 s
+/// that systemd gives a service to stop.
+const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Runs the daemon, or asks the controller about nodes.
-pub fn main(args: &NodeArgs) -> anyhow::Result<u8> {
-    match &args.command {
-        None if args.daemon.collaborate.collaborate => super::collaborate::daemon(&args.daemon),
-        None => daemon(&args.daemon),
-        Some(NodeCommand::List(access)) => rack::list_nodes(access),
-        Some(NodeCommand::Show(named)) => rack::show_node(named),
-        Some(NodeCommand::Drain(drain)) => rack::drain_node(drain),
+/// Runs the daemon, with a controller or without one.
+pub fn main(args: NodeArgs) -> anyhow::Result<u8> {
+    match args.collaborate.collaborate {
+        true => collaborate::daemon(&args),
+        false => daemon(args.settings, args.json),
     }
 }
 
-/// Lends until SIGINT or SIGTERM; a second one ends it without waiting for its clients.
-fn daemon(args: &NodeDaemonArgs) -> anyhow::Result<u8> {
-    refuse_remote(&args.listen, Some(args.allow_remote_tcp))?;
+/// Lends until SIGINT or SIGTERM, then until it is empty or the time is over.
+fn daemon(settings: NodeSettings, json: bool) -> anyhow::Result<u8> {
+    let patience = drain_timeout(&settings);
+    let options = options(settings)?;
     logging::start()?;
+    // Taken before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
-    let node = Node::start(options(args)?)?;
-    say_ready(node.addresses(), args.access.json)?;
-    let ending = Ending::default();
-    let asked = ending.clone();
-    std::thread::Builder::new().name("farpool-signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            tracing::info!(signal, "ending; once more ends at once");
-            asked.ask();
-        }
-    })?;
-    node.run(&ending)?;
+    let name = options.name.clone();
+    let daemon = NodeDaemon::start(options)?;
+    say(&name, &daemon, json)?;
+    let (closer, handle) = (signals.handle(), daemon.handle());
+    let watcher = std::thread::spawn(move || obey(&mut signals, &handle, patience));
+    let ended = daemon.wait();
+    closer.close();
+    // A panic has been reported by the thread itself.
+    let _ = watcher.join();
+    match ended? {
+        Ended::Empty => tracing::info!("ended, with nothing granted"),
+        Ended::Overdue => tracing::warn!("ended; what was still granted is lost"),
+        Ended::AtOnce => tracing::warn!("ended at once"),
+    }
     Ok(0)
 }
 
-fn options(args: &NodeDaemonArgs) -> anyhow::Result<NodeOptions> {
-    let missing = || UsageError("the offer is missing; give --donate SIZE".into());
-    let Size(donate_bytes) = args.donate.ok_or_else(missing)?;
-    let Span(drain_timeout) = args.drain_timeout;
-    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+fn obey(signals: &mut Signals, node: &NodeHandle, patience: Duration) {
+    for (before, signal) in signals.forever().enumerate() {
+        if before == 0 {
+            tracing::info!(signal, "draining; a second signal ends the node at once");
+            tell_systemd("STOPPING=1");
+            node.drain(patience);
+        } else {
+            node.stop();
+        }
+    }
+}
+
+fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
+    let missing = || UsageError("no controller; give --control http://host:port".into());
+    let token = read_token(settings.token_file.as_deref())?;
+    let client = Client::new(settings.control.as_deref().ok_or_else(missing)?, token.as_deref())?;
+    let listen = listen(&settings)?;
+    let advertise = settings.advertise.into_iter().map(|BladeAddress(address)| address);
+    let blade = BladeConfig {
+        allow_remote_tcp: settings.allow_remote_tcp == Some(true),
+        ..BladeConfig::default()
+    };
     Ok(NodeOptions {
-        controllers: args.access.control.clone(),
-        token: args.access.token_file.as_deref().map(read_token).transpose()?,
-        name: args.name.clone().unwrap_or_else(host),
-        donate_bytes,
-        listen: args.listen.iter().map(|at| at.0.clone()).collect(),
-        advertise: args.advertise.iter().map(|at| at.0.clone()).collect(),
-        compute_brick: args.compute_brick.clone(),
-        memory_brick: args.memory_brick.clone(),
-        allow_remote_tcp: args.allow_remote_tcp,
+        name: settings.name.unwrap_or_else(host_name),
+        client,
+        listen,
+        advertise: advertise.collect(),
+        donate_bytes: settings.donate.map_or(0, |Size(bytes)| bytes),
+        blade,
+        compute_brick: settings.compute_brick,
+        memory_brick: settings.memory_brick,
         thresholds: Thresholds::default(),
-        drain_timeout,
+        memory: MemoryFiles::default(),
     })
 }
 
-fn say_ready(addresses: &[Address], json: bool) -> anyhow::Result<()> {
-    let listen: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let line = if json {
-        json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
-    } else {
-        format!("ready: {}", listen.join(" "))
-    };
-    writeln!(stdout(), "{line}").context("standard output is closed")?;
-    if let Err(error) = notify("READY=1") {
-        tracing::warn!(%error, "systemd does not take the message");
+/// Where it listens, if that is allowed.
+pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
+    refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
+    let mut listen: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
+    if listen.is_empty() {
+        listen.push(LISTEN_DEFAULT.parse()?);
     }
-    Ok(())
+    Ok(listen)
+}
+
+pub(super) fn drain_timeout(settings: &NodeSettings) -> Duration {
+    settings.drain_timeout.map_or(DRAIN_TIMEOUT_DEFAULT, |Patience(time)| time)
+}
+
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn say(name: &str, node: &NodeDaemon, json: bool) -> anyhow::Result<()> {
+    let listen: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
+    let spec = node.spec();
+    say_ready(&match json {
+        true => json!({
+            "event": "ready",
+            "pid": std::process::id(),
+            "name": name,
+            "donate_bytes": spec.donate_bytes,
+            "blade_id": spec.blade_id,
+            "incarnation": spec.incarnation,
+            "listen": listen,
+            "advertise": spec.addresses,
+        })
+        .to_string(),
+        false => {
+            format!("ready: {name} lends up to {} on {}", Size(spec.donate_bytes), listen.join(" "))
+        }
+    })
 }

@@ -1,0 +1,82 @@
+//! What people ask the rack's controller: one request each, printed as a table or as the JSON that
+//! the controller gave. Errors of the controller keep their kind, which the exit code tells.
+
+mod events;
+mod nodes;
+mod segments;
+mod show;
+mod tasks;
+
+pub use events::main as events;
+pub use nodes::main as node;
+pub use segments::main as segment;
+pub use show::main as rack;
+pub use tasks::main as task;
+
+use farpool_api::Client;
+use serde::Serialize;
+
+use crate::args::{CircuitAction, RemoteArgs};
+use crate::commands::service::read_token;
+use crate::terminal::{self, table};
+use crate::values::Size;
+
+/// The controller that the flags name.
+fn client(remote: &RemoteArgs) -> anyhow::Result<Client> {
+    let token = read_token(remote.token_file.as_deref())?;
+    Ok(Client::new(&remote.control, token.as_deref())?)
+}
+
+/// Prints what the controller gave as JSON, or as `text` has it.
+fn show<T: Serialize>(
+    remote: &RemoteArgs,
+    answer: &T,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<u8> {
+    terminal::print(&match remote.json {
+        true => format!("{}\n", serde_json::to_string(answer)?),
+        false => text(answer),
+    })?;
+    Ok(0)
+}
+
+/// A value's name in the interface, as in `first-fit`.
+fn name_of(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => "?".to_owned(),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    Size(bytes).to_string()
+}
+
+fn size_or_dash(bytes: Option<u64>) -> String {
+    bytes.map_or("-".to_owned(), size)
+}
+
+/// `name  value` lines for one thing.
+fn sheet(lines: &[(&str, String)]) -> String {
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    lines.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+}
+
+/// `farpool circuit list`.
+pub fn circuit(action: &CircuitAction) -> anyhow::Result<u8> {
+    let CircuitAction::List(remote) = action;
+    let circuits = client(remote)?.circuits()?;
+    show(remote, &circuits, |list| {
+        let row = |circuit: &farpool_api::Circuit| {
+            vec![
+                circuit.switch.clone(),
+                circuit.from_port.to_string(),
+                circuit.to_port.to_string(),
+                circuit.segments.to_string(),
+                if circuit.standing { "yes" } else { "no" }.to_owned(),
+            ]
+        };
+        let rows: Vec<_> = list.circuits.iter().map(row).collect();
+        table(&["switch", "from", "to", "segments", "stands"], &rows)
+    })
+}

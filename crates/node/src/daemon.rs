@@ -1,0 +1,303 @@
+//! The daemon put together: a blade that serves, a thread that watches memory, one that talks to
+//! the controller. Signals are the caller's, who ends it through a [`NodeHandle`].
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farpool_acms::Thresholds;
+use farpool_api::{ApiError, Client, NodeSpec};
+use farpool_blade::{Blade, BladeConfig, ServeError, Server, Serving};
+use farpool_wire::{Address, SUPERPAGE_BYTES};
+
+use crate::agent::Agent;
+use crate::lender::Lender;
+use crate::memory::MemoryFiles;
+use crate::shared::{Shared, Wish};
+
+/// How long signing off may take after the time to drain is over; then the daemon ends without.
+const LEAVE_GRACE: Duration = Duration::from_secs(3);
+/// How long a node that ends at once may take to undo the drain that it had asked for: a few reports
+/// and an answer.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Its name in the rack.
+    pub name: String,
+    /// The controllers.
+    pub client: Client,
+    /// Where its blade listens; TCP port 0 takes a free one.
+    pub listen: Vec<Address>,
+    /// What others connect to; where it listens if left out.
+    pub advertise: Vec<Address>,
+    /// Memory it lends at most; below 16 MiB it runs no blade and only uses the rack's memory.
+    pub donate_bytes: u64,
+    /// How its blade is set up; size and grants are the node's to say.
+    pub blade: BladeConfig,
+    /// The topology's compute brick it is, if not one of its own name.
+    pub compute_brick: Option<String>,
+    /// The topology's memory brick it is, likewise.
+    pub memory_brick: Option<String>,
+    /// What its own programs may use before it lends less.
+    pub thresholds: Thresholds,
+    /// Where the machine's memory use is seen.
+    pub memory: MemoryFiles,
+}
+
+/// How a node's life ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// Nothing was granted any more.
+    Empty,
+    /// The time to drain was over; segments on it were lost.
+    Overdue,
+    /// By wish, without waiting until it was empty.
+    AtOnce,
+}
+
+/// Why a node does not run, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The blade cannot serve.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// No blade, threads or random numbers.
+    #[error("the system does not give what the node needs")]
+    System(#[from] std::io::Error),
+    /// Nobody could connect there.
+    #[error("nobody can connect to {0}: say with --advertise where others reach this node")]
+    Unreachable(Address),
+    /// A token is missing or wrong.
+    #[error("the controller does not accept this node's token")]
+    Unauthorized(#[source] ApiError),
+    /// The registration was refused.
+    #[error("the controller does not take node {name}")]
+    Refused {
+        /// Which.
+        name: String,
+        /// Why.
+        source: ApiError,
+    },
+    /// The agent's thread ended without a word.
+    #[error("the node's agent has failed")]
+    AgentFailed,
+}
+
+enum Event {
+    Ended(Result<Ended, NodeError>),
+    /// Somebody has changed the wish.
+    Wished,
+}
+
+/// A node that runs. Dropping it ends it at once, without signing off.
+#[derive(Debug)]
+pub struct NodeDaemon {
+    handle: NodeHandle,
+    events: Receiver<Event>,
+    spec: NodeSpec,
+    blade: Arc<Blade>,
+    serving: Option<Serving>,
+}
+
+/// Ends a node from anywhere.
+#[derive(Clone)]
+pub struct NodeHandle {
+    shared: Arc<Shared>,
+    events: Sender<Event>,
+}
+
+impl std::fmt::Debug for NodeHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeHandle").field("wish", &self.shared.wish()).finish_non_exhaustive()
+    }
+}
+
+impl NodeHandle {
+    /// Has the node emptied; it ends when it is, or after `at_most`.
+    pub fn drain(&self, at_most: Duration) {
+        self.wish(Wish::Drain { until: Instant::now() + at_most });
+    }
+
+    /// Ends it without draining it; a drain that was asked for is undone.
+    pub fn stop(&self) {
+        self.wish(Wish::Stop);
+    }
+
+    fn wish(&self, wish: Wish) {
+        self.shared.set_wish(wish);
+        // Nobody waits any more if this fails.
+        let _ = self.events.send(Event::Wished);
+    }
+}
+
+impl NodeDaemon {
+    /// Lends memory from here on. The controller has been asked once when this returns; it need
+    /// not have answered.
+    ///
+    /// # Errors
+    /// The blade cannot serve, or the controller refuses this node.
+    pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        let NodeOptions { name, client, donate_bytes, memory, .. } = &options;
+        let (name, client, donate_bytes) = (name.clone(), client.clone(), *donate_bytes);
+        let (blade, serving) = start_blade(&options)?;
+        let listening = serving.as_ref().map_or(&[][..], Serving::addresses);
+        let spec = NodeSpec {
+            compute_brick: options.compute_brick.clone(),
+            memory_brick: options.memory_brick.clone(),
+            ..NodeSpec::new(
+                advertised(&options.advertise, listening)?,
+                if serving.is_some() { donate_bytes } else { 0 },
+                random()?,
+                blade.id(),
+            )
+        };
+        let shared = Arc::new(Shared::new());
+        let lender = Lender::new(
+            Arc::clone(&blade),
+            Arc::clone(&shared),
+            memory.clone(),
+            options.thresholds,
+            spec.donate_bytes,
+        );
+        let (sender, events) = channel();
+        let handle = NodeHandle { shared: Arc::clone(&shared), events: sender.clone() };
+        // From here on an early return ends the threads.
+        let daemon = Self { handle, events, spec: spec.clone(), blade, serving };
+        let mut agent = Agent::new(name, spec, client, Arc::clone(&daemon.blade), shared);
+        agent.begin()?;
+        thread::Builder::new().name("fp-node-lend".to_owned()).spawn(move || lender.run())?;
+        thread::Builder::new()
+            .name("fp-node-agent".to_owned())
+            .spawn(move || drop(sender.send(Event::Ended(agent.run()))))?;
+        Ok(daemon)
+    }
+
+    /// Where its blade listens, with the TCP ports that were really taken.
+    #[must_use]
+    pub fn addresses(&self) -> &[Address] {
+        self.serving.as_ref().map_or(&[][..], Serving::addresses)
+    }
+
+    /// What it registered.
+    #[must_use]
+    pub fn spec(&self) -> &NodeSpec {
+        &self.spec
+    }
+
+    /// Its blade.
+    #[must_use]
+    pub fn blade(&self) -> &Arc<Blade> {
+        &self.blade
+    }
+
+    /// Something to end it with from elsewhere.
+    #[must_use]
+    pub fn handle(&self) -> NodeHandle {
+        self.handle.clone()
+    }
+
+    /// Waits until it has ended; then its blade does not serve any more.
+    ///
+    /// # Errors
+    /// The controller does not accept the token, and nothing is granted.
+    pub fn wait(self) -> Result<Ended, NodeError> {
+        loop {
+            let event = match self.handle.shared.wish() {
+                Wish::Stop => self.events.recv_timeout(STOP_GRACE),
+                Wish::Run => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Wish::Drain { until } => {
+                    // The agent ends in time, unless it waits for an answer that does not come.
+                    let left = until.saturating_duration_since(Instant::now());
+                    self.events.recv_timeout(left + LEAVE_GRACE)
+                }
+            };
+            match event {
+                Ok(Event::Ended(ended)) => return ended,
+                Ok(Event::Wished) => {}
+                Err(RecvTimeoutError::Timeout) if self.handle.shared.wish() == Wish::Stop => {
+                    return Ok(Ended::AtOnce);
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(Ended::Overdue),
+                Err(RecvTimeoutError::Disconnected) => return Err(NodeError::AgentFailed),
+            }
+        }
+    }
+}
+
+impl Drop for NodeDaemon {
+    fn drop(&mut self) {
+        self.handle.shared.set_wish(Wish::Stop);
+    }
+}
+
+fn start_blade(options: &NodeOptions) -> Result<(Arc<Blade>, Option<Serving>), NodeError> {
+    let lends = options.donate_bytes >= SUPERPAGE_BYTES;
+    let config = BladeConfig {
+        memory_bytes: options.donate_bytes.max(SUPERPAGE_BYTES),
+        require_grants: true,
+        ..options.blade.clone()
+    };
+    if !lends {
+        return Ok((Arc::new(Blade::new(config)?), None));
+    }
+    let serving = Server::bind(&options.listen, config)?.serve()?;
+    Ok((Arc::clone(serving.blade()), Some(serving)))
+}
+
+/// What the controller is told: what was given, or where it listens if others can connect there.
+fn advertised(given: &[Address], listening: &[Address]) -> Result<Vec<String>, NodeError> {
+    let addresses = if given.is_empty() { listening } else { given };
+    let is_nowhere = |address: &&Address| match address {
+        Address::Tcp(at) => at.ip().is_unspecified() || at.port() == 0,
+        Address::Unix(_) | Address::Shm(_) => false,
+    };
+    if let Some(nowhere) = addresses.iter().find(is_nowhere) {
+        return Err(NodeError::Unreachable(nowhere.clone()));
+    }
+    // A unix socket serves shared memory, too; the client decides.
+    let text = |address: &Address| match address {
+        Address::Shm(path) => Address::Unix(path.clone()).to_string(),
+        other => other.to_string(),
+    };
+    let mut texts: Vec<String> = Vec::new();
+    for address in addresses.iter().map(text) {
+        if !texts.contains(&address) {
+            texts.push(address);
+        }
+    }
+    Ok(texts)
+}
+
+fn random() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    match count == bytes.len() {
+        true => Ok(u64::from_le_bytes(bytes)),
+        false => Err(std::io::Error::other("the kernel gives too few random bytes")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(texts: &[&str]) -> Vec<Address> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_is_advertised_can_be_connected_to() {
+        let listening = addresses(&["shm:///a.sock", "unix:///a.sock", "tcp://127.0.0.1:7"]);
+        let told = advertised(&[], &listening).unwrap();
+        assert_eq!(told, ["unix:///a.sock", "tcp://127.0.0.1:7"]);
+        let given = addresses(&["tcp://192.0.2.1:7"]);
+        assert_eq!(advertised(&given, &listening).unwrap(), ["tcp://192.0.2.1:7"]);
+        for nowhere in ["tcp://0.0.0.0:7", "tcp://[::]:7", "tcp://127.0.0.1:0"] {
+            let error = advertised(&[], &addresses(&[nowhere])).unwrap_err();
+            assert!(error.to_string().contains("--advertise"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Looks at the machine's memory again and again, and sets what the blade lends: a thread of its
+//! own, because the donor's programs come first even while a controller does not answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farpool_acms::{Harvest, Thresholds};
+use farpool_blade::Blade;
+use farpool_wire::SUPERPAGE_BYTES;
+
+use crate::memory::MemoryFiles;
+use crate::pressure::{Lending, next_offer};
+use crate::shared::{Shared, Wish};
+
+/// Time between two looks: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which the
+/// share of a machine of 1 GiB that is never lent covers. One look reads a few small files.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(crate) struct Lender {
+    blade: Arc<Blade>,
+    shared: Arc<Shared>,
+    files: MemoryFiles,
+    thresholds: Thresholds,
+    donate_bytes: u64,
+    harvest: Harvest,
+    started: Instant,
+    /// The last look failed, and that was said.
+    is_blind: bool,
+}
+
+impl Lender {
+    /// What the node may lend is looked for once, so that its first report says it.
+    pub(crate) fn new(
+        blade: Arc<Blade>,
+        shared: Arc<Shared>,
+        files: MemoryFiles,
+        thresholds: Thresholds,
+        donate_bytes: u64,
+    ) -> Self {
+        let mut lender = Self {
+            blade,
+            shared,
+            files,
+            thresholds,
+            donate_bytes: donate_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES,
+            harvest: Harvest::default(),
+            started: Instant::now(),
+            is_blind: false,
+        };
+        lender.look();
+        lender
+    }
+
+    pub(crate) fn run(mut self) {
+        while self.shared.wish() != Wish::Stop {
+            self.look();
+            self.shared.pause(LOOK_INTERVAL, self.shared.wish());
+        }
+    }
+
+    fn look(&mut self) {
+        let sight = match self.files.look() {
+            Ok(sight) => sight,
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_blind, true) {
+                    tracing::error!(%error, "memory use cannot be seen; the offer stays as it is");
+                }
+                return;
+            }
+        };
+        self.is_blind = false;
+        let lending = Lending {
+            thresholds: self.thresholds,
+            donate_bytes: self.donate_bytes,
+            lent_bytes: self.blade.stat(self.blade.now()).totals.used_bytes.get(),
+        };
+        let next = next_offer(self.harvest, &sight, &lending, self.started.elapsed());
+        if next.offered_bytes < self.harvest.offered_bytes {
+            tracing::info!(
+                from_bytes = self.harvest.offered_bytes,
+                to_bytes = next.offered_bytes,
+                "this machine's programs need memory: the node lends less"
+            );
+        }
+        self.harvest = next;
+        if let Err(error) = self.blade.set_capacity(next.offered_bytes) {
+            // Cannot be: the offer is never above what the blade was set up with.
+            tracing::error!(%error, "the blade does not take its new size");
+        }
+        self.shared.set_lendable_bytes(next.offered_bytes);
+    }
+}

@@ -1,0 +1,107 @@
+//! How the agent and the controller stand: what an error means, when to try again, and what has been
+//! said about it already. Pure.
+
+use std::time::Duration;
+
+use farpool_api::{ApiError, ProblemKind};
+
+/// First pause after the controller did not answer.
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// Longest pause: well under the 5 s after which a node without reports counts as late, so that a
+/// controller that is back finds everybody in time.
+const BACKOFF_LIMIT: Duration = Duration::from_secs(2);
+
+/// What an error of the controller means to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// It is not there or does not lead: try again.
+    Lost,
+    /// It does not know this node: register.
+    Unknown,
+    /// Another daemon has registered under this name.
+    Superseded,
+    /// The token is missing or wrong.
+    Unauthorized,
+    /// It understood, and refuses.
+    Refused,
+}
+
+/// What this error means.
+pub(crate) fn verdict(error: &ApiError) -> Verdict {
+    let ApiError::Problem(problem) = error else { return Verdict::Lost };
+    match problem.status {
+        401 => Verdict::Unauthorized,
+        _ if problem.is(ProblemKind::NotFound) => Verdict::Unknown,
+        _ if problem.is(ProblemKind::Conflict) => Verdict::Superseded,
+        503 => Verdict::Lost,
+        _ => Verdict::Refused,
+    }
+}
+
+/// The contact to the controller.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    /// What the last attempt said, if it failed.
+    trouble: Option<Verdict>,
+    pause: Option<Duration>,
+}
+
+impl Link {
+    /// An attempt failed: how long to pause, and whether this trouble is new and to be told.
+    pub(crate) fn failed(&mut self, verdict: Verdict) -> (Duration, bool) {
+        let is_new = self.trouble.replace(verdict) != Some(verdict);
+        let pause = self.pause.map_or(BACKOFF_FIRST, |pause| (pause * 2).min(BACKOFF_LIMIT));
+        self.pause = Some(pause);
+        (pause, is_new)
+    }
+
+    /// An attempt succeeded; whether that ends a trouble and is to be told.
+    pub(crate) fn answered(&mut self) -> bool {
+        self.pause = None;
+        self.trouble.take().is_some()
+    }
+
+    /// Whether the last attempt failed.
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.trouble.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_api::Problem;
+
+    #[test]
+    fn pauses_grow_to_their_limit_and_each_trouble_is_told_once() {
+        let mut link = Link::default();
+        let (first, is_new) = link.failed(Verdict::Lost);
+        assert!(is_new);
+        let mut last = first;
+        for _ in 0..100 {
+            let (pause, is_new) = link.failed(Verdict::Lost);
+            assert!(!is_new && pause >= last && pause <= BACKOFF_LIMIT);
+            last = pause;
+        }
+        assert_eq!(last, BACKOFF_LIMIT);
+        assert!(link.failed(Verdict::Refused).1);
+        assert!(link.answered());
+        assert!(!link.answered());
+        assert_eq!(link.failed(Verdict::Lost), (BACKOFF_FIRST, true));
+    }
+
+    #[test]
+    fn errors_mean_what_they_say() {
+        let of = |kind| verdict(&ApiError::Problem(Box::new(Problem::new(kind, ""))));
+        assert_eq!(of(ProblemKind::NotFound), Verdict::Unknown);
+        assert_eq!(of(ProblemKind::Conflict), Verdict::Superseded);
+        assert_eq!(of(ProblemKind::Unauthorized), Verdict::Unauthorized);
+        assert_eq!(of(ProblemKind::Invalid), Verdict::Refused);
+        assert_eq!(of(ProblemKind::NoRoom), Verdict::Refused);
+        for kind in [ProblemKind::NotLeader, ProblemKind::Ending, ProblemKind::StoreFailed] {
+            assert_eq!(of(kind), Verdict::Lost);
+        }
+        let unreachable = ApiError::Unreachable { url: String::new(), reason: String::new() };
+        assert_eq!(verdict(&unreachable), Verdict::Lost);
+    }
+}

@@ -1,0 +1,246 @@
+//! How much a node may lend: harvest slowly, give back fast, its own programs first.
+//!
+//! Pure: what is seen of the machine's memory and the time are arguments. Steps, times and the
+//! measure of pressure are those of nodes without a controller ([`farpool_acms::next_harvest`]).
+//! A controller is told one number, not one for new grants and one for old ones, so the guard band
+//! between them is here: the offer falls at the limit, and rises only to a margin below it.
+//!
+//! Invariants: what is offered never exceeds the limit, nor what the node donates; it rises by at
+//! most a step an interval; use that changes by less than the margin never makes it swing.
+
+use std::time::Duration;
+
+use farpool_acms::{
+    Class, HARVEST_MARGIN_PERMILLE, Harvest, MemoryUse, PRESSURE_RESUME_PERMILLE,
+    PRESSURE_STOP_PERMILLE, Thresholds, next_harvest,
+};
+use farpool_wire::SUPERPAGE_BYTES;
+
+/// One limit that the node's memory use is under: the machine, or a memory cgroup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryLevel {
+    /// All there is.
+    pub total_bytes: u64,
+    /// What programs can have without others losing anything.
+    pub available_bytes: u64,
+}
+
+/// One look at the node's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemorySight {
+    /// The machine, and each cgroup with a limit.
+    pub levels: Vec<MemoryLevel>,
+    /// Share of time in which programs waited for memory, thousandths (PSI "some", 10 s), if known.
+    pub pressure_permille: Option<u16>,
+}
+
+impl MemorySight {
+    /// The level that runs out first.
+    #[must_use]
+    pub fn tightest(&self) -> Option<&MemoryLevel> {
+        self.levels.iter().min_by_key(|level| level.available_bytes)
+    }
+
+    /// The smallest level's size: the measure of steps and margins.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.levels.iter().map(|level| level.total_bytes).min().unwrap_or(0)
+    }
+
+    /// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any
+    /// more, so it is added again: a client that fills what it was granted changes nothing.
+    #[must_use]
+    pub fn lend_limit_bytes(&self, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
+        let of_level = |level: &MemoryLevel| {
+            let taken = level.total_bytes.saturating_sub(level.available_bytes);
+            let own = MemoryUse {
+                used_bytes: taken.saturating_sub(lent_bytes),
+                total_bytes: level.total_bytes,
+                pressure_permille: self.pressure_permille,
+            };
+            farpool_acms::lend_limit_bytes(thresholds, Class::Server, &own)
+        };
+        let limit = self.levels.iter().map(of_level).min().unwrap_or(0);
+        match self.pressure_permille {
+            Some(pressure) if pressure >= PRESSURE_STOP_PERMILLE => limit.min(lent_bytes),
+            _ => limit,
+        }
+    }
+
+    fn may_rise(&self) -> bool {
+        self.pressure_permille.is_none_or(|pressure| pressure < PRESSURE_RESUME_PERMILLE)
+    }
+}
+
+/// What a node has to lend, and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lending {
+    /// What its own programs may use before it lends less.
+    pub thresholds: Thresholds,
+    /// Never more than this.
+    pub donate_bytes: u64,
+    /// What is in use by others.
+    pub lent_bytes: u64,
+}
+
+/// The offer after one look at the memory at `now`.
+#[must_use]
+pub fn next_offer(old: Harvest, sight: &MemorySight, lending: &Lending, now: Duration) -> Harvest {
+    let limit = sight.lend_limit_bytes(&lending.thresholds, lending.lent_bytes);
+    let total = sight.total_bytes();
+    let margin = total / 1000 * HARVEST_MARGIN_PERMILLE;
+    let floor = limit.min(whole(lending.donate_bytes));
+    let ceiling = limit.saturating_sub(margin).min(whole(lending.donate_bytes));
+    if whole(floor) < old.offered_bytes {
+        return next_harvest(old, floor.saturating_add(margin), total, now);
+    }
+    if whole(ceiling) <= old.offered_bytes || !sight.may_rise() {
+        return old;
+    }
+    next_harvest(old, ceiling.saturating_add(margin), total, now)
+}
+
+fn whole(bytes: u64) -> u64 {
+    bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_acms::{HARVEST_INTERVAL_MS, HARVEST_STEP_PERMILLE};
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn share(bytes: u64, permille: u64) -> u64 {
+        bytes / 1000 * permille
+    }
+
+    fn lending(lent_bytes: u64, donate_bytes: u64) -> Lending {
+        Lending { thresholds: Thresholds::default(), donate_bytes, lent_bytes }
+    }
+
+    fn limit(sight: &MemorySight, lent: u64) -> u64 {
+        sight.lend_limit_bytes(&Thresholds::default(), lent)
+    }
+
+    fn sight(total_bytes: u64, available_bytes: u64) -> MemorySight {
+        let levels = vec![MemoryLevel { total_bytes, available_bytes }];
+        MemorySight { levels, pressure_permille: None }
+    }
+
+    /// The offer after looking every 200 ms for so long.
+    fn settled(mut harvest: Harvest, sight: &MemorySight, lent: u64, from_ms: u64) -> Harvest {
+        for step in 0..200 {
+            let now = Duration::from_millis(from_ms + step * 200);
+            harvest = next_offer(harvest, sight, &lending(lent, 64 * GIB), now);
+        }
+        harvest
+    }
+
+    #[test]
+    fn everything_above_threshold_and_margin_is_offered_after_a_while() {
+        let harvest = settled(Harvest::default(), &sight(16 * GIB, 12 * GIB), 0, 0);
+        // Its own programs use 4 GiB, and what is lent must not take it over 80 %.
+        let most = 16 * GIB / 100 * 80 - 4 * GIB;
+        let margin = share(16 * GIB, HARVEST_MARGIN_PERMILLE);
+        assert_eq!(harvest.offered_bytes, whole(most - margin));
+    }
+
+    #[test]
+    fn the_tighter_of_machine_and_cgroup_counts() {
+        let mut both = sight(16 * GIB, 12 * GIB);
+        both.levels.push(MemoryLevel { total_bytes: GIB, available_bytes: GIB / 2 });
+        let alone = settled(Harvest::default(), &sight(GIB, GIB / 2), 0, 0);
+        assert_eq!(settled(Harvest::default(), &both, 0, 0), alone);
+        assert!(alone.offered_bytes > 0);
+        assert_eq!(both.tightest(), both.levels.last());
+    }
+
+    #[test]
+    fn pressure_withdraws_what_is_unused_and_lets_the_rest_be() {
+        let mut seen = sight(16 * GIB, 12 * GIB);
+        let before = settled(Harvest::default(), &seen, 2 * GIB, 0);
+        assert!(before.offered_bytes > 2 * GIB);
+        let later = Duration::from_secs(100);
+        seen.pressure_permille = Some(PRESSURE_STOP_PERMILLE - 1);
+        assert_eq!(next_offer(before, &seen, &lending(2 * GIB, 64 * GIB), later), before);
+        seen.pressure_permille = Some(PRESSURE_STOP_PERMILLE);
+        let fallen = next_offer(before, &seen, &lending(2 * GIB, 64 * GIB), later);
+        assert_eq!(fallen.offered_bytes, 2 * GIB);
+        seen.pressure_permille = Some(PRESSURE_RESUME_PERMILLE);
+        assert_eq!(settled(fallen, &seen, 2 * GIB, 200_000).offered_bytes, 2 * GIB);
+        seen.pressure_permille = Some(0);
+        assert!(settled(fallen, &seen, 2 * GIB, 200_000).offered_bytes > 2 * GIB);
+    }
+
+    #[test]
+    fn nothing_seen_means_nothing_lent() {
+        let blind = MemorySight { levels: Vec::new(), pressure_permille: None };
+        let old = Harvest { offered_bytes: GIB, rise_after: Duration::ZERO };
+        assert_eq!(next_offer(old, &blind, &lending(0, GIB), Duration::ZERO).offered_bytes, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_hold_whatever_the_memory_does(
+            total in GIB / 4..512 * GIB,
+            donate in 0..512 * GIB,
+            looks in prop::collection::vec(
+                (0u64..=1000, 0u64..=1000, prop::option::of(0u16..=1000), 0u64..3000), 1..80,
+            ),
+        ) {
+            let mut harvest = Harvest::default();
+            let mut now = Duration::ZERO;
+            let mut last_rise: Option<Duration> = None;
+            let step = whole(share(total, HARVEST_STEP_PERMILLE)).max(SUPERPAGE_BYTES);
+            for (available, lent, pressure, pause_ms) in looks {
+                now += Duration::from_millis(pause_ms);
+                let seen = MemorySight {
+                    pressure_permille: pressure,
+                    ..sight(total, share(total, available))
+                };
+                let lent = whole(share(harvest.offered_bytes, lent));
+                let next = next_offer(harvest, &seen, &lending(lent, donate), now);
+                prop_assert!(next.offered_bytes <= donate);
+                // Falls at once: at every moment it is within what the memory allows.
+                prop_assert!(next.offered_bytes <= limit(&seen, lent));
+                prop_assert_eq!(next.offered_bytes % SUPERPAGE_BYTES, 0);
+                if next.offered_bytes > harvest.offered_bytes {
+                    prop_assert!(next.offered_bytes - harvest.offered_bytes <= step);
+                    if let Some(last) = last_rise {
+                        prop_assert!(now - last >= Duration::from_millis(HARVEST_INTERVAL_MS));
+                    }
+                    last_rise = Some(now);
+                }
+                harvest = next;
+            }
+        }
+
+        /// Use that swings by less than the margin, whatever the client does with what it has, moves
+        /// the offer no more once it has settled where most is free.
+        #[test]
+        fn steady_use_does_not_make_it_swing(
+            total in 2 * GIB..512 * GIB,
+            base in 200u64..=900,
+            lent in 0u64..=1000,
+            swings in prop::collection::vec(0u64..=1000, 50..200),
+        ) {
+            let margin = share(total, HARVEST_MARGIN_PERMILLE) - SUPERPAGE_BYTES;
+            let lowest = share(total, base);
+            let start = settled(Harvest::default(), &sight(total, lowest + margin), 0, 0);
+            for (at, swing) in (0u64..).zip(swings) {
+                let lent = whole(share(start.offered_bytes, lent));
+                // What a client uses is no longer available; the node's own use swings besides.
+                let available = lowest + share(margin, swing);
+                let seen = sight(total, available.saturating_sub(lent));
+                prop_assume!(available >= lent);
+                let now = Duration::from_secs(1000 + at);
+                prop_assert_eq!(
+                    next_offer(start, &seen, &lending(lent, 64 * GIB), now).offered_bytes,
+                    start.offered_bytes
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What the daemon's threads have in common: what is wished of them, and what may be lent.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What the threads shall do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Wish {
+    /// Lend.
+    Run,
+    /// Have the node emptied, and end when it is or at this time.
+    Drain {
+        /// At the latest.
+        until: Instant,
+    },
+    /// End.
+    Stop,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    wish: Mutex<Wish>,
+    wished: Condvar,
+    lendable_bytes: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self {
+            wish: Mutex::new(Wish::Run),
+            wished: Condvar::new(),
+            lendable_bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn wish(&self) -> Wish {
+        *self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wishes something. A stop is never taken back, and the first drain's end stays.
+    pub(crate) fn set_wish(&self, wish: Wish) {
+        let mut current = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!((*current, wish), (Wish::Run, _) | (_, Wish::Stop)) {
+            *current = wish;
+        }
+        self.wished.notify_all();
+    }
+
+    /// Waits, at most so long, until something else than `known` is wished.
+    pub(crate) fn pause(&self, at_most: Duration, known: Wish) {
+        let current = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |current: &mut Wish| *current == known;
+        // Whoever waits looks at the wish again in any case.
+        let _unused = self.wished.wait_timeout_while(current, at_most, same);
+    }
+
+    pub(crate) fn lendable_bytes(&self) -> u64 {
+        self.lendable_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_lendable_bytes(&self, bytes: u64) {
+        self.lendable_bytes.store(bytes, Ordering::Relaxed);
+    }
+}

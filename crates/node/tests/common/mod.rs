@@ -1,0 +1,119 @@
+//! Controllers and nodes in this process. Everything ends when it is dropped.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_acms::Thresholds;
+use farpool_api::Client;
+use farpool_blade::BladeConfig;
+use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
+use farpool_e2e::PATIENCE;
+use farpool_node::{MemoryFiles, NodeDaemon, NodeError, NodeOptions};
+
+pub const SUPERPAGE: u64 = 16 << 20;
+
+/// A controller in a thread.
+pub struct Controller {
+    pub address: SocketAddr,
+    end: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), ControlError>>>,
+}
+
+impl Controller {
+    /// A controller that has just ended may still hold its store, so it is tried again.
+    pub fn start(listen: SocketAddr, folder: &Path, token: Option<&str>) -> Self {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Self::try_start(listen, folder, token) {
+                Ok(started) => return started,
+                Err(ControlError::Store(_)) if Instant::now() < until => {}
+                Err(error) => panic!("the controller did not start: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn try_start(
+        listen: SocketAddr,
+        folder: &Path,
+        token: Option<&str>,
+    ) -> Result<Self, ControlError> {
+        let mut options = ControlOptions::new(listen, StoreChoice::Redb(folder.join("store")));
+        options.token = token.map(str::to_owned);
+        let (ready, address) = channel();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let on_ready = move |addresses: &[SocketAddr]| ready.send(addresses[0]).unwrap();
+            let served = serve(options, on_ready, async move { drop(ended.await) });
+            tokio::runtime::Runtime::new().unwrap().block_on(served)
+        });
+        let Ok(address) = address.recv() else {
+            return Err(thread.join().unwrap().unwrap_err());
+        };
+        Ok(Self { address, end: Some(end), thread: Some(thread) })
+    }
+
+    pub fn fresh(folder: &Path) -> Self {
+        Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), folder, None)
+    }
+
+    pub fn client(&self) -> Client {
+        client_at(self.address, None)
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+pub fn client_at(address: SocketAddr, token: Option<&str>) -> Client {
+    Client::new(&format!("http://{address}"), token).unwrap()
+}
+
+/// A machine whose memory is what the test says.
+pub struct Machine(tempfile::TempDir);
+
+impl Machine {
+    pub fn new() -> Self {
+        let machine = Self(tempfile::tempdir().unwrap());
+        machine.set_available(8 << 30);
+        machine
+    }
+
+    pub fn set_available(&self, bytes: u64) {
+        let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 16 << 20, bytes >> 10);
+        // Renamed, so that it is never read half.
+        let path = self.0.path().join("meminfo");
+        std::fs::write(path.with_extension("new"), text).unwrap();
+        std::fs::rename(path.with_extension("new"), path).unwrap();
+    }
+}
+
+pub fn start_node(
+    name: &str,
+    client: Client,
+    machine: &Machine,
+    donate_bytes: u64,
+) -> Result<NodeDaemon, NodeError> {
+    NodeDaemon::start(NodeOptions {
+        name: name.to_owned(),
+        client,
+        listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
+        advertise: Vec::new(),
+        donate_bytes,
+        blade: BladeConfig { threads: 1, ..BladeConfig::default() },
+        compute_brick: None,
+        memory_brick: None,
+        thresholds: Thresholds::default(),
+        memory: MemoryFiles::at(machine.0.path(), machine.0.path()),
+    })
+}
