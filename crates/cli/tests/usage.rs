@@ -15,7 +15,9 @@ fn help_names_every_subcommand_and_the_exit_codes() {
     let home = home();
     let (code, help, _) = ended(farpool(home.path()).arg("--help"));
     assert_eq!(code, 0);
-    for name in ["run", "blade", "stat", "doctor", "completions", "man", "config"] {
+    let daily = ["run", "blade", "stat", "doctor", "completions", "man", "config"];
+    let rack = ["control", "node", "segment", "circuit", "rack", "events", "task"];
+    for name in daily.into_iter().chain(rack) {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in\n{help}");
     }
     assert!(help.contains("Exit codes: 0 done, 1 failed, 2 wrong usage"), "{help}");
@@ -105,12 +107,16 @@ fn variables_are_stronger_than_files_and_the_users_file_than_none() {
     write(
         &home.path().join(".config/farpool/config.toml"),
         "[run]\nlocal = \"1GiB\"\nquota = \"4GiB\"\nquiet = true\nblade = [\"unix:///a\"]\n\
-         [blade]\nlease = \"30s\"\n",
+         [blade]\nlease = \"30s\"\n\
+         [control]\nstore = \"etcd://a:1,b:2\"\nlisten = [\"127.0.0.1:1\"]\n\
+         [node]\ndonate = \"2GiB\"\nname = \"n1\"\ndrain-timeout = \"0\"\n",
     );
     let (code, dump, _) = ended(
         farpool(home.path())
             .args(["config", "dump"])
             .env("FARPOOL_RUN_LOCAL", "25%")
+            .env("FARPOOL_NODE_NAME", "n2")
+            .env("FARPOOL_CONTROL_SWITCH", "r0=/a,r1=/b")
             .env("FARPOOL_RUN_BLADE", "unix:///b,tcp://127.0.0.1:7"),
     );
     assert_eq!(code, 0);
@@ -121,6 +127,12 @@ fn variables_are_stronger_than_files_and_the_users_file_than_none() {
     let blades = ["unix:///b", "tcp://127.0.0.1:7"].map(toml::Value::from).to_vec();
     assert_eq!(dump["run"]["blade"].as_array(), Some(&blades));
     assert_eq!(dump["blade"]["lease"].as_str(), Some("30s"));
+    assert_eq!(dump["control"]["store"].as_str(), Some("etcd://a:1,b:2"));
+    assert_eq!(dump["control"]["listen"][0].as_str(), Some("127.0.0.1:1"));
+    assert_eq!(dump["control"]["switch"][1].as_str(), Some("r1=/b"));
+    assert_eq!(dump["node"]["donate"].as_str(), Some("2GiB"));
+    assert_eq!(dump["node"]["name"].as_str(), Some("n2"));
+    assert_eq!(dump["node"]["drain-timeout"].as_str(), Some("0"));
 }
 
 #[test]
@@ -152,7 +164,16 @@ fn completions_and_pages_come_for_every_subcommand() {
     let out = home.path().join("man");
     let (code, ..) = ended(farpool(home.path()).args(["man", "--out"]).arg(&out));
     assert_eq!(code, 0);
-    for name in ["farpool.1", "farpool-run.1", "farpool-blade.1", "farpool-doctor.1"] {
+    for name in [
+        "farpool.1",
+        "farpool-run.1",
+        "farpool-blade.1",
+        "farpool-doctor.1",
+        "farpool-control.1",
+        "farpool-node.1",
+        "farpool-node-drain.1",
+        "farpool-segment-create.1",
+    ] {
         let page = std::fs::read_to_string(out.join(name)).expect(name);
         assert!(page.starts_with(".ie") && page.contains(".TH"), "{name} is roff");
     }
