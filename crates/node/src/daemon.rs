@@ -13,8 +13,8 @@ use farpool_wire::{Address, SUPERPAGE_BYTES};
 
 use crate::agent::Agent;
 use crate::lender::Lender;
-use crate::memory::MemoryFiles;
 use crate::shared::{Shared, Wish};
+use farpool_memory::MemoryFiles;
 
 /// How long signing off may take after the time to drain is over; then the daemon ends without.
 const LEAVE_GRACE: Duration = Duration::from_secs(3);

@@ -8,9 +8,9 @@ use farpool_acms::{Harvest, Thresholds};
 use farpool_blade::Blade;
 use farpool_wire::SUPERPAGE_BYTES;
 
-use crate::memory::MemoryFiles;
 use crate::pressure::{Lending, next_offer};
 use crate::shared::{Shared, Wish};
+use farpool_memory::MemoryFiles;
 
 /// Time between two looks: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which the
 /// share of a machine of 1 GiB that is never lent covers. One look reads a few small files.

@@ -15,10 +15,8 @@ mod daemon;
 pub mod intent;
 mod lender;
 mod link;
-pub mod memory;
 mod observe;
 pub mod pressure;
 mod shared;
 
 pub use daemon::{Ended, NodeDaemon, NodeError, NodeHandle, NodeOptions};
-pub use memory::MemoryFiles;

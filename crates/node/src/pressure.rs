@@ -14,62 +14,31 @@ use farpool_acms::{
     Class, HARVEST_MARGIN_PERMILLE, Harvest, MemoryUse, PRESSURE_RESUME_PERMILLE,
     PRESSURE_STOP_PERMILLE, Thresholds, next_harvest,
 };
+use farpool_memory::{MemoryLevel, MemorySight};
 use farpool_wire::SUPERPAGE_BYTES;
 
-/// One limit that the node's memory use is under: the machine, or a memory cgroup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryLevel {
-    /// All there is.
-    pub total_bytes: u64,
-    /// What programs can have without others losing anything.
-    pub available_bytes: u64,
-}
-
-/// One look at the node's memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MemorySight {
-    /// The machine, and each cgroup with a limit.
-    pub levels: Vec<MemoryLevel>,
-    /// Share of time in which programs waited for memory, thousandths (PSI "some", 10 s), if known.
-    pub pressure_permille: Option<u16>,
-}
-
-impl MemorySight {
-    /// The level that runs out first.
-    #[must_use]
-    pub fn tightest(&self) -> Option<&MemoryLevel> {
-        self.levels.iter().min_by_key(|level| level.available_bytes)
-    }
-
-    /// The smallest level's size: the measure of steps and margins.
-    #[must_use]
-    pub fn total_bytes(&self) -> u64 {
-        self.levels.iter().map(|level| level.total_bytes).min().unwrap_or(0)
-    }
-
-    /// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any
-    /// more, so it is added again: a client that fills what it was granted changes nothing.
-    #[must_use]
-    pub fn lend_limit_bytes(&self, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
-        let of_level = |level: &MemoryLevel| {
-            let taken = level.total_bytes.saturating_sub(level.available_bytes);
-            let own = MemoryUse {
-                used_bytes: taken.saturating_sub(lent_bytes),
-                total_bytes: level.total_bytes,
-                pressure_permille: self.pressure_permille,
-            };
-            farpool_acms::lend_limit_bytes(thresholds, Class::Server, &own)
+/// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any more, so it is
+/// added again: a client that fills what it was granted changes nothing.
+#[must_use]
+pub fn lend_limit_bytes(sight: &MemorySight, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
+    let of_level = |level: &MemoryLevel| {
+        let taken = level.total_bytes.saturating_sub(level.available_bytes);
+        let own = MemoryUse {
+            used_bytes: taken.saturating_sub(lent_bytes),
+            total_bytes: level.total_bytes,
+            pressure_permille: sight.pressure_permille,
         };
-        let limit = self.levels.iter().map(of_level).min().unwrap_or(0);
-        match self.pressure_permille {
-            Some(pressure) if pressure >= PRESSURE_STOP_PERMILLE => limit.min(lent_bytes),
-            _ => limit,
-        }
+        farpool_acms::lend_limit_bytes(thresholds, Class::Server, &own)
+    };
+    let limit = sight.levels.iter().map(of_level).min().unwrap_or(0);
+    match sight.pressure_permille {
+        Some(pressure) if pressure >= PRESSURE_STOP_PERMILLE => limit.min(lent_bytes),
+        _ => limit,
     }
+}
 
-    fn may_rise(&self) -> bool {
-        self.pressure_permille.is_none_or(|pressure| pressure < PRESSURE_RESUME_PERMILLE)
-    }
+fn may_rise(sight: &MemorySight) -> bool {
+    sight.pressure_permille.is_none_or(|pressure| pressure < PRESSURE_RESUME_PERMILLE)
 }
 
 /// What a node has to lend, and how much of it.
@@ -86,7 +55,7 @@ pub struct Lending {
 /// The offer after one look at the memory at `now`.
 #[must_use]
 pub fn next_offer(old: Harvest, sight: &MemorySight, lending: &Lending, now: Duration) -> Harvest {
-    let limit = sight.lend_limit_bytes(&lending.thresholds, lending.lent_bytes);
+    let limit = lend_limit_bytes(sight, &lending.thresholds, lending.lent_bytes);
     let total = sight.total_bytes();
     let margin = total / 1000 * HARVEST_MARGIN_PERMILLE;
     let floor = limit.min(whole(lending.donate_bytes));
@@ -94,7 +63,7 @@ pub fn next_offer(old: Harvest, sight: &MemorySight, lending: &Lending, now: Dur
     if whole(floor) < old.offered_bytes {
         return next_harvest(old, floor.saturating_add(margin), total, now);
     }
-    if whole(ceiling) <= old.offered_bytes || !sight.may_rise() {
+    if whole(ceiling) <= old.offered_bytes || !may_rise(sight) {
         return old;
     }
     next_harvest(old, ceiling.saturating_add(margin), total, now)
@@ -121,7 +90,7 @@ mod tests {
     }
 
     fn limit(sight: &MemorySight, lent: u64) -> u64 {
-        sight.lend_limit_bytes(&Thresholds::default(), lent)
+        lend_limit_bytes(sight, &Thresholds::default(), lent)
     }
 
     fn sight(total_bytes: u64, available_bytes: u64) -> MemorySight {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use farpool_acms::Thresholds;
 use farpool_collaborate::{CollaborateOptions, Collaborator, Ending, Observation};
-use farpool_node::MemoryFiles;
+use farpool_memory::MemoryFiles;
 use farpool_wire::Address;
 use rustix::process::geteuid;
 use serde_json::json;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use farpool_blade::{BackingKind, BladeConfig, ServeError, Server, Serving};
 use farpool_board::BladeOffer;
+use farpool_memory::{MemoryFiles, MemoryLevel};
 use farpool_wire::SUPERPAGE_BYTES;
 
 /// Memory is spilled into memory only if this share of the machine's stays available.
@@ -71,15 +72,10 @@ impl Spill {
     }
 }
 
-/// Whether the machine can take so much and still has its reserve.
+/// Whether this host, and each memory cgroup above this process, can take so much and still has its reserve.
 fn has_memory_for(bytes: u64) -> bool {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? << 10)
+    let takes = |level: &MemoryLevel| {
+        level.available_bytes > bytes.saturating_add(level.total_bytes / RESERVE_PART)
     };
-    match (field("MemAvailable:"), field("MemTotal:")) {
-        (Some(available), Some(total)) => available > bytes.saturating_add(total / RESERVE_PART),
-        _ => false,
-    }
+    MemoryFiles::default().look().is_ok_and(|sight| sight.levels.iter().all(takes))
 }

@@ -1,5 +1,5 @@
 //! What the kernel says of memory: /proc/meminfo, the cgroups this process runs in (v1 and v2), and
-//! the pressure. Reads files and hands numbers to [`crate::pressure`]; nothing here decides.
+//! the pressure. Reads files and hands on numbers; nothing here decides.
 //!
 //! A cgroup's limit counts at each level up to the mount, because any of them may be the tightest.
 //! What a cgroup has in caches that can go at once (inactive file pages) is available to it.
@@ -8,10 +8,40 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::pressure::{MemoryLevel, MemorySight};
-
 /// Deepest nesting of cgroups that is looked at; what is above counts only through the machine.
 const CGROUP_DEPTH_LIMIT: usize = 32;
+
+/// One limit that the host's memory use is under: the machine, or a memory cgroup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryLevel {
+    /// All there is.
+    pub total_bytes: u64,
+    /// What programs can have without others losing anything.
+    pub available_bytes: u64,
+}
+
+/// One look at the host's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemorySight {
+    /// The machine, and each cgroup with a limit.
+    pub levels: Vec<MemoryLevel>,
+    /// Share of time in which programs waited for memory, thousandths (PSI "some", 10 s), if known.
+    pub pressure_permille: Option<u16>,
+}
+
+impl MemorySight {
+    /// The level that runs out first.
+    #[must_use]
+    pub fn tightest(&self) -> Option<&MemoryLevel> {
+        self.levels.iter().min_by_key(|level| level.available_bytes)
+    }
+
+    /// The smallest level's size: the measure of steps and margins.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.levels.iter().map(|level| level.total_bytes).min().unwrap_or(0)
+    }
+}
 
 /// Where the kernel shows memory; elsewhere only in tests.
 #[derive(Clone, Debug)]
