@@ -147,6 +147,9 @@ pub fn run(options: &Options) -> Result<bool, Error> {
 /// # Errors
 /// This machine lacks something, or somebody interrupted.
 pub fn play(options: &Options, variant: Variant, screen: &SharedScreen) -> Result<Outcome, Error> {
+    if let Some(reason) = variant.missing(&options.farpool) {
+        return Err(Error::Unavailable(reason.to_owned()));
+    }
     let mut rack = rack::Rack::start(options, variant, screen)?;
     let (title, name) = (rack.organiser().title(), rack.organiser().name());
     rack.log.text(&format!("\nFive hosts of {} MiB, {title}", options.plan.host_bytes >> 20));

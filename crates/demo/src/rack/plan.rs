@@ -60,7 +60,8 @@ pub struct Plan {
 }
 
 impl Program {
-    fn of_mib(mib: u64, local_mib: u64) -> Program {
+    /// With room in the rack for all of it.
+    pub fn of_mib(mib: u64, local_mib: u64) -> Program {
         let quota_mib = (mib + QUOTA_EXTRA_MIB).next_multiple_of(SUPERPAGE_MIB);
         Program { bytes: mib * MIB, local_bytes: local_mib * MIB, quota_bytes: quota_mib * MIB }
     }
@@ -100,11 +101,6 @@ impl Plan {
             ..Plan::full()
         }
     }
-
-    /// What both far programs ask for together.
-    pub fn quotas_bytes(&self) -> u64 {
-        self.of_a.quota_bytes + self.of_b.quota_bytes
-    }
 }
 
 #[cfg(test)]
@@ -124,7 +120,8 @@ mod tests {
     #[test]
     fn who_can_lend_what_makes_the_story_go_as_it_shall() {
         for plan in [Plan::full(), Plan::quick()] {
-            assert!(lendable(&plan, 0) >= plan.quotas_bytes(), "C takes both: {plan:?}");
+            let quotas = plan.of_a.quota_bytes + plan.of_b.quota_bytes;
+            assert!(lendable(&plan, 0) >= quotas, "C takes both: {plan:?}");
             let room_of_b = lendable(&plan, plan.own_of_b_bytes + plan.of_b.local_bytes);
             assert!(room_of_b < plan.of_a.quota_bytes, "B lends to nobody: {plan:?}");
             assert_eq!(lendable(&plan, plan.own_of_c_bytes), 0, "C is busy: {plan:?}");
@@ -132,7 +129,7 @@ mod tests {
             assert!(lendable(&plan, of_a) < plan.of_b.quota_bytes, "A reclaims: {plan:?}");
             let all = of_a + plan.of_b.quota_bytes + OVERHEAD;
             assert!(all < plan.host_bytes, "A holds both for a while: {plan:?}");
-            assert!(plan.small_donate_bytes < plan.quotas_bytes(), "one each: {plan:?}");
+            assert!(plan.small_donate_bytes < quotas, "one each: {plan:?}");
             assert!(lendable(&plan, 0) >= plan.small_donate_bytes, "{plan:?}");
             for program in [plan.of_a, plan.of_b] {
                 assert!(program.quota_bytes <= plan.small_donate_bytes, "{plan:?}");

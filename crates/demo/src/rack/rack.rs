@@ -20,7 +20,7 @@ use super::plan::{Plan, Program};
 use super::programs::{Casting, Daemon, Guest, limit_words, tenant_words};
 use super::sampler::{Sampler, Watched};
 use super::timeline::Source;
-use super::{Options, Variant};
+use super::{A, Options, Variant};
 use crate::Error;
 use crate::error::During;
 
@@ -108,6 +108,13 @@ impl Rack {
 
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
+    }
+
+    /// What the far programs of A or of B, companions included, ask the rack for.
+    pub fn asked_bytes(&self, host: usize) -> u64 {
+        let own = if host == A { self.plan.of_a } else { self.plan.of_b };
+        let companions = self.options.companions.iter().filter(|it| it.host == host);
+        own.quota_bytes + companions.map(|it| it.limits.quota_bytes).sum::<u64>()
     }
 
     pub fn done(&self, text: &str) {

@@ -43,7 +43,7 @@ pub fn play(rack: &mut Rack) -> Result<Figure, Error> {
     rack.rest_until(lead)?;
     rack.done("C's own program ends: C has memory to offer");
     end_quietly(rack, OWN_OF_C)?;
-    let needed = rack.plan.quotas_bytes();
+    let needed = rack.asked_bytes(A) + rack.asked_bytes(B);
     rack.wait_status("C to offer enough for A and B", PATIENCE, |_, status| {
         (status.offered_bytes("C") >= needed).then_some(())
     })?;
@@ -77,8 +77,9 @@ fn a_serves_b(rack: &mut Rack) -> Result<(), Error> {
     }
     rack.done("A, B and C take part; each lends what its own programs leave");
     rack.log.step("A's offer rises");
+    let needed = rack.asked_bytes(B);
     rack.wait_status("A to offer enough for B", PATIENCE, |_, status| {
-        (status.offered_bytes("A") >= plan.of_b.quota_bytes).then_some(())
+        (status.offered_bytes("A") >= needed).then_some(())
     })?;
     rack.done(&format!(
         "{OF_B} starts: {} MiB, of which {} MiB may be local",
