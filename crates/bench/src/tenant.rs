@@ -137,7 +137,7 @@ impl Tenant {
             match commands.recv_timeout(due.saturating_duration_since(now)) {
                 Ok(line) => match parse(&line)? {
                     Command::Size(pages) => self.resize(pages),
-                    Command::Spoil => self.memory.words_mut()[0] ^= 1,
+                    Command::Spoil => words_of(self.memory.words_mut(), self.pages / 2)[0] ^= 1,
                     Command::End => break,
                 },
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -277,7 +277,7 @@ mod tests {
     fn one_wrong_bit_is_noticed() {
         let (result, said) = told(&["spoil", "end"]);
         let error = result.expect_err("a bit is wrong").to_string();
-        assert!(error.contains("byte 0 of page 0"), "{error}");
+        assert!(error.contains("byte 0 of page 128"), "{error}");
         assert!(said.iter().all(|report| !report.ended));
     }
 

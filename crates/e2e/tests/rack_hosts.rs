@@ -15,7 +15,7 @@ use farpool_e2e::{binaries, skip, turn};
 const OPS: &str = "discard,pipe,heap,file";
 /// What a companion may have in local memory, and elsewhere.
 const COMPANION: Program =
-    Program { bytes: 96 << 20, local_bytes: 24 << 20, quota_bytes: 224 << 20 };
+    Program { bytes: 64 << 20, local_bytes: 24 << 20, quota_bytes: 176 << 20 };
 
 /// Collects what is shown, for the case that the test fails.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ impl Shown {
 
 /// A program that does with its memory all that programs do, and checks every page.
 fn stress(host: usize, seed: &str, seconds: &str) -> Companion {
-    let words = ["--mib", "96", "--threads", "2", "--seconds", seconds, "--seed", seed];
+    let words = ["--mib", "64", "--threads", "2", "--seconds", seconds, "--seed", seed];
     let program = binaries::program("farpool-stress").into_os_string();
     let words = words.into_iter().chain(["--ops", OPS]).map(Into::into);
     Companion { host, words: std::iter::once(program).chain(words).collect(), limits: COMPANION }
@@ -94,12 +94,12 @@ fn require(outcome: &Outcome, names: &[&str]) {
 #[test]
 fn a_server_takes_its_memory_back_and_becomes_a_client() {
     let _turn = turn();
-    // Smaller than the demo's, so that what the companions ask for fits, too.
+    // Smaller than the demo's, so that what the companions ask for fits, too; A must need all that it lends.
     let plan = Plan {
         of_b: Program::of_mib(48, 24),
         of_a: Program::of_mib(48, 24),
-        own_of_a_bytes: 560 << 20,
-        shrunk_bytes: vec![20 << 20],
+        own_of_a_bytes: 740 << 20,
+        shrunk_bytes: vec![8 << 20],
         ..Plan::quick()
     };
     let companions = vec![stress(B, "11", "40"), stress(A, "12", "15")];

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::five_hosts::Rack;
 use super::programs::Guest;
-use super::rack::Rack;
 use crate::Error;
 
 /// Ends all programs that still run; what they found is checked.

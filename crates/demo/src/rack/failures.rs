@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::five_hosts::Rack;
 use super::organiser::{Drain, Status};
 use super::programs::Guest;
-use super::rack::Rack;
 use super::story::{OF_A, OF_B, wait_borrowed};
 use super::{B, C, D, E};
 use crate::Error;

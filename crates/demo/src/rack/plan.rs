@@ -86,7 +86,7 @@ impl Plan {
             after: Duration::from_secs(20),
             outage: Duration::from_secs(6),
             short_cut: Duration::from_secs(4),
-            expected: Duration::from_secs(110),
+            expected: Duration::from_secs(97),
         }
     }
 
@@ -97,7 +97,7 @@ impl Plan {
             after: Duration::from_secs(6),
             outage: Duration::from_secs(4),
             short_cut: Duration::from_secs(3),
-            expected: Duration::from_secs(80),
+            expected: Duration::from_secs(72),
             ..Plan::full()
         }
     }

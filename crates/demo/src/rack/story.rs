@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::rack::Rack;
+use super::five_hosts::Rack;
 use super::timeline::Role;
 use super::{A, B, C};
 use crate::Error;
@@ -13,7 +13,7 @@ pub const OF_B: &str = "B's program";
 /// The far part of the big program on A.
 pub const OF_A: &str = "A's big program";
 /// What the big program keeps local.
-const OWN_OF_A: &str = "the rest of A's big program";
+pub const OWN_OF_A: &str = "the rest of A's big program";
 const OWN_OF_B: &str = "B's other programs";
 const OWN_OF_C: &str = "C's own program";
 

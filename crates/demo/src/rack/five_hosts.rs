@@ -325,7 +325,7 @@ impl Rack {
             let code = guest.exit_code()?;
             if let Some(code) = code.filter(|code| guest.is_tenant() || *code != 0) {
                 let said = guest.told().errors;
-                let said = said.trim().replace('\n', "; ");
+                let said = said.lines().last().unwrap_or("it said nothing");
                 return Err(Error::Program(format!("{} ended with {code}: {said}", guest.name)));
             }
         }
