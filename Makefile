@@ -9,10 +9,10 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint demo bench man completions install uninstall clean deps
+.PHONY: help build test lint demo rack-demo bench man completions install uninstall clean deps
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what building, testing and the demo need and what is missing
 	@scripts/install-deps.sh
@@ -32,6 +32,9 @@ lint: ## check formatting and clippy's warnings
 
 demo: deps build ## run the main job on real records and print the table
 	$(FARPOOL) demo
+
+rack-demo: deps build ## run five hosts that lend each other memory, and let some of it fail (root)
+	$(FARPOOL) demo rack $(if $(QUICK),--quick)
 
 bench: deps build ## measure, each row beside this machine's floor
 	$(FARPOOL) bench

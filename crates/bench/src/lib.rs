@@ -5,6 +5,7 @@
 //!   `farpool run` is pointed at: an ordinary program with ordinary memory.
 //! * [`bench_main`] measures floors in this process, starts programs with and without Farpool (and
 //!   under the kernel's own swapping), and gives the rows of the table "how fast".
+//! * [`tenant_main`] is a program that is told how large to be, and checks every byte it reads.
 //! * [`stage`] runs programs in every place that memory can be, [`RedisClient`] and [`Zipf`] ask
 //!   redis: for whoever else measures programs.
 //!
@@ -22,6 +23,7 @@ mod report;
 mod row;
 pub mod stage;
 mod sys;
+mod tenant;
 mod units;
 mod workload;
 
@@ -31,5 +33,6 @@ pub use machine::Machine;
 pub use program::{RedisClient, Zipf, python_program};
 pub use report::{Bar, Report, Row, Unit};
 pub use row::bench_main;
+pub use tenant::{TenantArgs, TenantReport, tenant_main};
 pub use units::{format_bytes, parse_bytes};
 pub use workload::{WorkloadArgs, WorkloadName, WorkloadReport, workload_main};

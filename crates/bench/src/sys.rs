@@ -129,6 +129,13 @@ impl Mapping {
         (start.cast(), pages.len() * PAGE_BYTES)
     }
 
+    /// Gives the contents of some pages up; they read zero again.
+    pub(crate) fn discard_pages(&mut self, pages: std::ops::Range<usize>) {
+        let (start, len) = self.byte_range(pages);
+        // SAFETY: the range lies in our own mapping and `&mut self` says that nobody looks at it.
+        unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
+    }
+
     /// Gives the contents up; the pages read zero (or fault) again.
     pub(crate) fn discard(&mut self) {
         // SAFETY: the range is exactly our own mapping and `&mut self` says that nobody looks at it.

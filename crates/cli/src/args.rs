@@ -272,7 +272,10 @@ pub struct DoctorArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
+    #[command(subcommand)]
+    pub command: Option<DemoCommand>,
     /// Print the rows as JSON as well, one object per row
     #[arg(long)]
     pub json: bool,
@@ -289,6 +292,47 @@ pub struct DemoArgs {
     /// Only the rows whose name contains this; the all-local row always runs
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DemoCommand {
+    /// Run five hosts that lend each other memory, then let some of it fail; needs root
+    Rack(RackDemoArgs),
+    /// The program that runs on these hosts
+    #[command(hide = true)]
+    Tenant(farpool_bench::TenantArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Five network namespaces are hosts, each with an address and 1 GiB of memory. A serves B's program; a big\n\
+program starts on A, B's demand shrinks, A takes its memory back and becomes a client of C (Figure 6 of the\n\
+ACMS paper). Then a blade is drained, the controller killed, a node cut off. Exit code 1 if a check fails.")]
+pub struct RackDemoArgs {
+    /// Print JSON lines (samples, events, checks) on standard output, the rest on standard error
+    #[arg(long)]
+    pub json: bool,
+    /// Wait less between what happens
+    #[arg(long)]
+    pub quick: bool,
+    /// Only with a controller, or only without
+    #[arg(long, value_enum, value_name = "RACK")]
+    pub only: Option<RackVariant>,
+    /// Folder for what the daemons keep
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Change a bit of a program's memory, to see that it is noticed
+    #[arg(long, hide = true)]
+    pub spoil: bool,
+}
+
+/// Who organises the rack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum RackVariant {
+    /// A controller decides who gets which memory
+    Controller,
+    /// The nodes agree among themselves
+    Collaboration,
 }
 
 #[derive(Debug, Args)]

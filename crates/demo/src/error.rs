@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use farpool_bench::BenchError;
+use farpool_hosts::HostsError;
 
 /// Why a row, or the whole demo, could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,15 @@ impl From<BenchError> for Error {
         match error {
             BenchError::Interrupted => Error::Interrupted,
             BenchError::Lacking(reason) => Error::Unavailable(reason),
+            other => Error::Program(other.to_string()),
+        }
+    }
+}
+
+impl From<HostsError> for Error {
+    fn from(error: HostsError) -> Error {
+        match error {
+            HostsError::Lacking(reason) => Error::Unavailable(reason),
             other => Error::Program(other.to_string()),
         }
     }

@@ -1,182 +1,144 @@
-//! The story of the collaborating rack (ACMS, Samih 2011, figure 6), with a controller: five hosts with memory and
-//! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back, B's data moves
-//! to another host, and A's program borrows in its turn.
+//! The story of the collaborating rack (ACMS, Samih 2011, figure 6): five hosts with memory and addresses of their own. A
+//! serves B's program; a big program starts on A; A takes its memory back, B's data moves to another host, and A's
+//! program borrows in its turn. It is the story that `farpool demo rack` plays, with further programs beside its own.
 
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use farpool_e2e::rack::Daemon;
-use farpool_e2e::run::{Run, Running};
-use farpool_e2e::{binaries, network, tree, turn, wait_until};
-use farpool_hosts::{Host, Hosts, Wiring};
+use farpool_demo::Error;
+use farpool_demo::rack::plan::{Plan, Program};
+use farpool_demo::rack::timeline::Role;
+use farpool_demo::rack::{self, A, B, C, Companion, Options, Outcome, Screen, Variant};
+use farpool_e2e::{binaries, skip, turn};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Each host's memory.
-const HOST_BYTES: u64 = 1 << 30;
-/// What the big program on A takes of it.
-const HOG_BYTES: &str = "650000000";
 const OPS: &str = "discard,pipe,heap,file";
+/// What a companion may have in local memory, and elsewhere.
+const COMPANION: Program =
+    Program { bytes: 64 << 20, local_bytes: 24 << 20, quota_bytes: 176 << 20 };
 
-struct Story {
-    // Ended in this order: programs and daemons before their hosts.
-    nodes: Vec<Daemon>,
-    _control: Daemon,
-    url: String,
-    token: std::path::PathBuf,
-    _folder: tempfile::TempDir,
-    hosts: Hosts,
-}
+/// Collects what is shown, for the case that the test fails.
+#[derive(Clone, Default)]
+struct Shown(Arc<Mutex<Vec<u8>>>);
 
-impl Story {
-    fn start() -> Option<Story> {
-        let hosts =
-            network::make(Hosts::builder(5, Wiring::Bridge).memory_limit_bytes(HOST_BYTES))?;
-        let folder = tempfile::tempdir().expect("folder");
-        let token = folder.path().join("token");
-        std::fs::write(&token, "a-token-of-this-test").expect("token");
-        let listen = format!("{}:7080", hosts[4].address());
-        let store = format!("redb:{}", folder.path().join("control.redb").display());
-        let command = hosts[4].command(binaries::program("farpool"));
-        let arguments = ["control", "--listen", &listen, "--store", &store, "--allow-remote"];
-        let secret = ["--token-file", token.to_str().expect("path")];
-        let control = Daemon::start_command(command, &[&arguments[..], &secret].concat());
-        let url = control.address.clone();
-        Some(Story { nodes: Vec::new(), _control: control, url, token, _folder: folder, hosts })
+impl Write for Shown {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
     }
 
-    fn farpool(&self, host: &Host, arguments: &[&str]) -> Command {
-        let mut command = host.command(binaries::program("farpool"));
-        command.args(arguments).arg("--token-file").arg(&self.token);
-        command
-    }
-
-    /// Starts a node on a host and waits until it lends.
-    fn join(&mut self, at: usize) {
-        let host = &self.hosts[at];
-        let listen = format!("tcp://{}:7070", host.address());
-        let arguments = [
-            "node",
-            "--control",
-            &self.url,
-            "--name",
-            host.name(),
-            "--donate",
-            "512MiB",
-            "--listen",
-            &listen,
-            "--allow-remote-tcp",
-            "--drain-timeout",
-            "100ms",
-        ];
-        let command = self.farpool(host, &arguments);
-        let name = host.name().to_owned();
-        let node = Daemon::start_command(command, &[]);
-        self.nodes.push(node);
-        wait_until("the node lends", PATIENCE, || {
-            let nodes = self.ask(&["node", "list"]);
-            let node = nodes["nodes"].as_array()?.iter().find(|node| node["name"] == name)?.clone();
-            (node["lendable_bytes"].as_u64() >= Some(512 << 20)).then_some(())
-        });
-    }
-
-    fn ask(&self, arguments: &[&str]) -> serde_json::Value {
-        let control = ["--control", &self.url, "--json"];
-        let mut command = self.farpool(&self.hosts[4], &[arguments, &control].concat());
-        let output = command.stdin(Stdio::null()).output().expect("farpool");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {error}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    }
-
-    fn program(&self, at: usize, seed: u64) -> Running {
-        let directory = tempfile::tempdir().expect("directory");
-        let stats = directory.path().join("stats.json");
-        let host = &self.hosts[at];
-        let arguments = [
-            "run",
-            "--local",
-            "24MiB",
-            "--pool",
-            &self.url,
-            "--host",
-            host.name(),
-            "--rate",
-            "256MiB",
-            "--quota",
-            "256MiB",
-            "--allow-remote-tcp",
-        ];
-        let mut command = self.farpool(host, &arguments);
-        command.arg("--stats").arg(&stats);
-        let mut running = Run::with(command, Some(stats), Some(directory))
-            .own_program("farpool-stress")
-            .args(["--mib", "96", "--threads", "2", "--progress", "--seconds", "20"])
-            .args(["--seed", &seed.to_string(), "--ops", OPS])
-            .patience(Duration::from_secs(150))
-            .start();
-        running.wait_for_output("filled", 2);
-        running
-    }
-
-    /// The node that has the ready memory of a host's program.
-    fn place_of(&self, host: usize) -> Option<String> {
-        let segments = self.ask(&["segment", "list"]);
-        let is_ours = |it: &&serde_json::Value| {
-            it["host"] == self.hosts[host].name() && it["state"] == "ready"
-        };
-        let segment = segments["segments"].as_array()?.iter().find(is_ours)?.clone();
-        Some(segment["place"]["node"].as_str()?.to_owned())
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
-/// A program that takes much memory of its host and keeps it.
-struct Hog(Child);
-
-impl Hog {
-    fn start(host: &Host) -> Hog {
-        let mut command = host.command("sh");
-        let script = format!("(head -c {HOG_BYTES} /dev/zero; sleep 600) | tail");
-        command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        Hog(command.spawn().expect("sh"))
+impl Shown {
+    fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
-impl Drop for Hog {
-    fn drop(&mut self) {
-        tree::end(self.0.id());
-        let _ = self.0.wait();
+/// A program that does with its memory all that programs do, and checks every page.
+fn stress(host: usize, seed: &str, seconds: &str) -> Companion {
+    let words = ["--mib", "64", "--threads", "2", "--seconds", seconds, "--seed", seed];
+    let program = binaries::program("farpool-stress").into_os_string();
+    let words = words.into_iter().chain(["--ops", OPS]).map(Into::into);
+    Companion { host, words: std::iter::once(program).chain(words).collect(), limits: COMPANION }
+}
+
+/// Plays it up to the end of the figure. None, with a visible reason, where it cannot be played.
+fn play(variant: Variant, plan: Plan, companions: Vec<Companion>) -> Option<Outcome> {
+    let folder = tempfile::tempdir().expect("folder");
+    let options = Options {
+        farpool: binaries::program("farpool"),
+        folder: folder.path().to_owned(),
+        plan,
+        variants: vec![variant],
+        only_figure: true,
+        spoil: false,
+        companions,
+        json: false,
+    };
+    let shown = Shown::default();
+    let screen = Screen::plain(Box::new(shown.clone()), options.plan.expected);
+    let outcome = match rack::play(&options, variant, &Arc::new(Mutex::new(screen))) {
+        Err(Error::Unavailable(reason)) => {
+            skip(&reason);
+            return None;
+        }
+        played => played.unwrap_or_else(|error| panic!("{error}\n{}", shown.text())),
+    };
+    assert!(outcome.checks.all_passed(), "{:#?}\n{}", outcome.checks, shown.text());
+    assert_eq!(std::fs::read_dir(folder.path()).map(Iterator::count).ok(), Some(0));
+    assert_eq!(groups_left(), 0);
+    Some(outcome)
+}
+
+/// Control groups of this process's hosts.
+fn groups_left() -> usize {
+    let ours = format!("-{}", std::process::id());
+    let is_ours = |name: &str| name.starts_with("farpool-host-") && name.ends_with(&ours);
+    let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+    let entries = roots.into_iter().filter_map(|root| std::fs::read_dir(root).ok()).flatten();
+    entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_ours)).count()
+}
+
+/// Whether a check of that name was made; that all passed is known already.
+fn require(outcome: &Outcome, names: &[&str]) {
+    for name in names {
+        let made = outcome.checks.list().iter().any(|check| check.name.starts_with(name));
+        assert!(made, "nobody looked at {name:?}: {:#?}", outcome.checks);
     }
 }
 
 #[test]
 fn a_server_takes_its_memory_back_and_becomes_a_client() {
     let _turn = turn();
-    let Some(mut story) = Story::start() else {
+    // Smaller than the demo's, so that what the companions ask for fits, too; A must need all that it lends.
+    let plan = Plan {
+        of_b: Program::of_mib(48, 24),
+        of_a: Program::of_mib(48, 24),
+        own_of_a_bytes: 740 << 20,
+        shrunk_bytes: vec![8 << 20],
+        ..Plan::quick()
+    };
+    let companions = vec![stress(B, "11", "40"), stress(A, "12", "15")];
+    let Some(outcome) = play(Variant::Controller, plan, companions) else {
         return;
     };
-    story.join(0);
-    // Only A lends, so A serves B's program. B and C are hosts that lend nothing yet.
-    let registered = ["node", "list"];
-    let mut running = {
-        story.join(1);
-        story.program(1, 11)
+    require(
+        &outcome,
+        &[
+            "A serves B",
+            "A takes back what B had",
+            "B's data has moved away from A",
+            "A has become a client of C",
+            "B's program: every byte right",
+            "B's program: its memory was far, none lost",
+            "A's big program: its memory was far, none lost",
+            "B's companion: ends well",
+            "B's companion: its memory was far, none lost",
+            "A's companion: ends well",
+            "A's companion: its memory was far, none lost",
+        ],
+    );
+    let roles = |host: usize| -> Vec<Role> {
+        let mut roles: Vec<Role> =
+            outcome.timeline.samples.iter().map(|sample| sample.hosts[host].role).collect();
+        roles.dedup();
+        roles
     };
-    assert_eq!(story.place_of(1).as_deref(), Some("A"), "{}", story.ask(&registered));
-    story.join(2);
-    let hog = Hog::start(&story.hosts[0]);
-    wait_until("B's data has moved from A to C", PATIENCE, || {
-        (story.place_of(1).as_deref() == Some("C")).then_some(())
-    });
-    assert!(running.is_running(), "stderr: {}", running.stderr());
-    // A has become a client: its own program's far memory lies on another host.
-    let own = story.program(0, 12);
-    let place = story.place_of(0);
-    assert!(place.as_deref().is_some_and(|node| node != "A"), "{place:?}");
-    for (name, program) in [("B", running), ("A", own)] {
-        let outcome = program.finish();
-        outcome.require_success();
-        outcome.require_far();
-        assert!(!outcome.stderr.contains("lost"), "{name}: {}", outcome.stderr);
-    }
-    drop(hog);
+    let server = roles(A).iter().position(|role| *role == Role::Server);
+    let client = roles(A).iter().rposition(|role| *role == Role::Client);
+    assert!(server.is_some() && server < client, "A was server, then client: {:?}", roles(A));
+    assert!(roles(C).contains(&Role::Server), "{:?}", roles(C));
+}
+
+#[test]
+fn the_same_happens_when_nodes_agree_among_themselves() {
+    let _turn = turn();
+    let Some(outcome) = play(Variant::Collaboration, Plan::quick(), Vec::new()) else {
+        return;
+    };
+    require(&outcome, &["A serves B", "A takes back what B had", "A has become a client of C"]);
 }

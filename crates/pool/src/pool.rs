@@ -42,7 +42,8 @@ pub struct Pool {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     /// One per slot of a blade.
-    pub(crate) books: [Option<Books>; MAX_BLADES],
+    /// On the heap: a pool is handed on by threads with small stacks, and books are 2 KiB each.
+    pub(crate) books: Box<[Option<Books>]>,
     /// Superpages of each segment that count against the quota: those we asked for.
     charged_superpages: [u64; MAX_SEGMENTS],
     /// Places that superpages have left and that their blade did not take back at once.
@@ -76,7 +77,7 @@ impl Pool {
     pub fn new(config: PoolConfig) -> Pool {
         let descriptors = Arc::new(DescriptorSet::default());
         let ledger = Ledger {
-            books: [const { None }; MAX_BLADES],
+            books: (0..MAX_BLADES).map(|_| None).collect(),
             charged_superpages: [0; MAX_SEGMENTS],
             unfreed: Vec::new(),
             clocks: Vec::new(),

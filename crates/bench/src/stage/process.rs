@@ -108,13 +108,46 @@ impl Running {
     }
 
     /// The other end of a piped stdin.
-    pub(crate) fn stdin(&mut self) -> Option<std::process::ChildStdin> {
+    pub fn stdin(&mut self) -> Option<std::process::ChildStdin> {
         self.child.stdin.take()
     }
 
     /// The other end of a piped stdout.
     pub fn stdout(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
+    }
+
+    /// The other end of a piped stderr.
+    pub fn stderr(&mut self) -> Option<std::process::ChildStderr> {
+        self.child.stderr.take()
+    }
+
+    /// How it ended, if it has: its exit code, or 128 and the signal's number.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn exit_code(&mut self) -> Result<Option<i32>, BenchError> {
+        let code = |status: ExitStatus| {
+            status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+        };
+        Ok(self.poll()?.map(code))
+    }
+
+    /// Asks the program alone to end, with SIGTERM, and waits for nothing.
+    pub fn ask_to_end(&self) {
+        let program = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(program) = program.filter(|_| self.ended.is_none()) {
+            // One that ended meanwhile is what is wanted.
+            let _ = rustix::process::kill_process(program, Signal::TERM);
+        }
+    }
+
+    /// Kills the program and all in its group at once, with SIGKILL.
+    pub fn kill(&mut self) {
+        if let Ok(None) = self.poll() {
+            self.signal(Signal::KILL);
+        }
+        let _ = self.child.wait();
     }
 
     /// Looks whether the program still runs.

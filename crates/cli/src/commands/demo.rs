@@ -1,9 +1,20 @@
 //! `farpool demo`: wires to the demo's room.
 
-use crate::args::DemoArgs;
+use farpool_demo::rack::plan::Plan;
+use farpool_demo::rack::{self, Variant};
 
-/// Runs the demo; exit code 1 when a row failed or its results differ from the all-local ones.
+use crate::args::{DemoArgs, DemoCommand, RackDemoArgs, RackVariant};
+
+/// Runs a demo; exit code 1 when a row failed or its results differ from the all-local ones, or a check failed.
 pub fn main(args: &DemoArgs) -> anyhow::Result<u8> {
+    match &args.command {
+        Some(DemoCommand::Rack(args)) => return rack(args),
+        Some(DemoCommand::Tenant(args)) => {
+            farpool_bench::tenant_main(args)?;
+            return Ok(0);
+        }
+        None => {}
+    }
     let options = farpool_demo::Options {
         farpool: std::env::current_exe()?,
         records_bytes: args.records.0,
@@ -13,4 +24,23 @@ pub fn main(args: &DemoArgs) -> anyhow::Result<u8> {
         json: args.json,
     };
     Ok(u8::from(!farpool_demo::run(&options)?))
+}
+
+fn rack(args: &RackDemoArgs) -> anyhow::Result<u8> {
+    let variants = match args.only {
+        None => Variant::ALL.to_vec(),
+        Some(RackVariant::Controller) => vec![Variant::Controller],
+        Some(RackVariant::Collaboration) => vec![Variant::Collaboration],
+    };
+    let options = rack::Options {
+        farpool: std::env::current_exe()?,
+        folder: args.dir.clone(),
+        plan: if args.quick { Plan::quick() } else { Plan::full() },
+        variants,
+        only_figure: false,
+        spoil: args.spoil,
+        companions: Vec::new(),
+        json: args.json,
+    };
+    Ok(u8::from(!rack::run(&options)?))
 }

@@ -1,0 +1,193 @@
+//! A rack without a controller: each host's daemon lends and borrows by itself (ACMS, docs/collaboration.md).
+//!
+//! Every daemon is asked at its own door, on its own host; nobody knows the whole rack.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use farpool_hosts::{Host, Hosts};
+use serde_json::Value;
+
+use super::organiser::{Drain, NodeStatus, Organiser, Placement, Status};
+use super::timeline::Role;
+use crate::Error;
+
+/// Datagrams and pages.
+const PORT: u16 = 7070;
+/// For the programs of the same host, and for us.
+const DOOR_PORT: u16 = 7081;
+/// How long a door may take: it is on the same host.
+const DOOR_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How the daemons are started and asked.
+#[derive(Debug)]
+pub struct Collaboration {
+    farpool: PathBuf,
+    folder: PathBuf,
+    /// Names and addresses of all hosts.
+    hosts: Vec<(String, Ipv4Addr)>,
+}
+
+impl Collaboration {
+    /// Whether this build of Farpool has it.
+    pub fn is_there(farpool: &Path) -> bool {
+        let help = Command::new(farpool).args(["node", "--help"]).stdin(Stdio::null()).output();
+        help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--collaborate"))
+    }
+
+    /// The blades' sockets are in `folder`.
+    pub fn new(farpool: &Path, folder: &Path, hosts: &Hosts) -> Collaboration {
+        let hosts = hosts.iter().map(|host| (host.name().to_owned(), host.address()));
+        let (farpool, folder) = (farpool.to_owned(), folder.to_owned());
+        Collaboration { farpool, folder, hosts: hosts.collect() }
+    }
+
+    /// The host's name behind a blade's address; a node calls its own blade by its own name.
+    fn name_of(&self, address: &str) -> String {
+        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
+        let found = self.hosts.iter().find(|(_, address)| address.to_string() == ip);
+        found.map_or(address, |(name, _)| name).to_owned()
+    }
+
+    /// Takes in what one daemon says.
+    fn hear(&self, name: &str, said: &Value, status: &mut Status) {
+        let bytes = |key: &str| said[key].as_u64();
+        let node = NodeStatus {
+            is_up: false,
+            offered_bytes: bytes("offered_bytes").unwrap_or(0),
+            lent_bytes: bytes("lent_used_bytes"),
+            class: class(said["class"].as_str().unwrap_or("")),
+        };
+        status.nodes.insert(name.to_owned(), node);
+        for grant in said["borrowed"].as_array().into_iter().flatten() {
+            status.placements.push(Placement {
+                host: name.to_owned(),
+                node: self.name_of(grant["node"].as_str().unwrap_or("?")),
+                bytes: grant["bytes"].as_u64().unwrap_or(0),
+                is_ready: grant["state"] == "ready",
+            });
+        }
+    }
+}
+
+impl Organiser for Collaboration {
+    fn name(&self) -> &'static str {
+        "collaboration"
+    }
+
+    fn title(&self) -> &'static str {
+        "without a controller"
+    }
+
+    fn controller(&self, _hosts: &Hosts) -> Option<Command> {
+        None
+    }
+
+    fn node(&self, host: &Host, _donate_bytes: u64) -> Command {
+        let listen = format!("tcp://{}:{PORT}", host.address());
+        let socket = format!("unix://{}/{}.sock", self.folder.display(), host.name());
+        let mut command = host.command(&self.farpool);
+        command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
+        command.args(["--listen", &listen, "--listen", &socket, "--drain-timeout", "30s"]);
+        command.args(["--min", "40%:50%", "--max", "80%:90%"]);
+        // Any two that are there will do.
+        let others = self.hosts.iter().filter(|(name, _)| name != host.name()).take(2);
+        for (_, address) in others {
+            command.args(["--join", &format!("{address}:{PORT}")]);
+        }
+        command
+    }
+
+    fn run(&self, host: &Host) -> Command {
+        let door = format!("http://127.0.0.1:{DOOR_PORT}");
+        let mut command = host.command(&self.farpool);
+        command.args(["run", "--pool", &door, "--host", host.name(), "--allow-remote-tcp"]);
+        command
+    }
+
+    fn status(&self, hosts: &Hosts) -> Result<Status, Error> {
+        let mut status = Status::default();
+        let mut known = std::collections::BTreeSet::new();
+        for host in hosts {
+            // A host whose daemon does not run says nothing.
+            let Ok(Some(said)) = host.enter(|| ask("/v1/status")) else { continue };
+            self.hear(host.name(), &said, &mut status);
+            let peers = said["peers"].as_array().cloned().unwrap_or_default();
+            let peers = peers.iter().filter_map(|peer| peer["address"].as_str());
+            known.extend(peers.map(|address| self.name_of(address)));
+        }
+        // Up is who is known to another: one that is cut off still answers us.
+        let is_alone = status.nodes.len() == 1;
+        for (name, node) in &mut status.nodes {
+            node.is_up = is_alone || known.contains(name);
+        }
+        Ok(status)
+    }
+
+    fn drain(&self, _hosts: &Hosts, _node: &str) -> Result<Drain, Error> {
+        Ok(Drain::ByEnding)
+    }
+}
+
+fn class(word: &str) -> Option<Role> {
+    match word {
+        "server" => Some(Role::Server),
+        "client" => Some(Role::Client),
+        "neutral" => Some(Role::Neutral),
+        _ => None,
+    }
+}
+
+/// Asks the door of the host that the calling thread is in.
+fn ask(path: &str) -> Option<Value> {
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, DOOR_PORT));
+    let mut stream = TcpStream::connect_timeout(&door, DOOR_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(DOOR_TIMEOUT)).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {door}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    parse(&answer)
+}
+
+/// The body of an answer that is 200.
+fn parse(answer: &str) -> Option<Value> {
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let is_ok = head.split(' ').nth(1) == Some("200");
+    is_ok.then(|| serde_json::from_str(body).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collaboration() -> Collaboration {
+        let hosts = [("A", 1), ("B", 2), ("C", 3)];
+        let hosts = hosts.map(|(name, at)| (name.to_owned(), Ipv4Addr::new(192, 0, 2, at)));
+        Collaboration { farpool: "f".into(), folder: "d".into(), hosts: hosts.into() }
+    }
+
+    #[test]
+    fn what_a_daemon_says_is_understood() {
+        let answer = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"class\":\"client\",\
+                      \"offered_bytes\":5,\"lent_used_bytes\":7,\"borrowed\":[{\"node\":\"192.0.2.3:7070\",\
+                      \"bytes\":16,\"state\":\"ready\"},{\"node\":\"B\",\"bytes\":8,\"state\":\"moving\"}]}";
+        let said = parse(answer).expect("a body");
+        let mut status = Status::default();
+        collaboration().hear("B", &said, &mut status);
+        let node = status.nodes["B"];
+        assert_eq!((node.offered_bytes, node.lent_bytes), (5, Some(7)));
+        assert_eq!(node.class, Some(Role::Client));
+        assert_eq!(status.lenders_of("B"), ["C"]);
+        assert!(status.has("B", "B"), "on its own blade, being left");
+    }
+
+    #[test]
+    fn a_refusal_is_no_status() {
+        assert_eq!(parse("HTTP/1.0 404 Not Found\r\n\r\n{}"), None);
+        assert_eq!(parse("HTTP/1.0 200 OK\r\n\r\nnot JSON"), None);
+        assert_eq!(parse(""), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! Programs and daemons on the hosts.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farpool_bench::TenantReport;
+use farpool_bench::stage::Running;
+
+use super::log::Log;
+use super::plan::Program;
+use super::timeline::Source;
+use crate::Error;
+
+/// A program with all that it says.
+#[derive(Debug)]
+pub struct Guest {
+    /// What people call it.
+    pub name: String,
+    /// What a tenant reads in a second; others are no tenants, and end by themselves.
+    pub pace_bytes_per_s: u64,
+    /// It runs under `farpool run`.
+    pub is_far: bool,
+    /// The statistics that `farpool run` leaves.
+    pub stats: std::path::PathBuf,
+    running: Running,
+    stdin: Option<ChildStdin>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What a program has said so far.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// A tenant's last line.
+    pub report: TenantReport,
+    /// Longest that one read took since this was last asked for.
+    pub longest_us: u64,
+    /// All lines on standard error, with newlines.
+    pub errors: String,
+}
+
+/// What a guest is to be.
+#[derive(Debug)]
+pub struct Casting<'a> {
+    pub name: &'a str,
+    pub host: usize,
+    pub is_far: bool,
+    pub pace_bytes_per_s: u64,
+}
+
+impl Guest {
+    /// Starts it; what it says on standard error is an event.
+    pub fn start(
+        casting: &Casting<'_>,
+        mut command: Command,
+        stats: std::path::PathBuf,
+        log: &Arc<Log>,
+    ) -> Result<Guest, Error> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = Running::start_as_given(casting.name, &mut command)?;
+        let told = Arc::<Mutex<Told>>::default();
+        let stdin = running.stdin();
+        follow(running.stdout(), {
+            let told = Arc::clone(&told);
+            move |line| hear(&told, line)
+        })?;
+        follow(running.stderr(), {
+            let (told, log, name) = (Arc::clone(&told), Arc::clone(log), casting.name.to_owned());
+            move |line| {
+                told_of(&told).errors += &format!("{line}\n");
+                log.event(Source::Said, &format!("{name}: {line}"));
+            }
+        })?;
+        Ok(Guest {
+            name: casting.name.to_owned(),
+            pace_bytes_per_s: casting.pace_bytes_per_s,
+            is_far: casting.is_far,
+            stats,
+            running,
+            stdin,
+            told,
+        })
+    }
+
+    /// Whether it is one that can be told things.
+    pub fn is_tenant(&self) -> bool {
+        self.pace_bytes_per_s > 0
+    }
+
+    pub fn id(&self) -> u32 {
+        self.running.id()
+    }
+
+    pub fn told(&self) -> Told {
+        told_of(&self.told).clone()
+    }
+
+    /// For those who look at it from another thread.
+    pub fn ear(&self) -> Arc<Mutex<Told>> {
+        Arc::clone(&self.told)
+    }
+
+    /// Longest that one read took since this was last asked.
+    pub fn take_longest_us(&self) -> u64 {
+        std::mem::take(&mut told_of(&self.told).longest_us)
+    }
+
+    /// Tells a tenant something; one that has ended shows it by its exit code.
+    pub fn tell(&mut self, command: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            let _ = writeln!(stdin, "{command}").and_then(|()| stdin.flush());
+        }
+    }
+
+    /// No more commands will come: a tenant ends then.
+    pub fn close(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Its exit code, once it has ended.
+    pub fn exit_code(&mut self) -> Result<Option<i32>, Error> {
+        Ok(self.running.exit_code()?)
+    }
+
+    /// Counters of the whole run, after its end.
+    pub fn statistics(&self) -> Option<serde_json::Value> {
+        let text = std::fs::read(&self.stats).ok()?;
+        let all: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        all.get("total").cloned()
+    }
+}
+
+/// Starts a daemon; it is ready when it has said its first line, see [`Daemon::is_ready`].
+#[derive(Debug)]
+pub struct Daemon {
+    pub running: Running,
+    ready: Arc<Mutex<Option<String>>>,
+}
+
+impl Daemon {
+    /// Its log goes to a file in `folder`.
+    pub fn start(name: &str, mut command: Command, folder: &Path) -> Result<Daemon, Error> {
+        let path = folder.join(format!("{name}.log"));
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+        let file = file.map_err(|error| Error::at("opening", &path, error))?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        let mut running = Running::start_as_given(name, &mut command)?;
+        let ready = Arc::<Mutex<Option<String>>>::default();
+        follow(running.stdout(), {
+            let ready = Arc::clone(&ready);
+            move |line| {
+                let mut ready = ready.lock().unwrap_or_else(PoisonError::into_inner);
+                ready.get_or_insert_with(|| line.to_owned());
+            }
+        })?;
+        Ok(Daemon { running, ready })
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+}
+
+/// The tenant as a command's further words.
+pub fn tenant_words(bytes: u64, bytes_max: u64, pace: u64, seed: u64) -> Vec<String> {
+    let words =
+        [("--bytes", bytes), ("--bytes-max", bytes_max), ("--pace", pace), ("--seed", seed)];
+    let words = words.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_string()]);
+    ["demo", "tenant"].map(str::to_owned).into_iter().chain(words).collect()
+}
+
+/// The limits of a far program as words of `farpool run`.
+pub fn limit_words(program: &Program, rate_bytes_per_s: u64) -> Vec<String> {
+    let limits = [
+        ("--local", program.local_bytes),
+        ("--quota", program.quota_bytes),
+        ("--rate", rate_bytes_per_s),
+    ];
+    limits.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_string()]).collect()
+}
+
+pub fn told_of(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
+    told.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn hear(told: &Mutex<Told>, line: &str) {
+    // Programs other than tenants say other things.
+    if let Ok(report) = serde_json::from_str::<TenantReport>(line) {
+        let mut told = told_of(told);
+        told.longest_us = told.longest_us.max(report.longest_us);
+        told.report = report;
+    }
+}
+
+/// Hands on each line of a stream, on a thread that ends with it.
+fn follow(
+    stream: Option<impl Read + Send + 'static>,
+    mut hear: impl FnMut(&str) + Send + 'static,
+) -> Result<(), Error> {
+    let Some(stream) = stream else { return Ok(()) };
+    let read = move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            hear(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+    };
+    let thread = std::thread::Builder::new().name("ear".into()).spawn(read);
+    thread.map(drop).map_err(|source| Error::Io { what: "starting a thread".into(), source })
+}
