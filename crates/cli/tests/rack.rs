@@ -266,6 +266,8 @@ fn mistakes_in_the_racks_commands_exit_with_2() {
         (&["node", "--donate", "1G"], "--control"),
         (&["node", "--control", "ftp://x", "--donate", "1G"], "ftp://x"),
         (&["node", "--donate", "1G", "list"], "cannot be used"),
+        (&["node", "--control", "http://x", "--zone", "1"], "cannot be used"),
+        (&["node", "--collaborate", "--control", "http://x"], "cannot be used"),
         (&["node", "--collaborate", "--control", "http://x"], "cannot be used"),
         (&["node", "--collaborate", "--listen", "unix:///x"], "--listen tcp://"),
         (&["node", "--control", "http://x", "--listen", "tcp://0.0.0.0:1"], "--allow-remote-tcp"),

@@ -129,50 +129,64 @@ pub struct NodeSettings {
     pub drain_timeout: Option<Patience>,
 }
 
+/// What only a node with a controller is told. Each argument of the others names it: clap does not require what is
+/// in conflict with an argument that is given.
+const WITH_CONTROLLER: [&str; 4] = ["control", "donate", "compute_brick", "memory_brick"];
+
 /// A node that has no controller; what else it is told means the same as with one. It speaks UDP at the
 /// address of `--listen tcp://`, and `--token-file` is what its door asks for.
 #[derive(Debug, Args)]
 pub struct CollaborateArgs {
     /// Lend to and borrow from other nodes without a controller
-    #[arg(long, conflicts_with_all = ["control", "donate", "compute_brick", "memory_brick"])]
+    #[arg(long, conflicts_with_all = WITH_CONTROLLER)]
     pub collaborate: bool,
     /// Lend below the first use of memory, stop above the second
-    #[arg(long, value_name = "LOW%:HIGH%", default_value = "40%:50%", requires = "collaborate")]
+    #[arg(long, value_name = "LOW%:HIGH%", default_value = "40%:50%")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub min: Band,
     /// Borrow above the second use of memory, stop below the first
-    #[arg(long, value_name = "LOW%:HIGH%", default_value = "80%:90%", requires = "collaborate")]
+    #[arg(long, value_name = "LOW%:HIGH%", default_value = "80%:90%")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub max: Band,
     /// A node to greet; may be repeated
-    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', requires = "collaborate")]
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub join: Vec<String>,
     /// Nodes of one cluster lend each other memory
-    #[arg(long, value_name = "NAME", default_value = "farpool", requires = "collaborate")]
+    #[arg(long, value_name = "NAME", default_value = "farpool")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub cluster: String,
     /// Where it stands: nodes are the nearer the more leading bits are equal
-    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "collaborate")]
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub zone: u32,
     /// Whom it chooses: fcfs, round-robin or nearest
-    #[arg(long, value_name = "NAME", default_value = "fcfs", requires = "collaborate")]
+    #[arg(long, value_name = "NAME", default_value = "fcfs")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub arbitration: Arbitration,
     /// How long what it lends stands without a renewal
-    #[arg(long, value_name = "TIME", default_value = "10s", requires = "collaborate")]
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub lease: Span,
     /// How long others have to move out when it needs its memory
-    #[arg(long, value_name = "TIME", default_value = "10s", requires = "collaborate")]
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub reclaim_deadline: Span,
     /// Where its programs ask (farpool run --pool http://IP:PORT)
     #[arg(
         long,
         value_name = "IP:PORT",
         default_value = "127.0.0.1:7081",
-        requires = "collaborate"
+        requires = "collaborate", conflicts_with_all = WITH_CONTROLLER
     )]
     pub door: SocketAddr,
     /// Allow a door beyond loopback: requests then travel unencrypted, and a token is needed
-    #[arg(long, requires = "collaborate")]
+    #[arg(long)]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub allow_remote_door: bool,
     /// Remembers the last start, so that a clock that goes back does no harm
-    #[arg(long, value_name = "FILE", requires = "collaborate")]
+    #[arg(long, value_name = "FILE")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub state_file: Option<PathBuf>,
 }
 
