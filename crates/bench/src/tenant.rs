@@ -255,6 +255,7 @@ mod tests {
         let args = TenantArgs { bytes: MIB, bytes_max: Some(3 * MIB), pace: 1 << 40, seed: 7 };
         let (sender, commands) = channel();
         lines.iter().for_each(|line| sender.send((*line).to_owned()).expect("it listens"));
+        drop(sender);
         let mut tenant = Tenant::new(&args).expect("memory");
         let mut said = Vec::new();
         let result = tenant.run(&commands, &mut |report| said.push(*report));

@@ -136,7 +136,7 @@ mod tests {
         let text = plot(&timeline, &names, &[0], secs(12), secs(6));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 1 + 5 + 1 + 2, "{text}");
-        assert_eq!(lines[1], "  1024 |           \u{2585}", "512 MiB/s: {text}");
+        assert_eq!(lines[1], "  1024 |          \u{2581}\u{2585}", "512 MiB/s: {text}");
         assert_eq!(
             lines[5],
             "     4 |  \u{2581}\u{2585}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}"

@@ -78,7 +78,7 @@ impl Plan {
             own_of_b_bytes: 730 * MIB,
             shrunk_bytes: [150, 100, 48].map(|mib| mib * MIB).into(),
             of_a: Program::of_mib(280, 64),
-            own_of_a_bytes: 630 * MIB,
+            own_of_a_bytes: 640 * MIB,
             own_of_c_bytes: 780 * MIB,
             pace_bytes_per_s: 32 * MIB,
             rate_bytes_per_s: 256 * MIB,

@@ -6,7 +6,7 @@ use super::figure::spark;
 use super::timeline::{Event, HostSample, Role, Sample, Source, Timeline};
 
 /// Over the columns of [`row`].
-pub const HEADER: &str = "             own  lent  borrowed    in   out";
+pub const HEADER: &str = "             own  lent  borrowed     in   out";
 /// Under it: the units.
 pub const UNITS: &str = "host role    MiB   MiB       MiB  MiB/s MiB/s  checked";
 /// Seconds of traffic beside a host of the panel.
@@ -171,7 +171,7 @@ mod tests {
         }
         let lines = panel(&names(), &timeline, false);
         assert_eq!(lines.len(), 4);
-        assert!(lines[2].ends_with('\u{2585}'), "39 MiB/s: {lines:?}");
+        assert!(lines[2].ends_with('\u{2586}'), "39 MiB/s: {lines:?}");
         assert!(panel(&names(), &timeline, true)[2].contains("\x1b[32mserver"));
     }
 
