@@ -19,6 +19,8 @@ const OWN_OF_C: &str = "C's own program";
 
 /// How long an offer may take to rise, and memory to be found.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long A's data may take to leave A's own blade.
+const ALONE_PATIENCE: Duration = Duration::from_secs(20);
 /// In this time a donor has its memory back, whatever its clients do (docs/control.md, docs/collaboration.md).
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two steps of B's demand.
@@ -144,13 +146,17 @@ fn a_takes_back(rack: &mut Rack, moment: Duration) -> Result<(), Error> {
 
 fn a_is_a_client(rack: &mut Rack) -> Result<(), Error> {
     wait_borrowed(rack, A, PATIENCE)?;
-    let lenders = rack.wait_status("A's memory to be ready", PATIENCE, |_, status| {
-        let lenders = status.lenders_of("A");
-        (!lenders.is_empty()).then(|| lenders.join(", "))
-    })?;
+    // Without a controller its own blade serves the program until it is a client by its use.
+    let alone = rack.wait_status("A's memory to be on C alone", ALONE_PATIENCE, |_, status| {
+        (status.lenders_of("A") == ["C"]).then_some(())
+    });
+    if matches!(alone, Err(Error::Interrupted)) {
+        return alone;
+    }
+    let lenders = rack.status()?.lenders_of("A").join(", ");
     let borrowed = rack.log.look(|timeline| timeline.last(A).map_or(0, |host| host.borrowed_bytes));
     let seen = format!("{} MiB of A's data on {lenders}", borrowed >> 20);
-    rack.checks.add("A has become a client of C", lenders == "C" && borrowed > 0, seen);
+    rack.checks.add("A has become a client of C", alone.is_ok() && borrowed > 0, seen);
     Ok(())
 }
 
@@ -168,7 +174,9 @@ fn b_is_home(rack: &mut Rack) -> Result<(), Error> {
     let role = rack.log.look(|timeline| timeline.last(B).map(|host| host.role));
     let is = role.map_or_else(|| "unknown".to_owned(), |role| role.to_string());
     let seen = format!("{} MiB elsewhere, B is {is}", borrowed(rack) >> 20);
-    rack.checks.add("B has become neutral: its data is home", role == Some(Role::Neutral), seen);
+    // It may have a little to offer again.
+    let is_home = borrowed(rack) == 0 && !matches!(role, None | Some(Role::Client | Role::Both));
+    rack.checks.add("B borrows no more: its data is home", is_home, seen);
     Ok(())
 }
 
