@@ -5,6 +5,7 @@
 //! * [`blade`]: a `farpool blade` of its own;
 //! * [`rack`]: a controller and nodes, and what people ask them;
 //! * [`far`]: a client of theirs and its far memory, without a program;
+//! * [`hog`]: a program that takes much memory of its host;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
 //! * [`network`]: two hosts back to back, each a network namespace.
@@ -19,6 +20,7 @@
 pub mod binaries;
 pub mod blade;
 pub mod far;
+pub mod hog;
 pub mod network;
 pub mod proxy;
 pub mod rack;

@@ -2,22 +2,23 @@
 //! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back within the deadline,
 //! B's data moves to C, and every page of it is right. Then a program and a donor are killed.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
+use farpool_e2e::hog::Hog;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{binaries, network, tree, turn, wait_until};
-use farpool_hosts::{Host, Hosts, Wiring};
+use farpool_hosts::{Hosts, Wiring};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
 /// What the big program on A takes of it.
-const HOG_BYTES: &str = "650000000";
+const HOG_BYTES: u64 = 650_000_000;
 /// What keeps B above what a client's thresholds are here.
-const SOME_BYTES: &str = "70000000";
+const SOME_BYTES: u64 = 70_000_000;
 /// What a node offers before a program comes, so that the program gets it in one piece.
 const OFFER_BYTES: u64 = 400 << 20;
 const OPS: &str = "discard,pipe,heap,file";
@@ -119,25 +120,6 @@ impl Story {
             .start();
         running.wait_for_output("filled", 2);
         running
-    }
-}
-
-/// A program that takes much memory of its host and keeps it.
-struct Hog(Child);
-
-impl Hog {
-    fn start(host: &Host, bytes: &str) -> Hog {
-        let mut command: Command = host.command("sh");
-        let script = format!("(head -c {bytes} /dev/zero; sleep 600) | tail");
-        command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        Hog(command.spawn().expect("sh"))
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        tree::end(self.0.id());
-        let _ = self.0.wait();
     }
 }
 

@@ -1,12 +1,13 @@
 //! The last resort: a donor needs its memory back, and no other host has any. The program's data goes into its own host's
 //! memory, or a file where that is short, and back to the rack when that has room again.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use farpool_e2e::hog::Hog;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::run::{Run, Running};
-use farpool_e2e::{binaries, network, tree, turn, wait_until};
+use farpool_e2e::{binaries, network, turn, wait_until};
 use farpool_hosts::{Host, Hosts, Wiring};
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -102,25 +103,6 @@ fn command(host: &Host, folder: &std::path::Path, arguments: &[&str]) -> Command
     command
 }
 
-/// A program that takes much memory of its host and keeps it.
-struct Hog(Child);
-
-impl Hog {
-    fn start(host: &Host) -> Hog {
-        let mut command = host.command("sh");
-        let script = format!("(head -c {HOG_BYTES} /dev/zero; sleep 600) | tail");
-        command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        Hog(command.spawn().expect("sh"))
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        tree::end(self.0.id());
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn into_memory_and_back_to_the_rack() {
     let _turn = turn();
@@ -129,7 +111,7 @@ fn into_memory_and_back_to_the_rack() {
     };
     let mut running = two.program("100");
     assert_eq!(two.segments(), ["\"ready\""]);
-    let hog = Hog::start(&two.hosts[0]);
+    let hog = Hog::start(&two.hosts[0], HOG_BYTES);
     wait_until("nothing of A's is used any more", PATIENCE, || {
         two.segments().is_empty().then_some(())
     });
@@ -162,8 +144,8 @@ fn into_a_file_where_memory_is_short() {
         return;
     };
     let mut running = two.program("40");
-    let _own = Hog::start(&two.hosts[1]);
-    let _hog = Hog::start(&two.hosts[0]);
+    let _own = Hog::start(&two.hosts[1], HOG_BYTES);
+    let _hog = Hog::start(&two.hosts[0], HOG_BYTES);
     wait_until("nothing of A's is used any more", PATIENCE, || {
         two.segments().is_empty().then_some(())
     });
