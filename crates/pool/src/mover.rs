@@ -173,9 +173,13 @@ impl<'a> Mover<'a> {
         if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, may_detach()) }
     }
 
-    /// Who copies the frozen part that a superpage is in.
+    /// Who copies the frozen part that a superpage is in. Who has begun goes on, whatever others do: with a part of
+    /// its own copy and all of theirs it would have superpages twice.
     fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, at: Place) -> Errand {
         let mut ledger = self.pool.ledger();
+        if ledger.is_copying(handle) {
+            return Errand::Copy;
+        }
         let key = PartKey::of(handle, at.part);
         let original = ledger.books_of(at.blade).and_then(|books| books.any_token(key));
         drop(ledger);

@@ -331,9 +331,8 @@ impl Pool {
             return Ok(true);
         }
         self.expect_state(s, SegmentState::Frozen)?;
-        let is_filling = |books: &Books| PartKey::all(s).any(|key| books.is_filling(key));
-        if ledger.books.iter().flatten().any(is_filling) {
-            return Ok(false); // it is being copied from one blade to another as it is
+        if ledger.is_copying(s) {
+            return Ok(false);
         }
         if !self.thaw_parts(&mut ledger, s)? {
             return Ok(false);
@@ -567,6 +566,12 @@ impl Ledger {
             matches!(freed, Err(CallError::Refused { .. })) && books.has_part(key)
         });
         self.unfreed = unfreed;
+    }
+
+    /// Whether the mover copies the frozen segment, as it is, from one blade to another.
+    pub(crate) fn is_copying(&self, s: SegmentHandle) -> bool {
+        let is_filling = |books: &Books| PartKey::all(s).any(|key| books.is_filling(key));
+        self.books.iter().flatten().any(is_filling)
     }
 
     pub(crate) fn books_of(&mut self, blade: BladeIndex) -> Option<&mut Books> {

@@ -325,6 +325,37 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
     }
 }
 
+/// Two that claim the same part at the same moment are both told to copy, and one of them later that the other's
+/// copy is there.
+#[test]
+fn who_has_begun_to_copy_finishes_its_own_copy() {
+    for (from, to) in transports() {
+        let mut blades = Blades::start(&[from]);
+        let (parent, child) = (connect(&blades), connect(&blades));
+        let segment = allocate(&parent, 3);
+        let mut lane = parent.lane().expect("lane");
+        write(&mut lane, segment, &sample(3), 3);
+        child.attach(&parent.freeze(segment).expect("frozen")).expect("attached");
+        blades.add(to, BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+        let (old, desk) = (BladeIndex(0), Together::default());
+        for pool in [&parent, &child] {
+            pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
+            pool.set_leaving(old, true);
+        }
+        let mut mover = Mover::new(&parent);
+        assert_eq!(mover.step(old, &desk, || true).expect("moved"), Step::Moved);
+        let mut other = Mover::new(&child);
+        while other.step(old, &desk, || true).expect("moved") != Step::Empty {}
+        while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
+        let grandchild = connect(&blades);
+        let token = parent.freeze(segment).expect("frozen already");
+        let theirs = grandchild.attach(&token).expect("every superpage is in one place");
+        let mut grandchild_lane = grandchild.lane().expect("lane");
+        assert!(all_right(&read(&mut grandchild_lane, theirs, &sample(3), 3)), "{from} to {to}");
+        assert!(all_right(&read(&mut lane, segment, &sample(3), 3)));
+    }
+}
+
 /// While a segment is written its blade takes nothing back: what was left there must not be frozen with it.
 #[test]
 fn a_place_that_was_left_is_not_shared_with_a_child() {

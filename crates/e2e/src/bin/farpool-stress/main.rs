@@ -1,9 +1,9 @@
 //! A program that does with its memory all that programs do, and checks every page it reads.
 //!
 //! Each thread owns regions of its own and knows what every page must hold ([`region`]). It picks
-//! operations at random ([`work`]) until the time is over, then checks everything once more.
+//! operations at random ([`work`]) until the time is over, or a file is there, then checks everything once more.
 //! Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong data.
-//! `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap`
+//! `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
 
 mod io;
 mod region;
@@ -11,10 +11,19 @@ mod rng;
 mod sys;
 mod work;
 
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::rng::mix;
 use crate::work::{Kind, Worker};
+
+/// How often the time and the file are looked at.
+const LOOK_STEP: Duration = Duration::from_millis(20);
+
+/// Workers begin nothing new.
+static OVER: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 struct Options {
@@ -25,6 +34,8 @@ struct Options {
     kinds: Vec<Kind>,
     directory: std::path::PathBuf,
     progress: bool,
+    /// The time is over too when this is there.
+    until: Option<std::path::PathBuf>,
 }
 
 fn main() {
@@ -36,7 +47,6 @@ fn main() {
         }
     };
     println!("seed {} pid {}", options.seed, std::process::id());
-    let deadline = Instant::now() + options.duration;
     let pages = options.mib * 256 / options.threads.max(1);
     let workers: Vec<_> = (0..options.threads)
         .map(|number| {
@@ -48,13 +58,15 @@ fn main() {
                 if progress {
                     println!("filled");
                 }
-                while Instant::now() < deadline {
+                while !OVER.load(Relaxed) {
                     worker.step();
                 }
                 worker.finish()
             })
         })
         .collect();
+    wait(options.duration, options.until.as_deref());
+    OVER.store(true, Relaxed);
     let mut steps = 0;
     for worker in workers {
         match worker.join() {
@@ -63,6 +75,14 @@ fn main() {
         }
     }
     println!("ok {steps} operations");
+}
+
+/// Returns when the time is over or the file is there.
+fn wait(duration: Duration, until: Option<&Path>) {
+    let deadline = Instant::now() + duration;
+    while Instant::now() < deadline && !until.is_some_and(Path::exists) {
+        std::thread::sleep(LOOK_STEP);
+    }
 }
 
 impl Options {
@@ -75,6 +95,7 @@ impl Options {
             kinds: Kind::ALL.iter().map(|(_, kind)| *kind).collect(),
             directory: std::env::temp_dir(),
             progress: false,
+            until: None,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(flag) = arguments.next() {
@@ -92,6 +113,7 @@ impl Options {
                 "--seconds" => options.duration = Duration::from_secs(number()?),
                 "--seed" => options.seed = number()?,
                 "--dir" => options.directory = value.into(),
+                "--until" => options.until = Some(value.into()),
                 "--ops" => options.kinds = Kind::parse_list(&value)?,
                 _ => return Err(format!("{flag} is not known")),
             }
