@@ -162,8 +162,9 @@ impl<'a> Mover<'a> {
                         continue;
                     }
                     Errand::Attach(copy) => {
-                        self.attach_copy(desk, handle, old, &copy);
-                        return Ok(Step::Moved);
+                        if self.attach_copy(desk, handle, old, &copy) {
+                            return Ok(Step::Moved);
+                        }
                     }
                 }
             }
@@ -186,22 +187,60 @@ impl<'a> Mover<'a> {
         original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
     }
 
-    /// Takes somebody else's copy in place of the original part that `at` is in. If it is gone, the desk is
-    /// told, and the next step asks again.
+    /// Takes somebody else's copy in place of the original part that `at` is in, and of whatever else on the same
+    /// blade it holds. If it is gone, the desk is told, and the next step asks again. False if it holds what we
+    /// have elsewhere: with both we would have superpages twice, so we copy for ourselves.
     fn attach_copy(
         &self,
         desk: &dyn CopyDesk,
         handle: SegmentHandle,
         at: Place,
         copy: &FrozenToken,
-    ) {
+    ) -> bool {
         let segment = self.pool.segment(handle);
-        let is_there = |place: &Place| place.blade == at.blade && place.part == at.part;
-        let ours: Vec<u32> =
-            segment.map().iter().filter(|(_, it)| is_there(it)).map(|(sma, _)| sma).collect();
         let mut ledger = self.pool.ledger();
-        let mut attached: Vec<(BladeIndex, PartKey)> = Vec::new();
-        let mut places = BTreeMap::new();
+        let (attached, places) = self.attach_parts_of(&mut ledger, handle, copy);
+        let ours: BTreeMap<u32, Place> =
+            segment.map().iter().filter(|(_, place)| place.blade == at.blade).collect();
+        let mut of_part = ours.iter().filter(|(_, place)| place.part == at.part);
+        let is_whole = of_part.all(|(sma, _)| places.contains_key(sma));
+        let is_all_ours = places.keys().all(|sma| ours.contains_key(sma));
+        if is_whole && is_all_ours {
+            places.iter().for_each(|(sma, place)| _ = segment.map().set(*sma, Some(*place)));
+            let is_there = |key: PartKey| {
+                let is_of =
+                    |it: &Place| it.blade == at.blade && PartKey::of(handle, it.part) == key;
+                segment.map().iter().any(|(_, place)| is_of(&place))
+            };
+            if let Some(books) = ledger.books_of(at.blade) {
+                let left = PartKey::all(handle).filter(|key| !is_there(*key));
+                left.for_each(|key| books.set_role(key, PartRole::Superseded));
+            }
+            return true;
+        }
+        for (blade, key) in attached {
+            if let Some(books) = ledger.books_of(blade) {
+                // Nothing points there; an error means that there is nothing to give up.
+                let _ = books.detach(key);
+            }
+        }
+        let original = ledger
+            .books_of(at.blade)
+            .and_then(|books| books.any_token(PartKey::of(handle, at.part)));
+        if let Some(original) = original.filter(|_| !is_whole) {
+            desk.forget(original.token.0);
+        }
+        !is_whole
+    }
+
+    /// Attaches all of a copy that can be; the new parts, and where each superpage of the copy lies.
+    fn attach_parts_of(
+        &self,
+        ledger: &mut Ledger,
+        handle: SegmentHandle,
+        copy: &FrozenToken,
+    ) -> (Vec<(BladeIndex, PartKey)>, BTreeMap<u32, Place>) {
+        let (mut attached, mut places) = (Vec::new(), BTreeMap::new());
         for (blade, _, token) in copy.iter() {
             let Some(books) = ledger.books_of(blade) else { continue };
             let free = parts().find(|which| !books.has_part(PartKey::of(handle, *which)));
@@ -210,30 +249,14 @@ impl<'a> Mover<'a> {
             let put = |sma, rmma| {
                 places.insert(sma, Place::at(blade, which, rmma));
             };
-            // What could not be attached is missing below.
+            // What could not be attached is missing for the caller.
             let _ = books.attach(key, token, put);
             if let Some((id, file)) = books.part(key) {
-                segment.set_part(blade, which, id, file);
+                self.pool.segment(handle).set_part(blade, which, id, file);
                 attached.push((blade, key));
             }
         }
-        let is_whole = ours.iter().all(|sma| places.contains_key(sma));
-        for sma in ours.iter().filter(|_| is_whole) {
-            segment.map().set(*sma, places.get(sma).copied());
-        }
-        for (blade, key) in attached.into_iter().filter(|_| !is_whole) {
-            if let Some(books) = ledger.books_of(blade) {
-                // Nothing points there; an error means that there is nothing to give up.
-                let _ = books.detach(key);
-            }
-        }
-        let Some(books) = ledger.books_of(at.blade) else { return };
-        let key = PartKey::of(handle, at.part);
-        if is_whole {
-            books.set_role(key, PartRole::Superseded);
-        } else if let Some(original) = books.any_token(key) {
-            desk.forget(original.token.0);
-        }
+        (attached, places)
     }
 
     fn move_superpage(

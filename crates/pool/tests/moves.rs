@@ -356,6 +356,77 @@ fn who_has_begun_to_copy_finishes_its_own_copy() {
     }
 }
 
+/// A copy holds all of a segment's parts on the old blade; who attached it once for each would have superpages twice.
+#[test]
+fn a_copy_of_two_parts_is_attached_once() {
+    let mut blades = Blades::start(&["tcp"]);
+    let (parent, child) = (connect(&blades), connect(&blades));
+    let segment = allocate(&parent, 4);
+    write(&mut parent.lane().expect("lane"), segment, &sample(4), 3);
+    let mut here = BladeIndex(0);
+    let mut theirs = None;
+    for turn in 1..4_usize {
+        blades.add("tcp", BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+        let desk = Together::default();
+        let mut next = here;
+        for pool in [&parent, &child] {
+            next = pool.add_blade(&blades.addresses[turn].clone().into()).expect("added");
+            pool.set_leaving(here, true);
+        }
+        let mut mover = Mover::new(&parent);
+        let theirs = *theirs.get_or_insert_with(|| {
+            for _ in 0..2 {
+                assert_eq!(mover.step(here, &desk, || true).expect("moved"), Step::Moved);
+            }
+            let half_moved = parent.freeze(segment).expect("frozen");
+            child.attach(&half_moved).expect("attached")
+        });
+        while mover.step(here, &desk, || true).expect("moved") != Step::Empty {}
+        let mut other = Mover::new(&child);
+        while other.step(here, &desk, || true).expect("moved") != Step::Empty {}
+        for pool in [&parent, &child] {
+            pool.remove_blade(here).expect("removed");
+        }
+        assert_eq!(blades.used_bytes(turn), 4 * SUPERPAGE_BYTES, "turn {turn}: one copy");
+        let mut slots = [turn - 1, turn].map(|it| BladeSpec::from(blades.addresses[it].clone()));
+        slots.rotate_left(usize::from(next == BladeIndex(0)));
+        let config = PoolConfig { blades: slots.to_vec(), ..config(&blades) };
+        let grandchild = Pool::connect(config).expect("connect");
+        let token = child.freeze(theirs).expect("frozen already");
+        grandchild.attach(&token).expect("every superpage is in one place");
+        let mut child_lane = child.lane().expect("lane");
+        assert!(all_right(&read(&mut child_lane, theirs, &sample(4), 3)), "turn {turn}");
+        here = next;
+    }
+}
+
+#[test]
+fn a_copy_that_holds_what_we_have_elsewhere_is_not_taken() {
+    let mut blades = Blades::start(&["tcp"]);
+    let (parent, other) = (connect(&blades), connect(&blades));
+    blades.add("tcp", BladeConfig { memory_bytes: 1 << 30, ..BladeConfig::default() });
+    let segment = allocate(&parent, 4);
+    let mut lane = parent.lane().expect("lane");
+    write(&mut lane, segment, &sample(4), 3);
+    let old = BladeIndex(0);
+    for pool in [&parent, &other] {
+        pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
+        pool.set_leaving(old, true);
+    }
+    let mut mover = Mover::new(&parent);
+    for _ in 0..2 {
+        assert_eq!(mover.step(old, &Alone, || true).expect("moved"), Step::Moved);
+    }
+    parent.freeze(segment).expect("frozen");
+    let whole = allocate(&other, 4);
+    let copy = other.freeze(whole).expect("frozen");
+    let desk = Together(std::sync::Mutex::new(Some(copy)));
+    while mover.step(old, &desk, || true).expect("moved") != Step::Empty {}
+    assert!(all_right(&read(&mut lane, segment, &sample(4), 3)));
+    let token = parent.freeze(segment).expect("frozen already");
+    connect(&blades).attach(&token).expect("every superpage is in one place");
+}
+
 /// While a segment is written its blade takes nothing back: what was left there must not be frozen with it.
 #[test]
 fn a_place_that_was_left_is_not_shared_with_a_child() {
