@@ -79,7 +79,7 @@ impl Store {
     /// The file or device cannot be opened, locked, extended or mapped.
     pub fn open(kind: &BackingKind, capacity_bytes: u64) -> io::Result<Store> {
         Ok(Store(match kind {
-            BackingKind::Memfd => StoreKind::Own(OwnKind::Memfd),
+            BackingKind::Memfd | BackingKind::Automatic => StoreKind::Own(OwnKind::Memfd),
             BackingKind::Anonymous => StoreKind::Own(OwnKind::Anonymous),
             BackingKind::Hugetlb => StoreKind::Pooled(Arc::new(Pool::huge_pages(capacity_bytes)?)),
             BackingKind::File(path) => {

@@ -14,11 +14,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Most entries the kernel takes in one vectored call (UIO_MAXIOV).
 pub(crate) const IOVECS_LIMIT: usize = 1024;
 
+/// Of the usual huge page (x86-64, and aarch64 with 4 KiB pages).
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// Memory mapped for reading and writing, until dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: *mut u8,
     bytes: usize,
+    /// What is unmapped at the end: all of it, and what alignment left over.
+    mapped: *mut u8,
+    mapped_bytes: usize,
 }
 
 // SAFETY: the mapping is owned memory that is only reached through `Slice`s, whose users pass them
@@ -28,19 +34,25 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Private zero memory, taken page by page as it is touched.
+    /// Private zero memory, taken as it is touched, in huge pages where the system has them. At its end lie up to
+    /// `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple of that.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let mapped_bytes = bytes + HUGE_PAGE_BYTES;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
-                bytes,
+                mapped_bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
                 flags,
             )?
         };
-        Ok(Mapping { start: start.cast(), bytes })
+        let mapped: *mut u8 = start.cast();
+        let start = mapped.wrapping_add(mapped.align_offset(HUGE_PAGE_BYTES));
+        // SAFETY: the range lies in the mapping just made. Without huge pages it is as good, but slower.
+        let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxHugepage) };
+        Ok(Mapping { start, bytes, mapped, mapped_bytes })
     }
 
     /// The first `bytes` of a file, shared.
@@ -57,7 +69,8 @@ impl Mapping {
                 0,
             )?
         };
-        Ok(Mapping { start: start.cast(), bytes })
+        let start: *mut u8 = start.cast();
+        Ok(Mapping { start, bytes, mapped: start, mapped_bytes: bytes })
     }
 
     /// The bytes from `offset` on. Good as long as the mapping lives.
@@ -89,7 +102,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by this object, and all slices of it are gone: whoever
         // holds one holds the object too.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
+        let unmapped = unsafe { rustix::mm::munmap(self.mapped.cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping cannot fail");
     }
 }

@@ -181,7 +181,8 @@ pub struct BladeSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<BladeAddress>,
-    /// What the memory is made of: memfd, anonymous, hugetlb or file:PATH [default: memfd]
+    /// What the memory is made of: memfd (same-host programs share it), anonymous (huge pages), hugetlb or file:PATH
+    /// [default: auto, memfd with a unix socket, else anonymous]
     #[arg(long, value_name = "KIND", env = "FARPOOL_BLADE_BACKING", hide_env_values = true)]
     pub backing: Option<Backing>,
     /// Most memory one client may use [default: all that is offered]

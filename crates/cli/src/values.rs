@@ -123,6 +123,7 @@ impl FromStr for Backing {
 impl fmt::Display for Backing {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
+            BackingKind::Automatic => write!(to, "auto"),
             BackingKind::Memfd => write!(to, "memfd"),
             BackingKind::Anonymous => write!(to, "anonymous"),
             BackingKind::Hugetlb => write!(to, "hugetlb"),
@@ -273,7 +274,7 @@ mod tests {
         for text in ["500ms", "10s", "2m"] {
             assert_eq!(text.parse::<Span>().expect(text).to_string(), text);
         }
-        for text in ["memfd", "anonymous", "hugetlb", "file:/dev/dax0.0"] {
+        for text in ["auto", "memfd", "anonymous", "hugetlb", "file:/dev/dax0.0"] {
             assert_eq!(text.parse::<Backing>().expect(text).to_string(), text);
         }
         assert!("10".parse::<Span>().is_err());

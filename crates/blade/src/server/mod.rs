@@ -99,7 +99,7 @@ impl Server {
     ///
     /// # Errors
     /// See [`ServeError`].
-    pub fn bind(addresses: &[Address], config: BladeConfig) -> Result<Server, ServeError> {
+    pub fn bind(addresses: &[Address], mut config: BladeConfig) -> Result<Server, ServeError> {
         if addresses.is_empty() {
             return Err(ServeError::NoAddress);
         }
@@ -117,6 +117,7 @@ impl Server {
                 listeners.push(Listener::bind(address, config.socket_mode)?);
             }
         }
+        config.backing = config.backing.resolve(addresses, config.require_grants);
         let (bytes, backing) = (config.memory_bytes, config.backing.clone());
         let blade =
             Blade::new(config).map_err(|source| ServeError::Memory { bytes, backing, source })?;
