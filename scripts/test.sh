@@ -21,6 +21,13 @@ schemathesis=${CARGO_TARGET_DIR:-$PWD/target}/schemathesis/bin/schemathesis
 status=0
 cargo test "${scope[@]}" --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
 
+# What failed stands at the end once more, where it is looked for.
+awk '
+    /^ +Running |^ +Doc-tests / { room = $0 }
+    /^failures:$/ { if (!told[room]++) print "\nfailed in" room ":"; is_failure = 1; next }
+    /^(test result: |successes:)/ { is_failure = 0 }
+    is_failure { print }' "$log"
+
 awk -v status="$status" '
     /^test result: / {
         for (i = 1; i < NF; i++) {

@@ -15,6 +15,7 @@ mod grants;
 pub use grants::{CapacityError, Revoked};
 
 use crate::config::BladeConfig;
+use crate::courtesy::Courtesy;
 use crate::gate::Gates;
 use crate::memory::{SegmentMemory, Store, is_full};
 use crate::table::{
@@ -50,6 +51,7 @@ pub struct Blade {
     orders: Mutex<()>,
     gates: Gates,
     pub(crate) counters: Counters,
+    pub(crate) courtesy: Courtesy,
 }
 
 /// What a blade counts, without a lock.
@@ -130,6 +132,7 @@ impl Blade {
             orders: Mutex::default(),
             gates: Gates::default(),
             counters: Counters::default(),
+            courtesy: Courtesy::default(),
         })
     }
 

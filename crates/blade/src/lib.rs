@@ -12,6 +12,7 @@
 
 mod blade;
 mod config;
+mod courtesy;
 mod gate;
 mod memory;
 mod server;

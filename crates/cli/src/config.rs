@@ -93,7 +93,7 @@ impl NodeSettings {
     /// Takes from `weak` what is not set here.
     pub fn fill_from(&mut self, weak: NodeSettings) {
         fill_options!(self, weak: control, donate, name, compute_brick, memory_brick, token_file,
-            allow_remote_tcp, drain_timeout);
+            allow_remote_tcp, drain_timeout, busy_rate);
         fill_list(&mut self.listen, weak.listen);
         fill_list(&mut self.advertise, weak.advertise);
     }

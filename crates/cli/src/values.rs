@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farpool_blade::{BackingKind, BackingKindError};
-use farpool_policy::{PrefetchKind, UnknownPolicy, VictimKind};
+use farpool_policy::{PrefetchKind, RateLimit, UnknownPolicy, VictimKind};
 use farpool_wire::Address;
 use serde::{Deserialize, Deserializer, de};
 
@@ -35,6 +35,34 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(&farpool_wire::format_bytes(self.0))
+    }
+}
+
+/// Bytes a second, written as a [`Size`], or `unlimited`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusyRate(pub u64);
+
+const UNLIMITED: &str = "unlimited";
+
+impl FromStr for BusyRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == UNLIMITED {
+            return Ok(BusyRate(RateLimit::UNLIMITED_BYTES_PER_S));
+        }
+        text.parse()
+            .map(|Size(bytes)| BusyRate(bytes))
+            .map_err(|error| format!("{error}; `{UNLIMITED}` is no bound at all"))
+    }
+}
+
+impl fmt::Display for BusyRate {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            RateLimit::UNLIMITED_BYTES_PER_S => to.write_str(UNLIMITED),
+            bytes => Size(bytes).fmt(to),
+        }
     }
 }
 
@@ -226,7 +254,7 @@ macro_rules! written_as_text {
 }
 
 written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, WhenFull, Victim, Prefetch);
-written_as_text!(Patience, StoreAt, SwitchAt);
+written_as_text!(BusyRate, Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]
 mod tests {
@@ -277,6 +305,10 @@ mod tests {
         for text in ["auto", "memfd", "anonymous", "hugetlb", "file:/dev/dax0.0"] {
             assert_eq!(text.parse::<Backing>().expect(text).to_string(), text);
         }
+        for text in ["8MiB", "unlimited"] {
+            assert_eq!(text.parse::<BusyRate>().expect(text).to_string(), text);
+        }
+        assert!("fast".parse::<BusyRate>().is_err_and(|text| text.contains("unlimited")));
         assert!("10".parse::<Span>().is_err());
         assert!("0s".parse::<Span>().is_err());
         assert!("file:".parse::<Backing>().is_err());

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_acms::{Config, Member};
-use farpool_blade::{BladeConfig, Server, Serving};
+use farpool_blade::{Blade, BladeConfig, Server, Serving};
 use farpool_wire::{Address, SUPERPAGE_BYTES};
 
 use crate::core::{Core, Revocation, random_bits};
@@ -160,6 +160,12 @@ impl Collaborator {
     #[must_use]
     pub fn blade_addresses(&self) -> &[Address] {
         self.serving.addresses()
+    }
+
+    /// Its blade.
+    #[must_use]
+    pub fn blade(&self) -> &Arc<Blade> {
+        self.serving.blade()
     }
 
     /// Goes on until the node is told to end; then lets others move out, and says goodbye.

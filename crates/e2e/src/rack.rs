@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use crate::{PATIENCE, binaries, wait_until};
 
+/// What a node is told that shares its processors with its clients and the test itself.
+pub const UNHELD: [&str; 2] = ["--busy-rate", "unlimited"];
+
 /// A process that said that it is ready.
 #[derive(Debug)]
 pub struct Daemon {
@@ -52,12 +55,12 @@ impl Daemon {
         Daemon::start(&["control", "--listen", listen, "--store", &store])
     }
 
-    /// A node that lends so much.
+    /// A node that lends so much, whatever the processors do that it shares with the test.
     pub fn node(control: &str, name: &str, donate: &str) -> Daemon {
         let tcp = "tcp://127.0.0.1:0";
         let arguments =
             ["node", "--control", control, "--name", name, "--donate", donate, "--listen", tcp];
-        Daemon::start(&arguments)
+        Daemon::start(&[&arguments[..], &UNHELD].concat())
     }
 
     /// kill -9.

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use farpool_e2e::hog::Hog;
-use farpool_e2e::rack::Daemon;
+use farpool_e2e::rack::{Daemon, UNHELD};
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{binaries, network, tree, turn, wait_until};
 use farpool_hosts::{Hosts, Wiring};
@@ -49,6 +49,7 @@ impl Story {
         let mut command = host.command(binaries::program("farpool"));
         command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
         command.args(["--listen", &tcp, "--listen", &unix, "--drain-timeout", "100ms"]);
+        command.args(UNHELD);
         if at != 0 {
             command.args(["--join", &first]);
         }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use farpool_e2e::hog::Hog;
-use farpool_e2e::rack::Daemon;
+use farpool_e2e::rack::{Daemon, UNHELD};
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{binaries, network, turn, wait_until};
 use farpool_hosts::{Host, Hosts, Wiring};
@@ -45,7 +45,7 @@ impl Two {
         let listen = format!("tcp://{}:7070", hosts[0].address());
         let node = ["node", "--control", &url, "--name", "A", "--donate", "512MiB"];
         let ends = ["--listen", &listen, "--allow-remote-tcp", "--drain-timeout", "100ms"];
-        let node = start(&hosts[0], &[&node[..], &ends].concat());
+        let node = start(&hosts[0], &[&node[..], &ends, &UNHELD].concat());
         let borrower = start(&hosts[1], &["node", "--control", &url, "--name", "B"]);
         let two = Two { node, _borrower: borrower, url, _control: control, folder, hosts };
         two.wait_until_lent(512 << 20);

@@ -10,12 +10,14 @@
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
 //! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
+//! * [`courtesy`]: when a blade holds back for the programs of its own host.
 //! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that make them.
 //!
 //! Policies are chosen by name; a name that is not known is answered with the list of names.
 
 mod bits;
 pub mod clean;
+pub mod courtesy;
 mod list;
 pub mod prefetch;
 pub mod rate;

@@ -258,12 +258,11 @@ impl Connection {
 }
 
 impl Talk {
-    /// Whether the rate of the connection's grant, if any, lets the request pass now.
+    /// Whether the rates of the connection's grant, if any, and of the blade let the request pass now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
-        match self.session.traffic() {
-            None => true,
-            Some(traffic) => self.pace.may_pass(request, traffic, || shared.now_ns()),
-        }
+        let courtesy = (!self.is_unix).then_some(&shared.blade.courtesy);
+        let traffic = self.session.traffic();
+        self.pace.may_pass(request, traffic, courtesy, || shared.now_ns())
     }
 
     fn flush(&mut self, tools: &mut Tools) -> io::Result<()> {

@@ -1,10 +1,12 @@
-//! Holds a connection to its grant's rate: which request must wait, and until when.
+//! Holds a connection to its grant's rate, and to what the blade serves all together: which request must wait,
+//! and until when.
 //!
 //! A request that may not pass yet stays in the input, where it is found again when its time has come;
 //! meanwhile the connection is not read, so its client's socket fills up and nobody else waits. What
 //! it takes was charged when it came, so requests of all connections under the grant pass in the
 //! order in which they came, and a large one is not overtaken for ever by small ones.
 
+use crate::courtesy::Courtesy;
 use crate::table::{Access, GrantTraffic};
 use farpool_policy::WaitNs;
 use farpool_wire::{PAGE_BYTES, Request, pages_in};
@@ -51,7 +53,8 @@ impl Pace {
     pub(super) fn may_pass(
         &mut self,
         request: &Request<'_>,
-        traffic: &GrantTraffic,
+        traffic: Option<&GrantTraffic>,
+        courtesy: Option<&Courtesy>,
         now_ns: impl FnOnce() -> u64,
     ) -> bool {
         let (pages, access) = match request {
@@ -59,19 +62,29 @@ impl Pace {
             Request::Write { extents, .. } => (pages_in(extents), Access::Write),
             _ => return true,
         };
-        let (meter, throttled_ns) = match access {
+        let version = |version: &AtomicU64| version.load(Ordering::Acquire);
+        let rates_version = traffic
+            .map_or(0, |traffic| version(&traffic.rates_version))
+            .wrapping_add(courtesy.map_or(0, |courtesy| version(&courtesy.version)));
+        let of_grant = traffic.map(|traffic| match access {
             Access::Read => (&traffic.read, &traffic.read_throttled_ns),
             Access::Write => (&traffic.write, &traffic.write_throttled_ns),
-        };
-        let rates_version = traffic.rates_version.load(Ordering::Acquire);
-        let Some(limit) = meter.limit() else {
+        });
+        let meters = [of_grant.map(|(meter, _)| meter), courtesy.map(|courtesy| &courtesy.meter)];
+        let limited = meters.map(|meter| Some((meter?, meter?.limit()?)));
+        if limited.iter().all(Option::is_none) {
             self.charged = None;
             return true;
-        };
+        }
         let now_ns = now_ns();
         let charged = self.charged.filter(|charged| charged.rates_version == rates_version);
         let charged = charged.unwrap_or_else(|| {
-            let WaitNs(wait_ns) = meter.bucket().charge(pages * PAGE_BYTES as u64, now_ns, &limit);
+            let bytes = pages * PAGE_BYTES as u64;
+            let waits = limited.iter().flatten().map(|(meter, limit)| {
+                let WaitNs(wait_ns) = meter.bucket().charge(bytes, now_ns, limit);
+                wait_ns
+            });
+            let wait_ns = waits.max().unwrap_or(0);
             Charged { passes_ns: now_ns.saturating_add(wait_ns), rates_version }
         });
         if charged.passes_ns <= now_ns {
@@ -79,14 +92,12 @@ impl Pace {
             return true;
         }
         self.charged = Some(charged);
-        self.pause(charged.passes_ns - now_ns, now_ns, throttled_ns);
-        false
-    }
-
-    fn pause(&mut self, wait_ns: u64, now_ns: u64, throttled_ns: &AtomicU64) {
-        let wait_ns = wait_ns.min(ASK_AGAIN_NS);
-        throttled_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        let wait_ns = (charged.passes_ns - now_ns).min(ASK_AGAIN_NS);
+        if let Some((_, throttled_ns)) = of_grant {
+            throttled_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        }
         self.until_ns = now_ns.saturating_add(wait_ns);
+        false
     }
 }
 
@@ -107,7 +118,7 @@ mod tests {
     fn may_pass(pace: &mut Pace, traffic: &GrantTraffic, now_ns: u64) -> bool {
         let extents = [Extent::new(PageNumber(0), PAGES)];
         let request = Request::Read { segment: SegmentId(1), extents: &extents };
-        pace.may_pass(&request, traffic, || now_ns)
+        pace.may_pass(&request, Some(traffic), None, || now_ns)
     }
 
     #[test]
@@ -137,5 +148,24 @@ mod tests {
         assert!(!may_pass(&mut pace, &traffic, 1));
         traffic.read.set_limit(1, RateLimit::UNLIMITED);
         assert!(may_pass(&mut pace, &traffic, 1));
+    }
+    #[test]
+    fn all_connections_together_are_held_to_what_the_blade_serves() {
+        let extents = [Extent::new(PageNumber(0), PAGES)];
+        let request = Request::Write { segment: SegmentId(1), extents: &extents };
+        let (courtesy, second_ns) = (Courtesy::default(), 1_000_000_000);
+        let (mut one, mut two) = (Pace::default(), Pace::default());
+        let traffic = GrantTraffic::default();
+        courtesy.set_limit(0, RateLimit { bytes_per_s: 1 << 20, burst_bytes: 1 << 20 });
+        assert!(one.may_pass(&request, Some(&traffic), Some(&courtesy), || 0), "the burst");
+        assert!(!two.may_pass(&request, None, Some(&courtesy), || 0), "without a grant, too");
+        assert!(
+            !one.may_pass(&request, Some(&traffic), Some(&courtesy), || second_ns),
+            "the other first"
+        );
+        assert!(two.may_pass(&request, None, Some(&courtesy), || second_ns));
+        assert_eq!(traffic.write_throttled_ns.load(Ordering::Relaxed), ASK_AGAIN_NS);
+        courtesy.set_limit(second_ns, RateLimit::UNLIMITED);
+        assert!(one.may_pass(&request, Some(&traffic), Some(&courtesy), || second_ns), "lifted");
     }
 }

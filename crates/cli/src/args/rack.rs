@@ -8,7 +8,7 @@ use farpool_acms::{Arbitration, Band};
 use farpool_api::{Policy, SegmentId, TaskId};
 use serde::{Deserialize, Serialize};
 
-use crate::values::{BladeAddress, Patience, Size, Span, StoreAt, SwitchAt, policy};
+use crate::values::{BladeAddress, BusyRate, Patience, Size, Span, StoreAt, SwitchAt, policy};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -127,6 +127,10 @@ pub struct NodeSettings {
     /// How long segments may take to move away when it is to end; 0 for not at all [default: 30s]
     #[arg(long, value_name = "TIME", env = "FARPOOL_NODE_DRAIN_TIMEOUT", hide_env_values = true)]
     pub drain_timeout: Option<Patience>,
+    /// What it serves a second, for each processor, while this machine's own programs use all of them; or
+    /// `unlimited` [default: 8MiB, which costs them less than 2 %]
+    #[arg(long, value_name = "RATE", env = "FARPOOL_NODE_BUSY_RATE", hide_env_values = true)]
+    pub busy_rate: Option<BusyRate>,
 }
 
 /// What only a node with a controller is told. Each argument of the others names it: clap does not require what is

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use farpool_acms::Thresholds;
@@ -14,7 +15,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::NodeArgs;
-use crate::commands::node::{drain_timeout, host_name, listen};
+use crate::commands::courtesy;
+use crate::commands::node::{busy_rate, drain_timeout, host_name, listen};
 use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
@@ -22,10 +24,11 @@ use crate::logging;
 /// Lends and borrows until SIGINT or SIGTERM; a second one ends it without waiting for anybody. The exit code is 1
 /// if somebody still used memory of this node then.
 pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
-    let options = options(args)?;
+    let (options, busy_rate) = (options(args)?, busy_rate(&args.settings));
     logging::start()?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let node = Collaborator::start(options, observe)?;
+    courtesy::keep(Arc::clone(node.blade()), busy_rate)?;
     say(&node, args.json)?;
     let ending = Ending::default();
     let asked = ending.clone();

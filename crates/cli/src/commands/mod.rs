@@ -7,6 +7,7 @@ pub mod blades;
 pub mod collaborate;
 pub mod config;
 pub mod control;
+pub mod courtesy;
 pub mod demo;
 pub mod doctor;
 pub mod generate;

@@ -1,6 +1,7 @@
 //! `farpool node`: wires to the node daemon; starts, says it is ready, and turns signals into a
 //! drain (the first) and an end (the second).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,6 +10,7 @@ use farpool_api::Client;
 use farpool_blade::BladeConfig;
 use farpool_memory::MemoryFiles;
 use farpool_node::{Ended, NodeDaemon, NodeHandle, NodeOptions};
+use farpool_policy::courtesy::BUSY_BYTES_PER_S_PER_PROCESSOR;
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,10 +18,10 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
 use crate::commands::service::{read_token, say_ready, tell_systemd};
-use crate::commands::{collaborate, refuse_remote};
+use crate::commands::{collaborate, courtesy, refuse_remote};
 use crate::config::UsageError;
 use crate::logging;
-use crate::values::{BladeAddress, Patience, Size};
+use crate::values::{BladeAddress, BusyRate, Patience, Size};
 
 /// Where its blade listens if nothing is said: this machine only.
 const LISTEN_DEFAULT: &str = "tcp://127.0.0.1:7070";
@@ -37,13 +39,14 @@ pub fn main(args: NodeArgs) -> anyhow::Result<u8> {
 
 /// Lends until SIGINT or SIGTERM, then until it is empty or the time is over.
 fn daemon(settings: NodeSettings, json: bool) -> anyhow::Result<u8> {
-    let patience = drain_timeout(&settings);
+    let (patience, busy_rate) = (drain_timeout(&settings), busy_rate(&settings));
     let options = options(settings)?;
     logging::start()?;
     // Taken before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let name = options.name.clone();
     let daemon = NodeDaemon::start(options)?;
+    courtesy::keep(Arc::clone(daemon.blade()), busy_rate)?;
     say(&name, &daemon, json)?;
     let (closer, handle) = (signals.handle(), daemon.handle());
     let watcher = std::thread::spawn(move || obey(&mut signals, &handle, patience));
@@ -103,6 +106,11 @@ pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
         listen.push(LISTEN_DEFAULT.parse()?);
     }
     Ok(listen)
+}
+
+/// Bytes a second and processor that are served while this host's own programs use all processors.
+pub(super) fn busy_rate(settings: &NodeSettings) -> u64 {
+    settings.busy_rate.map_or(BUSY_BYTES_PER_S_PER_PROCESSOR, |BusyRate(bytes_per_s)| bytes_per_s)
 }
 
 pub(super) fn drain_timeout(settings: &NodeSettings) -> Duration {

@@ -93,6 +93,8 @@ impl Organiser for Collaboration {
         command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
         command.args(["--listen", &listen, "--listen", &socket, "--drain-timeout", "30s"]);
         command.args(["--min", "40%:50%", "--max", "80%:90%"]);
+        // The hosts share this machine's processors.
+        command.args(["--busy-rate", "unlimited"]);
         // Any two that are there will do.
         let others = self.hosts.iter().filter(|(name, _)| name != host.name()).take(2);
         for (_, address) in others {

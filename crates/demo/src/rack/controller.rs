@@ -75,6 +75,8 @@ impl Organiser for Controller {
         command.args(["node", "--control", &self.url(), "--name", host.name()]);
         command.args(["--donate", &donate_bytes.to_string(), "--listen", &listen]);
         command.args(["--allow-remote-tcp", "--drain-timeout", "1s"]);
+        // The hosts share this machine's processors.
+        command.args(["--busy-rate", "unlimited"]);
         command.arg("--token-file").arg(&self.token_file);
         command
     }
