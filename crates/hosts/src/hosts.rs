@@ -1,12 +1,13 @@
 //! The hosts themselves: made together, wired one way, taken down together.
 //!
-//! Every host has one interface, `eth0`, with an address of 192.0.2.0/24 (set aside for documentation).
-//! What it is wired to lies in a namespace of its own, the hub, as interfaces `port0`, `port1` and so on:
-//! host N is on port N.
+//! Every host has an interface `eth0` with an address of 192.0.2.0/24 (set aside for documentation). What
+//! it is wired to lies in a namespace of its own, the hub, as interfaces `port0`, `port1` and so on: host N
+//! is on port N. A host with links to a switch besides has them joined as `data0` (see `wiring`).
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -15,26 +16,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::cgroup::Cgroup;
 use crate::janitor::Janitor;
 use crate::link::{self, LinkCounters};
+use crate::wiring::{self, INTERFACE, Wiring, port};
 use crate::{HostsError, Namespace};
 
 /// Most hosts on one network: far below the 254 addresses of a /24. More are refused.
 pub const MAX_HOSTS: usize = 64;
-/// A host's interface.
-const INTERFACE: &str = "eth0";
-/// The bridge of a packet network, in the hub.
-const BRIDGE: &str = "bridge0";
-
-/// What the hosts' links end in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wiring {
-    /// Two hosts, back to back.
-    Direct,
-    /// A kernel bridge: any host reaches any other.
-    Bridge,
-    /// The ports of a switch that a program has yet to be: see [`Hosts::switch`]. Until then no host
-    /// reaches any other.
-    Switch,
-}
+/// Most links of a host to a switch. More are refused.
+pub const MAX_SWITCH_LINKS: usize = 8;
 
 /// What hosts to make.
 #[derive(Clone, Debug)]
@@ -50,7 +38,7 @@ pub struct Hosts {
     hosts: Vec<Host>,
     switch: Option<SwitchSide>,
     // Nothing runs in the hub of a bridge, but its bridge does.
-    _hub: Option<Namespace>,
+    _hubs: Vec<Namespace>,
     // Last: waits until everything above has ended.
     _janitor: Janitor,
 }
@@ -60,6 +48,7 @@ pub struct Hosts {
 pub struct Host {
     name: String,
     address: Ipv4Addr,
+    data_address: Option<Ipv4Addr>,
     namespace: Namespace,
     group: Option<HostGroup>,
 }
@@ -76,6 +65,8 @@ struct HostGroup {
 pub struct SwitchSide {
     namespace: Namespace,
     ports: Vec<String>,
+    /// Ports of each host.
+    links: usize,
 }
 
 impl HostsBuilder {
@@ -94,30 +85,29 @@ impl HostsBuilder {
         self.check()?;
         let namespaces =
             (0..self.count).map(|_| Namespace::make()).collect::<Result<Vec<_>, _>>()?;
-        let hub = match self.wiring {
-            Wiring::Direct => None,
-            Wiring::Bridge | Wiring::Switch => Some(Namespace::make()?),
-        };
+        let hubs = wiring::hubs(self.wiring)?;
         let groups = self.group_names();
         let folders = groups.iter().map(|name| Cgroup::folder_of(name));
         let folders = folders.collect::<Result<Vec<PathBuf>, _>>()?;
-        let all: Vec<_> = namespaces.iter().chain(&hub).cloned().collect();
+        let all: Vec<_> = namespaces.iter().chain(&hubs).cloned().collect();
         let janitor = Janitor::start(&all, &folders)?;
-        wire(self.wiring, &namespaces, hub.as_ref())?;
+        wiring::wire(self.wiring, &namespaces, &hubs)?;
+        let has_data = matches!(self.wiring, Wiring::BridgeAndSwitch { .. });
         let mut hosts = Vec::with_capacity(self.count);
         for (index, namespace) in namespaces.into_iter().enumerate() {
             let limit = self.memory_limit_bytes.zip(groups.get(index));
             let group = limit.map(|(bytes, name)| HostGroup::make(name, bytes)).transpose()?;
-            hosts.push(Host { name: name(index), address: address(index), namespace, group });
+            let data_address = has_data.then(|| wiring::data_address(index));
+            let address = wiring::address(index);
+            hosts.push(Host { name: name(index), address, data_address, namespace, group });
         }
-        let switch = match (self.wiring, &hub) {
-            (Wiring::Switch, Some(hub)) => Some(SwitchSide {
-                namespace: hub.clone(),
-                ports: (0..self.count).map(port).collect(),
-            }),
-            _ => None,
-        };
-        Ok(Hosts { hosts, switch, _hub: hub, _janitor: janitor })
+        let links = self.wiring.switch_links();
+        let switch = hubs.last().filter(|_| links > 0).map(|hub| SwitchSide {
+            namespace: hub.clone(),
+            ports: (0..self.count * links).map(port).collect(),
+            links,
+        });
+        Ok(Hosts { hosts, switch, _hubs: hubs, _janitor: janitor })
     }
 
     fn check(&self) -> Result<(), HostsError> {
@@ -125,6 +115,9 @@ impl HostsBuilder {
             (_, 0) => "there must be one",
             (_, count) if count > MAX_HOSTS => "a network has at most 64",
             (Wiring::Direct, count) if count != 2 => "a direct link has two ends",
+            (Wiring::BridgeAndSwitch { links }, _) if !(1..=MAX_SWITCH_LINKS).contains(&links) => {
+                "each has from 1 to 8 links to the switch"
+            }
             _ => return Ok(()),
         };
         Err(HostsError::Count { asked: self.count, reason })
@@ -206,6 +199,12 @@ impl Host {
         self.address
     }
 
+    /// Its address on the network of the switch, if it has one besides the other.
+    #[must_use]
+    pub fn data_address(&self) -> Option<Ipv4Addr> {
+        self.data_address
+    }
+
     /// A command that runs a program on this host, in its control group if it has one.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let members = self.group.as_ref().map(|group| Arc::clone(&group.members));
@@ -220,7 +219,7 @@ impl Host {
         self.namespace.enter(work)
     }
 
-    /// Takes its link down, or up again.
+    /// Takes its link down, or up again; those to a switch besides stay as they are.
     ///
     /// # Errors
     /// `ip` refuses.
@@ -229,7 +228,7 @@ impl Host {
         link::ip(&self.namespace, "set a link", &[format!("link set {INTERFACE} {state}")])
     }
 
-    /// What its link has carried.
+    /// What its link has carried; what those to a switch besides have, [`SwitchSide::counters`] says.
     ///
     /// # Errors
     /// They cannot be read.
@@ -260,6 +259,12 @@ impl SwitchSide {
         &self.ports
     }
 
+    /// The numbers of the ports that a host, counted from 0, is on.
+    #[must_use]
+    pub fn ports_of(&self, host: usize) -> Range<usize> {
+        host * self.links..(host + 1) * self.links
+    }
+
     /// A command that runs a program in the switch's namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         self.namespace.command(program)
@@ -282,51 +287,8 @@ impl SwitchSide {
     }
 }
 
-fn wire(wiring: Wiring, hosts: &[Namespace], hub: Option<&Namespace>) -> Result<(), HostsError> {
-    if let Some(hub) = hub {
-        let mut lines = Vec::new();
-        if wiring == Wiring::Bridge {
-            lines.push(format!("link add {BRIDGE} type bridge"));
-            lines.push(format!("link set {BRIDGE} up"));
-        }
-        for (index, host) in hosts.iter().enumerate() {
-            let port = port(index);
-            lines.push(veth(&port, host));
-            if wiring == Wiring::Bridge {
-                lines.push(format!("link set {port} master {BRIDGE}"));
-            }
-            lines.push(format!("link set {port} up"));
-        }
-        link::ip(hub, "wire the hosts", &lines)?;
-    } else if let [one, other] = hosts {
-        link::ip(one, "wire the hosts", &[veth(INTERFACE, other)])?;
-    }
-    for (index, host) in hosts.iter().enumerate() {
-        let lines = [
-            "link set lo up".to_owned(),
-            format!("address add {}/24 dev {INTERFACE}", address(index)),
-            format!("link set {INTERFACE} up"),
-        ];
-        link::ip(host, "set a host up", &lines)?;
-    }
-    Ok(())
-}
-
-fn veth(name: &str, host: &Namespace) -> String {
-    format!("link add {name} type veth peer name {INTERFACE} netns {}", host.path())
-}
-
-fn port(index: usize) -> String {
-    format!("port{index}")
-}
-
 fn name(index: usize) -> String {
     let letter = (b'A'..=b'Z').cycle().nth(index).map_or('?', char::from);
     let round = index / 26;
     if round == 0 { letter.to_string() } else { format!("{letter}{round}") }
-}
-
-fn address(index: usize) -> Ipv4Addr {
-    // At most MAX_HOSTS, as checked.
-    Ipv4Addr::new(192, 0, 2, u8::try_from(index + 1).unwrap_or(u8::MAX))
 }

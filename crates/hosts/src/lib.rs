@@ -2,8 +2,8 @@
 //! and a link of its own, and with a memory control group where one is asked for.
 //!
 //! How the hosts are wired is chosen once: two of them back to back, any number on a packet network (a
-//! kernel bridge), or any number with their links ending as the ports of a switch, in a namespace of the
-//! switch's own, where nothing forwards until a program does.
+//! kernel bridge), any number with their links ending as the ports of a switch, in a namespace of the
+//! switch's own, where nothing forwards until a program does, or both of these.
 //!
 //! Invariants:
 //! * namespaces have no names: descriptors of this process hold them, so they end with it;
@@ -21,9 +21,11 @@ mod janitor;
 mod link;
 mod namespace;
 mod sys;
+mod wiring;
 
 pub use cgroup::{Cgroup, leftovers, remove_leftovers};
 pub use error::HostsError;
-pub use hosts::{Host, Hosts, HostsBuilder, MAX_HOSTS, SwitchSide, Wiring};
+pub use hosts::{Host, Hosts, HostsBuilder, MAX_HOSTS, MAX_SWITCH_LINKS, SwitchSide};
 pub use link::LinkCounters;
 pub use namespace::Namespace;
+pub use wiring::Wiring;

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farpool_hosts::{Host, Hosts, HostsError, MAX_HOSTS, Wiring};
+use farpool_hosts::{Host, Hosts, HostsError, MAX_HOSTS, MAX_SWITCH_LINKS, Wiring};
 
 /// A condition that has not come true by then never will.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,6 +95,23 @@ fn on_a_switch_without_a_program_nothing_arrives() {
 }
 
 #[test]
+fn wired_both_ways_a_host_has_a_network_of_each_kind() {
+    let Some(hosts) = make(2, Wiring::BridgeAndSwitch { links: 2 }) else { return };
+    talk(&hosts[0], &hosts[1]);
+    let side = hosts.switch().expect("the switch's side");
+    assert_eq!(side.ports(), ["port0", "port1", "port2", "port3"]);
+    assert_eq!((side.ports_of(0), side.ports_of(1)), (0..2, 2..4));
+    let address = hosts[1].data_address().expect("a second address");
+    let listener = hosts[1].enter(|| TcpListener::bind((address, 0))).expect("enter");
+    let address = listener.expect("bind").local_addr().expect("address");
+    assert!(reach(&hosts[0], address).is_err(), "no program is the switch");
+    for link in 0..2 {
+        assert!(side.counters(link).expect("counters").received_frames > 0, "A asked on all");
+        assert_eq!(side.counters(2 + link).expect("counters").sent_frames, 0);
+    }
+}
+
+#[test]
 fn a_command_runs_on_its_host_within_its_memory() {
     let builder = Hosts::builder(2, Wiring::Bridge).memory_limit_bytes(64 << 20);
     let Some(hosts) = made(builder.make()) else { return };
@@ -114,6 +131,8 @@ fn too_few_and_too_many_are_refused() {
         matches!(Hosts::builder(count, wiring).make(), Err(HostsError::Count { .. }))
     };
     assert!(refused(0, Wiring::Bridge) && refused(MAX_HOSTS + 1, Wiring::Switch));
+    assert!(refused(2, Wiring::BridgeAndSwitch { links: 0 }));
+    assert!(refused(2, Wiring::BridgeAndSwitch { links: MAX_SWITCH_LINKS + 1 }));
     assert!(refused(3, Wiring::Direct) && refused(1, Wiring::Direct));
 }
 
