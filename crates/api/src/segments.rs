@@ -130,6 +130,9 @@ pub struct ClientSegment {
     /// target for memory that a donor needs back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leave: bool,
+    /// With `pending`: what it waits for, in words for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<String>,
     /// Time left until the donor takes the old place back; none if there is no hurry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
@@ -251,6 +254,9 @@ pub struct Segment {
     /// Where it is moving to, confirmed or not; the key is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
+    /// With `pending`, or with a target that is not ready: what it waits for, in words for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<String>,
     /// How much of it holds data, as its client says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_rack::Graph;
+use farpool_switch::SwitchError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::core::Core;
@@ -245,28 +246,30 @@ fn look_after(common: &Common, mut switches: Vec<NamedSwitch>) {
 fn set_switch(core: &Core, (name, driver): &mut NamedSwitch) {
     let wanted = core.peek(|state, _| reconcile::wanted_circuits(state));
     let wanted = wanted.get(name).map_or(&[][..], Vec::as_slice);
-    let standing = match driver.circuits() {
-        Ok(standing) => standing,
-        Err(error) => {
-            tracing::warn!("{error}");
-            // Nothing is known to stand, so nothing over it gets ready.
-            return core.command(Command::NoteCircuits { switch: name.clone(), circuits: vec![] });
+    let mut trouble = None;
+    let mut note = |error: SwitchError| trouble = Some(error.to_string());
+    // Of a switch that does not answer nothing is known to stand, so nothing over it gets ready.
+    let mut circuits = Vec::new();
+    match driver.circuits() {
+        Err(error) => note(error),
+        Ok(standing) => {
+            let steps = reconcile::switch_steps(wanted, &standing);
+            let (disconnect, connect) = (&steps.disconnect, &steps.connect);
+            let results = disconnect.iter().map(|it| driver.disconnect(*it)).collect::<Vec<_>>();
+            let connected = connect.iter().map(|it| driver.connect(*it));
+            let results = results.into_iter().chain(connected);
+            results.filter_map(Result::err).for_each(&mut note);
+            circuits = match disconnect.is_empty() && connect.is_empty() {
+                true => standing,
+                false => driver.circuits().unwrap_or_default(),
+            };
         }
-    };
-    let steps = reconcile::switch_steps(wanted, &standing);
-    let mut failed = false;
-    for circuit in &steps.disconnect {
-        failed |=
-            driver.disconnect(*circuit).inspect_err(|error| tracing::warn!("{error}")).is_err();
     }
-    for circuit in &steps.connect {
-        failed |= driver.connect(*circuit).inspect_err(|error| tracing::warn!("{error}")).is_err();
+    // Looked at five times a second, said once.
+    if let Some(trouble) = &trouble
+        && core.peek(|state, _| state.trouble_of(name) != Some(trouble))
+    {
+        tracing::warn!("{trouble}");
     }
-    let changed = !steps.disconnect.is_empty() || !steps.connect.is_empty();
-    let circuits = match (changed || failed).then(|| driver.circuits()) {
-        Some(Ok(now)) => now,
-        Some(Err(_)) => Vec::new(),
-        None => standing,
-    };
-    core.command(Command::NoteCircuits { switch: name.clone(), circuits });
+    core.command(Command::NoteCircuits { switch: name.clone(), circuits, trouble });
 }

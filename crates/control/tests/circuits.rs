@@ -100,10 +100,12 @@ fn a_segment_is_ready_when_its_circuit_stands() {
     assert!(api.node("m0").unwrap().used_bytes.is_some());
     assert_eq!(api.segment(id).unwrap().state, SegmentState::Pending);
     assert!(!api.circuits().unwrap().circuits[0].standing);
+    let why = "the circuit 0-3 of switch s0 does not stand: switch s0 does not answer: off";
+    assert_eq!(api.segment(id).unwrap().waits_for, [why]);
 
     *switch.broken.lock().unwrap() = false;
     let ready = api.wait_segment(id, SegmentState::Ready, 20_000).unwrap();
-    assert_eq!(ready.state, SegmentState::Ready);
+    assert_eq!((ready.state, ready.waits_for), (SegmentState::Ready, Vec::new()));
     let only = BTreeSet::from([Circuit::new(0, 3).unwrap()]);
     assert_eq!(*switch.circuits.lock().unwrap(), only);
     let listed = api.circuits().unwrap().circuits;

@@ -104,6 +104,7 @@ pub(super) async fn put_segment(
             write_bytes_per_s: spec.write_bytes_per_s,
         },
         target: None,
+        waits_for: Vec::new(),
         used_bytes: None,
         deadline_ms: None,
     };

@@ -117,6 +117,7 @@ fn client_segment(
             write_bytes_per_s: NO_RATE_LIMIT,
         },
         target: None,
+        waits_for: Vec::new(),
         leave: state == SegmentState::Moving,
         deadline_ms: left.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
     }

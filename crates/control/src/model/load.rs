@@ -40,6 +40,7 @@ impl State {
             node_of_brick: BTreeMap::new(),
             tasks: VecDeque::new(),
             standing: BTreeSet::new(),
+            troubles: BTreeMap::new(),
             last_version: first + 1,
             last_event: first,
         };

@@ -132,10 +132,11 @@ pub enum Command {
     CheckTask {
         id: TaskId,
     },
-    /// The reconciler's: circuits that a switch says stand.
+    /// The reconciler's: circuits that a switch says stand, and why not all that shall, if that is known.
     NoteCircuits {
         switch: String,
         circuits: Vec<Circuit>,
+        trouble: Option<String>,
     },
 }
 
@@ -246,6 +247,8 @@ pub struct State {
     pub(crate) tasks: VecDeque<Task>,
     /// Circuits that stand, as the switches say.
     standing: BTreeSet<(String, u32, u32)>,
+    /// Why a switch is not as it shall be, by its name.
+    troubles: BTreeMap<String, String>,
     pub(crate) last_version: u64,
     last_event: u64,
 }
@@ -311,7 +314,8 @@ impl State {
             Command::GiveUp { id } => self.give_up(id, to),
             Command::Settle { id } => self.settle(id, to),
             Command::CheckTask { id } => self.check_task(id),
-            Command::NoteCircuits { switch, circuits } => {
+            Command::NoteCircuits { switch, circuits, trouble } => {
+                self.note_trouble(&switch, trouble, to);
                 self.note_circuits(&switch, &circuits, to)
             }
         };

@@ -250,6 +250,33 @@ impl State {
         })
     }
 
+    /// Why a switch is not as it shall be, if that is so.
+    pub(crate) fn trouble_of(&self, switch: &str) -> Option<&String> {
+        self.troubles.get(switch)
+    }
+
+    /// Notes why a switch cannot be set, or that it could be.
+    pub(super) fn note_trouble(
+        &mut self,
+        switch: &str,
+        trouble: Option<String>,
+        to: &mut Changes<'_>,
+    ) {
+        if self.troubles.get(switch) == trouble.as_ref() {
+            return;
+        }
+        match trouble {
+            Some(trouble) => {
+                to.event("switch-troubled", switch, &trouble);
+                self.troubles.insert(switch.to_owned(), trouble);
+            }
+            None => {
+                to.event("switch-set", switch, "as it shall be");
+                self.troubles.remove(switch);
+            }
+        }
+    }
+
     /// Notes which circuits a switch says stand.
     pub(super) fn note_circuits(
         &mut self,

@@ -266,9 +266,14 @@ impl State {
         !segment.lost && !segment.releasing && segment.target.as_ref().is_some_and(is_usable)
     }
 
+    /// Its node has it.
+    pub(super) fn is_confirmed(&self, id: SegmentId, place: &GrantRecord) -> bool {
+        self.nodes.get(&place.node).is_some_and(|node| node.has(id, place.epoch))
+    }
+
     /// Its node has it and all circuits on the way stand.
     fn is_usable(&self, id: SegmentId, place: &GrantRecord) -> bool {
-        let confirmed = self.nodes.get(&place.node).is_some_and(|node| node.has(id, place.epoch));
-        confirmed && self.circuits_of(place).all(|circuit| self.standing.contains(&circuit))
+        self.is_confirmed(id, place)
+            && self.circuits_of(place).all(|circuit| self.standing.contains(&circuit))
     }
 }

@@ -3,7 +3,8 @@
 use farpool_api::{
     Circuit, CircuitList, ClientAnswer, ClientId, ClientSegment, ClientView, Key, NodeAnswer,
     NodeGrant, NodeList, NodeState, Place, Problem, ProblemKind, Segment, SegmentId, SegmentList,
-    Target, Task, TaskId, TaskList, Topology, TopologyBrick, TopologyLink, TopologySwitch,
+    SegmentState, Target, Task, TaskId, TaskList, Topology, TopologyBrick, TopologyLink,
+    TopologySwitch,
 };
 use farpool_rack::{SwitchKind, TrayId};
 
@@ -69,6 +70,10 @@ impl State {
                 epoch: target.epoch,
                 place: self.place(segment, target, Some(target.key)),
             }),
+            waits_for: match self.state_of(segment) {
+                SegmentState::Pending => self.waits_for(segment),
+                _ => Vec::new(),
+            },
             leave: segment.target.is_none()
                 && self.runtime.get(&segment.id).is_some_and(|runtime| runtime.leave),
             deadline_ms: self.deadline_ms(segment.id, now_ms),
@@ -132,9 +137,27 @@ impl State {
                 epoch: target.epoch,
                 place: self.place(segment, target, None),
             }),
+            waits_for: self.waits_for(segment),
             used_bytes: self.runtime.get(&segment.id).and_then(|runtime| runtime.used_bytes),
             deadline_ms: self.deadline_ms(segment.id, now_ms),
         }
+    }
+
+    /// What keeps a segment, or the place it is to be moved to, from being usable; nothing if it is.
+    fn waits_for(&self, segment: &SegmentRecord) -> Vec<String> {
+        let place = match (self.state_of(segment), &segment.target) {
+            (SegmentState::Pending, _) => &segment.current,
+            (SegmentState::Moving, Some(target)) => target,
+            _ => return Vec::new(),
+        };
+        let node = Some(&place.node).filter(|_| !self.is_confirmed(segment.id, place));
+        let node = node.map(|node| format!("node {node} has not confirmed it"));
+        let down = self.circuits_of(place).filter(|circuit| !self.standing.contains(circuit));
+        let circuits = down.map(|(switch, low, high)| {
+            let why = self.troubles.get(&switch).map(|why| format!(": {why}")).unwrap_or_default();
+            format!("the circuit {low}-{high} of switch {switch} does not stand{why}")
+        });
+        node.into_iter().chain(circuits).collect()
     }
 
     /// A page of segments after the one with id `after`.

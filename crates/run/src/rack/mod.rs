@@ -35,10 +35,14 @@ const BUSY_WAIT: Duration = Duration::from_millis(50);
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest the start of a run waits for its first segment.
 const FIRST_WAIT: Duration = Duration::from_secs(30);
+/// After it the run says what it waits for: circuits and nodes take a part of a second.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// A segment that the rack has no room for is asked for again at most this often.
 const GROW_RETRY: Duration = Duration::from_secs(10);
 /// Smallest segment taken where the rack has no more in one piece.
 const PIECE_MIN_BYTES: u64 = 64 << 20;
+/// Why no memory came, where nothing is granted that could be waited for.
+const NOBODY: &str = "nobody has memory to lend";
 /// Memory without room elsewhere is spilled after this time, in which a controller finds a place.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -63,10 +67,9 @@ pub enum RackError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "no far memory came within {} s: its node did not confirm what was granted, or nobody in a \
-         collaboration has memory to lend; look at `farpool node list`", FIRST_WAIT.as_secs()
+        "no far memory came within {} s: {why}; look at `farpool node list`", FIRST_WAIT.as_secs()
     )]
-    NotReady,
+    NotReady { why: String },
     #[error(
         "the memory granted is on another machine ({address}), and TCP is not encrypted; say \
          --allow-remote-tcp if you mean it"
@@ -162,7 +165,7 @@ struct Agent {
 impl Agent {
     /// Gets the first memory, in several pieces if the rack has it no other way.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
-        let until = Instant::now() + FIRST_WAIT;
+        let started = Instant::now();
         let mut missing = bytes;
         while missing > 0 {
             missing = missing.saturating_sub(self.ask_for(missing)?);
@@ -171,8 +174,12 @@ impl Agent {
             }
         }
         while RunBlades::new(&self.board).list().is_empty() {
-            if Instant::now() >= until {
-                return Err(RackError::NotReady);
+            let why = self.seats.waits_for();
+            if started.elapsed() >= FIRST_WAIT {
+                return Err(RackError::NotReady { why: why.unwrap_or_else(|| NOBODY.to_owned()) });
+            }
+            if let Some(why) = why.filter(|_| started.elapsed() >= FIRST_PATIENCE) {
+                self.say(&format!("no far memory yet: {why}"));
             }
             self.exchange(BUSY_WAIT)?;
         }

@@ -112,6 +112,13 @@ impl Seats {
             || self.segments.iter().any(|segment| segment.target.is_some())
     }
 
+    /// What keeps granted memory from being used, in words; none if nobody has said that anything does.
+    pub fn waits_for(&self) -> Option<String> {
+        let all: BTreeSet<&str> =
+            self.segments.iter().flat_map(|it| &it.waits_for).map(String::as_str).collect();
+        (!all.is_empty()).then(|| all.into_iter().collect::<Vec<_>>().join("; "))
+    }
+
     /// Bytes of what is being left.
     pub fn leaving_bytes(&self) -> u64 {
         let is_left = |it: &&ClientSegment| {
@@ -120,10 +127,13 @@ impl Seats {
         self.segments.iter().filter(is_left).map(|it| it.place.bytes).sum()
     }
 
-    /// Bytes granted at present.
+    /// Bytes granted that can be used at present.
     pub fn granted_bytes(&self) -> u64 {
-        let usable = self.segments.iter().filter(|it| is_usable(it.state));
-        usable.map(|it| it.place.bytes).sum()
+        self.bytes_where(is_usable)
+    }
+
+    fn bytes_where(&self, counts: impl Fn(SegmentState) -> bool) -> u64 {
+        self.segments.iter().filter(|it| counts(it.state)).map(|it| it.place.bytes).sum()
     }
 
     /// Whether everything that is far would lie in segments that stay, with a reserve.
@@ -166,7 +176,9 @@ impl Seats {
 
     /// How large a segment to ask for now, if any.
     pub fn wanted_bytes(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<u64> {
-        let granted = self.granted_bytes();
+        // What only waits for its node or a circuit to be confirmed comes: after a new start of the
+        // controller, say, all of it does.
+        let granted = self.bytes_where(|state| state == SegmentState::Pending || is_usable(state));
         let room = quota_bytes.saturating_sub(granted);
         let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
         let is_short = is_full || far_bytes.saturating_add(reserve) > granted;
@@ -207,7 +219,17 @@ mod tests {
 
     fn segment(id: u128, epoch: u64, state: SegmentState) -> ClientSegment {
         let (id, place) = (SegmentId::from_u128(id), place(1 << 30));
-        ClientSegment { id, epoch, state, place, target: None, leave: false, deadline_ms: None }
+        let (target, waits_for) = (None, Vec::new());
+        ClientSegment {
+            id,
+            epoch,
+            state,
+            place,
+            target,
+            waits_for,
+            leave: false,
+            deadline_ms: None,
+        }
     }
 
     fn moving(id: u128, epoch: u64, to: u64) -> ClientSegment {
@@ -312,6 +334,29 @@ mod tests {
         assert_eq!(seats.wanted_bytes(gib, true, gib), None);
         seats.hear(vec![moving(1, 5, 6)]);
         assert_eq!(seats.wanted_bytes(gib, true, u64::MAX), None, "first the move");
+    }
+
+    #[test]
+    fn memory_that_is_only_waited_for_is_not_asked_for_again() {
+        let mut seats = Seats::default();
+        let quota = 1 << 30;
+        let why = |node: &str| vec![format!("node {node} has not confirmed it")];
+        let pending = |id, node| ClientSegment {
+            waits_for: why(node),
+            ..segment(id, 5, SegmentState::Pending)
+        };
+        assert_eq!(seats.waits_for(), None);
+        seats.hear(vec![pending(1, "C"), pending(2, "D"), pending(3, "C")]);
+        assert_eq!(seats.wanted_bytes(100 << 20, false, quota), None);
+        assert_eq!(seats.wanted_bytes(0, true, u64::MAX), Some(3 << 30), "but more may be");
+        let told = "node C has not confirmed it; node D has not confirmed it";
+        assert_eq!(seats.waits_for().as_deref(), Some(told));
+        seats.hear(vec![segment(1, 5, SegmentState::Lost)]);
+        assert_eq!(
+            seats.wanted_bytes(0, false, quota),
+            Some(SEGMENT_MIN_BYTES),
+            "what is lost does not come"
+        );
     }
 
     #[test]

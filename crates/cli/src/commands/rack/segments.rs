@@ -108,6 +108,7 @@ fn lines(segment: &Segment) -> Vec<(&'static str, String)> {
     if let Some(target) = &segment.target {
         lines.push(("moves to", format!("{} (epoch {})", target.place.node, target.epoch)));
     }
+    lines.extend(segment.waits_for.iter().map(|what| ("waits for", what.clone())));
     if let Some(deadline_ms) = segment.deadline_ms {
         lines.push(("deadline", format!("{deadline_ms}ms")));
     }
