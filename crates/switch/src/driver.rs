@@ -53,6 +53,14 @@ impl EmulatedSwitchDriver {
         Ok(Self { path, name, instance, ports, connection: Some(connection) })
     }
 
+    /// A driver of the switch whose control socket is, or will be, there; it is asked at the first call. Until
+    /// it has answered it goes by this name, and has no ports.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>, name: impl Into<String>) -> Self {
+        let (path, name) = (path.into(), name.into());
+        Self { path, name, instance: String::new(), ports: 0, connection: None }
+    }
+
     /// The switch's name, as it says it.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -107,7 +115,8 @@ impl EmulatedSwitchDriver {
         let (connection, greeting) =
             Connection::open(&self.path).map_err(|error| unreachable(&self.name, error))?;
         self.connection = Some(connection);
-        let restarted = greeting.instance != self.instance;
+        // One that was never asked before has lost no circuits of this driver's.
+        let restarted = !self.instance.is_empty() && greeting.instance != self.instance;
         Greeting { name: self.name, instance: self.instance, ports: self.ports } = greeting;
         if restarted {
             return Err(SwitchError::Restarted { switch: self.name.clone() });

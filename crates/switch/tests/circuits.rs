@@ -249,7 +249,11 @@ fn circuits_end_with_the_switch_and_the_driver_says_so() {
     let Some(hosts) = make() else { return };
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("control");
+    let mut early = EmulatedSwitchDriver::at(&path, "s9");
+    let absent = early.circuits().expect_err("nobody is there yet").to_string();
+    assert!(absent.contains("s9 does not answer"), "{absent}");
     let process = Process::start(side(&hosts), &path);
+    assert_eq!(early.circuits().expect("it is there now, and was not started again"), []);
     let mut driver = EmulatedSwitchDriver::connect_to(&path).expect("driver");
     let _listener = listen(&hosts[2]);
     driver.connect(circuit(0, 2)).expect("A-C");

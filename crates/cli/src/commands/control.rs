@@ -89,22 +89,20 @@ fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
         make_folder(path)?;
     }
     let listen = if settings.listen.is_empty() { vec![LISTEN_DEFAULT] } else { settings.listen };
-    let switches = settings.switch.iter().map(connect).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(ControlOptions {
         listen,
         advertise: settings.advertise,
         topology: settings.topology.map(TopologySource::Path),
         token: read_token(settings.token_file.as_deref())?,
         allow_remote: settings.allow_remote == Some(true),
-        switches,
+        switches: settings.switch.iter().map(driver).collect(),
         ..ControlOptions::new(LISTEN_DEFAULT, store)
     })
 }
 
-fn connect(at: &SwitchAt) -> anyhow::Result<NamedSwitch> {
-    let driver = EmulatedSwitchDriver::connect_to(&at.socket)
-        .with_context(|| format!("switch {} does not answer", at.name))?;
-    Ok((at.name.clone(), Box::new(driver)))
+/// A switch that does not answer yet must not keep the controller from serving the rest of the rack.
+fn driver(at: &SwitchAt) -> NamedSwitch {
+    (at.name.clone(), Box::new(EmulatedSwitchDriver::at(&at.socket, &at.name)))
 }
 
 fn usual_store() -> Result<PathBuf, UsageError> {
