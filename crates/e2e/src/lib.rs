@@ -8,7 +8,8 @@
 //! * [`hog`]: a program that takes much memory of its host;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
-//! * [`network`]: two hosts back to back, each a network namespace.
+//! * [`network`]: two hosts back to back, each a network namespace;
+//! * [`stage`]: a controller, nodes and programs on hosts of their own.
 //!
 //! Every guard ends what it started when it is dropped, also while a test panics. Waits are for
 //! conditions and have a deadline; nothing sleeps for a fixed time and hopes.
@@ -25,6 +26,7 @@ pub mod network;
 pub mod proxy;
 pub mod rack;
 pub mod run;
+pub mod stage;
 pub mod tree;
 
 use std::sync::{Mutex, MutexGuard};

@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use crate::{binaries, tree, wait_until};
 
+/// What this crate's programs end with when they read wrong data.
+const WRONG_DATA: i32 = 9;
+
 /// A program to be run on far memory, or all-local for comparison.
 #[derive(Debug)]
 pub struct Run {
@@ -183,13 +186,33 @@ impl Running {
     /// Waits until pages of it went out and came back: only then can a blade's end concern it.
     pub fn wait_until_far(&self) {
         wait_until("pages to go out and come back", self.patience, || {
-            let mut farpool = Command::new(binaries::program("farpool"));
-            let told = farpool.args(["stat", "--json"]).output().ok()?;
-            let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
-            let is_ours = |program: &&serde_json::Value| program["keeper_pid"] == self.pid();
-            let program = told["programs"].as_array()?.iter().find(is_ours)?;
-            (program["total"]["demand_fetches"].as_u64() > Some(0)).then_some(())
+            (self.fetched()? > 0).then_some(())
         });
+    }
+
+    /// Pages it has fetched so far because it needed them; none if `farpool stat` does not know it.
+    pub fn fetched(&self) -> Option<u64> {
+        let mut farpool = Command::new(binaries::program("farpool"));
+        let told = farpool.args(["stat", "--json"]).output().ok()?;
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
+        let is_ours = |program: &&serde_json::Value| program["keeper_pid"] == self.pid();
+        let program = told["programs"].as_array()?.iter().find(is_ours)?;
+        program["total"]["demand_fetches"].as_u64()
+    }
+
+    /// Waits until it has fetched more than so many pages.
+    pub fn wait_until_fetched(&self, pages: u64) {
+        let what = format!("more than {pages} pages to be fetched");
+        wait_until(&what, self.patience, || (self.fetched()? > pages).then_some(()));
+    }
+
+    /// Stops the program and all it started, so that it cannot move its memory, or lets it go on; with its
+    /// keeper or without.
+    pub fn pause(&self, paused: bool, with_keeper: bool) {
+        tree::pause_below(self.pid(), paused);
+        if with_keeper {
+            tree::signal(self.pid(), if paused { libc::SIGSTOP } else { libc::SIGCONT });
+        }
     }
 
     /// Whether it still runs.
@@ -248,6 +271,17 @@ impl Outcome {
     /// Unless the program ended with 0.
     pub fn require_success(&self) -> &Outcome {
         assert_eq!(self.code, 0, "stdout: {} stderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// # Panics
+    /// Unless it ended because far memory on this blade is lost, said so, and read nothing wrong.
+    pub fn require_lost(&self, blade: &str) -> &Outcome {
+        let said = format!("{}: stdout: {} stderr: {}", self.code, self.stdout, self.stderr);
+        assert!(self.code != 0 && !said.contains("WRONG") && self.code != WRONG_DATA, "{said}");
+        let mut lines = self.stderr.lines();
+        let is_clear = |line: &str| line.contains("far memory is lost") && line.contains(blade);
+        assert!(lines.any(is_clear), "no line names {blade} and what is lost: {said}");
         self
     }
 

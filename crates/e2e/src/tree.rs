@@ -45,6 +45,12 @@ pub fn signal(pid: u32, signal: i32) {
     }
 }
 
+/// Stops all descendants of a process for a while (SIGSTOP), or lets them go on (SIGCONT).
+pub fn pause_below(root: u32, paused: bool) {
+    let all = descendants(root);
+    all.iter().for_each(|pid| signal(*pid, if paused { libc::SIGSTOP } else { libc::SIGCONT }));
+}
+
 /// Ends a process and all its descendants, whatever sessions they moved to.
 pub fn end(root: u32) {
     let below = descendants(root);

@@ -1,9 +1,10 @@
 //! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts with memory and
 //! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back within the deadline,
-//! B's data moves to C, and every page of it is right. Then a program and a donor are killed.
+//! B's data moves to C, and every page of it is right. Then a program and a donor are killed,
+//! and a program does not move in time.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_e2e::hog::Hog;
 use farpool_e2e::rack::{Daemon, UNHELD};
@@ -21,6 +22,8 @@ const HOG_BYTES: u64 = 650_000_000;
 const SOME_BYTES: u64 = 70_000_000;
 /// What a node offers before a program comes, so that the program gets it in one piece.
 const OFFER_BYTES: u64 = 400 << 20;
+/// How long others have to leave what a node needs back: `--reclaim-deadline` unless it is given.
+const RECLAIM_DEADLINE: Duration = Duration::from_secs(10);
 const OPS: &str = "discard,pipe,heap,file";
 const SEED: &str = "21";
 
@@ -106,17 +109,23 @@ impl Story {
         });
     }
 
+    /// Ends the programs, well, as if their time were over.
+    fn end_programs(&self) {
+        std::fs::write(self.folder.path().join("over"), "").expect("a file");
+    }
+
     /// A program on B that checks every page it reads.
     fn program(&self, seconds: &str) -> Running {
         let directory = tempfile::tempdir().expect("directory");
         let stats = directory.path().join("stats.json");
         let mut command = self.hosts[1].command(binaries::program("farpool"));
         command.args(["run", "--local", "24MiB", "--pool", "http://127.0.0.1:7081"]);
-        command.args(["--quota", "256MiB", "--allow-remote-tcp", "--stats"]).arg(&stats);
+        command.args(["--quota", "192MiB", "--allow-remote-tcp", "--stats"]).arg(&stats);
         let mut running = Run::with(command, Some(stats), Some(directory))
             .own_program("farpool-stress")
             .args(["--mib", "96", "--threads", "2", "--progress", "--seconds", seconds])
-            .args(["--seed", SEED, "--ops", OPS])
+            .args(["--seed", SEED, "--ops", OPS, "--until"])
+            .args([self.folder.path().join("over")])
             .patience(Duration::from_secs(180))
             .start();
         running.wait_for_output("filled", 2);
@@ -172,4 +181,40 @@ fn what_a_killed_program_had_comes_back_and_a_killed_donor_gives_no_wrong_data()
     if outcome.code != 0 {
         assert!(outcome.stderr.contains("farpool: "), "a clear message: {}", outcome.stderr);
     }
+}
+
+#[test]
+fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
+    let _turn = turn();
+    let Some(mut story) = Story::start() else {
+        return;
+    };
+    story.join_server(0);
+    story.join_client(1);
+    let stuck = story.program("600");
+    let mut other = story.program("600");
+    story.wait_for_all_on(0, "the data of both is on A");
+    story.join_server(2);
+    // The keeper too: nobody of this program hears that it shall move.
+    stuck.pause(true, true);
+    let hog = Hog::start(&story.hosts[0], HOG_BYTES);
+    wait_until("B's programs shall move", PATIENCE, || {
+        let status = story.status(1);
+        status["borrowed"].as_array()?.iter().any(|grant| grant["state"] == "moving").then_some(())
+    });
+    let told = Instant::now();
+    story.wait_until_free(0, "A has its memory back");
+    assert!(told.elapsed() < 2 * RECLAIM_DEADLINE, "after {:?}", told.elapsed());
+    // Who counts it depends on whose clock was first.
+    let (cut_off, lost) = (&story.status(0)["grants_cut_off"], &story.status(1)["grants_lost"]);
+    assert!(*cut_off != 0 || *lost != 0, "nothing was left in time: {cut_off} {lost}");
+    assert!(other.is_running(), "stderr: {}", other.stderr());
+    stuck.pause(false, true);
+    stuck.finish().require_lost(&format!("tcp://{}:7070", story.hosts[0].address()));
+    story.wait_for_all_on(2, "the other's data has moved to C");
+    story.end_programs();
+    let outcome = other.finish();
+    outcome.require_success().require_far();
+    assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    drop(hog);
 }

@@ -1,0 +1,161 @@
+//! A rack on hosts of its own: a controller on one of them, behind a token, and nodes and programs on any.
+
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use farpool_hosts::Hosts;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::rack::Daemon;
+use crate::run::{Run, Running};
+use crate::{binaries, wait_until};
+
+/// Hosts are slower than processes side by side, and a machine under load slower still.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+const CONTROL_PORT: u16 = 7080;
+const BLADE_PORT: u16 = 7070;
+const TOKEN: &str = "a-token-of-this-test";
+
+/// The hosts and their controller. What else runs on them is to be dropped before.
+#[derive(Debug)]
+pub struct Stage {
+    control: Option<Daemon>,
+    at: usize,
+    folder: TempDir,
+    hosts: Hosts,
+}
+
+impl Stage {
+    /// Hosts whose controller is to be on that of them.
+    pub fn new(hosts: Hosts, at: usize) -> Stage {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::write(folder.path().join("token"), TOKEN).expect("token");
+        Stage { control: None, at, folder, hosts }
+    }
+
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// For what the test keeps.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// Where the controller is, or will be.
+    pub fn url(&self) -> String {
+        format!("http://{}:{CONTROL_PORT}", self.hosts[self.at].address())
+    }
+
+    /// Starts the controller, or starts it again.
+    pub fn start_control(&mut self, more: &[&str]) {
+        let listen = format!("{}:{CONTROL_PORT}", self.hosts[self.at].address());
+        let store = format!("redb:{}", self.folder().join("control.redb").display());
+        let words = ["control", "--listen", &listen, "--store", &store, "--allow-remote"];
+        let command = self.command(self.at, &[&words, more].concat());
+        self.control = Some(Daemon::start_command(command, &[]));
+    }
+
+    /// kill -9.
+    pub fn kill_control(&mut self) {
+        self.control = None;
+    }
+
+    /// `farpool` on a host, with the token.
+    pub fn command(&self, host: usize, arguments: &[&str]) -> Command {
+        let mut command = self.hosts[host].command(binaries::program("farpool"));
+        command.args(arguments).arg("--token-file").arg(self.folder().join("token"));
+        command
+    }
+
+    /// A node on a host that lends so much at one of its addresses; returns when all of it is offered.
+    pub fn node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
+        let (url, name) = (self.url(), self.hosts[host].name());
+        let listen = format!("tcp://{address}:{BLADE_PORT}");
+        let words = ["node", "--control", &url, "--name", name, "--donate", donate];
+        let more = ["--listen", &listen, "--allow-remote-tcp", "--drain-timeout", "100ms"];
+        let node = Daemon::start_command(self.command(host, &[&words[..], &more].concat()), &[]);
+        wait_until("the node offers all it donates", PATIENCE, || {
+            let node = self.ask(&["node", "show", name]);
+            let (lendable, donated) = (&node["lendable_bytes"], &node["donate_bytes"]);
+            (lendable.is_u64() && lendable == donated).then_some(())
+        });
+        node
+    }
+
+    /// What the controller answers to a command of `farpool`, asked on its host.
+    ///
+    /// # Panics
+    /// If it refuses.
+    pub fn ask(&self, arguments: &[&str]) -> Value {
+        let control = ["--control", &self.url(), "--json"];
+        let mut command = self.command(self.at, &[arguments, &control].concat());
+        let output = command.stdin(Stdio::null()).output().expect("farpool");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {error}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// What the controller remembers of what happened, oldest first.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn events(&self) -> Vec<Value> {
+        let words = ["events", "--control", &self.url(), "--json"];
+        let output = self.command(self.at, &words).stdin(Stdio::null()).output().expect("farpool");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+    }
+
+    /// Segments there are.
+    pub fn segments(&self) -> Vec<Value> {
+        self.ask(&["segment", "list"])["segments"].as_array().cloned().expect("a list")
+    }
+
+    /// Nodes and states of the segments there are, in their order.
+    pub fn places(&self) -> Vec<(String, String)> {
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let segments = self.segments();
+        let places = segments.iter().map(|it| (word(&it["place"]["node"]), word(&it["state"])));
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        places
+    }
+
+    /// A node that lends nothing: without a topology the rack knows a host by it.
+    pub fn borrower(&self, host: usize) -> Daemon {
+        let (url, name) = (self.url(), self.hosts[host].name());
+        let words = ["node", "--control", &url, "--name", name];
+        Daemon::start_command(self.command(host, &words), &[])
+    }
+
+    /// Ends the programs, well, as if their time were over.
+    pub fn end_programs(&self) {
+        std::fs::write(self.over(), "").expect("a file");
+    }
+
+    fn over(&self) -> std::path::PathBuf {
+        self.folder().join("over")
+    }
+
+    /// A program on a host that checks every page it reads, 96 MiB of which 24 MiB are local.
+    pub fn program(&self, host: usize, seconds: &str) -> Running {
+        let directory = tempfile::tempdir().expect("directory");
+        let stats = directory.path().join("stats.json");
+        let (url, name) = (self.url(), self.hosts[host].name());
+        let words = ["run", "--local", "24MiB", "--pool", &url, "--host", name];
+        let more = ["--quota", "256MiB", "--allow-remote-tcp"];
+        let mut command = self.command(host, &[&words[..], &more].concat());
+        command.arg("--stats").arg(&stats);
+        Run::with(command, Some(stats), Some(directory))
+            .own_program("farpool-stress")
+            .args(["--mib", "96", "--threads", "2", "--progress", "--seconds", seconds])
+            .args(["--seed", "3", "--ops", "discard,pipe,heap,file", "--until"])
+            .args([self.over()])
+            .patience(Duration::from_secs(300))
+            .start()
+    }
+}
