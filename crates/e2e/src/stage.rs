@@ -8,7 +8,7 @@ use farpool_hosts::Hosts;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::rack::Daemon;
+use crate::rack::{Daemon, UNHELD};
 use crate::run::{Run, Running};
 use crate::{binaries, wait_until};
 
@@ -76,7 +76,8 @@ impl Stage {
         let listen = format!("tcp://{address}:{BLADE_PORT}");
         let words = ["node", "--control", &url, "--name", name, "--donate", donate];
         let more = ["--listen", &listen, "--allow-remote-tcp", "--drain-timeout", "100ms"];
-        let node = Daemon::start_command(self.command(host, &[&words[..], &more].concat()), &[]);
+        let node =
+            Daemon::start_command(self.command(host, &[&words[..], &more, &UNHELD].concat()), &[]);
         wait_until("the node offers all it donates", PATIENCE, || {
             let node = self.ask(&["node", "show", name]);
             let (lendable, donated) = (&node["lendable_bytes"], &node["donate_bytes"]);
