@@ -128,7 +128,7 @@ pub struct NodeSettings {
     #[arg(long, value_name = "TIME", env = "FARPOOL_NODE_DRAIN_TIMEOUT", hide_env_values = true)]
     pub drain_timeout: Option<Patience>,
     /// What it serves a second, for each processor, while this machine's own programs use all of them; or
-    /// `unlimited` [default: 8MiB, which costs them less than 2 %]
+    /// `unlimited` [default: 5MiB, which costs them less than 2 %]
     #[arg(long, value_name = "RATE", env = "FARPOOL_NODE_BUSY_RATE", hide_env_values = true)]
     pub busy_rate: Option<BusyRate>,
 }
