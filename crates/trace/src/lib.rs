@@ -1,1 +1,27 @@
-//! Traces of memory references: the Parquet file they are kept in, and the formats they come from and go to.
+//! Traces of memory references: the Parquet file they are kept in, the formats they come from and go
+//! to, and their capture from programs that run.
+//!
+//! * [`record`]: one reference, and what is said of a whole trace.
+//! * [`writer`], [`reader`]: the file (docs/TRACE.md describes it column by column). Written beside its
+//!   name and renamed when complete; read in blocks, only the columns that are wanted.
+//! * [`dense`]: addresses become dense numbers, once, for everything that computes with them.
+//! * [`import`], [`export`]: lackey, oracleGeneral, vscsi, csv.
+//! * [`capture`]: an unmodified program under qemu-user with Farpool's plugin.
+//!
+//! Invariant: what a reader gives is what was written, or an error that names the file and the row;
+//! each column has a digest in the footer.
+
+pub mod capture;
+pub mod dense;
+pub mod error;
+pub mod export;
+pub mod import;
+pub mod reader;
+pub mod record;
+pub mod writer;
+
+pub use dense::{DensePages, Densifier};
+pub use error::TraceError;
+pub use reader::{Columns, TraceReader};
+pub use record::{Access, Batch, CacheFilter, Clock, Record, TraceInfo};
+pub use writer::TraceWriter;

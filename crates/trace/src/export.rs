@@ -1,0 +1,105 @@
+//! Traces for other simulators: libCacheSim's `oracleGeneral`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use crate::dense::{Densifier, MAX_PAGES};
+use crate::error::TraceError;
+use crate::import::oracle_general_record;
+use crate::reader::{Columns, TraceReader};
+use crate::record::Batch;
+
+/// What `oracleGeneral` says of an object that is not asked for again.
+const NEVER_AGAIN: i64 = -1;
+
+/// Writes every record of `from` as a request for its page of `page_bytes`; returns how many.
+///
+/// Next requests are exact (one pass backwards), so Belady works on the result. Time is the number of
+/// the request: seconds, all that the format has, would be zero for most programs. Compressed when the
+/// name ends in `.zst`. Memory: 12 bytes a record and the table of pages.
+///
+/// # Errors
+/// The trace is damaged or the disk refuses; nothing is left at `to` then.
+pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, TraceError> {
+    let mut reader = TraceReader::open(from, Columns::BLOCKS)?;
+    let shift = page_shift(from, reader.info().block_bytes, page_bytes)?;
+    let mut blocks: Vec<u64> = Vec::new();
+    let mut batch = Batch::default();
+    while reader.next_batch(&mut batch)? {
+        blocks.extend(batch.blocks.iter().map(|block| block >> shift));
+    }
+    let next = next_requests(from, &blocks)?;
+    let folder = match to.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let file = tempfile::Builder::new()
+        .prefix(".farpool-export-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(folder)
+        .map_err(TraceError::io(to))?;
+    let is_compressed = to.extension().is_some_and(|extension| extension == "zst");
+    write_all(file.as_file(), is_compressed, &blocks, &next, page_bytes)
+        .map_err(TraceError::io(to))?;
+    file.persist(to).map_err(|error| TraceError::io(to)(error.error))?;
+    Ok(blocks.len() as u64)
+}
+
+/// How far a block's number is shifted to be a page's.
+///
+/// # Errors
+/// Pages smaller than the trace's blocks cannot be told apart.
+pub fn page_shift(path: &Path, block_bytes: u64, page_bytes: u64) -> Result<u32, TraceError> {
+    if !page_bytes.is_power_of_two() || page_bytes < block_bytes {
+        let reason = format!(
+            "pages of {page_bytes} bytes; the trace has blocks of {block_bytes}, and a page must be \
+             a power of two at least as large"
+        );
+        return Err(TraceError::foreign(path, reason));
+    }
+    Ok(page_bytes.trailing_zeros() - block_bytes.trailing_zeros())
+}
+
+fn next_requests(path: &Path, blocks: &[u64]) -> Result<Vec<i64>, TraceError> {
+    let mut densifier = Densifier::new(MAX_PAGES);
+    let mut numbers = Vec::with_capacity(blocks.len());
+    densifier.number(blocks.iter().copied(), &mut numbers).map_err(|reached| {
+        let (row, limit) = (reached.at as u64 + 1, reached.limit);
+        TraceError::TooManyPages { path: path.to_owned(), row, limit, remedy: "export part of it" }
+    })?;
+    let mut following = vec![NEVER_AGAIN; densifier.page_count()];
+    let mut next = vec![NEVER_AGAIN; blocks.len()];
+    for (at, &number) in numbers.iter().enumerate().rev() {
+        // A request's number counts from 1 in the format.
+        let this = i64::try_from(at + 1).unwrap_or(i64::MAX);
+        next[at] = std::mem::replace(&mut following[number as usize], this);
+    }
+    Ok(next)
+}
+
+fn write_all(
+    file: &File,
+    is_compressed: bool,
+    blocks: &[u64],
+    next: &[i64],
+    page_bytes: u64,
+) -> std::io::Result<()> {
+    let bytes = u32::try_from(page_bytes).unwrap_or(u32::MAX);
+    let write_to = |out: &mut dyn Write| -> std::io::Result<()> {
+        for (at, (&block, &next)) in blocks.iter().zip(next).enumerate() {
+            let time = u32::try_from(at).unwrap_or(u32::MAX);
+            out.write_all(&oracle_general_record(time, block, bytes, next))?;
+        }
+        Ok(())
+    };
+    let mut out = BufWriter::new(file);
+    if is_compressed {
+        let mut encoder = zstd::Encoder::new(&mut out, 3)?;
+        write_to(&mut encoder)?;
+        encoder.finish()?;
+    } else {
+        write_to(&mut out)?;
+    }
+    out.flush()
+}

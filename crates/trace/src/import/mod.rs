@@ -1,0 +1,172 @@
+//! Foreign traces, read record by record. Each reader is a plain function from bytes to records; times
+//! that are absolute there become ticks since the record before.
+
+mod csv;
+mod lackey;
+mod oracle_general;
+mod vscsi;
+
+pub use csv::CsvColumns;
+pub(crate) use oracle_general::to_bytes as oracle_general_record;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use crate::error::TraceError;
+use crate::record::{Clock, Record, TraceInfo};
+use crate::writer::TraceWriter;
+
+/// The formats that can be imported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Format {
+    /// `valgrind --tool=lackey --trace-mem=yes`; instruction fetches are left out.
+    Lackey,
+    /// libCacheSim's 24-byte records.
+    OracleGeneral,
+    /// VMware's vscsiStats traces, version 1 and 2.
+    Vscsi,
+    /// Text with named columns.
+    Csv(CsvColumns),
+}
+
+impl Format {
+    /// The names on the command line.
+    pub const NAMES: [&str; 4] = ["lackey", "oracleGeneral", "vscsi", "csv"];
+}
+
+/// How a foreign trace is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// What it is.
+    pub format: Format,
+    /// Bytes of a block: the unit of an address (lackey: lines of 64) or of a foreign object number.
+    pub block_bytes: u64,
+}
+
+/// What a format says once it has looked at the file's beginning.
+struct Opened<'a> {
+    clock: Clock,
+    /// The next record, or the end; rows are counted by the caller.
+    next: Box<dyn FnMut() -> Result<Option<Record>, Wrong> + 'a>,
+}
+
+/// A record that cannot be read.
+enum Wrong {
+    /// The system's error.
+    Io(std::io::Error),
+    /// What is wrong with the row.
+    Row(String),
+    /// What is wrong with the row, which the format counts itself (lines that are not records).
+    At(u64, String),
+}
+
+impl From<std::io::Error> for Wrong {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Reads `from` and writes the trace `to`; `progress` is told of records now and then.
+///
+/// A name that ends in `.zst` is decompressed. Nothing stands at `to` unless all of it was read.
+///
+/// # Errors
+/// The first row that is not what the format says, by file and row.
+pub fn import(
+    from: &Path,
+    to: &Path,
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64, TraceError> {
+    if !options.block_bytes.is_power_of_two() {
+        let reason = format!("blocks of {} bytes: not a power of two", options.block_bytes);
+        return Err(TraceError::foreign(from, reason));
+    }
+    let mut input = open(from)?;
+    let wrong = |row: u64| {
+        move |wrong: Wrong| match wrong {
+            Wrong::Io(error) => TraceError::io(from)(error),
+            Wrong::Row(reason) => TraceError::row(from, row, reason),
+            Wrong::At(row, reason) => TraceError::row(from, row, reason),
+        }
+    };
+    let opened = match &options.format {
+        Format::Lackey => lackey::open(&mut *input, options.block_bytes),
+        Format::OracleGeneral => oracle_general::open(&mut *input),
+        Format::Vscsi => vscsi::open(&mut *input),
+        Format::Csv(columns) => csv::open(&mut *input, columns, options.block_bytes),
+    };
+    let mut opened = opened.map_err(wrong(1))?;
+    let name = match &options.format {
+        Format::Lackey => "import lackey",
+        Format::OracleGeneral => "import oracleGeneral",
+        Format::Vscsi => "import vscsi",
+        Format::Csv(_) => "import csv",
+    };
+    let info = TraceInfo::new(name, options.block_bytes, opened.clock);
+    let mut writer = TraceWriter::create(to, info)?;
+    while let Some(record) = (opened.next)().map_err(wrong(writer.records() + 1))? {
+        writer.push(record)?;
+        if writer.records() % PROGRESS_RECORDS == 0 {
+            progress(writer.records());
+        }
+    }
+    if writer.records() == 0 {
+        return Err(TraceError::foreign(from, "holds no record"));
+    }
+    writer.finish()
+}
+
+/// How often progress is told.
+const PROGRESS_RECORDS: u64 = 1 << 18;
+
+fn open(path: &Path) -> Result<Box<dyn BufRead>, TraceError> {
+    let file = File::open(path).map_err(TraceError::io(path))?;
+    if path.extension().is_some_and(|extension| extension == "zst") {
+        let decoder = zstd::Decoder::new(file).map_err(TraceError::io(path))?;
+        return Ok(Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder)));
+    }
+    Ok(Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, file)))
+}
+
+/// Large enough that system calls do not show.
+const INPUT_BUFFER_BYTES: usize = 1 << 18;
+
+/// Fills `record`; false at a clean end, an error inside a record.
+fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result<bool, Wrong> {
+    let mut filled = 0;
+    while filled < record.len() {
+        let count = input.read(&mut record[filled..])?;
+        if count == 0 && filled == 0 {
+            return Ok(false);
+        }
+        if count == 0 {
+            let reason =
+                format!("the file ends after {filled} of a record's {} bytes", record.len());
+            return Err(Wrong::Row(reason));
+        }
+        filled += count;
+    }
+    Ok(true)
+}
+
+/// Turns absolute times into ticks; time must not go back.
+#[derive(Debug, Default)]
+struct Ticker {
+    last: Option<u64>,
+}
+
+impl Ticker {
+    fn ticks(&mut self, now: u64) -> Result<u64, Wrong> {
+        let last = self.last.replace(now).unwrap_or(now);
+        now.checked_sub(last)
+            .ok_or_else(|| Wrong::Row(format!("time goes back, from {last} to {now}")))
+    }
+}
+
+fn le<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&record[at..at + N]);
+    bytes
+}

@@ -1,0 +1,37 @@
+//! libCacheSim's `oracleGeneral`: records of 24 bytes, little endian: time in seconds (u32), object
+//! (u64), size (u32), the number of the request that asks for it next (i64).
+//!
+//! Sizes are left out: a page is a page. Next requests are computed where they are needed, so a file
+//! with wrong ones gives no wrong Belady.
+
+use std::io::BufRead;
+
+use super::{Opened, Ticker, Wrong, le, read_record};
+use crate::record::{Access, Clock, Record};
+
+/// Bytes of a record.
+const RECORD_BYTES: usize = 24;
+
+/// One record as the format has it.
+pub(crate) fn to_bytes(time: u32, object: u64, size: u32, next: i64) -> [u8; RECORD_BYTES] {
+    let mut record = [0; RECORD_BYTES];
+    record[0..4].copy_from_slice(&time.to_le_bytes());
+    record[4..12].copy_from_slice(&object.to_le_bytes());
+    record[12..16].copy_from_slice(&size.to_le_bytes());
+    record[16..24].copy_from_slice(&next.to_le_bytes());
+    record
+}
+
+pub(super) fn open(input: &mut dyn BufRead) -> Result<Opened<'_>, Wrong> {
+    let mut ticker = Ticker::default();
+    let next = move || {
+        let mut record = [0; RECORD_BYTES];
+        if !read_record(input, &mut record)? {
+            return Ok(None);
+        }
+        let ticks = ticker.ticks(u32::from_le_bytes(le(&record, 0)).into())?;
+        let block = u64::from_le_bytes(le(&record, 4));
+        Ok(Some(Record { block, ticks, access: Access::Read, thread: 0 }))
+    };
+    Ok(Opened { clock: Clock::Seconds, next: Box::new(next) })
+}

@@ -1,0 +1,182 @@
+//! One reference, a batch of them, and what is said of a whole trace.
+
+use serde::{Deserialize, Serialize};
+
+/// What a reference does to its block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Access {
+    /// Somebody waits for the block's content.
+    #[default]
+    Read = 0,
+    /// The program stores into the block.
+    Write = 1,
+    /// A cache gives back a changed line: memory is written and nobody waits.
+    WriteBack = 2,
+}
+
+impl Access {
+    /// The access of a stored code, if there is one.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        [Self::Read, Self::Write, Self::WriteBack].get(usize::from(code)).copied()
+    }
+
+    /// The content of memory changes.
+    #[must_use]
+    pub fn is_write(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// One reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Address divided by [`TraceInfo::block_bytes`], or the number a foreign trace gives the object.
+    pub block: u64,
+    /// Clock ticks since the previous record of the same thread ([`TraceInfo::clock`]).
+    pub ticks: u64,
+    /// What happens to the block.
+    pub access: Access,
+    /// The thread that does it, numbered from 0.
+    pub thread: u32,
+}
+
+/// What a tick is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// One data access of the thread's instructions.
+    Accesses,
+    /// One record: the source had no time.
+    Requests,
+    /// A nanosecond.
+    Nanoseconds,
+    /// A microsecond.
+    Microseconds,
+    /// A second.
+    Seconds,
+}
+
+impl Clock {
+    /// Picoseconds in a tick, where a tick is a time.
+    #[must_use]
+    pub fn tick_ps(self) -> Option<u64> {
+        match self {
+            Self::Accesses | Self::Requests => None,
+            Self::Nanoseconds => Some(1_000),
+            Self::Microseconds => Some(1_000_000),
+            Self::Seconds => Some(1_000_000_000_000),
+        }
+    }
+}
+
+/// The caches a captured program's references went through before they were recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFilter {
+    /// Capacity of each thread's own first level; 0 = none.
+    pub l1_bytes: u64,
+    /// Its ways.
+    pub l1_ways: u32,
+    /// Capacity of the level all threads share; 0 = none.
+    pub llc_bytes: u64,
+    /// Its ways.
+    pub llc_ways: u32,
+}
+
+/// The footer: what was captured, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TraceInfo {
+    /// Bytes of the unit that [`Record::block`] counts; a power of two.
+    pub block_bytes: u64,
+    /// What [`Record::ticks`] counts.
+    pub clock: Clock,
+    /// Where the records come from: `qemu-user plugin`, `pager faults`, `import lackey`, …
+    pub source: String,
+    /// The caches in front, for captured programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<CacheFilter>,
+    /// The program and its arguments, where one ran.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub program: Vec<String>,
+    /// Data accesses before the filter, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accesses: Option<u64>,
+    /// Wall-clock time of the program without capture, where it was measured, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native_ns: Option<u64>,
+    /// What the trace does not hold, for people: processes that were not followed, …
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+impl TraceInfo {
+    /// An imported trace: blocks of `block_bytes`, nothing known of a program.
+    #[must_use]
+    pub fn new(source: &str, block_bytes: u64, clock: Clock) -> Self {
+        Self {
+            block_bytes,
+            clock,
+            source: source.to_owned(),
+            filter: None,
+            program: Vec::new(),
+            accesses: None,
+            native_ns: None,
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// Records by column. Columns that were not asked for are empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// [`Record::block`].
+    pub blocks: Vec<u64>,
+    /// [`Record::ticks`].
+    pub ticks: Vec<u64>,
+    /// [`Record::access`].
+    pub accesses: Vec<Access>,
+    /// [`Record::thread`].
+    pub threads: Vec<u32>,
+}
+
+impl Batch {
+    /// Records in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Adds one record to all columns.
+    pub fn push(&mut self, record: Record) {
+        self.blocks.push(record.block);
+        self.ticks.push(record.ticks);
+        self.accesses.push(record.access);
+        self.threads.push(record.thread);
+    }
+
+    /// Forgets the records, keeps the memory.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.ticks.clear();
+        self.accesses.clear();
+        self.threads.clear();
+    }
+
+    /// The records of a batch with all columns.
+    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+        let rest = self.ticks.iter().zip(&self.accesses).zip(&self.threads);
+        self.blocks.iter().zip(rest).map(|(&block, ((&ticks, &access), &thread))| Record {
+            block,
+            ticks,
+            access,
+            thread,
+        })
+    }
+}

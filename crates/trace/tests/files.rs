@@ -1,0 +1,263 @@
+//! What is written is read again, and what is damaged or foreign is refused by name and row.
+
+use std::io::Write;
+use std::path::Path;
+
+use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
+use farpool_trace::{
+    Access, Batch, CacheFilter, Clock, Columns, Record, TraceError, TraceInfo, TraceReader,
+    TraceWriter, export,
+};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+fn write(path: &Path, records: &[Record]) {
+    let mut info = TraceInfo::new("test", 64, Clock::Accesses);
+    info.program = vec!["sort".to_owned(), "big.txt".to_owned()];
+    info.filter = Some(CacheFilter { l1_bytes: 1, l1_ways: 2, llc_bytes: 3, llc_ways: 4 });
+    let mut writer = TraceWriter::create(path, info).unwrap();
+    for &record in records {
+        writer.push(record).unwrap();
+    }
+    assert_eq!(writer.finish().unwrap(), records.len() as u64);
+}
+
+fn read(path: &Path) -> Result<Vec<Record>, TraceError> {
+    let mut reader = TraceReader::open(path, Columns::ALL)?;
+    let mut records = Vec::new();
+    let mut batch = Batch::default();
+    while reader.next_batch(&mut batch)? {
+        records.extend(batch.records());
+    }
+    assert_eq!(records.len() as u64, reader.records());
+    Ok(records)
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    let block = prop_oneof![0u64..1000, any::<u64>()];
+    let ticks = prop_oneof![0u64..10, any::<u64>()];
+    (block, ticks, 0u8..3, prop_oneof![Just(0), any::<u32>()]).prop_map(
+        |(block, ticks, access, thread)| {
+            let access = Access::from_code(access).unwrap();
+            Record { block, ticks, access, thread }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn records_come_back_as_they_were(records in proptest::collection::vec(any_record(), 0..400)) {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("t.parquet");
+        write(&path, &records);
+        prop_assert_eq!(read(&path).unwrap(), records);
+    }
+
+    #[test]
+    fn a_changed_byte_is_an_error_or_changes_nothing(at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("t.parquet");
+        let records: Vec<Record> = (0..500)
+            .map(|n| Record { block: n * n % 97, ticks: n % 3, access: Access::Read, thread: 0 })
+            .collect();
+        write(&path, &records);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        std::fs::write(&path, &bytes).unwrap();
+        if let Ok(found) = read(&path) {
+            prop_assert_eq!(found, records, "byte {} bit {}", at, bit);
+        }
+    }
+}
+
+#[test]
+fn several_row_groups_keep_their_order() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("long.parquet");
+    let count = farpool_trace::writer::ROW_GROUP_RECORDS as u64 * 2 + 17;
+    let record = |n: u64| Record { block: n ^ 5, ticks: 1, access: Access::Write, thread: 3 };
+    write(&path, &(0..count).map(record).collect::<Vec<_>>());
+    let records = read(&path).unwrap();
+    assert_eq!(records.len() as u64, count);
+    assert!(records.iter().enumerate().all(|(n, found)| *found == record(n as u64)));
+}
+
+#[test]
+fn a_truncated_trace_is_refused_at_every_length() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.parquet");
+    let record = Record { block: 1, ticks: 1, access: Access::Read, thread: 0 };
+    write(&path, &[record; 100]);
+    let bytes = std::fs::read(&path).unwrap();
+    for length in 0..bytes.len() {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        let refusal = read(&path).expect_err("a part of a file").to_string();
+        assert!(refusal.contains("t.parquet"), "{refusal}");
+    }
+}
+
+#[test]
+fn a_writer_that_is_dropped_leaves_nothing() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.parquet");
+    let info = TraceInfo::new("test", 64, Clock::Accesses);
+    let mut writer = TraceWriter::create(&path, info).unwrap();
+    writer.push(Record { block: 1, ticks: 1, access: Access::Read, thread: 0 }).unwrap();
+    drop(writer);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// Imports `bytes` from a file of this name; the records, or the refusal.
+fn imported(
+    name: &str,
+    bytes: &[u8],
+    format: Format,
+    block_bytes: u64,
+) -> Result<Vec<Record>, String> {
+    let folder = TempDir::new().unwrap();
+    let (from, to) = (folder.path().join(name), folder.path().join("out.parquet"));
+    std::fs::write(&from, bytes).unwrap();
+    let options = ImportOptions { format, block_bytes };
+    let result = import(&from, &to, &options, &mut |_| ());
+    assert_eq!(to.exists(), result.is_ok(), "no file of a failed import");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1 + usize::from(result.is_ok()));
+    result.map_err(|error| error.to_string()).map(|_| read(&to).unwrap())
+}
+
+fn csv(text: &str) -> Result<Vec<Record>, String> {
+    imported("t.csv", text.as_bytes(), Format::Csv(CsvColumns::default()), 4096)
+}
+
+#[test]
+fn lackey_lines_become_lines_of_memory() {
+    let text = b"==7== Lackey\nI  04000a,3\n L 1000,8\n S 103c,8\n M 2000,4\n";
+    let records = imported("t.lackey", text, Format::Lackey, 64).unwrap();
+    let record = |block, access| Record { block, ticks: 1, access, thread: 0 };
+    let (read, write) = (Access::Read, Access::Write);
+    assert_eq!(
+        records,
+        [record(0x40, read), record(0x40, write), record(0x41, write), record(0x80, write)]
+    );
+    let refusal = imported("t.lackey", b" L 1000,8\n L zz,8\n", Format::Lackey, 64).unwrap_err();
+    assert!(refusal.contains("t.lackey: row 2: \"L zz,8\" is none of lackey's lines"), "{refusal}");
+}
+
+#[test]
+fn oracle_general_is_read_plain_and_compressed() {
+    let mut bytes = Vec::new();
+    for (time, object) in [(5u32, 9u64), (5, 7), (8, 9)] {
+        bytes.extend(time.to_le_bytes());
+        bytes.extend(object.to_le_bytes());
+        bytes.extend(4096u32.to_le_bytes());
+        bytes.extend((-1i64).to_le_bytes());
+    }
+    let packed = zstd::encode_all(&bytes[..], 1).unwrap();
+    for (name, content) in [("t.bin", &bytes), ("t.bin.zst", &packed)] {
+        let records = imported(name, content, Format::OracleGeneral, 4096).unwrap();
+        let found: Vec<_> = records.iter().map(|r| (r.block, r.ticks)).collect();
+        assert_eq!(found, [(9, 0), (7, 0), (9, 3)]);
+    }
+    let refusal = imported("t.bin", &bytes[..60], Format::OracleGeneral, 4096).unwrap_err();
+    assert!(refusal.contains("row 3: the file ends after 12 of a record's 24 bytes"), "{refusal}");
+    bytes[48..52].copy_from_slice(&4u32.to_le_bytes());
+    let refusal = imported("t.bin", &bytes, Format::OracleGeneral, 4096).unwrap_err();
+    assert!(refusal.contains("row 3: time goes back, from 5 to 4"), "{refusal}");
+}
+
+#[test]
+fn both_versions_of_vscsi_are_told_apart() {
+    let one = |command: u16, block: u64, time: u64| {
+        let mut record = Vec::new();
+        for word in [1u32, 512, 1] {
+            record.extend(word.to_le_bytes());
+        }
+        record.extend(command.to_le_bytes());
+        record.extend(0x0100u16.to_le_bytes());
+        record.extend(block.to_le_bytes());
+        record.extend(time.to_le_bytes());
+        record
+    };
+    let two = |command: u16, block: u64, time: u64| {
+        let mut record = Vec::new();
+        record.extend(command.to_le_bytes());
+        record.extend(0x0200u16.to_le_bytes());
+        for word in [1u32, 512, 1] {
+            record.extend(word.to_le_bytes());
+        }
+        record.extend(block.to_le_bytes());
+        record.extend(time.to_le_bytes());
+        record.extend(0u64.to_le_bytes());
+        record
+    };
+    let expected = [
+        Record { block: 77, ticks: 0, access: Access::Read, thread: 0 },
+        Record { block: 78, ticks: 10, access: Access::Write, thread: 0 },
+    ];
+    let first = [one(0x28, 77, 1000), one(0x2A, 78, 1010)].concat();
+    assert_eq!(imported("1.vscsi", &first, Format::Vscsi, 512).unwrap(), expected);
+    let second = [two(0x28, 77, 1000), two(0x2A, 78, 1010)].concat();
+    assert_eq!(imported("2.vscsi", &second, Format::Vscsi, 512).unwrap(), expected);
+    let refusal =
+        imported("3.vscsi", b"no such thing, whatever it may be, in here", Format::Vscsi, 512);
+    assert!(refusal.unwrap_err().contains("neither version 1 nor version 2"));
+}
+
+#[test]
+fn csv_columns_are_found_by_name() {
+    let records =
+        csv("time,address,write,thread\n10,0x3000,w,0\n12,4096,0,1\n15,8191,r,0\n").unwrap();
+    let found: Vec<_> = records.iter().map(|r| (r.block, r.ticks, r.access, r.thread)).collect();
+    let (read, write) = (Access::Read, Access::Write);
+    assert_eq!(found, [(3, 0, write, 0), (1, 0, read, 1), (1, 5, read, 0)]);
+}
+
+#[test]
+fn csv_refusals_name_the_row() {
+    for (text, part) in [
+        ("", "row 1: the file is empty"),
+        ("page\n1\n", "row 1: no column \"block\" or \"address\"; the header has page"),
+        ("block,time\n1,5\n2,4\n", "row 3: time goes back, from 5 to 4"),
+        ("block\n1\n\nNaN\n", "row 4: \"NaN\" is not a whole number"),
+        ("block\n-1\n", "row 2: \"-1\" is not a whole number"),
+        ("block,write\n1,maybe\n", "row 2: \"maybe\" is neither read nor write"),
+        ("block,write\n1\n", "row 2: only 1 columns"),
+        ("block\n", "holds no record"),
+    ] {
+        let refusal = csv(text).unwrap_err();
+        assert!(refusal.contains(part), "{text:?} gave {refusal}");
+    }
+}
+
+#[test]
+fn an_export_is_imported_as_the_same_pages() {
+    let folder = TempDir::new().unwrap();
+    let [from, out, back] =
+        ["t.parquet", "t.bin.zst", "back.parquet"].map(|n| folder.path().join(n));
+    let record = |block| Record { block, ticks: 3, access: Access::Read, thread: 0 };
+    // Lines of 64 bytes: 64 of them make a page.
+    write(&from, &[0, 63, 64, 640, 1].map(record));
+    assert_eq!(export::oracle_general(&from, &out, 4096).unwrap(), 5);
+    let bytes = zstd::decode_all(std::fs::File::open(&out).unwrap()).unwrap();
+    let next = |at: usize| i64::from_le_bytes(bytes[at * 24 + 16..][..8].try_into().unwrap());
+    assert_eq!([0, 1, 2, 3, 4].map(next), [2, 5, -1, -1, -1]);
+    let options = ImportOptions { format: Format::OracleGeneral, block_bytes: 4096 };
+    import(&out, &back, &options, &mut |_| ()).unwrap();
+    let pages: Vec<u64> = read(&back).unwrap().iter().map(|r| r.block).collect();
+    assert_eq!(pages, [0, 0, 1, 10, 0]);
+}
+
+#[test]
+fn foreign_files_are_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.parquet");
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(b"PAR1 not really PAR1").unwrap();
+    let refusal = TraceReader::open(&path, Columns::ALL).unwrap_err().to_string();
+    assert!(refusal.contains("t.parquet: not a readable Parquet file"), "{refusal}");
+    let missing = folder.path().join("none.parquet");
+    let refusal = TraceReader::open(&missing, Columns::ALL).unwrap_err().to_string();
+    assert!(refusal.contains("none.parquet: No such file"), "{refusal}");
+}
