@@ -7,11 +7,13 @@
 //! stronger source left open from a weaker one.
 
 mod rack;
+mod trace;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use rack::*;
+pub use trace::*;
 
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -75,6 +77,8 @@ pub enum Command {
     /// Run one of the workloads that `bench` measures
     #[command(hide = true)]
     Workload(farpool_bench::WorkloadArgs),
+    /// Capture a program's references to memory, or read and write other traces
+    Trace(Box<TraceArgs>),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Print the manual page, or write one page per subcommand

@@ -18,6 +18,13 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// A line on standard error that counts up while work lasts; nothing when that is no terminal.
+pub fn counter(what: &'static str) -> indicatif::ProgressBar {
+    let style = indicatif::ProgressStyle::with_template("{spinner} {human_pos} {msg} ({elapsed})");
+    let counter = indicatif::ProgressBar::new_spinner().with_message(what);
+    counter.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
+}
+
 /// The colours in use, each a role rather than a hue.
 #[derive(Clone, Copy, Debug)]
 pub enum Tone {

@@ -4,6 +4,7 @@
 //! suffix is used (`2G` and `2GiB` are both 2^31 bytes), because memory is; a bare number is bytes.
 
 mod rack;
+mod trace;
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,6 +16,7 @@ use farpool_wire::Address;
 use serde::{Deserialize, Deserializer, de};
 
 pub use rack::*;
+pub use trace::*;
 
 /// A number of bytes, written as `4096`, `512KiB`, `256MiB`, `2G`, `1.5GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

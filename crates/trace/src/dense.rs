@@ -111,6 +111,7 @@ impl Densifier {
         Ok(())
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "shifted to the bits of a slot's number")]
     fn home(&self, page: u64) -> usize {
         (page.wrapping_mul(HASH_MULTIPLIER) >> self.shift) as usize
     }

@@ -17,6 +17,7 @@ pub mod rack;
 pub mod run;
 pub mod service;
 pub mod stat;
+pub mod trace;
 
 use std::path::PathBuf;
 

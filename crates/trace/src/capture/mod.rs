@@ -1,1 +1,12 @@
-//! placeholder
+//! Captures the references of a program that runs: unmodified, under qemu-user, with the plugin of the
+//! package `farpool-capture-qemu`.
+//!
+//! The plugin writes records into a ring in shared memory ([`ring`]); this side empties it into a
+//! [`crate::TraceWriter`] while the program runs. The two share no code: docs/TRACE.md describes the ring.
+
+mod program;
+mod qemu;
+mod ring;
+
+pub use program::{Command, resolve};
+pub use qemu::{Captured, LINE_BYTES, QemuCapture, QemuSettings, find_qemu};

@@ -1,0 +1,149 @@
+//! `farpool trace`: its flags.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use farpool_trace::Clock;
+
+use crate::values::{CacheLevel, Size};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(after_help = "\
+Examples:\n  \
+farpool trace --out sort.parquet -- sort big.txt\n  \
+farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
+farpool trace info sort.parquet\n\n\
+The program runs under qemu-user, about 15 times slower; it is not changed. All its threads are recorded.\n\
+Children that it forks and programs that it starts run on unrecorded; the trace says how many.")]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    pub action: Option<TraceAction>,
+    #[command(flatten)]
+    pub capture: CaptureArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CaptureArgs {
+    /// The trace to write
+    #[arg(short, long, value_name = "FILE", required = true)]
+    pub out: Option<PathBuf>,
+    /// Each thread's first-level cache as SIZE:WAYS, or none
+    #[arg(long, value_name = "SIZE:WAYS", default_value = "64KiB:8")]
+    pub l1: CacheLevel,
+    /// The last-level cache, which all threads share, as SIZE:WAYS, or none
+    #[arg(long, value_name = "SIZE:WAYS", default_value = "2MiB:16")]
+    pub llc: CacheLevel,
+    /// Record every access: the same as --l1 none --llc none
+    #[arg(long, conflicts_with_all = ["l1", "llc"])]
+    pub unfiltered: bool,
+    /// Stop recording after this many records; the program goes on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_records: Option<u64>,
+    /// qemu-user to run the program with [default: qemu-x86_64 from PATH]
+    #[arg(long, value_name = "FILE")]
+    pub qemu: Option<PathBuf>,
+    /// Say what was captured as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TraceAction {
+    /// Make a trace of another tool's
+    Import(ImportArgs),
+    /// Write a trace for libCacheSim (oracleGeneral, with exact next requests)
+    Export(ExportArgs),
+    /// Say what a trace holds and how it was made
+    Info(TraceInfoArgs),
+}
+
+/// A foreign format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TraceFormat {
+    /// `valgrind --tool=lackey --trace-mem=yes`
+    Lackey,
+    /// libCacheSim's 24-byte records
+    #[value(name = "oracleGeneral", alias = "oraclegeneral")]
+    OracleGeneral,
+    /// vscsiStats, version 1 or 2
+    Vscsi,
+    /// Text with a header line: block or address, time, write, thread
+    Csv,
+}
+
+/// What a number in a time column is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TimeUnit {
+    Ns,
+    Us,
+    S,
+}
+
+impl From<TimeUnit> for Clock {
+    fn from(unit: TimeUnit) -> Self {
+        match unit {
+            TimeUnit::Ns => Self::Nanoseconds,
+            TimeUnit::Us => Self::Microseconds,
+            TimeUnit::S => Self::Seconds,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// What FROM is
+    #[arg(long, value_enum)]
+    pub format: TraceFormat,
+    /// The file to read; decompressed when its name ends in .zst
+    pub from: PathBuf,
+    /// The trace to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Bytes of a block: addresses are divided by it [default: lackey 64, vscsi 512, others 4KiB]
+    #[arg(long, value_name = "SIZE")]
+    pub block: Option<Size>,
+    /// csv: the column of block numbers [default: block]
+    #[arg(long, value_name = "NAME")]
+    pub block_column: Option<String>,
+    /// csv: the column of addresses in bytes [default: address]
+    #[arg(long, value_name = "NAME")]
+    pub address_column: Option<String>,
+    /// csv: the column of times, which must not go back [default: time]
+    #[arg(long, value_name = "NAME")]
+    pub time_column: Option<String>,
+    /// csv: what a number in it is
+    #[arg(long, value_enum, default_value = "ns")]
+    pub time_unit: TimeUnit,
+    /// csv: the column that tells reads from writes [default: write]
+    #[arg(long, value_name = "NAME")]
+    pub write_column: Option<String>,
+    /// csv: the column of threads [default: thread]
+    #[arg(long, value_name = "NAME")]
+    pub thread_column: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The trace to read
+    pub from: PathBuf,
+    /// The file to write; compressed when its name ends in .zst
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Bytes of a page: one object
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub page: Size,
+}
+
+#[derive(Debug, Args)]
+pub struct TraceInfoArgs {
+    /// The trace
+    pub trace: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,179 @@
+//! `farpool trace`: wires to the trace room.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, anyhow};
+use farpool_trace::capture::{self, Captured, QemuCapture, QemuSettings};
+use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
+use farpool_trace::{CacheFilter, Columns, TraceInfo, TraceReader, export};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::args::{CaptureArgs, ExportArgs, ImportArgs, TraceAction, TraceArgs, TraceFormat};
+use crate::config::UsageError;
+use crate::terminal::{counter, print};
+use crate::values::CacheLevel;
+
+/// The capture plugin's file, beside the binary or in ../lib/farpool.
+const PLUGIN_NAME: &str = "libfarpool_capture_qemu.so";
+
+/// Captures, imports, exports or describes; a capture passes on the program's exit code.
+pub fn main(args: TraceArgs) -> anyhow::Result<u8> {
+    match args.action {
+        None => capture(args.capture),
+        Some(TraceAction::Import(args)) => import_trace(args),
+        Some(TraceAction::Export(args)) => export_trace(&args),
+        Some(TraceAction::Info(args)) => info(&args.trace, args.json),
+    }
+}
+
+fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
+    let out = args.out.ok_or_else(|| UsageError("--out FILE is missing".to_owned()))?;
+    let level = |level: CacheLevel| if args.unfiltered { CacheLevel::NONE } else { level };
+    let (l1, llc) = (level(args.l1), level(args.llc));
+    let filter = CacheFilter {
+        l1_bytes: l1.bytes,
+        l1_ways: l1.ways,
+        llc_bytes: llc.bytes,
+        llc_ways: llc.ways,
+    };
+    let qemu = args.qemu.or_else(capture::find_qemu).ok_or_else(|| {
+        let name = format!("qemu-{}", std::env::consts::ARCH);
+        anyhow!("there is no {name} in PATH; install it (Debian: apt-get install qemu-user)")
+    })?;
+    let settings =
+        QemuSettings { qemu, plugin: find_plugin()?, filter, max_records: args.max_records };
+    let command = capture::resolve(&args.program, std::env::var_os("PATH").as_deref())?;
+    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let terminated = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
+    signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+    let running = QemuCapture::start(&command, &settings, &out)?;
+    let process = i32::try_from(running.process()).ok().and_then(rustix::process::Pid::from_raw);
+    let shown = counter("references recorded");
+    let captured = running.finish(&mut |records| {
+        shown.set_position(records);
+        if terminated.swap(false, Ordering::Relaxed) {
+            // A program that has ended in between needs no signal.
+            let _ =
+                process.map(|it| rustix::process::kill_process(it, rustix::process::Signal::TERM));
+        }
+    });
+    shown.finish_and_clear();
+    let captured = captured?;
+    tell(&out, &captured, args.json)?;
+    Ok(exit_code(captured.status))
+}
+
+fn find_plugin() -> anyhow::Result<PathBuf> {
+    let executable = std::env::current_exe().context("the executable's path is not known")?;
+    let folder = executable.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(PLUGIN_NAME), folder.join("../lib/farpool").join(PLUGIN_NAME)];
+    let found = places.iter().find(|place| place.exists()).cloned();
+    found.ok_or_else(|| {
+        anyhow!(
+            "{} is missing; `make build` makes it, `make install` installs it",
+            places[0].display()
+        )
+    })
+}
+
+/// Like `farpool run`: the program's own, 128 + n when signal n ended it.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+fn tell(out: &Path, captured: &Captured, as_json: bool) -> anyhow::Result<()> {
+    if as_json {
+        let told = json!({
+            "trace": out,
+            "records": captured.records,
+            "threads": captured.threads,
+            "program_exit_code": exit_code(captured.status),
+            "notes": captured.notes,
+        });
+        return Ok(print(&format!("{told}\n"))?);
+    }
+    // The program's own output goes to standard output.
+    eprintln!(
+        "farpool trace: {} references of {} threads in {}",
+        captured.records,
+        captured.threads,
+        out.display()
+    );
+    for note in &captured.notes {
+        eprintln!("farpool trace: {note}");
+    }
+    Ok(())
+}
+
+fn import_trace(args: ImportArgs) -> anyhow::Result<u8> {
+    let (format, usual_bytes) = match args.format {
+        TraceFormat::Lackey => (Format::Lackey, 64),
+        TraceFormat::OracleGeneral => (Format::OracleGeneral, 4096),
+        TraceFormat::Vscsi => (Format::Vscsi, 512),
+        TraceFormat::Csv => {
+            let columns = CsvColumns {
+                block: args.block_column,
+                address: args.address_column,
+                time: args.time_column,
+                time_unit: args.time_unit.into(),
+                write: args.write_column,
+                thread: args.thread_column,
+            };
+            (Format::Csv(columns), 4096)
+        }
+    };
+    let options =
+        ImportOptions { format, block_bytes: args.block.map_or(usual_bytes, |size| size.0) };
+    let shown = counter("records read");
+    let result =
+        import(&args.from, &args.out, &options, &mut |records| shown.set_position(records));
+    shown.finish_and_clear();
+    let records = result?;
+    print(&format!("{records} records in {}\n", args.out.display()))?;
+    Ok(0)
+}
+
+fn export_trace(args: &ExportArgs) -> anyhow::Result<u8> {
+    let records = export::oracle_general(&args.from, &args.out, args.page.0)?;
+    print(&format!("{records} requests in {}\n", args.out.display()))?;
+    Ok(0)
+}
+
+fn info(trace: &Path, as_json: bool) -> anyhow::Result<u8> {
+    let reader = TraceReader::open(trace, Columns::BLOCKS)?;
+    let records = reader.records();
+    if as_json {
+        let told = json!({ "trace": trace, "records": records, "info": reader.info() });
+        print(&format!("{told}\n"))?;
+    } else {
+        print(&describe(reader.info(), records))?;
+    }
+    Ok(0)
+}
+
+fn describe(info: &TraceInfo, records: u64) -> String {
+    let mut lines = vec![
+        ("records", records.to_string()),
+        ("block", format!("{} bytes", info.block_bytes)),
+        ("clock", format!("{:?}", info.clock).to_lowercase()),
+        ("source", info.source.clone()),
+    ];
+    if !info.program.is_empty() {
+        lines.push(("program", info.program.join(" ")));
+    }
+    if let Some(filter) = info.filter {
+        let level = |bytes, ways| CacheLevel { bytes, ways };
+        lines.push(("first level", level(filter.l1_bytes, filter.l1_ways).to_string()));
+        lines.push(("last level", level(filter.llc_bytes, filter.llc_ways).to_string()));
+    }
+    lines.extend(info.notes.iter().map(|note| ("note", note.clone())));
+    lines.iter().map(|(name, value)| format!("{name:<12} {value}\n")).collect()
+}

@@ -1,0 +1,65 @@
+//! Values of `farpool trace`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Size;
+
+/// A cache in front of a trace, written as `64KiB:8` (size and ways) or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheLevel {
+    /// 0 = none.
+    pub bytes: u64,
+    pub ways: u32,
+}
+
+/// Bytes of a line, as the plugin has it.
+const LINE_BYTES: u64 = farpool_trace::capture::LINE_BYTES;
+
+impl CacheLevel {
+    pub const NONE: Self = Self { bytes: 0, ways: 0 };
+}
+
+impl FromStr for CacheLevel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::NONE);
+        }
+        let form = || format!("{text:?} is no cache; write it as 64KiB:8 (size and ways) or none");
+        let (size, ways) = text.split_once(':').ok_or_else(form)?;
+        let (Size(bytes), ways) = (size.parse()?, ways.parse::<u32>().map_err(|_| form())?);
+        let set_bytes = u64::from(ways) * LINE_BYTES;
+        let is_whole = set_bytes > 0 && bytes.is_multiple_of(set_bytes);
+        if !is_whole || !(bytes / set_bytes).is_power_of_two() {
+            let rule = "the sets of lines of 64 bytes must be a power of two";
+            return Err(format!("no cache of {size} has {ways} ways: {rule}"));
+        }
+        Ok(Self { bytes, ways })
+    }
+}
+
+impl fmt::Display for CacheLevel {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            0 => to.write_str("none"),
+            bytes => write!(to, "{}:{}", Size(bytes), self.ways),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_read_back_and_impossible_ones_are_refused() {
+        for text in ["64KiB:8", "2MiB:16", "none"] {
+            assert_eq!(text.parse::<CacheLevel>().unwrap().to_string(), text);
+        }
+        for text in ["64KiB", "64KiB:0", "64KiB:7", "100:1", "x:1"] {
+            assert!(text.parse::<CacheLevel>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Starts the program under qemu-user with the plugin and writes what the plugin records.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::program::Command;
+use super::ring::Ring;
+use crate::error::TraceError;
+use crate::record::{CacheFilter, Clock, TraceInfo};
+use crate::writer::TraceWriter;
+
+/// Bytes of the lines that the plugin records.
+pub const LINE_BYTES: u64 = 64;
+
+/// What is captured, and through which caches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QemuSettings {
+    /// qemu-user for this machine's processor.
+    pub qemu: PathBuf,
+    /// `libfarpool_capture_qemu.so`.
+    pub plugin: PathBuf,
+    /// The caches in front of the trace.
+    pub filter: CacheFilter,
+    /// Recording ends after this many records; the program goes on.
+    pub max_records: Option<u64>,
+}
+
+impl Default for CacheFilter {
+    /// A first level of 64 KiB in 8 ways a thread, a last level of 2 MiB in 16: one core's share of a
+    /// server's cache.
+    fn default() -> Self {
+        Self { l1_bytes: 64 << 10, l1_ways: 8, llc_bytes: 2 << 20, llc_ways: 16 }
+    }
+}
+
+/// How a capture ended.
+#[derive(Debug, Clone)]
+pub struct Captured {
+    /// How the program did.
+    pub status: ExitStatus,
+    /// Records in the trace.
+    pub records: u64,
+    /// Threads of the program that ran.
+    pub threads: u64,
+    /// What the trace does not hold, for people.
+    pub notes: Vec<String>,
+}
+
+/// qemu-user for programs of this machine, from PATH.
+#[must_use]
+pub fn find_qemu() -> Option<PathBuf> {
+    let name = format!("qemu-{}", std::env::consts::ARCH);
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|file| file.is_file())
+}
+
+/// A program that runs and is recorded.
+#[derive(Debug)]
+pub struct QemuCapture {
+    child: Child,
+    ring: Ring,
+    writer: TraceWriter,
+    max_records: u64,
+    is_full: bool,
+}
+
+/// The pause when the ring was empty: short enough that a ring is never filled in it.
+const PAUSE: Duration = Duration::from_micros(200);
+
+impl QemuCapture {
+    /// Starts `command`; its trace will stand at `out`.
+    ///
+    /// # Errors
+    /// QEMU cannot be started, or `out` cannot be written.
+    pub fn start(
+        command: &Command,
+        settings: &QemuSettings,
+        out: &Path,
+    ) -> Result<Self, TraceError> {
+        let ring = Ring::create()?;
+        let mut info = TraceInfo::new("qemu-user plugin", LINE_BYTES, Clock::Accesses);
+        info.filter = Some(settings.filter);
+        info.program = std::iter::once(&command.name)
+            .chain(&command.arguments)
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let writer = TraceWriter::create(out, info)?;
+        let child = std::process::Command::new(&settings.qemu)
+            .args(["-cpu", "max", "-plugin"])
+            .arg(plugin_argument(settings, &ring.path()))
+            .arg("-0")
+            .arg(&command.name)
+            .arg(&command.file)
+            .args(&command.arguments)
+            .stdin(Stdio::inherit())
+            .spawn()
+            .map_err(TraceError::io(&settings.qemu))?;
+        let max_records = settings.max_records.unwrap_or(u64::MAX);
+        Ok(Self { child, ring, writer, max_records, is_full: false })
+    }
+
+    /// The process, for signals.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Records until the program ends; `progress` is told of records between two looks at the ring.
+    ///
+    /// # Errors
+    /// The disk refuses; the program is ended then, and no trace is left.
+    pub fn finish(mut self, progress: &mut dyn FnMut(u64)) -> Result<Captured, TraceError> {
+        let status = match self.record(progress) {
+            Ok(status) => status,
+            Err(error) => {
+                // What failed first is told; a program that cannot be ended has ended.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return Err(error);
+            }
+        };
+        let counts = self.ring.counts();
+        let mut notes = Vec::new();
+        if counts.forks > 0 {
+            notes.push(format!("{} forked children ran unrecorded", counts.forks));
+        }
+        if counts.execs > 0 {
+            notes.push(format!("{} programs started by exec ran unrecorded", counts.execs));
+        }
+        if self.is_full {
+            notes.push(format!("recording ended at {} records, as asked", self.max_records));
+        }
+        if self.writer.records() == 0 {
+            let reason = format!("{status}, and nothing was recorded: QEMU's message is above");
+            return Err(TraceError::Capture(reason));
+        }
+        self.writer.info_mut().notes.clone_from(&notes);
+        let records = self.writer.finish()?;
+        Ok(Captured { status, records, threads: counts.threads, notes })
+    }
+
+    fn record(&mut self, progress: &mut dyn FnMut(u64)) -> Result<ExitStatus, TraceError> {
+        loop {
+            let ended = self.child.try_wait().map_err(TraceError::io(Path::new("wait")))?;
+            let count = self.drain()?;
+            if let Some(status) = ended {
+                return Ok(status);
+            }
+            progress(self.writer.records());
+            if count == 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn drain(&mut self) -> Result<u64, TraceError> {
+        let (writer, max_records, is_full) =
+            (&mut self.writer, self.max_records, &mut self.is_full);
+        let count = self.ring.drain(|record| {
+            if writer.records() < max_records {
+                return writer.push(record);
+            }
+            *is_full = true;
+            Ok(())
+        })?;
+        if *is_full {
+            self.ring.stop();
+        }
+        Ok(count)
+    }
+}
+
+fn plugin_argument(settings: &QemuSettings, ring: &Path) -> OsString {
+    let CacheFilter { l1_bytes, l1_ways, llc_bytes, llc_ways } = settings.filter;
+    let mut argument = settings.plugin.clone().into_os_string();
+    argument.push(",ring=");
+    argument.push(ring);
+    argument.push(format!(",l1={l1_bytes},l1ways={l1_ways},llc={llc_bytes},llcways={llc_ways}"));
+    argument
+}

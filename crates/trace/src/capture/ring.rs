@@ -1,0 +1,157 @@
+//! The recorder's end of the capture file (docs/TRACE.md, "The capture file"): made here, filled by the
+//! plugin, emptied here. The header's layout stands in both packages, which share no code on purpose.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use tempfile::NamedTempFile;
+
+use crate::error::TraceError;
+use crate::record::{Access, Record};
+
+/// What a capture file begins with.
+const MAGIC: u64 = u64::from_le_bytes(*b"FPCAPT01");
+/// The header's bytes; records of 16 bytes follow.
+const HEADER_BYTES: usize = 4096;
+/// Bytes of a record.
+const RECORD_BYTES: usize = 16;
+/// Records in the ring: 4 MiB, some milliseconds of a program that misses all its caches.
+const CAPACITY: usize = 1 << 18;
+/// Bits of a record's second word that count ticks; the thread stands above.
+const TICK_BITS: u32 = 48;
+
+/// Fields of the header, as words of eight bytes.
+const MAGIC_WORD: usize = 0;
+const CAPACITY_WORD: usize = 1;
+const RECORDER_WORD: usize = 2;
+const WRITTEN_WORD: usize = 8;
+const READ_WORD: usize = 16;
+const STOPPED_WORD: usize = 24;
+const FORKS_WORD: usize = 32;
+const EXECS_WORD: usize = 33;
+const THREADS_WORD: usize = 34;
+
+/// What the plugin counted beside the records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Children that ran unrecorded.
+    pub forks: u64,
+    /// Programs started by `exec`, unrecorded.
+    pub execs: u64,
+    /// Threads that began.
+    pub threads: u64,
+}
+
+/// The recorder's mapping of a capture file; the file goes with it.
+#[derive(Debug)]
+pub(super) struct Ring {
+    file: NamedTempFile,
+    words: NonNull<AtomicU64>,
+    bytes: usize,
+    read: u64,
+}
+
+// SAFETY: the mapping is this value's own; all shared words are atomics.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Makes an empty ring in shared memory.
+    pub fn create() -> Result<Self, TraceError> {
+        let folder = Path::new("/dev/shm");
+        let file = tempfile::Builder::new()
+            .prefix("farpool-capture-")
+            .tempfile_in(folder)
+            .map_err(TraceError::io(folder))?;
+        let bytes = HEADER_BYTES + CAPACITY * RECORD_BYTES;
+        file.as_file().set_len(bytes as u64).map_err(TraceError::io(file.path()))?;
+        let words = map(file.as_file(), bytes).map_err(TraceError::io(file.path()))?;
+        let ring = Self { file, words, bytes, read: 0 };
+        ring.word(CAPACITY_WORD).store(CAPACITY as u64, Ordering::Relaxed);
+        ring.word(RECORDER_WORD).store(std::process::id().into(), Ordering::Relaxed);
+        ring.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
+        Ok(ring)
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.file.path().to_owned()
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < self.bytes / 8, "word {at} of {}", self.bytes / 8);
+        // SAFETY: inside the mapping, which lives as long as `self`; aligned to its page.
+        unsafe { self.words.add(at).as_ref() }
+    }
+
+    /// Gives every record that is there to `take`; how many there were.
+    pub fn drain(
+        &mut self,
+        mut take: impl FnMut(Record) -> Result<(), TraceError>,
+    ) -> Result<u64, TraceError> {
+        let written = self.word(WRITTEN_WORD).load(Ordering::Acquire);
+        let count = written.wrapping_sub(self.read);
+        if count > CAPACITY as u64 {
+            let reason = format!("{written} records written, {} read: impossible", self.read);
+            return Err(TraceError::foreign(self.file.path(), reason));
+        }
+        for number in self.read..written {
+            let at = HEADER_BYTES / 8 + place_of(number) * 2;
+            let (place, time) = (self.word(at), self.word(at + 1));
+            take(self.decode(place.load(Ordering::Relaxed), time.load(Ordering::Relaxed))?)?;
+            if number % RELEASE_RECORDS == 0 {
+                self.word(READ_WORD).store(number, Ordering::Release);
+            }
+        }
+        self.read = written;
+        self.word(READ_WORD).store(written, Ordering::Release);
+        Ok(count)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 6 bits, shifted to 16")]
+    fn decode(&self, place: u64, time: u64) -> Result<Record, TraceError> {
+        let code = (place & 63) as u8;
+        let access = Access::from_code(code).ok_or_else(|| {
+            TraceError::foreign(self.file.path(), format!("a record with the access {code}"))
+        })?;
+        let thread = (time >> TICK_BITS) as u32;
+        Ok(Record { block: place >> 6, ticks: time & ((1 << TICK_BITS) - 1), access, thread })
+    }
+
+    /// The plugin shall write no more; the program goes on.
+    pub fn stop(&self) {
+        self.word(STOPPED_WORD).store(1, Ordering::Relaxed);
+    }
+
+    pub fn counts(&self) -> Counts {
+        let count = |word| self.word(word).load(Ordering::Relaxed);
+        Counts { forks: count(FORKS_WORD), execs: count(EXECS_WORD), threads: count(THREADS_WORD) }
+    }
+}
+
+/// Where the record of this number stands, in records.
+#[allow(clippy::cast_possible_truncation, reason = "masked to below the capacity")]
+fn place_of(number: u64) -> usize {
+    number as usize & (CAPACITY - 1)
+}
+
+/// How often a writer that waits for room gets some.
+const RELEASE_RECORDS: u64 = 4096;
+
+fn map(file: &File, bytes: usize) -> std::io::Result<NonNull<AtomicU64>> {
+    // SAFETY: a new mapping of a file of this length; nothing else lies there.
+    let base = unsafe {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0)?
+    };
+    NonNull::new(base.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `create`, and no reference to a word outlives `self`.
+        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "the ring is mapped once");
+    }
+}
