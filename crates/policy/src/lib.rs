@@ -6,6 +6,8 @@
 //!
 //! * [`victim`]: exact victim policies over single pages. The pager cannot see every reference, so
 //!   these are the reference: what a policy could reach with perfect knowledge.
+//! * [`cache`]: whole local memories of a fixed size, by these and by policies that remember more; for
+//!   the simulator.
 //! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
@@ -16,6 +18,7 @@
 //! Policies are chosen by name; a name that is not known is answered with the list of names.
 
 mod bits;
+pub mod cache;
 pub mod clean;
 pub mod courtesy;
 mod list;
@@ -25,6 +28,7 @@ mod rng;
 pub mod sweep;
 pub mod victim;
 
+pub use cache::{CacheKind, CacheVisitor, PageCache};
 pub use clean::{CleanEstimator, SAMPLED_FETCHES};
 pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
 pub use rate::{Bucket, Meter, Meters, RateLimit, WaitNs};

@@ -17,18 +17,6 @@ impl Clock {
     pub fn new(page_count: usize) -> Self {
         Self { ring: IndexList::new(page_count), referenced: BitSet::new(page_count) }
     }
-
-    /// Ends: every spared page loses its mark, so the second lap at the latest finds a victim.
-    fn next_victim(&mut self) -> Option<u32> {
-        loop {
-            let page = self.ring.back()?;
-            if !self.referenced.take(page) {
-                self.ring.remove(page);
-                return Some(page);
-            }
-            self.ring.move_to_front(page);
-        }
-    }
 }
 
 impl VictimPolicy for Clock {
@@ -46,17 +34,24 @@ impl VictimPolicy for Clock {
         }
     }
 
+    fn contains(&self, page: u32) -> bool {
+        self.ring.contains(page)
+    }
+
     fn remove(&mut self, page: u32) -> bool {
         self.referenced.clear(page);
         self.ring.remove(page)
     }
 
-    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
-        for _ in 0..wanted {
-            let Some(page) = self.next_victim() else {
-                return;
-            };
-            out.push(page);
+    // Ends: every spared page loses its mark, so the second lap at the latest finds a victim.
+    fn victim(&mut self) -> Option<u32> {
+        loop {
+            let page = self.ring.back()?;
+            if !self.referenced.take(page) {
+                self.ring.remove(page);
+                return Some(page);
+            }
+            self.ring.move_to_front(page);
         }
     }
 

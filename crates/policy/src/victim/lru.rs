@@ -27,18 +27,18 @@ impl VictimPolicy for Lru {
         self.queue.move_to_front(page);
     }
 
+    fn contains(&self, page: u32) -> bool {
+        self.queue.contains(page)
+    }
+
     fn remove(&mut self, page: u32) -> bool {
         self.queue.remove(page)
     }
 
-    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
-        for _ in 0..wanted {
-            let Some(page) = self.queue.back() else {
-                return;
-            };
-            self.queue.remove(page);
-            out.push(page);
-        }
+    fn victim(&mut self) -> Option<u32> {
+        let page = self.queue.back()?;
+        self.queue.remove(page);
+        Some(page)
     }
 
     fn len(&self) -> usize {

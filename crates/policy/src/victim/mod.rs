@@ -40,11 +40,19 @@ pub trait VictimPolicy: Debug + Send {
     /// `page` was referenced. Nothing happens when it is not resident.
     fn touch(&mut self, page: u32);
 
+    /// `page` is resident.
+    fn contains(&self, page: u32) -> bool;
+
     /// `page` disappeared without being a victim (unmapped, discarded); false if not resident.
     fn remove(&mut self, page: u32) -> bool;
 
-    /// Takes up to `wanted` victims, best first, out of the resident pages and appends them.
-    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>);
+    /// Takes the best victim out of the resident pages.
+    fn victim(&mut self) -> Option<u32>;
+
+    /// Takes up to `wanted` victims, best first, and appends them.
+    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
+        out.extend((0..wanted).map_while(|_| self.victim()));
+    }
 
     /// Resident pages.
     fn len(&self) -> usize;

@@ -39,6 +39,10 @@ impl VictimPolicy for Random {
 
     fn touch(&mut self, _page: u32) {}
 
+    fn contains(&self, page: u32) -> bool {
+        self.place[page as usize] != 0
+    }
+
     fn remove(&mut self, page: u32) -> bool {
         let Some(place) = self.place[page as usize].checked_sub(1) else {
             return false;
@@ -51,13 +55,11 @@ impl VictimPolicy for Random {
         true
     }
 
-    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
-        for _ in 0..wanted.min(self.resident.len()) {
-            let at = self.rng.below(self.count());
-            let page = self.resident[at as usize];
-            self.remove(page);
-            out.push(page);
-        }
+    fn victim(&mut self) -> Option<u32> {
+        let at = self.rng.below(self.count());
+        let page = *self.resident.get(at as usize)?;
+        self.remove(page);
+        Some(page)
     }
 
     fn len(&self) -> usize {

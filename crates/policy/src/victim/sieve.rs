@@ -21,18 +21,6 @@ impl Sieve {
     pub fn new(page_count: usize) -> Self {
         Self { queue: IndexList::new(page_count), visited: BitSet::new(page_count), hand: None }
     }
-
-    /// Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
-    fn next_victim(&mut self) -> Option<u32> {
-        loop {
-            let page = self.hand.or_else(|| self.queue.back())?;
-            self.hand = self.queue.newer(page);
-            if !self.visited.take(page) {
-                self.queue.remove(page);
-                return Some(page);
-            }
-        }
-    }
 }
 
 impl VictimPolicy for Sieve {
@@ -50,6 +38,10 @@ impl VictimPolicy for Sieve {
         }
     }
 
+    fn contains(&self, page: u32) -> bool {
+        self.queue.contains(page)
+    }
+
     fn remove(&mut self, page: u32) -> bool {
         if self.hand == Some(page) {
             self.hand = self.queue.newer(page);
@@ -58,12 +50,15 @@ impl VictimPolicy for Sieve {
         self.queue.remove(page)
     }
 
-    fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
-        for _ in 0..wanted {
-            let Some(page) = self.next_victim() else {
-                return;
-            };
-            out.push(page);
+    // Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
+    fn victim(&mut self) -> Option<u32> {
+        loop {
+            let page = self.hand.or_else(|| self.queue.back())?;
+            self.hand = self.queue.newer(page);
+            if !self.visited.take(page) {
+                self.queue.remove(page);
+                return Some(page);
+            }
         }
     }
 
