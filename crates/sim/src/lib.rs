@@ -1,4 +1,19 @@
-//! The trace simulator: miss counts, miss-ratio curves, and designs of far memory in time.
+//! The trace simulator: designs of far memory, in time.
 //!
-//! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer picoseconds: the same
-//! trace and parameters give the same bytes on any machine and number of threads.
+//! * [`load`]: a trace as dense references, in memory that is announced before it is used.
+//! * [`design`]: what is compared: page swapping, fine-grained access and the rest, with their sources.
+//! * [`engine`]: one program, or several that share a blade, through one design.
+//! * [`experiment`]: designs × local sizes × policies, in parallel.
+//!
+//! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
+//! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
+
+pub mod design;
+pub mod engine;
+pub mod experiment;
+pub mod load;
+
+pub use design::{Design, Preset, Tier, Unit};
+pub use engine::{Outcome, Program, simulate};
+pub use experiment::{Experiment, LocalSize, Row};
+pub use load::{LoadOptions, References, load};

@@ -50,7 +50,7 @@ pub trait CacheVisitor {
     type Output;
 
     /// Runs with the cache that [`CacheKind::visit`] made.
-    fn visit(self, cache: impl PageCache) -> Self::Output;
+    fn visit(self, cache: impl PageCache + Send + 'static) -> Self::Output;
 }
 
 impl CacheKind {

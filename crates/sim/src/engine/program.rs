@@ -1,0 +1,479 @@
+//! One program's pages and clocks while it runs through a design.
+
+use std::collections::VecDeque;
+
+use farpool_policy::{
+    CacheVisitor, PageCache, PrefetchKind, PrefetchWindow, Prefetcher, VictimPolicy, victim::Fifo,
+};
+use farpool_trace::Access;
+
+use super::channel::{Channel, Link};
+use super::{Outcome, Program};
+use crate::design::{Design, DesignError, LINE_BYTES, Unit, transfer_ps};
+use crate::load::{Reference, References};
+
+/// The page was used before.
+const TOUCHED: u8 = 1;
+/// It is in local memory.
+const LOCAL: u8 = 2;
+/// It changed since it came, or was never far.
+const CHANGED: u8 = 4;
+/// The far side still has it as it was.
+const HAS_COPY: u8 = 8;
+/// It is local, but parts of it are still on their way.
+const ARRIVING: u8 = 16;
+/// It is in the tier below the far one.
+const BELOW: u8 = 32;
+
+/// A page on its way: the line that was asked for arrives first, the others in their order after it.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    page: u32,
+    first_line: u8,
+    first_ps: u64,
+    line_ps: u64,
+    last_ps: u64,
+}
+
+/// A cache behind a pointer: its policy is one of many.
+trait AnyCache: Send {
+    fn access_any(&mut self, page: u32, left: &mut dyn FnMut(u32)) -> bool;
+}
+
+impl<C: PageCache + Send> AnyCache for C {
+    fn access_any(&mut self, page: u32, left: &mut dyn FnMut(u32)) -> bool {
+        self.access(page, &mut |victim| left(victim))
+    }
+}
+
+struct Boxed;
+
+impl CacheVisitor for Boxed {
+    type Output = Box<dyn AnyCache>;
+
+    fn visit(self, cache: impl PageCache + Send + 'static) -> Self::Output {
+        Box::new(cache)
+    }
+}
+
+/// A program on its way through a design.
+pub(super) struct Running<'a> {
+    trace: &'a References,
+    next: usize,
+    tick_ps: u64,
+    overlap: u64,
+    /// Each thread's clock.
+    clocks_ps: Vec<u64>,
+    /// When the last reference was issued.
+    issued_ps: u64,
+    cache: Box<dyn AnyCache>,
+    capacity: usize,
+    pages: Vec<u8>,
+    link: Link,
+    /// The link to the tier below, and that tier's device.
+    link_below: Link,
+    device_below: Channel,
+    /// Pages being sent away, with the time at which their frames are free; at most `free_frames`.
+    leaving: VecDeque<(u32, u64)>,
+    free_frames: usize,
+    arriving: Vec<Arrival>,
+    prefetcher: Option<Box<dyn Prefetcher>>,
+    /// Far pages in the order in which they came there, when there is a tier below.
+    far_order: Option<(Fifo, usize)>,
+    far_count: u64,
+    /// References to each far page in this epoch, and when it ends.
+    epoch_references: Vec<u32>,
+    epoch_end_ps: u64,
+    victims: Vec<u32>,
+    outcome: Outcome,
+}
+
+impl<'a> Running<'a> {
+    pub fn new(design: &Design, program: &Program<'a>) -> Result<Self, DesignError> {
+        let page_count = program.references.page_count();
+        let (capacity, free_frames) = frames(design, program.local_pages, page_count)?;
+        let prefetch =
+            design.prefetch.as_deref().and_then(|name| name.parse::<PrefetchKind>().ok());
+        let far_order = design.overflow.as_ref().map(|overflow| {
+            let room = page_count as u64 * u64::from(overflow.far_permille) / 1000;
+            (Fifo::new(page_count), usize::try_from(room).unwrap_or(usize::MAX))
+        });
+        let migrated = if design.migration.is_some() { page_count } else { 0 };
+        Ok(Self {
+            trace: program.references,
+            next: 0,
+            tick_ps: program.tick_ps,
+            overlap: u64::from(program.overlap.max(1)),
+            clocks_ps: vec![0; program.references.thread_count],
+            issued_ps: 0,
+            cache: program.policy.visit(page_count.max(1), capacity, program.seed, Boxed),
+            capacity,
+            pages: vec![0; page_count],
+            link: Link::default(),
+            link_below: Link::default(),
+            device_below: Channel::default(),
+            leaving: VecDeque::new(),
+            free_frames,
+            arriving: Vec::new(),
+            prefetcher: prefetch.map(PrefetchKind::build),
+            far_order,
+            far_count: 0,
+            epoch_references: vec![0; migrated],
+            epoch_end_ps: design.migration.map_or(u64::MAX, |migration| migration.epoch_ps),
+            victims: Vec::new(),
+            outcome: Outcome { resident_pages: capacity as u64, ..Outcome::default() },
+        })
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.next == self.trace.references.len()
+    }
+
+    /// Where the program is in time.
+    pub fn clock_ps(&self) -> u64 {
+        self.issued_ps
+    }
+
+    pub fn finish(mut self) -> Outcome {
+        self.outcome.time_ps = self.clocks_ps.iter().copied().max().unwrap_or(0);
+        self.outcome
+    }
+
+    /// The next reference; false at the end.
+    pub fn step(&mut self, design: &Design, device: &mut Channel) -> bool {
+        let Some(&reference) = self.trace.references.get(self.next) else { return false };
+        self.next += 1;
+        let thread = usize::from(reference.thread);
+        let compute_ps = reference.ticks.saturating_mul(self.tick_ps);
+        self.outcome.compute_ps += compute_ps;
+        let now_ps = self.issued_ps.max(self.clocks_ps[thread] + compute_ps);
+        self.issued_ps = now_ps;
+        if now_ps >= self.epoch_end_ps {
+            self.migrate(design, device, now_ps);
+        }
+        let now_ps = now_ps.max(self.clocks_ps[thread]);
+        self.clocks_ps[thread] = match (reference.access, design.unit) {
+            (Access::WriteBack, _) => self.write_back(design, device, reference, now_ps),
+            (_, Unit::Page) => self.refer_to_page(design, device, reference, now_ps),
+            (_, Unit::Line) => self.refer_to_line(design, device, reference, now_ps),
+        };
+        true
+    }
+
+    /// A changed line leaves the processor's caches: nobody waits.
+    fn write_back(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        reference: Reference,
+        now_ps: u64,
+    ) -> u64 {
+        let page = &mut self.pages[reference.page as usize];
+        if *page & LOCAL != 0 {
+            *page |= CHANGED;
+        } else if *page & TOUCHED != 0 {
+            self.link.send(&design.far, device, now_ps, LINE_BYTES);
+            self.outcome.sent_bytes += LINE_BYTES;
+        }
+        now_ps
+    }
+
+    fn refer_to_page(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        reference: Reference,
+        now_ps: u64,
+    ) -> u64 {
+        self.outcome.references += 1;
+        let page = reference.page;
+        let state = self.pages[page as usize];
+        let mut now_ps = now_ps;
+        if !self.bring(design, device, page, now_ps) {
+            now_ps = self.wait_for_frame(now_ps);
+            if state & TOUCHED != 0 {
+                now_ps = self.fault(design, device, reference, now_ps);
+            }
+            self.pages[page as usize] |= TOUCHED | LOCAL;
+        } else if state & ARRIVING != 0 {
+            now_ps = self.wait_for_line(reference, now_ps);
+        }
+        if reference.access.is_write() {
+            self.pages[page as usize] |= CHANGED;
+        }
+        self.local_reference(design, now_ps)
+    }
+
+    fn local_reference(&mut self, design: &Design, now_ps: u64) -> u64 {
+        let stall_ps = design.local_latency_ps / self.overlap;
+        self.outcome.local_ps += stall_ps;
+        now_ps + stall_ps
+    }
+
+    /// Makes `page` resident, sending away what leaves for it; true when it was resident.
+    fn bring(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) -> bool {
+        let mut victims = std::mem::take(&mut self.victims);
+        let was_resident = self.cache.access_any(page, &mut |victim| victims.push(victim));
+        for victim in victims.drain(..) {
+            self.evict(design, device, victim, now_ps);
+        }
+        self.victims = victims;
+        was_resident
+    }
+
+    fn evict(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) {
+        let state = &mut self.pages[page as usize];
+        let is_written = !design.keeps_copies || *state & (CHANGED | HAS_COPY) != HAS_COPY;
+        *state = TOUCHED | HAS_COPY;
+        self.outcome.evicted_pages += 1;
+        self.far_count += 1;
+        self.outcome.far_pages_peak = self.outcome.far_pages_peak.max(self.far_count);
+        if is_written {
+            let bytes = self.trace.page_bytes;
+            let free_ps = self.link.send(&design.far, device, now_ps, bytes);
+            self.leaving.push_back((page, free_ps));
+            self.outcome.written_pages += 1;
+            self.outcome.sent_bytes += bytes;
+        }
+        self.overflow(design, page, now_ps);
+    }
+
+    /// What is far and has no room there goes one tier down.
+    fn overflow(&mut self, design: &Design, page: u32, now_ps: u64) {
+        let Some(overflow) = &design.overflow else { return };
+        let Some((order, room)) = &mut self.far_order else { return };
+        order.insert(page);
+        while order.len() > *room
+            && let Some(oldest) = order.victim()
+        {
+            self.pages[oldest as usize] |= BELOW;
+            let bytes = self.trace.page_bytes;
+            self.link_below.send(&overflow.tier, &mut self.device_below, now_ps, bytes);
+        }
+    }
+
+    /// A frame is free when fewer pages than the reserve are leaving.
+    fn wait_for_frame(&mut self, now_ps: u64) -> u64 {
+        while self.leaving.front().is_some_and(|(_, free_ps)| *free_ps <= now_ps) {
+            self.leaving.pop_front();
+        }
+        let mut free_ps = now_ps;
+        while self.leaving.len() > self.free_frames
+            && let Some((_, frame_ps)) = self.leaving.pop_front()
+        {
+            free_ps = free_ps.max(frame_ps);
+        }
+        self.outcome.frame_ps += free_ps - now_ps;
+        free_ps
+    }
+
+    /// Fetches a page that is not local, and others ahead of their use.
+    fn fault(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        reference: Reference,
+        now_ps: u64,
+    ) -> u64 {
+        let page = reference.page;
+        // What is still leaving has left before it can come back.
+        let left_ps = self.leaving.iter().find(|(leaving, _)| *leaving == page).map(|(_, ps)| *ps);
+        let asked_ps = now_ps.max(left_ps.unwrap_or(0));
+        let is_below = self.pages[page as usize] & BELOW != 0;
+        let (first_ps, last_ps) = self.fetch(design, device, page, asked_ps);
+        let mut wait_ps = last_ps;
+        if let Some(critical_ps) = design.critical_block_ps.filter(|_| !is_below) {
+            // The rest of the page comes line by line while the program goes on.
+            let line_ps = transfer_ps(LINE_BYTES, design.far.link_bytes_per_s);
+            // Behind others on the link it comes that much later.
+            let idle_ps = design.far.idle_fetch_ps(0);
+            wait_ps = (first_ps + critical_ps).saturating_sub(idle_ps).clamp(asked_ps, last_ps);
+            let first_line = reference.line;
+            self.arriving.push(Arrival { page, first_line, first_ps: wait_ps, line_ps, last_ps });
+            self.pages[page as usize] |= ARRIVING;
+        }
+        let stalled_ps = wait_ps - now_ps;
+        if is_below {
+            self.outcome.overflow_ps += stalled_ps;
+            self.outcome.overflow_references += 1;
+        } else {
+            self.outcome.far_ps += stalled_ps;
+            self.outcome.far_references += 1;
+        }
+        self.prefetch(design, device, reference, now_ps);
+        wait_ps
+    }
+
+    /// One page from where it is; when its first and last bytes are there.
+    fn fetch(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        page: u32,
+        now_ps: u64,
+    ) -> (u64, u64) {
+        let bytes = self.trace.page_bytes;
+        self.outcome.fetched_bytes += bytes;
+        self.far_count -= 1;
+        if let Some((order, _)) = &mut self.far_order {
+            order.remove(page);
+        }
+        let state = &mut self.pages[page as usize];
+        let is_below = *state & BELOW != 0;
+        *state = (*state & !BELOW) | TOUCHED | LOCAL;
+        match &design.overflow {
+            Some(overflow) if is_below => {
+                self.link_below.fetch(&overflow.tier, &mut self.device_below, now_ps, bytes)
+            }
+            _ => self.link.fetch(&design.far, device, now_ps, bytes),
+        }
+    }
+
+    fn prefetch(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        reference: Reference,
+        now_ps: u64,
+    ) {
+        let Some(prefetcher) = &mut self.prefetcher else { return };
+        let page_number = self.trace.page_numbers[reference.page as usize];
+        let mut window = PrefetchWindow::EMPTY;
+        prefetcher.on_fault(reference.thread.into(), page_number, &mut window);
+        // At most half of local memory is given to guesses.
+        let room = self.capacity / 2;
+        for page_number in window.pages().take(room) {
+            let Some(page) = self.trace.dense(page_number) else { break };
+            if self.pages[page as usize] & (TOUCHED | LOCAL) != TOUCHED {
+                continue;
+            }
+            self.bring(design, device, page, now_ps);
+            let (_, last_ps) = self.fetch(design, device, page, now_ps);
+            let arrival = Arrival { page, first_line: 0, first_ps: last_ps, line_ps: 0, last_ps };
+            self.arriving.push(arrival);
+            self.pages[page as usize] |= ARRIVING;
+            self.outcome.prefetched_pages += 1;
+        }
+    }
+
+    /// A page that is local already, but not all of it.
+    fn wait_for_line(&mut self, reference: Reference, now_ps: u64) -> u64 {
+        let Some(at) = self.arriving.iter().position(|arrival| arrival.page == reference.page)
+        else {
+            self.pages[reference.page as usize] &= !ARRIVING;
+            return now_ps;
+        };
+        let arrival = self.arriving[at];
+        if now_ps >= arrival.last_ps {
+            self.arriving.swap_remove(at);
+            self.pages[reference.page as usize] &= !ARRIVING;
+            return now_ps;
+        }
+        let lines =
+            u64::from(reference.line.wrapping_sub(arrival.first_line)) % self.lines_in_page();
+        let there_ps =
+            (arrival.first_ps + lines * arrival.line_ps).min(arrival.last_ps).max(now_ps);
+        self.outcome.far_ps += there_ps - now_ps;
+        there_ps
+    }
+
+    fn lines_in_page(&self) -> u64 {
+        (self.trace.page_bytes / LINE_BYTES).max(1)
+    }
+
+    fn refer_to_line(
+        &mut self,
+        design: &Design,
+        device: &mut Channel,
+        reference: Reference,
+        now_ps: u64,
+    ) -> u64 {
+        self.outcome.references += 1;
+        let page = reference.page;
+        let state = self.pages[page as usize];
+        // First touch: new pages are local, another one goes when there is no room (thesis 4.1.2).
+        if state & TOUCHED == 0 || state & LOCAL != 0 {
+            self.bring(design, device, page, now_ps);
+            self.pages[page as usize] |= TOUCHED | LOCAL | CHANGED;
+            return self.local_reference(design, now_ps);
+        }
+        if let Some(count) = self.epoch_references.get_mut(page as usize) {
+            *count += 1;
+        }
+        let (_, last_ps) = self.link.fetch(&design.far, device, now_ps, LINE_BYTES);
+        let stall_ps = (last_ps - now_ps) / self.overlap;
+        self.outcome.far_ps += stall_ps;
+        self.outcome.far_references += 1;
+        self.outcome.fetched_bytes += LINE_BYTES;
+        now_ps + stall_ps
+    }
+
+    /// The end of an epoch: the far pages that were used most come, what the policy gives up goes.
+    fn migrate(&mut self, design: &Design, device: &mut Channel, now_ps: u64) {
+        let Some(migration) = design.migration else { return };
+        let mut wanted: Vec<(u32, u32)> = (0..)
+            .zip(&self.epoch_references)
+            .filter(|(_, count)| **count >= migration.min_references)
+            .map(|(page, &count)| (count, page))
+            .collect();
+        wanted.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        // No more than the link can carry both ways in an epoch, nor more than local memory.
+        let page_ps = transfer_ps(self.trace.page_bytes, design.far.link_bytes_per_s).max(1);
+        let most = usize::try_from(migration.epoch_ps / page_ps).unwrap_or(usize::MAX);
+        wanted.truncate(most.min(self.capacity / 2));
+        for &(_, page) in &wanted {
+            self.bring(design, device, page, now_ps);
+            self.fetch(design, device, page, now_ps);
+            self.pages[page as usize] |= CHANGED;
+        }
+        let moved = wanted.len() as u64;
+        self.outcome.migrated_pages += moved;
+        let stall_ps = moved * migration.page_ps;
+        self.outcome.migration_ps += stall_ps;
+        for clock_ps in &mut self.clocks_ps {
+            *clock_ps = (*clock_ps).max(now_ps + stall_ps);
+        }
+        self.epoch_references.fill(0);
+        while self.epoch_end_ps <= now_ps {
+            self.epoch_end_ps = self.epoch_end_ps.saturating_add(migration.epoch_ps);
+        }
+    }
+}
+
+/// Pages that can be resident, and frames kept free, out of `local_pages`.
+fn frames(
+    design: &Design,
+    local_pages: usize,
+    page_count: usize,
+) -> Result<(usize, usize), DesignError> {
+    let error = |reason| Err(DesignError { design: design.name.clone(), reason });
+    if local_pages == 0 {
+        return error("no local memory at all".to_owned());
+    }
+    if local_pages >= page_count {
+        return Ok((local_pages, 0));
+    }
+    let mut pages = local_pages;
+    if let Some(ratio) = design.compression_permille {
+        // What is not resident lies compressed in the same memory: r + (n - r) / ratio = local.
+        let (ratio, count) = (ratio as usize, page_count * 1000);
+        let resident = (local_pages * ratio).saturating_sub(count) / (ratio - 1000);
+        if resident == 0 {
+            let needed = count.div_ceil(ratio);
+            let reason = format!(
+                "{page_count} pages compressed by {}.{:03} take {needed} pages; local memory has \
+                 {local_pages}",
+                ratio / 1000,
+                ratio % 1000
+            );
+            return error(reason);
+        }
+        pages = resident;
+    }
+    // A small memory keeps a small reserve.
+    let free_frames = (design.free_frames as usize).min(pages / SMALLEST_RESERVE_PART);
+    Ok((pages - free_frames, free_frames))
+}
+
+/// The reserve of free frames is at most this part of local memory.
+const SMALLEST_RESERVE_PART: usize = 16;

@@ -1,0 +1,221 @@
+//! A trace as dense references: what every configuration of an experiment runs over.
+
+use std::path::Path;
+
+use farpool_trace::dense::{Densifier, MAX_PAGES, PageLimitReached};
+use farpool_trace::export::page_shift;
+use farpool_trace::{Access, Batch, Columns, TraceError, TraceInfo, TraceReader};
+
+/// One reference, 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reference {
+    /// Clock ticks since the previous reference of the same thread.
+    pub ticks: u64,
+    /// Dense number of the page.
+    pub page: u32,
+    /// The thread; numbers above 65,535 count as that one.
+    pub thread: u16,
+    /// Which line of 64 bytes in the page, up to 255; 0 when the trace has pages only.
+    pub line: u8,
+    /// What happens to it.
+    pub access: Access,
+}
+
+const _: () = assert!(size_of::<Reference>() == 16);
+
+/// A trace in memory.
+#[derive(Debug, Clone)]
+pub struct References {
+    /// In the order of the trace.
+    pub references: Vec<Reference>,
+    /// The page behind each dense number: its address divided by [`References::page_bytes`].
+    pub page_numbers: Vec<u64>,
+    /// Dense numbers in the order of their pages.
+    by_page_number: Vec<u32>,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Threads.
+    pub thread_count: usize,
+    /// Sum of the ticks of all references.
+    pub ticks: u64,
+    /// What the trace says of itself.
+    pub info: TraceInfo,
+}
+
+/// Bytes of a line.
+const LINE_BYTES: u64 = 64;
+
+impl References {
+    /// References to pages given by dense number; `page_numbers` says which page each is.
+    #[must_use]
+    pub fn new(
+        references: Vec<Reference>,
+        page_numbers: Vec<u64>,
+        page_bytes: u64,
+        info: TraceInfo,
+    ) -> Self {
+        let mut by_page_number: Vec<u32> =
+            (0..).zip(&page_numbers).map(|(dense, _)| dense).collect();
+        by_page_number.sort_unstable_by_key(|&dense| page_numbers[dense as usize]);
+        let threads = references.iter().map(|reference| usize::from(reference.thread) + 1).max();
+        let ticks = references.iter().map(|reference| reference.ticks).fold(0, u64::saturating_add);
+        let thread_count = threads.unwrap_or(0);
+        Self { references, page_numbers, by_page_number, page_bytes, thread_count, ticks, info }
+    }
+
+    /// Distinct pages: the footprint.
+    #[must_use]
+    pub fn page_count(&self) -> usize {
+        self.page_numbers.len()
+    }
+
+    /// The dense number of a page, if the trace touches it.
+    #[must_use]
+    pub fn dense(&self, page_number: u64) -> Option<u32> {
+        let number_of = |dense: &u32| self.page_numbers[*dense as usize];
+        let at = self.by_page_number.binary_search_by_key(&page_number, number_of).ok()?;
+        Some(self.by_page_number[at])
+    }
+
+    /// How long a tick lasts when the trace does not say: the program's own time without capture over all
+    /// its ticks where that was measured, one cycle of Lim's 2.2 GHz processors otherwise.
+    #[must_use]
+    pub fn tick_ps(&self) -> u64 {
+        let measured = self.info.native_ns.filter(|_| self.ticks > 0).map(|native_ns| {
+            u64::try_from(u128::from(native_ns) * 1000 / u128::from(self.ticks)).unwrap_or(u64::MAX)
+        });
+        self.info.clock.tick_ps().or(measured).unwrap_or(CYCLE_PS)
+    }
+}
+
+/// One cycle at 2.2 GHz (thesis 4.1.2: the Opterons its model was checked on), in picoseconds.
+const CYCLE_PS: u64 = 455;
+
+/// How a trace is loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// The most memory the loaded trace may take, in bytes.
+    pub memory_limit_bytes: u64,
+}
+
+/// Why a trace was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// It would take too much memory.
+    #[error(
+        "{path}: {records} records take {needed_bytes} bytes and {limit_bytes} may be used; raise \
+         --memory, or capture less"
+    )]
+    TooLarge {
+        /// Which trace.
+        path: String,
+        /// Its records.
+        records: u64,
+        /// What they take.
+        needed_bytes: u64,
+        /// What may be used.
+        limit_bytes: u64,
+    },
+}
+
+/// Bytes that `records` take before their pages are counted; known before anything is read.
+#[must_use]
+pub fn memory_bytes(records: u64) -> u64 {
+    records.saturating_mul(size_of::<Reference>() as u64)
+}
+
+/// Reads the trace at `path`; `progress` is told how many records were read.
+///
+/// # Errors
+/// The trace is damaged, has smaller pages than asked for, or takes more memory than allowed.
+pub fn load(
+    path: &Path,
+    options: LoadOptions,
+    progress: &mut dyn FnMut(u64),
+) -> Result<References, LoadError> {
+    let mut reader = TraceReader::open(path, Columns::ALL)?;
+    let info = reader.info().clone();
+    let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
+    let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);
+    let needed_bytes = memory_bytes(records);
+    let too_large = |needed_bytes| LoadError::TooLarge {
+        path: path.display().to_string(),
+        records,
+        needed_bytes,
+        limit_bytes,
+    };
+    if needed_bytes > limit_bytes {
+        return Err(too_large(needed_bytes));
+    }
+    let mut loading = Loading::new(records, shift, info.block_bytes);
+    let mut batch = Batch::default();
+    while reader.next_batch(&mut batch)? {
+        let read = loading.references.len() as u64;
+        loading.add(&batch).map_err(|reached| TraceError::TooManyPages {
+            path: path.to_owned(),
+            row: read + reached.at as u64 + 1,
+            limit: reached.limit,
+            remedy: "use larger pages (--page)",
+        })?;
+        let pages = loading.densifier.page_count() as u64;
+        let needed_bytes = needed_bytes + Densifier::memory_bytes(pages);
+        if needed_bytes > limit_bytes {
+            return Err(too_large(needed_bytes));
+        }
+        progress(loading.references.len() as u64);
+    }
+    Ok(loading.finish(options.page_bytes, info))
+}
+
+struct Loading {
+    references: Vec<Reference>,
+    densifier: Densifier,
+    numbers: Vec<u32>,
+    shift: u32,
+    /// How far a block's number is shifted to be a line's.
+    line_shift: Option<u32>,
+}
+
+impl Loading {
+    fn new(records: u64, shift: u32, block_bytes: u64) -> Self {
+        let line_shift = (block_bytes <= LINE_BYTES)
+            .then(|| LINE_BYTES.trailing_zeros() - block_bytes.trailing_zeros());
+        Self {
+            references: Vec::with_capacity(usize::try_from(records).unwrap_or(0)),
+            densifier: Densifier::new(MAX_PAGES),
+            numbers: Vec::new(),
+            shift,
+            line_shift,
+        }
+    }
+
+    fn add(&mut self, batch: &Batch) -> Result<(), PageLimitReached> {
+        self.numbers.clear();
+        let shift = self.shift;
+        self.densifier
+            .number(batch.blocks.iter().map(|block| block >> shift), &mut self.numbers)?;
+        for (record, &page) in batch.records().zip(&self.numbers) {
+            let thread = u16::try_from(record.thread).unwrap_or(u16::MAX);
+            let line = self.line_shift.map_or(0, |line_shift| {
+                record.block >> line_shift & ((1 << (shift - line_shift.min(shift))) - 1)
+            });
+            self.references.push(Reference {
+                ticks: record.ticks,
+                page,
+                thread,
+                line: u8::try_from(line).unwrap_or(u8::MAX),
+                access: record.access,
+            });
+        }
+        Ok(())
+    }
+
+    fn finish(self, page_bytes: u64, info: TraceInfo) -> References {
+        References::new(self.references, self.densifier.pages(), page_bytes, info)
+    }
+}
