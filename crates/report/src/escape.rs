@@ -1,0 +1,51 @@
+//! Text that comes from outside, made harmless for where it is put.
+
+/// `text` for HTML and SVG, inside elements and inside quoted attributes. Characters that XML does not allow become
+/// the replacement character.
+pub fn html(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            '\n' | '\t' => safe.push(character),
+            control if control.is_control() => safe.push('\u{fffd}'),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+/// JSON for a `<script>` element: nothing in it can end the element or open a comment.
+pub fn json_in_script(json: &str) -> String {
+    json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+}
+
+/// `text` for one line of a terminal: control characters, which could move the cursor or change colours, are shown
+/// instead of sent.
+pub fn terminal(text: &str) -> String {
+    let shown = |character: char| match character {
+        control if control.is_control() => '\u{fffd}',
+        other => other,
+    };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_comes_in_is_markup_when_it_goes_out() {
+        assert_eq!(html("<b a='1\">&\u{1b}"), "&lt;b a=&#39;1&quot;&gt;&amp;\u{fffd}");
+        let json = serde_json::json!({"a": "</script><!-- &"}).to_string();
+        let safe = json_in_script(&json);
+        assert!(!safe.contains('<') && !safe.contains('&'), "{safe}");
+        let back: serde_json::Value = serde_json::from_str(&safe).expect("still JSON");
+        assert_eq!(back["a"], "</script><!-- &");
+        assert_eq!(terminal("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+}

@@ -1,0 +1,140 @@
+//! Where an answer comes from: enough to make it again, and to see that it was made from the same.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::ReportError;
+
+/// One file, or one data set that ships with the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Input {
+    /// As the user wrote it.
+    pub path: String,
+    pub bytes: u64,
+    /// In hexadecimal.
+    pub sha256: String,
+}
+
+impl Input {
+    /// Reads the whole file once; memory use does not depend on its size.
+    pub fn of_file(path: &Path) -> Result<Input, ReportError> {
+        let hashed = File::open(path).and_then(hash);
+        let unreadable = |source| ReportError::Unreadable { path: path.to_owned(), source };
+        let (bytes, sha256) = hashed.map_err(unreadable)?;
+        Ok(Input { path: path.display().to_string(), bytes, sha256 })
+    }
+
+    /// Something that is in memory already, under the name the user knows it by.
+    pub fn of_bytes(name: impl Into<String>, bytes: &[u8]) -> Input {
+        let sha256 = hexadecimal(&Sha256::digest(bytes));
+        Input { path: name.into(), bytes: bytes.len() as u64, sha256 }
+    }
+}
+
+fn hash(mut from: impl Read) -> io::Result<(u64, String)> {
+    let (mut hasher, mut bytes) = (Sha256::new(), 0);
+    let mut block = vec![0; 1 << 16];
+    loop {
+        match from.read(&mut block) {
+            Ok(0) => return Ok((bytes, hexadecimal(&hasher.finalize()))),
+            Ok(read) => {
+                hasher.update(&block[..read]);
+                bytes += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Tool, command, parameters and inputs of an answer. No time and no machine: the same question gives the same bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Provenance {
+    pub tool: String,
+    pub version: String,
+    /// The arguments after `farpool` that ask for this answer again, without those that say how it is printed.
+    pub command: Vec<String>,
+    /// Every setting with its value, also those that were left at their default.
+    pub parameters: BTreeMap<String, serde_json::Value>,
+    pub inputs: Vec<Input>,
+}
+
+impl Provenance {
+    pub fn new<Word: Into<String>>(
+        version: impl Into<String>,
+        command: impl IntoIterator<Item = Word>,
+    ) -> Provenance {
+        Provenance {
+            tool: "farpool".into(),
+            version: version.into(),
+            command: command.into_iter().map(Into::into).collect(),
+            parameters: BTreeMap::new(),
+            inputs: Vec::new(),
+        }
+    }
+
+    /// Notes a setting. What cannot be written as JSON is noted as null.
+    #[must_use]
+    pub fn parameter(mut self, name: impl Into<String>, value: impl Serialize) -> Provenance {
+        let value = serde_json::to_value(value).unwrap_or(serde_json::Value::Null);
+        self.parameters.insert(name.into(), value);
+        self
+    }
+
+    /// Notes an input.
+    #[must_use]
+    pub fn input(mut self, input: Input) -> Provenance {
+        self.inputs.push(input);
+        self
+    }
+
+    /// The command as a person would type it.
+    pub fn command_line(&self) -> String {
+        let words = self.command.iter().map(|word| quoted(word));
+        std::iter::once(self.tool.clone()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word for a POSIX shell.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:,=%+@".contains(&byte);
+    match !word.is_empty() && word.bytes().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of FIPS 180-2's example "abc".
+    const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn an_input_has_its_size_and_its_hash() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("abc");
+        std::fs::write(&path, "abc").expect("written");
+        let input = Input::of_file(&path).expect("readable");
+        assert_eq!((input.bytes, input.sha256.as_str()), (3, ABC));
+        assert_eq!(Input::of_bytes("abc", b"abc").sha256, ABC);
+        let missing = Input::of_file(&folder.path().join("none")).expect_err("no such file");
+        assert!(missing.to_string().contains("none"));
+    }
+
+    #[test]
+    fn the_command_line_can_be_pasted_into_a_shell() {
+        let asked = Provenance::new("1", ["plan", "pool", "my vms.csv", "it's"]);
+        assert_eq!(asked.command_line(), r"farpool plan pool 'my vms.csv' 'it'\''s'");
+    }
+}
