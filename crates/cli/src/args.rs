@@ -7,12 +7,14 @@
 //! stronger source left open from a weaker one.
 
 mod rack;
+mod sim;
 mod trace;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use rack::*;
+pub use sim::*;
 pub use trace::*;
 
 use clap::{Args, Parser, Subcommand};
@@ -79,6 +81,8 @@ pub enum Command {
     Workload(farpool_bench::WorkloadArgs),
     /// Capture a program's references to memory, or read and write other traces
     Trace(Box<TraceArgs>),
+    /// Simulate designs of far memory on a trace
+    Sim(SimArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Print the manual page, or write one page per subcommand

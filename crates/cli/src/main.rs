@@ -78,6 +78,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Demo(args) => commands::demo::main(&args),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Workload(args) => commands::bench::workload(&args),
+        Command::Sim(args) => commands::sim::main(args),
         Command::Trace(args) => commands::trace::main(*args),
         Command::Completions(args) => commands::generate::completions(&args),
         Command::Man(args) => commands::generate::man(&args),

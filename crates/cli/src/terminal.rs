@@ -25,6 +25,13 @@ pub fn counter(what: &'static str) -> indicatif::ProgressBar {
     counter.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
 }
 
+/// The same with an end in sight.
+pub fn bar(what: &'static str, count: u64) -> indicatif::ProgressBar {
+    let style = indicatif::ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({eta} left)");
+    let bar = indicatif::ProgressBar::new(count).with_message(what);
+    bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
+}
+
 /// The colours in use, each a role rather than a hue.
 #[derive(Clone, Copy, Debug)]
 pub enum Tone {

@@ -3,14 +3,16 @@
 //! * [`load`]: a trace as dense references, in memory that is announced before it is used.
 //! * [`design`]: what is compared: page swapping, fine-grained access and the rest, with their sources.
 //! * [`engine`]: one program, or several that share a blade, through one design.
-//! * [`experiment`]: designs × local sizes × policies, in parallel.
+//! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`] shows it.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
 //! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
 
+pub mod answer;
 pub mod design;
 pub mod engine;
 pub mod experiment;
+pub mod file;
 pub mod load;
 
 pub use design::{Design, Preset, Tier, Unit};

@@ -16,6 +16,7 @@ pub mod node;
 pub mod rack;
 pub mod run;
 pub mod service;
+pub mod sim;
 pub mod stat;
 pub mod trace;
 

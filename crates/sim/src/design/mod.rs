@@ -59,6 +59,16 @@ pub struct LoadPoint {
     pub latency_permille: u32,
 }
 
+/// Critical-block-first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CriticalBlock {
+    /// From the fault to the line that is wanted.
+    pub first_ps: u64,
+    /// A reference to another line waits until that line has come. The thesis does not count this.
+    pub others_wait: bool,
+}
+
 /// Pages move to local memory where they are used most, at intervals (thesis 4.6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,8 +106,8 @@ pub struct Design {
     pub local_latency_ps: u64,
     /// What is not local.
     pub far: Tier,
-    /// The faulting line comes first, after this long; the rest of the page follows (thesis 6.3).
-    pub critical_block_ps: Option<u64>,
+    /// The faulting line comes first; the rest of the page follows (thesis 6.3).
+    pub critical_block: Option<CriticalBlock>,
     /// Frames kept free for incoming pages; evictions go on beside the program until none is left.
     pub free_frames: u32,
     /// A page that comes back keeps its place at the far side, so an unchanged page is not written again.
@@ -155,11 +165,8 @@ impl Design {
         if self.migration.is_some_and(|migration| migration.epoch_ps == 0) {
             return error("migration.epoch_ps of 0");
         }
-        if self.unit == Unit::Line && (self.critical_block_ps.is_some() || self.prefetch.is_some())
-        {
-            return error(
-                "critical_block_ps and prefetch belong to pages, this design moves lines",
-            );
+        if self.unit == Unit::Line && (self.critical_block.is_some() || self.prefetch.is_some()) {
+            return error("critical_block and prefetch belong to pages, this design moves lines");
         }
         if self.unit == Unit::Page && self.migration.is_some() {
             return error("migration belongs to lines; pages come when they are used");

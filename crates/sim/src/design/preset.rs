@@ -1,7 +1,7 @@
 //! The designs that have a name. Lim's are from his thesis, 4.1.2 and Table 1(a); the others are today's
 //! interfaces with published figures. Local latency is printed nowhere in the thesis; 60 ns is assumed.
 
-use super::{Design, LoadPoint, Migration, Overflow, Tier, Unit};
+use super::{CriticalBlock, Design, LoadPoint, Migration, Overflow, Tier, Unit};
 
 /// A named design.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,8 +10,10 @@ pub enum Preset {
     Local,
     /// Lim's page swapping.
     Ps,
-    /// The same with critical-block-first.
+    /// The same with critical-block-first, as the thesis counts it.
     PsCbf,
+    /// The same where other lines of the page are waited for.
+    PsCbfWaits,
     /// Lim's fine-grained remote access over a coherent link.
     Fgra,
     /// The same with page migration.
@@ -49,10 +51,11 @@ const FREE_FRAMES: u32 = 256;
 
 impl Preset {
     /// All of them, in the order of their list.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Local,
         Self::Ps,
         Self::PsCbf,
+        Self::PsCbfWaits,
         Self::Fgra,
         Self::FgraMigration,
         Self::FgraPcie,
@@ -73,6 +76,7 @@ impl Preset {
             Self::Local => "local",
             Self::Ps => "ps",
             Self::PsCbf => "ps+cbf",
+            Self::PsCbfWaits => "ps+cbf-waits",
             Self::Fgra => "fgra",
             Self::FgraMigration => "fgra+migration",
             Self::FgraPcie => "fgra-pcie",
@@ -93,7 +97,10 @@ impl Preset {
         match self {
             Self::Local => "60 ns assumed for local memory",
             Self::Ps => "Lim 2010, Table 1(a): PCIe 2.0 x2, trap 330 ns",
-            Self::PsCbf => "Lim 2010, Table 1(a) and 6.3: first block after 0.75 us",
+            Self::PsCbf => {
+                "Lim 2010, Table 1(a) and 6.3: first block after 0.75 us, the rest is hidden"
+            }
+            Self::PsCbfWaits => "as ps+cbf; other lines of the page are waited for until they come",
             Self::Fgra => "Lim 2010, Table 1(a): HyperTransport, 60 ns, 4 GB/s",
             Self::FgraMigration => "Lim 2010, 4.6.1: every 10 ms; 330 ns for a page assumed",
             Self::FgraPcie => "Lim 2010, 4.6.2: the link of ps",
@@ -120,7 +127,13 @@ impl Preset {
         let design = base(self);
         match self {
             Self::Local | Self::Ps => design,
-            Self::PsCbf => Design { critical_block_ps: Some(750 * NS), ..design },
+            Self::PsCbf | Self::PsCbfWaits => Design {
+                critical_block: Some(CriticalBlock {
+                    first_ps: 750 * NS,
+                    others_wait: self == Self::PsCbfWaits,
+                }),
+                ..design
+            },
             Self::Fgra => Design { unit: Unit::Line, far: hyper_transport(), ..design },
             Self::FgraMigration => Design {
                 unit: Unit::Line,
@@ -178,7 +191,7 @@ fn base(preset: Preset) -> Design {
         unit: Unit::Page,
         local_latency_ps: LOCAL_LATENCY_PS,
         far: pcie(),
-        critical_block_ps: None,
+        critical_block: None,
         free_frames: FREE_FRAMES,
         keeps_copies: false,
         prefetch: None,

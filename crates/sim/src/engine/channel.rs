@@ -1,6 +1,6 @@
 //! One direction of a link, or a device: things pass one after the other, and it remembers how busy it was.
 
-use crate::design::{Tier, transfer_ps};
+use crate::design::{LINE_BYTES, Tier, transfer_ps};
 
 /// Utilisation is that of the last whole window: long against a page, short against a phase.
 const WINDOW_PS: u64 = 100_000_000;
@@ -60,15 +60,32 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A fetch of `bytes` that the program asks for at `now_ps`: when the first byte and the last one are
-    /// there. The software's time is included.
-    pub fn fetch(
+    /// A fetch of `bytes` that the program asks for at `now_ps`: when the last one is there. The software's
+    /// time is included.
+    pub fn fetch(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
+        let (sent_ps, link_latency_ps) = self.ask(tier, device, now_ps, bytes);
+        self.towards_local.pass(sent_ps, link_ps(tier, bytes)) + link_latency_ps
+    }
+
+    /// The same with its first line before all that waits on the link: when that line and when the last
+    /// one is there.
+    pub fn fetch_line_first(
         &mut self,
         tier: &Tier,
         device: &mut Channel,
         now_ps: u64,
         bytes: u64,
     ) -> (u64, u64) {
+        let (sent_ps, link_latency_ps) = self.ask(tier, device, now_ps, bytes);
+        let line_bytes = LINE_BYTES.min(bytes);
+        let first_ps = self.towards_local.pass_first(sent_ps, link_ps(tier, line_bytes));
+        let rest_ps = link_ps(tier, bytes - line_bytes);
+        let last_ps = self.towards_local.pass(first_ps, rest_ps);
+        (first_ps + link_latency_ps, last_ps + link_latency_ps)
+    }
+
+    /// Up to where the answer goes on the link: when, and the link's latency at its load.
+    fn ask(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> (u64, u64) {
         let utilisation = self.towards_local.utilisation_permille(now_ps);
         let link_latency_ps = tier.loaded_ps(tier.link_latency_ps, utilisation);
         let asked_ps = now_ps + tier.software_ps + link_latency_ps + tier.request_ps + tier.map_ps;
@@ -79,9 +96,7 @@ impl Link {
             // The device's own transfer goes on beside the link's; only what it cannot keep up with waits.
             device.pass_first(asked_ps, transfer) - transfer + tier.device_ps
         };
-        let link_ps = if tier.is_serial { 0 } else { transfer_ps(bytes, tier.link_bytes_per_s) };
-        let sent_ps = self.towards_local.pass(answered_ps + tier.response_ps, link_ps);
-        (sent_ps - link_ps + link_latency_ps, sent_ps + link_latency_ps)
+        (answered_ps + tier.response_ps, link_latency_ps)
     }
 
     /// `bytes` go to the far side from `now_ps` on; when the local frame is free again.
@@ -89,6 +104,11 @@ impl Link {
         let sent_ps = self.towards_far.pass(now_ps, transfer_ps(bytes, tier.link_bytes_per_s));
         device.pass(now_ps, transfer_ps(bytes, tier.device_bytes_per_s)).max(sent_ps)
     }
+}
+
+/// How long `bytes` take on the link; a serial device's own time includes it.
+fn link_ps(tier: &Tier, bytes: u64) -> u64 {
+    if tier.is_serial { 0 } else { transfer_ps(bytes, tier.link_bytes_per_s) }
 }
 
 #[cfg(test)]

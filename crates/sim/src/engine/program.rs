@@ -9,7 +9,7 @@ use farpool_trace::Access;
 
 use super::channel::{Channel, Link};
 use super::{Outcome, Program};
-use crate::design::{Design, DesignError, LINE_BYTES, Unit, transfer_ps};
+use crate::design::{CriticalBlock, Design, DesignError, LINE_BYTES, Unit, transfer_ps};
 use crate::load::{Reference, References};
 
 /// The page was used before.
@@ -280,18 +280,10 @@ impl<'a> Running<'a> {
         let left_ps = self.leaving.iter().find(|(leaving, _)| *leaving == page).map(|(_, ps)| *ps);
         let asked_ps = now_ps.max(left_ps.unwrap_or(0));
         let is_below = self.pages[page as usize] & BELOW != 0;
-        let (first_ps, last_ps) = self.fetch(design, device, page, asked_ps);
-        let mut wait_ps = last_ps;
-        if let Some(critical_ps) = design.critical_block_ps.filter(|_| !is_below) {
-            // The rest of the page comes line by line while the program goes on.
-            let line_ps = transfer_ps(LINE_BYTES, design.far.link_bytes_per_s);
-            // Behind others on the link it comes that much later.
-            let idle_ps = design.far.idle_fetch_ps(0);
-            wait_ps = (first_ps + critical_ps).saturating_sub(idle_ps).clamp(asked_ps, last_ps);
-            let first_line = reference.line;
-            self.arriving.push(Arrival { page, first_line, first_ps: wait_ps, line_ps, last_ps });
-            self.pages[page as usize] |= ARRIVING;
-        }
+        let wait_ps = match design.critical_block.filter(|_| !is_below) {
+            Some(critical) => self.fetch_line_first(design, device, reference, asked_ps, critical),
+            None => self.fetch(design, device, page, asked_ps),
+        };
         let stalled_ps = wait_ps - now_ps;
         if is_below {
             self.outcome.overflow_ps += stalled_ps;
@@ -304,16 +296,48 @@ impl<'a> Running<'a> {
         wait_ps
     }
 
-    /// One page from where it is; when its first and last bytes are there.
-    fn fetch(
+    /// One page from where it is; when it is there.
+    fn fetch(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) -> u64 {
+        let is_below = self.leave_far(page);
+        let bytes = self.trace.page_bytes;
+        match &design.overflow {
+            Some(overflow) if is_below => {
+                self.link_below.fetch(&overflow.tier, &mut self.device_below, now_ps, bytes)
+            }
+            _ => self.link.fetch(&design.far, device, now_ps, bytes),
+        }
+    }
+
+    /// One page, the line that is wanted first; when that is there. The rest comes line by line while the
+    /// program goes on.
+    fn fetch_line_first(
         &mut self,
         design: &Design,
         device: &mut Channel,
-        page: u32,
+        reference: Reference,
         now_ps: u64,
-    ) -> (u64, u64) {
-        let bytes = self.trace.page_bytes;
-        self.outcome.fetched_bytes += bytes;
+        critical: CriticalBlock,
+    ) -> u64 {
+        let page = reference.page;
+        self.leave_far(page);
+        let (far, bytes) = (&design.far, self.trace.page_bytes);
+        let (first_ps, last_ps) = self.link.fetch_line_first(far, device, now_ps, bytes);
+        // The design says how long the first line takes; behind others it comes that much later.
+        let late_ps = first_ps.saturating_sub(now_ps + far.idle_fetch_ps(LINE_BYTES));
+        let first_ps = (now_ps + critical.first_ps + late_ps).min(last_ps);
+        if !critical.others_wait {
+            return first_ps;
+        }
+        let line_ps = transfer_ps(LINE_BYTES, far.link_bytes_per_s);
+        let first_line = reference.line;
+        self.arriving.push(Arrival { page, first_line, first_ps, line_ps, last_ps });
+        self.pages[page as usize] |= ARRIVING;
+        first_ps
+    }
+
+    /// A page begins to come back; true when it comes from the tier below.
+    fn leave_far(&mut self, page: u32) -> bool {
+        self.outcome.fetched_bytes += self.trace.page_bytes;
         self.far_count -= 1;
         if let Some((order, _)) = &mut self.far_order {
             order.remove(page);
@@ -321,12 +345,7 @@ impl<'a> Running<'a> {
         let state = &mut self.pages[page as usize];
         let is_below = *state & BELOW != 0;
         *state = (*state & !BELOW) | TOUCHED | LOCAL;
-        match &design.overflow {
-            Some(overflow) if is_below => {
-                self.link_below.fetch(&overflow.tier, &mut self.device_below, now_ps, bytes)
-            }
-            _ => self.link.fetch(&design.far, device, now_ps, bytes),
-        }
+        is_below
     }
 
     fn prefetch(
@@ -348,7 +367,7 @@ impl<'a> Running<'a> {
                 continue;
             }
             self.bring(design, device, page, now_ps);
-            let (_, last_ps) = self.fetch(design, device, page, now_ps);
+            let last_ps = self.fetch(design, device, page, now_ps);
             let arrival = Arrival { page, first_line: 0, first_ps: last_ps, line_ps: 0, last_ps };
             self.arriving.push(arrival);
             self.pages[page as usize] |= ARRIVING;
@@ -400,7 +419,7 @@ impl<'a> Running<'a> {
         if let Some(count) = self.epoch_references.get_mut(page as usize) {
             *count += 1;
         }
-        let (_, last_ps) = self.link.fetch(&design.far, device, now_ps, LINE_BYTES);
+        let last_ps = self.link.fetch(&design.far, device, now_ps, LINE_BYTES);
         let stall_ps = (last_ps - now_ps) / self.overlap;
         self.outcome.far_ps += stall_ps;
         self.outcome.far_references += 1;

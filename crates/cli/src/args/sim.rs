@@ -1,0 +1,94 @@
+//! `farpool sim`: its flags.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use farpool_policy::CacheKind;
+use farpool_sim::{LocalSize, Preset};
+
+use crate::values::Size;
+
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    #[command(subcommand)]
+    pub action: SimAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SimAction {
+    /// Run a trace through designs, local sizes and policies, or an experiment from a file
+    Run(SimRunArgs),
+    /// List the designs that have a name, or print one as TOML to change it
+    Designs(DesignsArgs),
+}
+
+/// How an answer is given; the same for all simulations.
+#[derive(Debug, Clone, Args)]
+pub struct AnswerArgs {
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write the answer with its plots to this file, one self-contained HTML page
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+/// How a trace is loaded.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Bytes of a page [default: 4KiB]
+    #[arg(long, value_name = "SIZE")]
+    pub page: Option<Size>,
+    /// The most memory the simulation may take [default: what the machine has available]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// Threads to simulate with [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool sim run sort.parquet\n  \
+farpool sim run sort.parquet --design ps,fgra,disk --local 75%,50%,25% --policy clock,lru --report sort.html\n  \
+farpool sim run experiment.toml\n\n\
+A local size is a share of the pages that the trace touches, or a size in bytes.")]
+pub struct SimRunArgs {
+    /// A trace, or an experiment (a name that ends in .toml)
+    pub input: PathBuf,
+    /// The designs; `farpool sim designs` lists them
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(default_value = "ps,ps+cbf,fgra,fgra+migration,fgra-pcie,disk")]
+    pub design: Vec<Preset>,
+    /// Local memory: shares of the footprint, or sizes
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "75%,50%,25%")]
+    pub local: Vec<LocalSize>,
+    /// Which pages leave local memory
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "clock")]
+    pub policy: Vec<CacheKind>,
+    /// Programs like this one, each with its link, that share the far memory's device
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: u32,
+    /// References that wait at the same time; 1: each one blocks the program
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub overlap: u32,
+    /// How long a tick of the trace's clock lasts, in ps [default: what the trace says]
+    #[arg(long, value_name = "PS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tick_ps: Option<u64>,
+    /// For policies that draw lots
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DesignsArgs {
+    /// Print this design as TOML
+    pub name: Option<Preset>,
+}
