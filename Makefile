@@ -51,6 +51,7 @@ completions: build ## write the shell completions into target/completions
 install: man completions ## install under PREFIX (default /usr/local); DESTDIR is honoured
 	install -Dm755 $(FARPOOL) $(DESTDIR)$(PREFIX)/bin/farpool
 	install -Dm755 $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_preload.so
+	install -Dm755 $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_capture_qemu.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool

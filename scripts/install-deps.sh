@@ -39,6 +39,7 @@ find_missing() {
     need iproute2 ip
     need util-linux mkswap
     need procps ps
+    need qemu-user "qemu-$(uname -m)" # farpool trace runs programs under it
     compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
         || command -v postgres >/dev/null 2>&1 || missing+=(postgresql)
 }

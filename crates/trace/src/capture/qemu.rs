@@ -64,6 +64,9 @@ pub struct QemuCapture {
     writer: TraceWriter,
     max_records: u64,
     is_full: bool,
+    /// The file that the process runs: QEMU's, until the program replaces itself.
+    loaded: PathBuf,
+    replaced_by: Option<PathBuf>,
 }
 
 /// The pause when the ring was empty: short enough that a ring is never filled in it.
@@ -98,7 +101,8 @@ impl QemuCapture {
             .spawn()
             .map_err(TraceError::io(&settings.qemu))?;
         let max_records = settings.max_records.unwrap_or(u64::MAX);
-        Ok(Self { child, ring, writer, max_records, is_full: false })
+        let loaded = settings.qemu.canonicalize().map_err(TraceError::io(&settings.qemu))?;
+        Ok(Self { child, ring, writer, max_records, is_full: false, loaded, replaced_by: None })
     }
 
     /// The process, for signals.
@@ -126,7 +130,12 @@ impl QemuCapture {
         if counts.forks > 0 {
             notes.push(format!("{} forked children ran unrecorded", counts.forks));
         }
-        if counts.execs > 0 {
+        if let Some(other) = &self.replaced_by {
+            let other = other.display();
+            notes.push(format!(
+                "the program replaced itself by {other}, unrecorded; capture that one"
+            ));
+        } else if counts.execs > 0 {
             notes.push(format!("{} programs started by exec ran unrecorded", counts.execs));
         }
         if self.is_full {
@@ -150,8 +159,20 @@ impl QemuCapture {
             }
             progress(self.writer.records());
             if count == 0 {
+                self.look_for_exec();
                 std::thread::sleep(PAUSE);
             }
+        }
+    }
+
+    /// A wrapper that ends in `exec` leaves QEMU and goes on natively; people will want to know.
+    fn look_for_exec(&mut self) {
+        let link = format!("/proc/{}/exe", self.child.id());
+        if self.replaced_by.is_none()
+            && let Ok(file) = std::fs::read_link(link)
+            && file != self.loaded
+        {
+            self.replaced_by = Some(file);
         }
     }
 

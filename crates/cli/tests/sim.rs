@@ -1,0 +1,133 @@
+//! `farpool sim` as a person uses it: a trace in, a table, JSON or a page out.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{ended, farpool};
+
+/// A trace of pages in a circle, with some that are used often, imported from a table.
+fn make_trace(home: &Path) -> PathBuf {
+    let (table, trace) = (home.join("t.csv"), home.join("t.parquet"));
+    let row = |n: u64| {
+        let page = if n.is_multiple_of(3) { n % 8 } else { n * 7 % 100 };
+        format!("{},{page},{}\n", n * 500, n % 2)
+    };
+    let rows: String = (0..5000).map(row).collect();
+    std::fs::write(&table, format!("time,block,write\n{rows}")).expect("the table is written");
+    let mut import = farpool(home);
+    import.args(["trace", "import", "--format", "csv"]).arg(&table).arg("--out").arg(&trace);
+    let (code, printed, error) = ended(&mut import);
+    assert_eq!(code, 0, "{error}");
+    assert!(printed.starts_with("5000 records in "), "{printed}");
+    trace
+}
+
+fn sim(home: &Path, words: &[&str]) -> (i32, String, String) {
+    ended(farpool(home).arg("sim").args(words))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+#[test]
+fn designs_are_compared_in_a_table_in_json_and_on_a_page() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    let report = home.path().join("r.html");
+    let run = ["run", text(&trace), "--design", "ps,fgra,disk", "--local", "75%,50%", "--report"];
+    let (code, table, error) = sim(home.path(), &[&run[..], &[text(&report)]].concat());
+    assert_eq!(code, 0, "{error}");
+    assert!(table.contains("\nps        75%  clock "), "{table}");
+    let page = std::fs::read_to_string(&report).expect("the page is written");
+    assert!(page.contains("<svg") && page.contains("Where the time goes"), "{}", page.len());
+    assert!(!page.contains("http://") && !page.contains("https://"), "it needs nothing else");
+    let json = |threads| {
+        let words = [&run[..6], &["--json", "--threads", threads]].concat();
+        let (code, json, error) = sim(home.path(), &words);
+        assert_eq!(code, 0, "{error}");
+        let mut json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        json["provenance"]["command"] = serde_json::Value::Null;
+        json
+    };
+    let one = json("1");
+    assert_eq!(one, json("3"), "the same bytes whatever the number of threads");
+    let rows = one["result"]["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 6);
+    let slowdown = |at: usize| rows[at]["slowdown_permille"].as_u64().expect("a number");
+    // Less local memory is slower, a disk slowest of all.
+    assert!(slowdown(0) < slowdown(1) && slowdown(1) < slowdown(5), "{rows:?}");
+    let hash = one["provenance"]["inputs"][0]["sha256"].as_str().expect("a hash");
+    assert_eq!(hash.len(), 64);
+}
+
+#[test]
+fn an_experiment_is_a_file() {
+    let home = tempfile::tempdir().expect("a folder");
+    make_trace(home.path());
+    let file = home.path().join("e.toml");
+    let text_of = "trace = \"t.parquet\"\nlocal = [\"50%\"]\npolicies = [\"lru\", \"fifo\"]\n\
+                   designs = [\"ps\", { base = \"ps\", name = \"slow\", far.link_latency_ps = 50_000_000 }]\n";
+    std::fs::write(&file, text_of).expect("the experiment is written");
+    let (code, json, error) = sim(home.path(), &["run", text(&file), "--json"]);
+    assert_eq!(code, 0, "{error}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let rows = json["result"]["rows"].as_array().expect("rows");
+    let names: Vec<_> = rows.iter().map(|row| row["design"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["ps", "ps", "slow", "slow"]);
+    let far_ps = |at: usize| rows[at]["outcome"]["far_ps"].as_u64().expect("a number");
+    let faults = rows[0]["outcome"]["far_references"].as_u64().expect("a number");
+    assert!(far_ps(2) > far_ps(0) + faults * 2 * 49_000_000, "two ways of 50 us for each fault");
+}
+
+#[test]
+fn a_named_design_is_printed_as_an_experiment_takes_it() {
+    let home = tempfile::tempdir().expect("a folder");
+    let (code, list, _) = sim(home.path(), &["designs"]);
+    assert_eq!(code, 0);
+    assert!(list.contains("fgra+migration") && list.contains("Lim 2010, Table 1(a)"), "{list}");
+    let (code, design, _) = sim(home.path(), &["designs", "ps"]);
+    assert_eq!(code, 0);
+    let design: toml::Table = toml::from_str(&design).expect("TOML");
+    assert_eq!(design["far"]["software_ps"].as_integer(), Some(330_000));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    let whole = std::fs::read(&trace).expect("the trace");
+    let cut = home.path().join("cut.parquet");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).expect("half a trace");
+    let report = home.path().join("r.html");
+    let (trace, cut, report) = (text(&trace), text(&cut), text(&report));
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&["run", cut], 1, "cut.parquet: not a readable Parquet file"),
+        (&["run", "none.parquet"], 1, "none.parquet: No such file"),
+        (&["run", trace, "--design", "pss"], 2, "no design named \"pss\""),
+        (&["run", trace, "--local", "0%"], 2, "\"0%\" is no local memory"),
+        (&["run", trace, "--policy", "mru"], 2, "no cache policy named \"mru\""),
+        (
+            &["run", trace, "--memory", "1KiB"],
+            1,
+            "5000 records take 80000 bytes and 1024 may be used",
+        ),
+        (&["run", trace, "--page", "1KiB"], 1, "pages of 1024 bytes; the trace has blocks of 4096"),
+    ];
+    for (words, expected_code, expected) in cases {
+        let (code, _, error) = sim(home.path(), &[words, &["--report", report]].concat());
+        assert_eq!(code, expected_code, "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+    }
+    assert!(!Path::new(report).exists());
+    // What does not fit is said for that configuration; the others are done, and the exit code tells.
+    let (code, table, _) =
+        sim(home.path(), &["run", trace, "--design", "zram,ps", "--local", "20%"]);
+    assert_eq!(code, 1);
+    assert!(
+        table.contains("zram with 20% local was not simulated: 100 pages compressed"),
+        "{table}"
+    );
+    assert!(table.contains("\nps        20%  clock "), "{table}");
+}

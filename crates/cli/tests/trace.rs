@@ -1,0 +1,245 @@
+//! `farpool trace` with real programs under qemu-user.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{ended, farpool};
+use farpool_trace::{Access, Batch, Columns, Record, TraceInfo, TraceReader};
+
+/// True when programs can be captured here; says why not otherwise.
+fn can_capture() -> bool {
+    let can = farpool_trace::capture::find_qemu().is_some();
+    if !can {
+        println!("SKIPPED: qemu-user is not installed (apt-get install qemu-user)");
+    }
+    can
+}
+
+fn read(path: &Path) -> (TraceInfo, Vec<Record>) {
+    let mut reader = TraceReader::open(path, Columns::ALL).expect("a whole trace");
+    let (mut records, mut batch) = (Vec::new(), Batch::default());
+    while reader.next_batch(&mut batch).expect("an undamaged trace") {
+        records.extend(batch.records());
+    }
+    (reader.info().clone(), records)
+}
+
+/// `farpool trace` with these flags, `--out` and the program.
+fn trace(home: &Path, out: &str, flags: &[&str], program: &[&str]) -> Command {
+    let mut command = farpool(home);
+    command.args(["trace", "--out"]).arg(home.join(out)).args(flags).arg("--").args(program);
+    command
+}
+
+/// Sets of a cache: lines with their marks, the most recent last.
+struct Level {
+    sets: Vec<Vec<(u64, bool)>>,
+    ways: usize,
+}
+
+impl Level {
+    fn new(bytes: usize, ways: usize) -> Self {
+        Self { sets: vec![Vec::new(); bytes / 64 / ways], ways }
+    }
+
+    fn set(&mut self, line: u64) -> &mut Vec<(u64, bool)> {
+        let sets = self.sets.len() as u64;
+        &mut self.sets[usize::try_from(line % sets).expect("a set")]
+    }
+
+    /// `None` for a hit, otherwise the changed line that had to leave, if one did.
+    fn reference(&mut self, line: u64, is_store: bool) -> Option<Option<u64>> {
+        let ways = self.ways;
+        let set = self.set(line);
+        if let Some(at) = set.iter().position(|(held, _)| *held == line) {
+            let (_, changed) = set.remove(at);
+            set.push((line, changed || is_store));
+            return None;
+        }
+        let leaving = (set.len() == ways).then(|| set.remove(0));
+        set.push((line, is_store));
+        Some(leaving.filter(|(_, changed)| *changed).map(|(line, _)| line))
+    }
+
+    fn take_back(&mut self, line: u64) -> bool {
+        let held = self.set(line).iter_mut().find(|(held, _)| *held == line);
+        held.map(|held| held.1 = true).is_some()
+    }
+}
+
+/// What two levels let through of every access of one thread.
+fn through_caches(accesses: &[Record]) -> Vec<(u64, Access)> {
+    let (mut l1, mut llc) = (Level::new(8 << 10, 4), Level::new(128 << 10, 8));
+    let mut through = Vec::new();
+    for record in accesses {
+        let Some(changed) = l1.reference(record.block, record.access.is_write()) else { continue };
+        if let Some(changed) = changed.filter(|changed| !llc.take_back(*changed)) {
+            through.push((changed, Access::WriteBack));
+        }
+        if let Some(changed) = llc.reference(record.block, false) {
+            through.push((record.block, record.access));
+            through.extend(changed.map(|line| (line, Access::WriteBack)));
+        }
+    }
+    through
+}
+
+/// Lines of digits in no order.
+fn write_lines(path: &Path, count: u64) {
+    let line = |n: u64| format!("{:020}\n", n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    std::fs::write(path, (0..count).map(line).collect::<String>()).expect("the input is written");
+}
+
+#[test]
+fn the_caches_let_through_what_a_plain_model_of_them_does() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let input = home.path().join("lines");
+    write_lines(&input, 8000);
+    let input = input.to_str().expect("a plain path");
+    // Without randomised addresses two runs refer to the same memory.
+    let program = ["sort", "--parallel=1", "-S", "4M", input];
+    let captured = |out: &str, flags: &[&str]| {
+        let whole = trace(home.path(), out, flags, &program);
+        let mut fixed = Command::new("setarch");
+        fixed.arg("-R").arg(whole.get_program()).args(whole.get_args());
+        fixed.env("LC_ALL", "C").env("HOME", home.path());
+        let (code, printed, error) = ended(&mut fixed);
+        assert_eq!(code, 0, "{error}");
+        assert_eq!(printed.lines().count(), 8000);
+        assert!(printed.lines().is_sorted());
+        read(&home.path().join(out))
+    };
+    let (_, all) = captured("all.parquet", &["--unfiltered"]);
+    let (info, filtered) = captured("filtered.parquet", &["--l1", "8KiB:4", "--llc", "128KiB:8"]);
+    assert!(all.len() > 1_000_000, "{} accesses", all.len());
+    let expected = through_caches(&all);
+    let found: Vec<(u64, Access)> = filtered.iter().map(|r| (r.block, r.access)).collect();
+    let first = expected.iter().zip(&found).position(|(a, b)| a != b);
+    assert_eq!(first, None, "of {} and {} records", expected.len(), found.len());
+    assert_eq!(expected.len(), found.len());
+    assert!(found.iter().any(|(_, access)| *access == Access::WriteBack));
+    assert_eq!(info.program[..2], ["sort", "--parallel=1"]);
+    let filter = info.filter.expect("it says which caches it went through");
+    assert_eq!((filter.l1_bytes, filter.l1_ways), (8 << 10, 4));
+    assert_eq!((filter.llc_bytes, filter.llc_ways), (128 << 10, 8));
+}
+
+#[test]
+fn all_threads_are_recorded() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let input = home.path().join("lines");
+    write_lines(&input, 200_000);
+    let program = ["sort", "--parallel=2", "-S", "64M", input.to_str().expect("a plain path")];
+    let (code, printed, error) = ended(&mut trace(home.path(), "t.parquet", &[], &program));
+    assert_eq!(code, 0, "{error}");
+    assert!(printed.lines().is_sorted() && printed.lines().count() == 200_000);
+    let (_, records) = read(&home.path().join("t.parquet"));
+    let of_thread = |thread| records.iter().filter(|record| record.thread == thread).count();
+    assert!(of_thread(0) > 10_000 && of_thread(1) > 10_000, "{} {}", of_thread(0), of_thread(1));
+}
+
+#[test]
+fn the_programs_end_is_passed_on_and_the_trace_says_what_it_lacks() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let script = "(exit 4); /bin/true; exit 3";
+    let (code, _, error) = ended(&mut trace(home.path(), "sh.parquet", &[], &["sh", "-c", script]));
+    assert_eq!(code, 3, "{error}");
+    assert!(error.contains("forked children ran unrecorded"), "{error}");
+    assert!(error.contains("programs started by exec ran unrecorded"), "{error}");
+    let (info, _) = read(&home.path().join("sh.parquet"));
+    assert_eq!(info.notes.len(), 2, "{:?}", info.notes);
+    let program = ["sh", "-c", "kill -KILL $$"];
+    let (code, _, error) = ended(&mut trace(home.path(), "killed.parquet", &[], &program));
+    assert_eq!(code, 128 + 9, "{error}");
+    assert!(!read(&home.path().join("killed.parquet")).1.is_empty());
+    let program = ["sh", "-c", "exec sleep 1"];
+    let (code, _, error) = ended(&mut trace(home.path(), "exec.parquet", &[], &program));
+    assert_eq!(code, 0, "{error}");
+    assert!(
+        error.contains("replaced itself by /") && error.contains("sleep, unrecorded"),
+        "{error}"
+    );
+    let flags = ["--max-records", "100", "--json"];
+    let (code, printed, error) =
+        ended(&mut trace(home.path(), "few.parquet", &flags, &["ls", "/"]));
+    assert_eq!(code, 0, "{error}");
+    let told = printed.lines().last().expect("the answer is the last line");
+    let told: serde_json::Value = serde_json::from_str(told).expect("JSON");
+    assert_eq!(told["records"], 100);
+    assert_eq!(told["notes"][0], "recording ended at 100 records, as asked");
+}
+
+#[test]
+fn a_program_that_closes_every_descriptor_is_recorded_all_the_same() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let script = "import os; os.closerange(3, 4096)\nprint(sum(bytearray(8 << 20)))";
+    let program = ["/usr/bin/python3", "-c", script];
+    let (code, printed, error) = ended(&mut trace(home.path(), "py.parquet", &[], &program));
+    assert_eq!((code, printed.as_str()), (0, "0\n"), "{error}");
+    let (_, records) = read(&home.path().join("py.parquet"));
+    assert!(records.len() > (8 << 20) / 64, "{} records", records.len());
+}
+
+#[test]
+fn what_cannot_be_captured_leaves_no_trace() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let text = home.path().join("text");
+    std::fs::write(&text, "no program\n").expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&text, mode).expect("it may be executed");
+    let text = text.to_str().expect("a plain path");
+    for (program, reason) in [
+        ("no-such-program", "there is no such program in PATH"),
+        ("/no/such/program", "no such program, or it may not be executed"),
+        (text, "neither an ELF program nor a script"),
+    ] {
+        let (code, _, error) = ended(&mut trace(home.path(), "t.parquet", &[], &[program]));
+        assert_eq!(code, 1);
+        assert!(error.contains(reason), "{program}: {error}");
+    }
+    let (code, _, error) = ended(&mut trace(home.path(), "no/t.parquet", &[], &["true"]));
+    assert_eq!(code, 1);
+    assert!(error.contains("No such file or directory"), "{error}");
+    let (code, _, error) =
+        ended(&mut trace(home.path(), "t.parquet", &["--l1", "64KiB:7"], &["true"]));
+    assert_eq!(code, 2, "{error}");
+    let left: Vec<_> = std::fs::read_dir(home.path()).expect("a folder").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn termination_is_passed_on_and_the_trace_is_finished() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let script = "print('up', flush=True)\nwhile True: sum(bytearray(1 << 20))";
+    let mut command = trace(home.path(), "t.parquet", &[], &["/usr/bin/python3", "-c", script]);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut said = [0; 3];
+    let mut output = child.stdout.take().expect("a pipe");
+    std::io::Read::read_exact(&mut output, &mut said).expect("the program says that it runs");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(128 + 15));
+    assert!(!read(&home.path().join("t.parquet")).1.is_empty());
+}
