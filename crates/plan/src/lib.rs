@@ -1,3 +1,18 @@
 //! Whether far memory pays, from data: pools sized from utilisation, servers packed, designs priced.
 //!
 //! Prices, powers and areas are data files with a date and a source; only formulas are code.
+//!
+//! - [`utilisation`] reads what virtual machines used over time;
+//! - [`pool`] says how much less memory a pool needs than its members apart;
+//! - [`pack`] says how many servers hold them, with and without far memory.
+//!
+//! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed gives the same answer.
+
+mod error;
+pub mod pack;
+pub mod pool;
+mod random;
+pub mod utilisation;
+
+pub use error::PlanError;
+pub use random::Random;

@@ -1,0 +1,63 @@
+//! Random numbers that are the same on every machine: groupings must come out again from their seed.
+
+/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, good enough to shuffle with.
+#[derive(Clone, Debug)]
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random { state: seed }
+    }
+
+    /// The next 64 bits.
+    pub fn next_bits(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not zero. By multiplication: the bias is below 2^-32 for what is shuffled here.
+    pub fn below(&mut self, bound: usize) -> usize {
+        assert!(bound > 0, "nothing is below zero");
+        let product = u128::from(self.next_bits()) * bound as u128;
+        // The upper half of a product of 64 bits with a usize is below that usize.
+        usize::try_from(product >> 64).unwrap_or(0)
+    }
+
+    /// Fisher and Yates.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_is_splitmix64() {
+        let mut random = Random::new(1_234_567);
+        // Of the reference implementation for this seed.
+        assert_eq!(random.next_bits(), 6_457_827_717_110_365_317);
+        assert_eq!(random.next_bits(), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn a_shuffle_keeps_all_items_and_comes_out_again() {
+        let shuffled = |seed| {
+            let mut items: Vec<usize> = (0..100).collect();
+            Random::new(seed).shuffle(&mut items);
+            items
+        };
+        let mut sorted = shuffled(7);
+        assert_eq!(sorted, shuffled(7));
+        assert_ne!(sorted, shuffled(8));
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,233 @@
+//! What virtual machines used over time, dense: machine by step by (processor, memory).
+//!
+//! Files are Parquet or CSV with one row for each machine and time; see [`columns`] for the names and units that are
+//! understood. Reading is in two halves: `parquet` and `csv` only fetch numbers, `build` checks every one of them.
+
+mod build;
+pub mod columns;
+mod csv;
+mod parquet;
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::PlanError;
+pub use columns::{Columns, CpuUnit, MemoryUnit, Named, TimeUnit};
+
+/// What becomes of a share of a machine above 100 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Above {
+    /// It becomes 100 %, and is counted.
+    #[default]
+    Clip,
+    /// It stays, and is counted.
+    Keep,
+    /// The file is refused.
+    Refuse,
+}
+
+/// How a file is read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    pub columns: Columns,
+    /// Seconds of a step; in files that count time in seconds, samples of one step become their maximum. Not given:
+    /// the median distance of two samples, and 300 s where the file counts steps.
+    pub step_s: Option<f64>,
+    pub above: Above,
+}
+
+/// A virtual machine and, where known, what it was promised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Vm {
+    pub name: String,
+    /// In the unit of [`Utilisation::cpu_unit`].
+    pub cpu_provisioned: Option<f64>,
+    /// In the unit of [`Utilisation::memory_unit`].
+    pub memory_provisioned: Option<f64>,
+}
+
+/// What was done to samples before they were planned with; each is told to the user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Mended {
+    /// Shares of a machine above 100 %.
+    pub above_100_percent: usize,
+    /// Samples that are missing between two others of their machine: the last value is held.
+    pub held: usize,
+    /// Samples before a machine's first and after its last: nothing was used.
+    pub absent: usize,
+}
+
+/// All machines of a file over all its steps.
+#[derive(Clone, PartialEq)]
+pub struct Utilisation {
+    pub vms: Vec<Vm>,
+    pub steps: usize,
+    pub step_s: f64,
+    pub cpu_unit: CpuUnit,
+    pub memory_unit: MemoryUnit,
+    pub mended: Mended,
+    /// Whether shares above 100 % were clipped.
+    pub above: Above,
+    cpu: Vec<f64>,
+    memory: Vec<f64>,
+}
+
+impl Utilisation {
+    /// Reads a file; `.csv` is CSV, anything else Parquet.
+    ///
+    /// # Errors
+    /// It cannot be read, is of another kind, lacks a column, or has a value that cannot be; with file and row.
+    pub fn read(path: &Path, options: &Options) -> Result<Utilisation, PlanError> {
+        let rows = read_rows(path, &options.columns)?;
+        build::build(path, rows, options)
+    }
+
+    /// From series in memory, one for each machine and all of one length. Units are machines unless set otherwise.
+    pub fn from_series(cpu: &[Vec<f64>], memory: &[Vec<f64>], step_s: f64) -> Utilisation {
+        let steps = cpu.first().map_or(0, Vec::len);
+        assert_eq!(cpu.len(), memory.len(), "as many series of memory as of processors");
+        assert!(cpu.iter().chain(memory).all(|series| series.len() == steps), "of one length");
+        let vm = |at: usize| Vm {
+            name: at.to_string(),
+            cpu_provisioned: None,
+            memory_provisioned: None,
+        };
+        Utilisation {
+            vms: (0..cpu.len()).map(vm).collect(),
+            steps,
+            step_s,
+            cpu_unit: CpuUnit::Machines,
+            memory_unit: MemoryUnit::Machines,
+            mended: Mended::default(),
+            above: Above::Keep,
+            cpu: cpu.concat(),
+            memory: memory.concat(),
+        }
+    }
+
+    /// Notes what each machine was promised, from a table with one row for each.
+    ///
+    /// # Errors
+    /// As [`Utilisation::read`]; also when a machine of the series is not in the table.
+    pub fn read_provisioned(&mut self, path: &Path, columns: &Columns) -> Result<(), PlanError> {
+        let table = read_table(path, columns)?;
+        build::provision(self, path, &table)
+    }
+
+    /// One machine's processors over time.
+    pub fn cpu(&self, vm: usize) -> &[f64] {
+        &self.cpu[vm * self.steps..][..self.steps]
+    }
+
+    /// One machine's memory over time.
+    pub fn memory(&self, vm: usize) -> &[f64] {
+        &self.memory[vm * self.steps..][..self.steps]
+    }
+
+    /// The same with longer steps: each the maximum of those it holds. What does not divide is rounded down to whole steps;
+    /// a length below the present one changes nothing.
+    #[must_use]
+    pub fn with_steps_of(&self, step_s: f64) -> Utilisation {
+        let factor = (step_s / self.step_s).floor();
+        if !factor.is_finite() || factor < 2.0 {
+            return self.clone();
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at least 2, and whole
+        let factor = (factor as usize).min(self.steps.max(1));
+        let coarser = |values: &[f64]| -> Vec<f64> {
+            let series = values.chunks(self.steps.max(1));
+            series.flat_map(|series| series.chunks(factor).map(peak)).collect()
+        };
+        #[allow(clippy::cast_precision_loss)] // of a number of steps
+        let step_s = self.step_s * factor as f64;
+        Utilisation {
+            steps: self.steps.div_ceil(factor),
+            step_s,
+            cpu: coarser(&self.cpu),
+            memory: coarser(&self.memory),
+            ..self.clone()
+        }
+    }
+
+    /// The sentences a user must read before he trusts what follows.
+    pub fn warnings(&self) -> Vec<String> {
+        let Mended { above_100_percent, held, .. } = self.mended;
+        let all = 2 * self.cpu.len();
+        let mut warnings = Vec::new();
+        if above_100_percent > 0 {
+            let done = match self.above {
+                Above::Keep => "were kept",
+                _ => "were clipped to it",
+            };
+            warnings.push(format!(
+                "{above_100_percent} of {all} values are above 100 % of a machine and {done}"
+            ));
+        }
+        if held > 0 {
+            warnings.push(format!(
+                "{held} of {} samples are missing; the value before was held",
+                self.cpu.len()
+            ));
+        }
+        warnings
+    }
+}
+
+/// Without the samples: there are millions.
+impl fmt::Debug for Utilisation {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_struct("Utilisation")
+            .field("vms", &self.vms.len())
+            .field("steps", &self.steps)
+            .field("step_s", &self.step_s)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The largest of values that are not negative; 0 of none.
+pub fn peak(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+/// The columns of a file, as they stand there. `vm` holds places in `names`, in the order of first appearance.
+#[derive(Debug, Default)]
+struct Rows {
+    names: Vec<String>,
+    vm: Vec<u32>,
+    time: Vec<f64>,
+    cpu: Vec<f64>,
+    memory: Vec<f64>,
+    units: (TimeUnit, CpuUnit, MemoryUnit),
+    /// What is added to an index to name a row to the user.
+    first_row: usize,
+}
+
+/// What each machine was promised, as it stands in the file.
+#[derive(Debug, Default)]
+struct ProvisionTable {
+    names: Vec<String>,
+    cpu: Option<(CpuUnit, Vec<f64>)>,
+    memory: Option<(MemoryUnit, Vec<f64>)>,
+    first_row: usize,
+}
+
+fn is_csv(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
+}
+
+fn read_rows(path: &Path, columns: &Columns) -> Result<Rows, PlanError> {
+    match is_csv(path) {
+        true => csv::read_rows(path, columns),
+        false => parquet::read_rows(path, columns),
+    }
+}
+
+fn read_table(path: &Path, columns: &Columns) -> Result<ProvisionTable, PlanError> {
+    match is_csv(path) {
+        true => csv::read_table(path, columns),
+        false => parquet::read_table(path, columns),
+    }
+}
