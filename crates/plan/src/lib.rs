@@ -8,6 +8,7 @@
 //!
 //! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed gives the same answer.
 
+mod data;
 mod error;
 pub mod pack;
 pub mod pool;
