@@ -1,0 +1,127 @@
+//! The theses' tables cell by cell: what they print, what the models here give, and why where they differ.
+
+mod gutierrez;
+mod lim;
+
+use serde::Serialize;
+
+pub use gutierrez::gutierrez;
+pub use lim::lim;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The printed digits, or within what the rounding of printed inputs leaves open.
+    Exact,
+    /// Close, or the same order and direction; `why` says how close.
+    InShape,
+    /// Something else; `why` says what is known of it.
+    Departs,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Exact => "exact",
+            Verdict::InShape => "in shape",
+            Verdict::Departs => "departs",
+        }
+    }
+}
+
+/// One printed figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// Where it is printed: `Table 3`.
+    pub place: String,
+    /// What it is: `srvr1, total cost`.
+    pub name: String,
+    pub unit: String,
+    pub paper: f64,
+    pub ours: f64,
+    pub verdict: Verdict,
+    /// Empty for most that are exact.
+    pub why: String,
+}
+
+/// What is wrong in the paper itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Erratum {
+    pub place: String,
+    pub text: String,
+}
+
+/// A thesis, cell by cell.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reproduction {
+    pub source: String,
+    pub cells: Vec<Cell>,
+    pub errata: Vec<Erratum>,
+}
+
+impl Reproduction {
+    /// How many cells have this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.cells.iter().filter(|cell| cell.verdict == verdict).count()
+    }
+
+    /// The cells of one place.
+    pub fn of(&self, place: &str) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().filter(move |cell| cell.place == place)
+    }
+}
+
+impl Cell {
+    /// Exact when `ours` rounds to what is printed with `decimals` digits (a printed half may be rounded either way); else by
+    /// how far it is off: in shape up to `band` of the printed value.
+    fn rounded(
+        place: &str,
+        name: String,
+        unit: &str,
+        paper: f64,
+        ours: f64,
+        decimals: i32,
+    ) -> Cell {
+        let off = (ours - paper).abs();
+        let exact = off <= 0.5 * 10_f64.powi(-decimals) + 1e-9;
+        let verdict = if exact { Verdict::Exact } else { Verdict::Departs };
+        Cell {
+            place: place.into(),
+            name,
+            unit: unit.into(),
+            paper,
+            ours,
+            verdict,
+            why: String::new(),
+        }
+    }
+
+    /// In shape instead of departing when it is off by at most this share of the printed value.
+    fn within(mut self, share: f64) -> Cell {
+        let off = (self.ours / self.paper - 1.0).abs();
+        if self.verdict == Verdict::Departs && off <= share {
+            self.verdict = Verdict::InShape;
+            self.why = format!("within {:.1} %", off * 100.0);
+        }
+        self
+    }
+
+    fn because(mut self, why: impl Into<String>) -> Cell {
+        self.why = why.into();
+        self
+    }
+
+    /// Says why only where it is not exact.
+    fn or_because(self, why: &str) -> Cell {
+        match self.verdict {
+            Verdict::Departs => self.because(why),
+            _ => self,
+        }
+    }
+}
+
+fn errata(all: &[(&str, &str)]) -> Vec<Erratum> {
+    all.iter()
+        .map(|(place, text)| Erratum { place: (*place).into(), text: (*text).into() })
+        .collect()
+}
