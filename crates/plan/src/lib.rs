@@ -9,6 +9,8 @@
 //! - [`dense`] says what fits into a server of stacked memory and small cores;
 //! - [`reproduce`] holds all of it against the tables of the theses it is from.
 //!
+//! [`pages`] makes what people read of each.
+//!
 //! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed gives the same answer.
 
 pub mod cost;
@@ -16,6 +18,7 @@ mod data;
 pub mod dense;
 mod error;
 pub mod pack;
+pub mod pages;
 pub mod pool;
 mod random;
 pub mod reproduce;

@@ -156,7 +156,7 @@ fn power(place: &str, name: String, paper: f64, ours: f64) -> Cell {
     let off = (ours / paper - 1.0).abs();
     if off <= POWER_BAND && cell.verdict != Verdict::Exact {
         cell.verdict = Verdict::InShape;
-        cell.why = format!("within {:.1} %", off * 100.0);
+        cell.why = format!("within {:.2} %", off * 100.0);
     }
     cell
 }

@@ -101,7 +101,7 @@ impl Cell {
         let off = (self.ours / self.paper - 1.0).abs();
         if self.verdict == Verdict::Departs && off <= share {
             self.verdict = Verdict::InShape;
-            self.why = format!("within {:.1} %", off * 100.0);
+            self.why = format!("within {:.2} %", off * 100.0);
         }
         self
     }

@@ -1,0 +1,56 @@
+//! A thesis beside what comes out here.
+
+use farpool_report::{Column, Page, Provenance, Table};
+
+use crate::reproduce::{Reproduction, Verdict};
+
+/// All cells of one place, or of all.
+pub fn reproduction_table(of: &Reproduction, place: Option<&str>) -> Table {
+    let columns = [
+        Column::left("place"),
+        Column::left("cell"),
+        Column::left("unit"),
+        Column::right("paper"),
+        Column::right("ours"),
+        Column::left("verdict"),
+        Column::left("why"),
+    ];
+    let mut table = Table::new("cells", of.source.clone(), columns);
+    for cell in of.cells.iter().filter(|cell| place.is_none_or(|place| cell.place == place)) {
+        table.row([
+            cell.place.clone().into(),
+            cell.name.clone().into(),
+            cell.unit.clone().into(),
+            cell.paper.into(),
+            cell.ours.into(),
+            cell.verdict.name().into(),
+            cell.why.clone().into(),
+        ]);
+    }
+    table
+}
+
+/// What is wrong in the paper itself.
+pub fn errata_table(of: &Reproduction) -> Table {
+    let columns = [Column::left("place"), Column::left("text").title("what")];
+    let mut table = Table::new("errata", "What contradicts itself in print", columns);
+    for erratum in &of.errata {
+        table.row([erratum.place.clone().into(), erratum.text.clone().into()]);
+    }
+    table
+}
+
+/// The whole thesis.
+pub fn reproduction(of: &Reproduction, from: Provenance) -> Page {
+    Page::new(of.source.clone(), from)
+        .finding(format!(
+            "{} cells: {} exact, {} in shape, {} depart.",
+            of.cells.len(),
+            of.count(Verdict::Exact),
+            of.count(Verdict::InShape),
+            of.count(Verdict::Departs)
+        ))
+        .table(reproduction_table(of, None))
+        .table(errata_table(of))
+        .result(of)
+}
