@@ -6,6 +6,7 @@
 //! `run.when-full` can never drift apart. All their fields are optional: `config.rs` fills what a
 //! stronger source left open from a weaker one.
 
+mod plan;
 mod rack;
 mod sim;
 mod trace;
@@ -13,6 +14,7 @@ mod trace;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use plan::*;
 pub use rack::*;
 pub use sim::*;
 pub use trace::*;
@@ -83,6 +85,8 @@ pub enum Command {
     Trace(Box<TraceArgs>),
     /// Simulate designs of far memory on a trace
     Sim(SimArgs),
+    /// Say what to buy: pools, servers, designs
+    Plan(PlanArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Print the manual page, or write one page per subcommand

@@ -80,6 +80,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Workload(args) => commands::bench::workload(&args),
         Command::Sim(args) => commands::sim::main(args),
         Command::Trace(args) => commands::trace::main(*args),
+        Command::Plan(args) => commands::plan::main(&args.action),
         Command::Completions(args) => commands::generate::completions(&args),
         Command::Man(args) => commands::generate::man(&args),
         Command::Config(args) => commands::config::main(&args, cli.config.as_deref()),

@@ -3,6 +3,7 @@
 //! One parser per kind, so a size means the same in all three places. Sizes are binary whichever
 //! suffix is used (`2G` and `2GiB` are both 2^31 bytes), because memory is; a bare number is bytes.
 
+mod plan;
 mod rack;
 mod trace;
 
@@ -15,6 +16,7 @@ use farpool_policy::{PrefetchKind, RateLimit, UnknownPolicy, VictimKind};
 use farpool_wire::Address;
 use serde::{Deserialize, Deserializer, de};
 
+pub use plan::*;
 pub use rack::*;
 pub use trace::*;
 

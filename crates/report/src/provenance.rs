@@ -90,6 +90,15 @@ impl Provenance {
         self
     }
 
+    /// Notes every field of a structure as a setting of its own.
+    #[must_use]
+    pub fn parameters(mut self, settings: impl Serialize) -> Provenance {
+        if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(settings) {
+            self.parameters.extend(fields);
+        }
+        self
+    }
+
     /// Notes an input.
     #[must_use]
     pub fn input(mut self, input: Input) -> Provenance {
@@ -130,6 +139,18 @@ mod tests {
         assert_eq!(Input::of_bytes("abc", b"abc").sha256, ABC);
         let missing = Input::of_file(&folder.path().join("none")).expect_err("no such file");
         assert!(missing.to_string().contains("none"));
+    }
+
+    #[test]
+    fn settings_are_noted_one_by_one_or_all_at_once() {
+        let settings = serde_json::json!({"group": 16, "seed": 42});
+        let asked = Provenance::new("1", ["plan"]).parameters(settings).parameter("seed", 7);
+        let noted: Vec<(&str, String)> = asked
+            .parameters
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_string()))
+            .collect();
+        assert_eq!(noted, [("group", "16".into()), ("seed", "7".into())]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod generate;
 pub mod limit;
 pub mod node;
+pub mod plan;
 pub mod rack;
 pub mod run;
 pub mod service;

@@ -19,6 +19,17 @@ pub fn preset(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
+/// The latest price of memory in the catalog `present` that was paid and not merely expected.
+///
+/// # Panics
+/// Never with the catalog that ships; a test reads it.
+pub fn latest_memory() -> Memory {
+    let text = preset("present").expect("it ships");
+    let catalog = Catalog::parse(Path::new("present"), text).expect("it is tested");
+    let paid = catalog.memories.into_iter().filter(|memory| !memory.is_expected);
+    paid.last().expect("it has prices")
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalog {
@@ -116,6 +127,9 @@ pub struct FarMemory {
 pub struct Memory {
     pub name: String,
     pub dollars_per_gib: f64,
+    /// A forecast.
+    #[serde(default)]
+    pub is_expected: bool,
     pub date: String,
     pub source: String,
 }
@@ -247,6 +261,7 @@ mod tests {
             let catalog = Catalog::parse(Path::new(name), text).expect(name);
             assert_eq!(catalog.name, name);
         }
+        assert_eq!(latest_memory().date, "2025-Q4");
     }
 
     #[test]

@@ -17,7 +17,8 @@ mod far;
 use serde::Serialize;
 
 pub use catalog::{
-    Catalog, Component, FarMemory, Figure, Memory, Model, PRESETS, Server, Workload, preset,
+    Catalog, Component, FarMemory, Figure, Memory, Model, PRESETS, Server, Workload, latest_memory,
+    preset,
 };
 pub use far::{BreakEven, Improvement};
 

@@ -243,7 +243,7 @@ impl<'a> Packer<'a> {
                 // Of what is used the share stays; of what is promised the local part is used first.
                 *total += match self.question.demand {
                     Demand::Used => used * (1.0 - share),
-                    Demand::Provisioned => (used - promised * share).max(0.0),
+                    Demand::Provisioned => (used.min(promised) - promised * share).max(0.0),
                 };
             }
         }
@@ -306,7 +306,8 @@ fn reasons(
     question: &Question,
 ) -> Vec<String> {
     let decision = if pays { "pool" } else { "do not pool" };
-    let scarce = |row: &Row| if row.is_cpu_bound { "processors" } else { "memory" };
+    let scarce =
+        |row: &Row| if row.is_cpu_bound { "the processors" } else { "the gigabytes of memory" };
     let mut first = format!(
         "{decision}: with {:.0} % of the memory local {} servers do instead of {}, {:.1} % fewer",
         far.local_share * 100.0,
@@ -323,11 +324,14 @@ fn reasons(
         }
         None => {}
     }
-    let second = format!(
-        "with all memory local the servers run out of {}, with {:.0} % local of {}",
-        scarce(whole),
-        far.local_share * 100.0,
-        scarce(far)
-    );
+    let second = match whole.is_cpu_bound == far.is_cpu_bound {
+        true => format!("either way {} run out first", scarce(whole)),
+        false => format!(
+            "with all memory local {} run out first, with {:.0} % local {}",
+            scarce(whole),
+            far.local_share * 100.0,
+            scarce(far)
+        ),
+    };
     vec![first, second]
 }

@@ -111,7 +111,7 @@ fn table(catalog: &Catalog, built: &[Built]) -> Table {
         if let (Some(request), true) =
             (&design.request, built.iter().any(|built| built.design == design.name))
         {
-            table = table.note(format!("{}: a request is a {request}.", design.name));
+            table = table.note(format!("Requests of {}: {request}.", design.name));
         }
     }
     table

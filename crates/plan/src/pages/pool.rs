@@ -1,6 +1,6 @@
 //! Peak of sums against pool size.
 
-use farpool_report::{Axis, BarPlot, Column, Line, LinePlot, Page, Provenance, Table};
+use farpool_report::{Axis, BarPlot, Cell, Column, Line, LinePlot, Page, Provenance, Table};
 
 use super::{GIB, place};
 use crate::pool::{Answer, Question, Size};
@@ -36,37 +36,45 @@ pub(super) fn sentence(text: &str) -> String {
 }
 
 fn sizes(answer: &Answer, question: &Question) -> Table {
-    let amount = match answer.unit {
-        MemoryUnit::Bytes => "GiB",
-        MemoryUnit::Machines => "machines",
-    };
-    let columns = [
+    let is_bytes = answer.unit == MemoryUnit::Bytes;
+    let amount = if is_bytes { "GiB" } else { "machines" };
+    let is_sized = answer.sizes.iter().any(|size| size.saved_gib.is_some());
+    let mut columns = vec![
         Column::right("pool_vms").title("pool").unit("VMs"),
         Column::right("pools"),
         Column::right("ratio").title("peak of sums / sum of peaks").decimals(3),
         Column::right("ratio_low").title("2.5 %").decimals(3),
         Column::right("ratio_high").title("97.5 %").decimals(3),
         Column::right("ratio_with_spare").title("with spare").decimals(3),
-        Column::right("saved").unit(amount).decimals(1),
-        Column::right("saved_gib").title("saved memory").unit("GiB").decimals(1),
-        Column::right("break_even_member_dollars").title("breaks even at").unit("$ a VM"),
         Column::right("vms_at_risk").title("hit by a failed blade").unit("VMs"),
     ];
-    let is_bytes = answer.unit == MemoryUnit::Bytes;
+    if !is_bytes {
+        columns.push(Column::right("saved_machines").title("saved").unit("machines").decimals(1));
+    }
+    if is_sized {
+        columns.push(Column::right("saved_gib").title("saved").unit("GiB").decimals(1));
+        columns.push(
+            Column::right("break_even_member_dollars").title("breaks even at").unit("$ a VM"),
+        );
+    }
     let mut table = Table::new("sizes", "Pools by size", columns);
     for size in &answer.sizes {
-        table.row([
+        let mut row: Vec<Cell> = vec![
             size.vms.into(),
             size.pools.into(),
             size.ratio.into(),
             size.ratio_low.into(),
             size.ratio_high.into(),
             size.ratio_with_spare.into(),
-            if is_bytes { size.saved / GIB } else { size.saved }.into(),
-            size.saved_gib.into(),
-            size.break_even_member_cost.into(),
             size.vms_at_risk.into(),
-        ]);
+        ];
+        if !is_bytes {
+            row.push(size.saved.into());
+        }
+        if is_sized {
+            row.extend([size.saved_gib.into(), size.break_even_member_cost.into()]);
+        }
+        table.row(row);
     }
     let apart = match is_bytes {
         true => answer.sum_of_peaks / GIB,
@@ -140,7 +148,6 @@ fn shortages(answer: &Answer, question: &Question) -> BarPlot {
     .bars(rows().map(|row| format!("{} %", row.percentile)))
     .part("memory / sum of peaks", rows().map(|row| row.ratio * 100.0))
     .part("time short", rows().map(|row| row.short_share * 100.0))
-    .part("worst shortage / pool", rows().map(|row| row.worst_short_share * 100.0))
 }
 
 fn break_even(answer: &Answer, question: &Question) -> LinePlot {

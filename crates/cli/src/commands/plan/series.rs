@@ -1,0 +1,103 @@
+//! `farpool plan pool` and `pack`: answers from what machines used over time.
+
+use farpool_plan::cost::latest_memory;
+use farpool_plan::pack::{self, Demand, Server};
+use farpool_plan::utilisation::{Above, Columns, Options, Utilisation};
+use farpool_plan::{pages, pool};
+use farpool_report::{Input, Provenance};
+
+use super::{Progress, give, provenance, refused, text_of};
+use crate::args::{AboveArg, DemandArg, PackArgs, PoolArgs, SeriesArgs};
+
+pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
+    let progress = Progress::new();
+    let (machines, from) = read(&args.series, &progress)?;
+    let memory = latest_memory();
+    let local_price = args.memory_price.map_or(memory.dollars_per_gib, |price| price.0);
+    let question = pool::Question {
+        group: args.group,
+        groupings: usize::try_from(args.groupings).unwrap_or(usize::MAX),
+        seed: args.seed,
+        local_share: args.local.share(),
+        blades: args.blades.unwrap_or(0),
+        percentiles: args.percentile.clone(),
+        local_price_per_gib: local_price,
+        far_price_per_gib: args.far_price.map_or(local_price, |price| price.0),
+        member_cost: args.member_cost.map(|cost| cost.0),
+        // No machine has so much memory that the figure would lose a byte that matters.
+        #[allow(clippy::cast_precision_loss)]
+        machine_memory_bytes: args.machine_memory.map(|size| size.0 as f64),
+        worth: args.worth.share(),
+    };
+    let source = match args.memory_price {
+        Some(_) => "as given".to_owned(),
+        None => format!("{} of {}: {}", memory.name, memory.date, memory.source),
+    };
+    let from = from.parameters(&question).parameter("memory_price_source", source);
+    let mut tell = |share: f64| progress.tell(&format!("pools: {:.0} %", share * 100.0));
+    let answer = pool::plan(&machines, &question, &mut tell).map_err(refused)?;
+    drop(progress);
+    give(&pages::pool(&answer, &question, &machines.warnings(), from), &args.answer)
+}
+
+pub fn pack(args: &PackArgs) -> anyhow::Result<u8> {
+    let progress = Progress::new();
+    let (machines, mut from) = read(&args.series, &progress)?;
+    let server = match &args.server {
+        None => Server::machine(),
+        Some(path) => {
+            let text = text_of(path)?;
+            from = from.input(Input::of_bytes(path.display().to_string(), text.as_bytes()));
+            Server::parse(path, &text).map_err(refused)?
+        }
+    };
+    let question = pack::Question {
+        server,
+        demand: match args.demand {
+            DemandArg::Used => Demand::Used,
+            DemandArg::Promised => Demand::Provisioned,
+        },
+        local_shares: args.local.iter().map(|share| share.share()).collect(),
+        moves: args.moves,
+        seed: args.seed,
+        worth: args.worth.share(),
+    };
+    let from = from.parameters(&question);
+    let answer = pack::plan(&machines, &question, &mut |what| progress.tell(what));
+    let answer = answer.map_err(refused)?;
+    drop(progress);
+    give(&pages::pack(&answer, &question, &machines.warnings(), from), &args.answer)
+}
+
+/// The machines, and where they come from.
+fn read(args: &SeriesArgs, progress: &Progress) -> anyhow::Result<(Utilisation, Provenance)> {
+    progress.tell("reading");
+    let above = match args.above_100 {
+        AboveArg::Clip => Above::Clip,
+        AboveArg::Keep => Above::Keep,
+        AboveArg::Refuse => Above::Refuse,
+    };
+    let columns = Columns {
+        vm: args.vm_column.clone(),
+        time: args.time_column.clone(),
+        cpu: args.cpu_column.clone(),
+        memory: args.memory_column.clone(),
+    };
+    let options = Options { columns, step_s: None, above };
+    let mut from = provenance().input(Input::of_file(&args.series)?);
+    let mut machines = Utilisation::read(&args.series, &options).map_err(refused)?;
+    if let Some(path) = &args.promised {
+        from = from.input(Input::of_file(path)?);
+        machines.read_provisioned(path, &Columns::default()).map_err(refused)?;
+    }
+    if let Some(step) = args.step {
+        machines = machines.with_steps_of(step.0.as_secs_f64());
+    }
+    let named = [&args.vm_column, &args.time_column, &args.cpu_column, &args.memory_column];
+    let named: Vec<String> = named.into_iter().flatten().map(ToString::to_string).collect();
+    from = from
+        .parameter("columns", named)
+        .parameter("above_100", above)
+        .parameter("step_s", machines.step_s);
+    Ok((machines, from))
+}
