@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use farpool_plan::utilisation::Named;
 
+use super::AnswerArgs;
 use crate::values::{Dollars, Percent, Size, Span};
 
 #[derive(Debug, Args)]
@@ -23,17 +24,6 @@ pub enum PlanAction {
     Cost(CostArgs),
     /// Say how much memory and how many requests a dense server of stacked memory holds
     Dense(DenseArgs),
-}
-
-/// How the answer is given.
-#[derive(Clone, Debug, Args)]
-pub struct AnswerArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Write the answer with its plots to this file, as one HTML page that needs nothing else
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
 }
 
 /// What machines used over time.

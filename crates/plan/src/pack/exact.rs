@@ -6,8 +6,10 @@ use super::problem::{BIN, Bin, Packing, Problem};
 
 /// More items than this are not tried.
 pub const ITEMS_MAX: usize = 30;
-/// Nodes of the tree before it gives up: some seconds.
+/// Nodes of the tree before it gives up.
 const NODES_MAX: usize = 1_000_000;
+/// Sizes that are looked at before it gives up, about: a second or two.
+const WORK_MAX: usize = 2_000_000_000;
 
 /// A packing with the fewest bins; None for more than [`ITEMS_MAX`] items, and where the proof would take too long.
 pub fn pack(problem: &Problem) -> Option<Packing> {
@@ -21,7 +23,9 @@ pub fn pack(problem: &Problem) -> Option<Packing> {
     });
     let best = starts.min_by_key(Packing::bins)?;
     let lower = bound::lower(problem).bins;
-    let mut search = Search { problem, order, best, lower, nodes: 0 };
+    let sizes_per_node = (problem.items() * problem.dimensions()).max(1);
+    let nodes_left = NODES_MAX.min(WORK_MAX / sizes_per_node);
+    let mut search = Search { problem, order, best, lower, nodes_left };
     search.descend(0, &mut Vec::new()).then_some(search.best)
 }
 
@@ -30,16 +34,16 @@ struct Search<'a> {
     order: Vec<usize>,
     best: Packing,
     lower: usize,
-    nodes: usize,
+    nodes_left: usize,
 }
 
 impl Search<'_> {
     /// Places the item at `depth` in every bin that has room, and in one new one. False when the nodes are used up.
     fn descend(&mut self, depth: usize, bins: &mut Vec<Bin>) -> bool {
-        self.nodes += 1;
-        if self.nodes > NODES_MAX {
+        if self.nodes_left == 0 {
             return false;
         }
+        self.nodes_left -= 1;
         let Some(item) = self.order.get(depth).copied() else {
             if bins.len() < self.best.bins() {
                 self.best = Packing { bins: bins.clone() };

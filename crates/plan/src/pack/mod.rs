@@ -12,6 +12,7 @@ mod plan;
 mod problem;
 mod server;
 
-pub use plan::{Answer, Demand, Method, Question, Row, Verdict, plan};
+pub use crate::pool::Verdict;
+pub use plan::{Answer, Demand, Method, Question, Row, plan};
 pub use problem::{BIN, Packing, Problem};
 pub use server::Server;

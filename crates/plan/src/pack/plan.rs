@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::greedy::{Order, best_fit, by_alignment, first_fit};
 use super::{Packing, Problem, Server, anneal, bound, exact};
 use crate::PlanError;
+use crate::pool::Verdict;
 use crate::utilisation::{MemoryUnit, Utilisation, peak};
 
 /// What of its memory a machine takes.
@@ -67,13 +68,6 @@ pub struct Row {
     pub far_peak: f64,
     /// Far memory if each machine is given its part for good.
     pub far_sum: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    Pool,
-    DoNotPool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,7 +12,7 @@ use crate::PlanError;
 /// Steps and machines together; beyond this the two series take more than 4 GiB.
 const CELLS_MAX: usize = 1 << 28;
 const VMS_MAX: usize = 1 << 24;
-/// Of a file that counts steps and does not say how long they are: what monitoring uses as a rule.
+/// Of a file that does not say how long a step is: what monitoring uses as a rule.
 const STEP_S: f64 = 300.0;
 
 /// The number of the next new machine.
@@ -30,7 +30,7 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     let mut checked = rows;
     let above_100_percent = check(path, &mut checked, options.above)?;
     let (time_unit, cpu_unit, memory_unit) = checked.units;
-    let step_s = step_length(path, &checked, options.step_s, time_unit)?;
+    let step_s = step_length(&checked, options.step_s, time_unit)?;
     let start = checked.time.iter().copied().fold(f64::MAX, f64::min);
     let divisor = if time_unit == TimeUnit::Steps { 1.0 } else { step_s };
     let span = checked.time.iter().map(|time| ((time - start) / divisor).floor());
@@ -43,7 +43,7 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     };
     if steps.saturating_mul(vms) > cells_max {
         let reason = format!("{vms} machines over {steps} steps; together at most {cells_max}");
-        return Err(PlanError::foreign(path, format!("{reason}; longer steps (--step) may help")));
+        return Err(PlanError::foreign(path, reason));
     }
     let mut cpu = vec![f64::NAN; vms * steps];
     let mut memory = vec![f64::NAN; vms * steps];
@@ -123,12 +123,7 @@ fn impossible(what: impl Display, value: f64) -> Option<String> {
     }
 }
 
-fn step_length(
-    path: &Path,
-    rows: &Rows,
-    asked: Option<f64>,
-    unit: TimeUnit,
-) -> Result<f64, PlanError> {
+fn step_length(rows: &Rows, asked: Option<f64>, unit: TimeUnit) -> Result<f64, PlanError> {
     if let Some(step_s) = asked {
         return match step_s.is_finite() && step_s > 0.0 {
             true => Ok(step_s),
@@ -147,8 +142,7 @@ fn step_length(
         }
     }
     if gaps.is_empty() {
-        let reason = "every machine has one sample; give the length of a step with --step";
-        return Err(PlanError::foreign(path, reason));
+        return Ok(STEP_S);
     }
     let middle = gaps.len() / 2;
     Ok(*gaps.select_nth_unstable_by(middle, f64::total_cmp).1)
