@@ -144,3 +144,23 @@ fn bitbrains_machines_take_half_the_servers_when_half_the_memory_is_far() {
     assert!(answer.rows.iter().all(|row| row.over_bound <= 1.1), "{:?}", answer.rows);
     assert_eq!((answer.freed_servers, answer.verdict), (30, Verdict::Pool));
 }
+
+#[test]
+fn where_prices_are_known_they_decide() {
+    let (idle, full) = (vec![vec![0.1; 3]; 2], vec![vec![1.0; 3]; 2]);
+    let machines = Utilisation::from_series(&idle, &full, 300.0);
+    let decided = |far_price: f64| {
+        let server = Server {
+            memory_gib: Some(64.0),
+            price_dollars: Some(6000.0),
+            far_price_dollars_per_gib: Some(far_price),
+            ..Server::machine()
+        };
+        let answer = plan(&machines, &question(server, &[0.5]), &mut |_| {}).expect("they fit");
+        assert_eq!(answer.freed_servers, 1);
+        (answer.saved_dollars, answer.verdict)
+    };
+    // One of two servers is freed; half of two machines' 64 GiB is far.
+    assert_eq!(decided(9.0), (Some(6000.0 - 64.0 * 9.0), Verdict::Pool));
+    assert_eq!(decided(100.0), (Some(-400.0), Verdict::DoNotPool));
+}
