@@ -35,3 +35,65 @@ impl BitSet {
         was
     }
 }
+
+/// Which pages are resident, and which of them were referenced: two bits each, side by side.
+#[derive(Debug, Clone)]
+pub(crate) struct Marks {
+    words: Vec<u64>,
+}
+
+const RESIDENT: u64 = 0b01;
+const REFERENCED: u64 = 0b10;
+
+impl Marks {
+    pub(crate) fn new(len: usize) -> Self {
+        Self { words: vec![0; len.div_ceil(32)] }
+    }
+
+    #[inline]
+    fn place(at: u32) -> (usize, u32) {
+        (at as usize / 32, at % 32 * 2)
+    }
+
+    pub(crate) fn resident(&self, at: u32) -> bool {
+        let (word, shift) = Self::place(at);
+        self.words[word] >> shift & RESIDENT != 0
+    }
+
+    /// Marks a resident page as referenced; false when it is not resident.
+    #[inline]
+    pub(crate) fn reference(&mut self, at: u32) -> bool {
+        let (word, shift) = Self::place(at);
+        let marks = self.words[word] >> shift;
+        if marks & RESIDENT == 0 {
+            return false;
+        }
+        if marks & REFERENCED == 0 {
+            self.words[word] |= REFERENCED << shift;
+        }
+        true
+    }
+
+    /// The page is resident and not referenced from now on.
+    #[inline]
+    pub(crate) fn enter(&mut self, at: u32) {
+        let (word, shift) = Self::place(at);
+        self.words[word] |= RESIDENT << shift;
+    }
+
+    /// The page is not resident any more.
+    #[inline]
+    pub(crate) fn leave(&mut self, at: u32) {
+        let (word, shift) = Self::place(at);
+        self.words[word] &= !((RESIDENT | REFERENCED) << shift);
+    }
+
+    /// Takes the mark of reference away and says whether it was there.
+    #[inline]
+    pub(crate) fn take_reference(&mut self, at: u32) -> bool {
+        let (word, shift) = Self::place(at);
+        let was = self.words[word] >> shift & REFERENCED != 0;
+        self.words[word] &= !(REFERENCED << shift);
+        was
+    }
+}

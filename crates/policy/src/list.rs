@@ -1,96 +1,163 @@
-//! A doubly linked list threaded through two arrays: members are the numbers `0..len`.
+//! Doubly linked lists threaded through one array: members are the numbers `0..len`.
 //!
 //! Links are stored plus one, so all-zero memory is the empty list: a table for a large address
-//! range costs address space, not memory, until its chunks are used. 8 bytes per number.
+//! range costs address space, not memory, until its chunks are used. 8 bytes per number, both links
+//! side by side, so that taking a number out touches three cache lines and not four.
 
-/// The front is the newest end, the back the oldest.
-#[derive(Debug, Clone)]
-pub(crate) struct IndexList {
-    towards_front: Vec<u32>,
-    towards_back: Vec<u32>,
+/// What a link says when there is nothing further on (links are index + 1).
+const NONE: u32 = 0;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    towards_front: u32,
+    towards_back: u32,
+}
+
+/// Where a list begins and ends. The front is the newest end, the back the oldest.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ends {
     front: u32,
     back: u32,
     len: u32,
 }
 
-/// What a link says when there is nothing further on (links are index + 1).
-const NONE: u32 = 0;
-
-impl IndexList {
-    pub(crate) fn new(numbers: usize) -> Self {
-        assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
-        Self {
-            towards_front: vec![NONE; numbers],
-            towards_back: vec![NONE; numbers],
-            front: NONE,
-            back: NONE,
-            len: 0,
-        }
-    }
-
-    pub(crate) fn grow(&mut self, numbers: usize) {
-        assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
-        let numbers = numbers.max(self.towards_front.len());
-        self.towards_front.resize(numbers, NONE);
-        self.towards_back.resize(numbers, NONE);
-    }
-
-    /// How many numbers the list can hold, not how many it holds.
-    pub(crate) fn capacity(&self) -> usize {
-        self.towards_front.len()
-    }
-
+impl Ends {
     pub(crate) fn len(&self) -> u32 {
         self.len
-    }
-
-    pub(crate) fn contains(&self, at: u32) -> bool {
-        self.towards_front[at as usize] != NONE || self.front == at + 1
     }
 
     /// The oldest member.
     pub(crate) fn back(&self) -> Option<u32> {
         self.back.checked_sub(1)
     }
+}
 
-    /// The member that is next newer than `at`.
-    pub(crate) fn newer(&self, at: u32) -> Option<u32> {
-        self.towards_front[at as usize].checked_sub(1)
+/// The links of several lists; a number is in one of them at most.
+#[derive(Debug, Clone)]
+pub(crate) struct Links(Vec<Link>);
+
+impl Links {
+    pub(crate) fn new(numbers: usize) -> Self {
+        assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
+        Self(vec![Link::default(); numbers])
     }
 
+    #[inline]
+    pub(crate) fn push_front(&mut self, ends: &mut Ends, at: u32) {
+        self.0[at as usize] = Link { towards_front: NONE, towards_back: ends.front };
+        match ends.front.checked_sub(1) {
+            Some(old) => self.0[old as usize].towards_front = at + 1,
+            None => ends.back = at + 1,
+        }
+        ends.front = at + 1;
+        ends.len += 1;
+    }
+
+    /// Takes out `at`, which must be in the list of these ends.
+    #[inline]
+    pub(crate) fn unlink(&mut self, ends: &mut Ends, at: u32) {
+        let link = std::mem::take(&mut self.0[at as usize]);
+        match link.towards_front.checked_sub(1) {
+            Some(newer) => self.0[newer as usize].towards_back = link.towards_back,
+            None => ends.front = link.towards_back,
+        }
+        match link.towards_back.checked_sub(1) {
+            Some(older) => self.0[older as usize].towards_front = link.towards_front,
+            None => ends.back = link.towards_front,
+        }
+        ends.len -= 1;
+    }
+
+    /// Takes out the oldest member.
+    #[inline]
+    pub(crate) fn pop_back(&mut self, ends: &mut Ends) -> Option<u32> {
+        let at = ends.back()?;
+        self.unlink(ends, at);
+        Some(at)
+    }
+
+    /// Moves `at`, which must be in the list of these ends, to the newest end.
+    #[inline]
+    pub(crate) fn move_to_front(&mut self, ends: &mut Ends, at: u32) {
+        if ends.front != at + 1 {
+            self.unlink(ends, at);
+            self.push_front(ends, at);
+        }
+    }
+}
+
+/// One list that knows its members.
+#[derive(Debug, Clone)]
+pub(crate) struct IndexList {
+    links: Links,
+    ends: Ends,
+}
+
+impl IndexList {
+    pub(crate) fn new(numbers: usize) -> Self {
+        Self { links: Links::new(numbers), ends: Ends::default() }
+    }
+
+    pub(crate) fn grow(&mut self, numbers: usize) {
+        assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
+        let numbers = numbers.max(self.capacity());
+        self.links.0.resize(numbers, Link::default());
+    }
+
+    /// How many numbers the list can hold, not how many it holds.
+    pub(crate) fn capacity(&self) -> usize {
+        self.links.0.len()
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.ends.len
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, at: u32) -> bool {
+        self.links.0[at as usize].towards_front != NONE || self.ends.front == at + 1
+    }
+
+    /// The oldest member.
+    pub(crate) fn back(&self) -> Option<u32> {
+        self.ends.back()
+    }
+
+    /// The member that is next newer than `at`.
+    #[inline]
+    pub(crate) fn newer(&self, at: u32) -> Option<u32> {
+        self.links.0[at as usize].towards_front.checked_sub(1)
+    }
+
+    /// Takes out the oldest member.
+    #[inline]
+    pub(crate) fn pop_back(&mut self) -> Option<u32> {
+        self.links.pop_back(&mut self.ends)
+    }
+
+    #[inline]
     pub(crate) fn push_front(&mut self, at: u32) {
         debug_assert!(!self.contains(at), "{at} is in the list already");
-        self.towards_back[at as usize] = self.front;
-        match self.front.checked_sub(1) {
-            Some(old) => self.towards_front[old as usize] = at + 1,
-            None => self.back = at + 1,
-        }
-        self.front = at + 1;
-        self.len += 1;
+        self.links.push_front(&mut self.ends, at);
     }
 
     /// Takes `at` out; `false` when it was not in.
+    #[inline]
     pub(crate) fn remove(&mut self, at: u32) -> bool {
-        if !self.contains(at) {
-            return false;
+        let was = self.contains(at);
+        if was {
+            self.links.unlink(&mut self.ends, at);
         }
-        let newer = std::mem::replace(&mut self.towards_front[at as usize], NONE);
-        let older = std::mem::replace(&mut self.towards_back[at as usize], NONE);
-        match newer.checked_sub(1) {
-            Some(newer) => self.towards_back[newer as usize] = older,
-            None => self.front = older,
-        }
-        match older.checked_sub(1) {
-            Some(older) => self.towards_front[older as usize] = newer,
-            None => self.back = newer,
-        }
-        self.len -= 1;
-        true
+        was
     }
 
-    pub(crate) fn move_to_front(&mut self, at: u32) {
-        if self.remove(at) {
-            self.push_front(at);
+    /// Makes `at` the newest; `false` when it was not in.
+    #[inline]
+    pub(crate) fn move_to_front(&mut self, at: u32) -> bool {
+        let was = self.contains(at);
+        if was {
+            self.links.move_to_front(&mut self.ends, at);
         }
+        was
     }
 }

@@ -135,7 +135,7 @@ fn check_as_a_set(kind: VictimKind, steps: &[Step]) {
                 policy.insert(page);
                 resident.insert(page);
             }
-            Step::Touch(page) => policy.touch(page),
+            Step::Touch(page) => assert_eq!(policy.touch(page), resident.contains(&page)),
             Step::Remove(page) => assert_eq!(policy.remove(page), resident.remove(&page)),
             Step::Victims(wanted) => {
                 out.clear();

@@ -2,56 +2,56 @@
 //! the back, and a spared page goes to the front, where the hand comes to it last.
 
 use super::VictimPolicy;
-use crate::{bits::BitSet, list::IndexList};
+use crate::{bits::Marks, list::IndexList};
 
 /// Evicts in the order of arrival, sparing each referenced page once.
 #[derive(Debug)]
 pub struct Clock {
     ring: IndexList,
-    referenced: BitSet,
+    marks: Marks,
 }
 
 impl Clock {
     /// For pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
-        Self { ring: IndexList::new(page_count), referenced: BitSet::new(page_count) }
+        Self { ring: IndexList::new(page_count), marks: Marks::new(page_count) }
     }
 }
 
 impl VictimPolicy for Clock {
+    #[inline]
     fn insert(&mut self, page: u32) {
-        if self.ring.contains(page) {
-            self.referenced.set(page);
-        } else {
+        if !self.marks.reference(page) {
+            self.marks.enter(page);
             self.ring.push_front(page);
         }
     }
 
-    fn touch(&mut self, page: u32) {
-        if self.ring.contains(page) {
-            self.referenced.set(page);
-        }
+    #[inline]
+    fn touch(&mut self, page: u32) -> bool {
+        self.marks.reference(page)
     }
 
     fn contains(&self, page: u32) -> bool {
-        self.ring.contains(page)
+        self.marks.resident(page)
     }
 
     fn remove(&mut self, page: u32) -> bool {
-        self.referenced.clear(page);
+        self.marks.leave(page);
         self.ring.remove(page)
     }
 
-    // Ends: every spared page loses its mark, so the second lap at the latest finds a victim.
+    /// Ends: every spared page loses its mark, so the second lap at the latest finds a victim.
+    #[inline]
     fn victim(&mut self) -> Option<u32> {
         loop {
-            let page = self.ring.back()?;
-            if !self.referenced.take(page) {
-                self.ring.remove(page);
+            let page = self.ring.pop_back()?;
+            if !self.marks.take_reference(page) {
+                self.marks.leave(page);
                 return Some(page);
             }
-            self.ring.move_to_front(page);
+            self.ring.push_front(page);
         }
     }
 

@@ -18,13 +18,16 @@ impl Lru {
 }
 
 impl VictimPolicy for Lru {
+    #[inline]
     fn insert(&mut self, page: u32) {
-        self.queue.remove(page);
-        self.queue.push_front(page);
+        if !self.queue.move_to_front(page) {
+            self.queue.push_front(page);
+        }
     }
 
-    fn touch(&mut self, page: u32) {
-        self.queue.move_to_front(page);
+    #[inline]
+    fn touch(&mut self, page: u32) -> bool {
+        self.queue.move_to_front(page)
     }
 
     fn contains(&self, page: u32) -> bool {
@@ -35,10 +38,9 @@ impl VictimPolicy for Lru {
         self.queue.remove(page)
     }
 
+    #[inline]
     fn victim(&mut self) -> Option<u32> {
-        let page = self.queue.back()?;
-        self.queue.remove(page);
-        Some(page)
+        self.queue.pop_back()
     }
 
     fn len(&self) -> usize {

@@ -37,21 +37,26 @@ pub trait VictimPolicy: Debug + Send {
     /// `page` became resident. A page that is resident already counts as touched.
     fn insert(&mut self, page: u32);
 
-    /// `page` was referenced. Nothing happens when it is not resident.
-    fn touch(&mut self, page: u32);
+    /// `page` was referenced; false, and nothing happens, when it is not resident.
+    fn touch(&mut self, page: u32) -> bool;
 
-    /// `page` is resident.
+    /// Whether `page` is resident.
     fn contains(&self, page: u32) -> bool;
 
     /// `page` disappeared without being a victim (unmapped, discarded); false if not resident.
     fn remove(&mut self, page: u32) -> bool;
 
-    /// Takes the best victim out of the resident pages.
+    /// Takes the best victim out of the resident pages; none when nothing is resident.
     fn victim(&mut self) -> Option<u32>;
 
-    /// Takes up to `wanted` victims, best first, and appends them.
+    /// Takes up to `wanted` victims, best first, out of the resident pages and appends them.
     fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
-        out.extend((0..wanted).map_while(|_| self.victim()));
+        for _ in 0..wanted {
+            let Some(page) = self.victim() else {
+                return;
+            };
+            out.push(page);
+        }
     }
 
     /// Resident pages.

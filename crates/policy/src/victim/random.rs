@@ -37,7 +37,10 @@ impl VictimPolicy for Random {
         }
     }
 
-    fn touch(&mut self, _page: u32) {}
+    #[inline]
+    fn touch(&mut self, page: u32) -> bool {
+        self.place[page as usize] != 0
+    }
 
     fn contains(&self, page: u32) -> bool {
         self.place[page as usize] != 0
@@ -55,6 +58,7 @@ impl VictimPolicy for Random {
         true
     }
 
+    #[inline]
     fn victim(&mut self) -> Option<u32> {
         let at = self.rng.below(self.count());
         let page = *self.resident.get(at as usize)?;

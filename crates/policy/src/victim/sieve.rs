@@ -4,13 +4,13 @@
 //! the hand has passed the survivors: one-time visitors are sifted out quickly.
 
 use super::VictimPolicy;
-use crate::{bits::BitSet, list::IndexList};
+use crate::{bits::Marks, list::IndexList};
 
 /// Evicts the first page under the hand that was not referenced since the hand last passed.
 #[derive(Debug)]
 pub struct Sieve {
     queue: IndexList,
-    visited: BitSet,
+    marks: Marks,
     /// Where the search goes on; `None` = at the oldest page.
     hand: Option<u32>,
 }
@@ -19,43 +19,44 @@ impl Sieve {
     /// For pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
-        Self { queue: IndexList::new(page_count), visited: BitSet::new(page_count), hand: None }
+        Self { queue: IndexList::new(page_count), marks: Marks::new(page_count), hand: None }
     }
 }
 
 impl VictimPolicy for Sieve {
+    #[inline]
     fn insert(&mut self, page: u32) {
-        if self.queue.contains(page) {
-            self.visited.set(page);
-        } else {
+        if !self.marks.reference(page) {
+            self.marks.enter(page);
             self.queue.push_front(page);
         }
     }
 
-    fn touch(&mut self, page: u32) {
-        if self.queue.contains(page) {
-            self.visited.set(page);
-        }
+    #[inline]
+    fn touch(&mut self, page: u32) -> bool {
+        self.marks.reference(page)
     }
 
     fn contains(&self, page: u32) -> bool {
-        self.queue.contains(page)
+        self.marks.resident(page)
     }
 
     fn remove(&mut self, page: u32) -> bool {
         if self.hand == Some(page) {
             self.hand = self.queue.newer(page);
         }
-        self.visited.clear(page);
+        self.marks.leave(page);
         self.queue.remove(page)
     }
 
-    // Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
+    /// Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
+    #[inline]
     fn victim(&mut self) -> Option<u32> {
         loop {
             let page = self.hand.or_else(|| self.queue.back())?;
             self.hand = self.queue.newer(page);
-            if !self.visited.take(page) {
+            if !self.marks.take_reference(page) {
+                self.marks.leave(page);
                 self.queue.remove(page);
                 return Some(page);
             }
