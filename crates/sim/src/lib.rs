@@ -14,6 +14,8 @@ pub mod engine;
 pub mod experiment;
 pub mod file;
 pub mod load;
+pub mod misses;
+pub mod synthetic;
 
 pub use design::{Design, Preset, Tier, Unit};
 pub use engine::{Outcome, Program, simulate};

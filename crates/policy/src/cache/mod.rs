@@ -1,26 +1,59 @@
-//! Local memories of a fixed size: what a policy keeps when it sees every reference.
+//! Page caches of a fixed size under thirteen policies, exact, for simulation.
 //!
-//! Pages are dense numbers `0..page_count`. A cache is asked for one page after the other; on a miss the
-//! page becomes resident, and the pages that leave for it are named, because somebody may have to write
-//! them back. The policies that the pager can run are those of [`crate::victim`], with a capacity put
-//! round them ([`Resident`]); those that remember more than the resident pages stand here.
+//! Pages are dense numbers `0..page_count`, all state lies in plain arrays, and every policy is a type
+//! of its own: [`CacheKind::visit`] hands a [`CacheVisitor`] a cache of the policy asked for, so that its
+//! loop is compiled for each. Nothing is allocated after construction, except that [`Lfu`] makes room
+//! for a new count of references.
+//!
+//! LRU, FIFO, Clock, SIEVE and Random are the victim policies of [`crate::victim`] in a [`Resident`];
+//! the others decide what enters as well as what leaves, and are caches of their own.
 
+mod arc;
+mod belady;
+mod kind;
+mod lfu;
+mod lirs;
+mod lists;
 mod resident;
+mod s3_fifo;
+mod sketch;
+mod slru;
+mod tiny_lfu;
+mod two_q;
 
-use crate::UnknownPolicy;
-use crate::victim::{Clock, Fifo, Lru, Random, Sieve};
-
+pub use arc::Arc;
+pub use belady::{Belady, Future};
+pub use kind::{CacheKind, CacheVisitor};
+pub use lfu::Lfu;
+pub use lirs::{LIRS_FAR_PERCENT, LIRS_STACK_TIMES, Lirs};
 pub use resident::Resident;
+pub use s3_fifo::{
+    S3_FIFO_GHOST_PERCENT, S3_FIFO_PROMOTION_REFERENCES, S3_FIFO_SMALL_PERCENT, S3Fifo,
+};
+pub use slru::{SLRU_SEGMENTS, Slru};
+pub use tiny_lfu::{
+    TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT, TinyLfu,
+};
+pub use two_q::{TWO_Q_FIRST_PERCENT, TWO_Q_GHOST_PERCENT, TwoQ};
 
-/// A local memory with room for a fixed number of pages.
+use std::fmt::Debug;
+
+/// A cache that holds a fixed number of the pages `0..page_count`.
 ///
 /// Page numbers at or above the `page_count` of construction are a programmer's error and panic.
-pub trait PageCache {
-    /// Refers to `page`: true when it was resident. Otherwise it is now, and each page that had to leave
-    /// for it is given to `left`.
+pub trait PageCache: Debug {
+    /// References `page`; true when it was resident. If not it is afterwards, and each page that had to
+    /// leave is given to `left`. With some policies ([`Slru`], [`TinyLfu`], [`Lirs`]) pages can leave at
+    /// a hit, too.
     fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool;
 
-    /// Resident pages; never more than the capacity.
+    /// Whether `page` is resident.
+    fn contains(&self, page: u32) -> bool;
+
+    /// `page` disappeared without being evicted (unmapped, discarded); false if it was not resident.
+    fn remove(&mut self, page: u32) -> bool;
+
+    /// Resident pages.
     fn len(&self) -> usize;
 
     /// No page is resident.
@@ -29,81 +62,18 @@ pub trait PageCache {
     }
 }
 
-/// The cache policies by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CacheKind {
-    /// Least recently used.
-    Lru,
-    /// First in, first out: HPL-2011-31's Round-Robin.
-    Fifo,
-    /// Second chance with one bit.
-    Clock,
-    /// SIEVE (Zhang et al., NSDI 2024).
-    Sieve,
-    /// Any page, seeded.
-    Random,
+fn checked_capacity(capacity: u32) -> u32 {
+    assert!(capacity > 0, "a cache holds 1 page or more");
+    capacity
 }
 
-/// What is done with a cache once its policy is chosen: the loop over a trace, compiled for each policy.
-pub trait CacheVisitor {
-    /// What comes out of it.
-    type Output;
-
-    /// Runs with the cache that [`CacheKind::visit`] made.
-    fn visit(self, cache: impl PageCache + Send + 'static) -> Self::Output;
+/// That many hundredths of `whole`, rounded down.
+fn part(whole: u32, percent: u32) -> u32 {
+    let part = u64::from(whole) * u64::from(percent) / 100;
+    u32::try_from(part).unwrap_or(whole)
 }
 
-impl CacheKind {
-    /// Every kind, in the order of their names' list.
-    pub const ALL: [Self; 5] = [Self::Lru, Self::Fifo, Self::Clock, Self::Sieve, Self::Random];
-
-    /// The name used on the command line and in results.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::Fifo => "fifo",
-            Self::Clock => "clock",
-            Self::Sieve => "sieve",
-            Self::Random => "random",
-        }
-    }
-
-    /// Makes a cache of `capacity` pages for pages `0..page_count` and gives it to `visitor`; `seed`
-    /// matters to `Random` only.
-    ///
-    /// # Panics
-    /// A capacity of no page: nothing could become resident.
-    pub fn visit<V: CacheVisitor>(
-        self,
-        page_count: usize,
-        capacity: usize,
-        seed: u64,
-        visitor: V,
-    ) -> V::Output {
-        assert!(capacity > 0, "a cache without room");
-        match self {
-            Self::Lru => visitor.visit(Resident::new(Lru::new(page_count), capacity)),
-            Self::Fifo => visitor.visit(Resident::new(Fifo::new(page_count), capacity)),
-            Self::Clock => visitor.visit(Resident::new(Clock::new(page_count), capacity)),
-            Self::Sieve => visitor.visit(Resident::new(Sieve::new(page_count), capacity)),
-            Self::Random => visitor.visit(Resident::new(Random::new(page_count, seed), capacity)),
-        }
-    }
-}
-
-impl std::fmt::Display for CacheKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for CacheKind {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let known = Self::ALL.map(Self::name);
-        let at = known.iter().position(|k| *k == name);
-        at.map(|i| Self::ALL[i]).ok_or_else(|| UnknownPolicy::new("cache", name, &known))
-    }
+/// That many hundredths of a capacity, but a page at least.
+fn percent(capacity: u32, percent: u32) -> u32 {
+    part(capacity, percent).max(1)
 }

@@ -1,36 +1,51 @@
-//! A victim policy with a capacity round it: the code that the pager's policies are judged by.
+//! A cache of fixed size around a victim policy: the same victim code that ranks a program's pages.
 
 use super::PageCache;
 use crate::victim::VictimPolicy;
 
-/// Evicts when it is full, one page for one page.
+/// Holds at most its capacity; a page that enters a full cache takes the place of the policy's victim.
 #[derive(Debug)]
 pub struct Resident<P> {
     policy: P,
-    capacity: usize,
+    free: usize,
 }
 
 impl<P: VictimPolicy> Resident<P> {
-    /// Room for `capacity` pages, chosen among by `policy`, which must be empty.
+    /// `capacity` pages under an empty `policy`.
+    ///
+    /// # Panics
+    /// A capacity of 0.
+    #[must_use]
     pub fn new(policy: P, capacity: usize) -> Self {
+        assert!(capacity > 0, "a cache holds 1 page or more");
         debug_assert!(policy.is_empty(), "a policy that knows pages already");
-        Self { policy, capacity }
+        Self { policy, free: capacity }
     }
 }
 
 impl<P: VictimPolicy> PageCache for Resident<P> {
+    #[inline]
     fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
-        if self.policy.contains(page) {
-            self.policy.touch(page);
+        if self.policy.touch(page) {
             return true;
         }
-        if self.policy.len() == self.capacity
-            && let Some(victim) = self.policy.victim()
-        {
+        if self.free > 0 {
+            self.free -= 1;
+        } else if let Some(victim) = self.policy.victim() {
             left(victim);
         }
         self.policy.insert(page);
         false
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.policy.contains(page)
+    }
+
+    fn remove(&mut self, page: u32) -> bool {
+        let was = self.policy.remove(page);
+        self.free += usize::from(was);
+        was
     }
 
     fn len(&self) -> usize {

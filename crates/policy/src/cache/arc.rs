@@ -1,0 +1,119 @@
+//! ARC (Megiddo, Modha, FAST 2003): two LRU queues, of pages seen once and seen again, whose balance
+//! follows the hits on pages that lately left either.
+
+use super::lists::Lists;
+use super::{PageCache, checked_capacity};
+
+/// Seen once since they came (the paper's T1).
+const ONCE: u8 = 1;
+/// Seen again (T2).
+const AGAIN: u8 = 2;
+/// Left `ONCE` (B1); not resident.
+const ONCE_GHOST: u8 = 3;
+/// Left `AGAIN` (B2); not resident.
+const AGAIN_GHOST: u8 = 4;
+
+/// Remembers as many pages that left as it holds. 9 bytes per page.
+#[derive(Debug)]
+pub struct Arc {
+    queues: Lists<4>,
+    /// What `ONCE` should hold, the paper's p: a number of pages, but moved by fractions.
+    once_wanted: f64,
+    capacity: u32,
+}
+
+impl Arc {
+    /// `capacity` of the pages `0..page_count`.
+    ///
+    /// # Panics
+    /// A capacity of 0.
+    #[must_use]
+    pub fn new(page_count: usize, capacity: u32) -> Self {
+        Self {
+            queues: Lists::new(page_count),
+            once_wanted: 0.0,
+            capacity: checked_capacity(capacity),
+        }
+    }
+
+    fn resident(&self) -> u32 {
+        self.queues.len(ONCE) + self.queues.len(AGAIN)
+    }
+
+    /// A page that left too early shows which side was too small.
+    fn adapt(&mut self, ghost: u8) {
+        let once = f64::from(self.queues.len(ONCE_GHOST));
+        let again = f64::from(self.queues.len(AGAIN_GHOST));
+        self.once_wanted = if ghost == ONCE_GHOST {
+            (self.once_wanted + (again / once).max(1.0)).min(f64::from(self.capacity))
+        } else {
+            (self.once_wanted - (once / again).max(1.0)).max(0.0)
+        };
+    }
+
+    /// Evicts from the side that has more than it should; `ghost` is where the new page was.
+    fn replace(&mut self, ghost: u8) -> Option<u32> {
+        let once = f64::from(self.queues.len(ONCE));
+        let tie = ghost == AGAIN_GHOST && once >= self.once_wanted;
+        let from_once = once > 0.0 && (once > self.once_wanted || tie);
+        let (from, to) = if from_once || self.queues.len(AGAIN) == 0 {
+            (ONCE, ONCE_GHOST)
+        } else {
+            (AGAIN, AGAIN_GHOST)
+        };
+        let victim = self.queues.pop_back(from)?;
+        self.queues.push_front(to, victim);
+        Some(victim)
+    }
+
+    /// Evicts for a page that nothing is known of, and forgets the oldest ghost when there are enough.
+    fn evict_for_stranger(&mut self) -> Option<u32> {
+        let seen_once = self.queues.len(ONCE) + self.queues.len(ONCE_GHOST);
+        let seen_again = self.queues.len(AGAIN) + self.queues.len(AGAIN_GHOST);
+        if seen_once >= self.capacity {
+            if self.queues.pop_back(ONCE_GHOST).is_none() {
+                return self.queues.pop_back(ONCE);
+            }
+        } else if u64::from(seen_once) + u64::from(seen_again) >= 2 * u64::from(self.capacity) {
+            self.queues.pop_back(AGAIN_GHOST);
+        }
+        self.replace(super::lists::NOWHERE)
+    }
+}
+
+impl PageCache for Arc {
+    #[inline]
+    fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+        let place = self.queues.place(page);
+        let full = self.resident() == self.capacity;
+        let (victim, enters) = match place {
+            ONCE | AGAIN => {
+                self.queues.move_to_front(AGAIN, page);
+                return true;
+            }
+            ONCE_GHOST | AGAIN_GHOST => {
+                self.adapt(place);
+                self.queues.remove(page);
+                (if full { self.replace(place) } else { None }, AGAIN)
+            }
+            _ => (if full { self.evict_for_stranger() } else { None }, ONCE),
+        };
+        if let Some(victim) = victim {
+            left(victim);
+        }
+        self.queues.push_front(enters, page);
+        false
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        matches!(self.queues.place(page), ONCE | AGAIN)
+    }
+
+    fn remove(&mut self, page: u32) -> bool {
+        matches!(self.queues.remove(page), ONCE | AGAIN)
+    }
+
+    fn len(&self) -> usize {
+        self.resident() as usize
+    }
+}

@@ -1,0 +1,181 @@
+//! LIRS (Jiang, Zhang, SIGMETRICS 2002): pages whose last two references lay close together keep most of
+//! the memory; the others pass through a small queue, and are remembered after they left.
+
+use super::lists::{Lists, NOWHERE};
+use super::{PageCache, checked_capacity, percent};
+use crate::list::IndexList;
+
+/// The percentage of the capacity for pages that are not (yet) referenced closely.
+pub const LIRS_FAR_PERCENT: u32 = 1;
+
+/// Pages in the stack at most, in multiples of the capacity: what bounds the pages remembered.
+pub const LIRS_STACK_TIMES: u32 = 2;
+
+/// Resident, referenced far apart (the paper's resident HIR): in the order in which they leave.
+const FAR: u8 = 1;
+/// Not resident, remembered in the stack (non-resident HIR).
+const GHOST: u8 = 2;
+
+/// Evicts the page that has been longest in the queue of those referenced far apart. 18 bytes per page.
+#[derive(Debug)]
+pub struct Lirs {
+    /// By the last reference; the oldest is always a near page, for others below it are dropped.
+    stack: IndexList,
+    queues: Lists<2>,
+    near: Vec<bool>,
+    near_len: u32,
+    near_max: u32,
+    far_max: u32,
+    stack_max: u64,
+}
+
+impl Lirs {
+    /// `capacity` of the pages `0..page_count`.
+    ///
+    /// # Panics
+    /// A capacity of 0.
+    #[must_use]
+    pub fn new(page_count: usize, capacity: u32) -> Self {
+        let capacity = checked_capacity(capacity);
+        let far_max = percent(capacity, LIRS_FAR_PERCENT);
+        Self {
+            stack: IndexList::new(page_count),
+            queues: Lists::new(page_count),
+            near: vec![false; page_count],
+            near_len: 0,
+            near_max: capacity - far_max,
+            far_max,
+            stack_max: u64::from(capacity) * u64::from(LIRS_STACK_TIMES),
+        }
+    }
+
+    /// Drops pages from the bottom of the stack until a near one lies there.
+    fn prune(&mut self) {
+        while self.stack.len() > 1
+            && let Some(bottom) = self.stack.back()
+            && !self.near[bottom as usize]
+        {
+            self.stack.remove(bottom);
+            if self.queues.place(bottom) == GHOST {
+                self.queues.remove(bottom);
+            }
+        }
+    }
+
+    /// The near page whose last reference is the longest ago becomes a far one.
+    fn demote(&mut self, left: &mut impl FnMut(u32)) {
+        self.prune();
+        let Some(page) = self.stack.back().filter(|page| self.near[*page as usize]) else {
+            return;
+        };
+        self.stack.remove(page);
+        self.near[page as usize] = false;
+        self.near_len -= 1;
+        self.make_far_room(left);
+        self.queues.push_front(FAR, page);
+        self.prune();
+    }
+
+    fn make_far_room(&mut self, left: &mut impl FnMut(u32)) {
+        while self.queues.len(FAR) >= self.far_max {
+            let Some(victim) = self.queues.pop_back(FAR) else { return };
+            if self.stack.contains(victim) {
+                self.queues.push_front(GHOST, victim);
+            }
+            left(victim);
+        }
+    }
+
+    fn make_near_room(&mut self, left: &mut impl FnMut(u32)) {
+        if self.near_len == self.near_max {
+            self.demote(left);
+        }
+    }
+
+    fn become_near(&mut self, page: u32) {
+        self.near[page as usize] = true;
+        self.near_len += 1;
+    }
+
+    fn hit_far(&mut self, page: u32, left: &mut impl FnMut(u32)) {
+        let was_in_stack = self.stack.move_to_front(page);
+        if was_in_stack && self.near_max > 0 {
+            self.queues.remove(page);
+            self.make_near_room(left);
+            self.become_near(page);
+            return;
+        }
+        self.queues.move_to_front(FAR, page);
+        if !was_in_stack {
+            // Its next reference may show it to be near: a place is freed for that already, unless
+            // this very page would have to leave for it.
+            if self.far_max > 1 {
+                self.make_near_room(left);
+            }
+            self.stack.push_front(page);
+        }
+    }
+
+    fn miss(&mut self, page: u32, left: &mut impl FnMut(u32)) {
+        if self.queues.place(page) == GHOST && self.near_max > 0 {
+            self.stack.move_to_front(page);
+            self.make_near_room(left);
+            self.queues.remove(page);
+            self.become_near(page);
+            return;
+        }
+        self.queues.remove(page);
+        self.stack.remove(page);
+        if self.near_len < self.near_max {
+            self.become_near(page);
+        } else {
+            self.make_far_room(left);
+            self.queues.push_front(FAR, page);
+        }
+        self.stack.push_front(page);
+    }
+
+    fn limit_stack(&mut self) {
+        while u64::from(self.stack.len()) > self.stack_max
+            && let Some(forgotten) = self.queues.pop_back(GHOST)
+        {
+            self.stack.remove(forgotten);
+        }
+    }
+}
+
+impl PageCache for Lirs {
+    #[inline]
+    fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+        let hit = self.contains(page);
+        if self.near[page as usize] {
+            self.stack.move_to_front(page);
+            self.prune();
+        } else if hit {
+            self.hit_far(page, left);
+        } else {
+            self.miss(page, left);
+        }
+        self.limit_stack();
+        hit
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.near[page as usize] || self.queues.place(page) == FAR
+    }
+
+    fn remove(&mut self, page: u32) -> bool {
+        let was = self.contains(page);
+        let near = std::mem::take(&mut self.near[page as usize]);
+        self.near_len -= u32::from(near);
+        if self.queues.remove(page) != NOWHERE || near {
+            self.stack.remove(page);
+            self.prune();
+        }
+        was
+    }
+
+    fn len(&self) -> usize {
+        (self.near_len + self.queues.len(FAR)) as usize
+    }
+}

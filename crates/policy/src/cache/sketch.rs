@@ -1,0 +1,104 @@
+//! How often pages were seen, roughly and in little memory: a counting Bloom filter that ages.
+
+/// The filter is made as wide as one that errs for one page in a thousand when it holds as many
+/// pages as the cache: this many counters for each, ln(1000) / ln(2)^2 ...
+const COUNTERS_PER_PAGE: f64 = 14.377_587_566_051_17;
+
+/// ... and this many of them for one page, 14.38 ln(2), rounded up.
+const COUNTERS_OF_A_PAGE: u32 = 10;
+
+/// The seeds of the two hashes that all places of a page's counters are made of.
+const SEEDS: [u64; 2] = [0x1234_5678, 0x1234_4321];
+
+#[derive(Debug)]
+pub(super) struct Sketch {
+    counters: Vec<u32>,
+    width: u32,
+}
+
+impl Sketch {
+    pub(super) fn new(pages: u32) -> Self {
+        let width = Self::width(pages);
+        Self { counters: vec![0; width as usize], width }
+    }
+
+    /// Counters for that many pages.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
+    pub(super) fn width(pages: u32) -> u32 {
+        let wanted = (COUNTERS_PER_PAGE * f64::from(pages)).ceil().min(f64::from(i32::MAX)) as u32;
+        if wanted < COUNTERS_OF_A_PAGE { 2 * COUNTERS_OF_A_PAGE } else { wanted }
+    }
+
+    fn places(&self, page: u32) -> impl Iterator<Item = usize> + use<> {
+        let [first, step] = SEEDS.map(|seed| low_half(xxh64(u64::from(page), seed)));
+        let width = self.width;
+        (0..COUNTERS_OF_A_PAGE)
+            .map(move |i| (first.wrapping_add(i.wrapping_mul(step)) % width) as usize)
+    }
+
+    /// At least as often as `page` was seen, halvings aside.
+    pub(super) fn estimate(&self, page: u32) -> u32 {
+        self.places(page).map(|at| self.counters[at]).min().unwrap_or(0)
+    }
+
+    pub(super) fn add(&mut self, page: u32) {
+        for at in self.places(page) {
+            self.counters[at] = self.counters[at].saturating_add(1);
+        }
+    }
+
+    /// Forgets half of everything.
+    pub(super) fn halve(&mut self) {
+        for counter in &mut self.counters {
+            *counter >>= 1;
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+fn low_half(hash: u64) -> u32 {
+    hash as u32
+}
+
+/// XXH64 (Collet) of eight bytes.
+fn xxh64(value: u64, seed: u64) -> u64 {
+    const PRIMES: [u64; 5] = [
+        0x9E37_79B1_85EB_CA87,
+        0xC2B2_AE3D_27D4_EB4F,
+        0x1656_67B1_9E37_79F9,
+        0x85EB_CA77_C2B2_AE63,
+        0x27D4_EB2F_1656_67C5,
+    ];
+    let round = value.wrapping_mul(PRIMES[1]).rotate_left(31).wrapping_mul(PRIMES[0]);
+    let mut hash = seed.wrapping_add(PRIMES[4]).wrapping_add(8) ^ round;
+    hash = hash.rotate_left(27).wrapping_mul(PRIMES[0]).wrapping_add(PRIMES[3]);
+    hash = (hash ^ (hash >> 33)).wrapping_mul(PRIMES[1]);
+    hash = (hash ^ (hash >> 29)).wrapping_mul(PRIMES[2]);
+    hash ^ (hash >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        // `xxhash.xxh64_intdigest((42).to_bytes(8, "little"), seed)` of the Python package.
+        assert_eq!(xxh64(42, 0), 0xB556_806F_B6D1_4353);
+        assert_eq!(xxh64(42, 0x1234_5678), 0xF78B_4AD5_3460_7625);
+    }
+
+    #[test]
+    fn an_estimate_is_never_too_low_until_it_is_halved() {
+        let mut sketch = Sketch::new(100);
+        for page in 0..200 {
+            for _ in 0..=page % 7 {
+                sketch.add(page);
+            }
+        }
+        assert!((0..200).all(|page| sketch.estimate(page) > page % 7));
+        let before = sketch.estimate(6);
+        sketch.halve();
+        assert_eq!(sketch.estimate(6), before / 2);
+    }
+}

@@ -1,0 +1,138 @@
+//! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and what
+//! a full segment pushes out falls back into the one below.
+
+use super::lists::{Lists, NOWHERE};
+use super::{PageCache, checked_capacity};
+
+/// Segments of equal size; [`Slru::new`] uses fewer where the capacity is smaller than that.
+pub const SLRU_SEGMENTS: u32 = 4;
+
+/// Evicts from the lowest segment that holds a page. 9 bytes per page.
+///
+/// While the cache fills up, a new page enters the lowest segment that has room; after that, the
+/// lowest. Pages that the equal segments leave over belong to the lowest too, until it is next full:
+/// then a reference can make a page leave.
+#[derive(Debug)]
+pub struct Slru {
+    segments: Segments<{ SLRU_SEGMENTS as usize }>,
+}
+
+impl Slru {
+    /// `capacity` of the pages `0..page_count`.
+    ///
+    /// # Panics
+    /// A capacity of 0.
+    #[must_use]
+    pub fn new(page_count: usize, capacity: u32) -> Self {
+        let capacity = checked_capacity(capacity);
+        let used = SLRU_SEGMENTS.min(capacity);
+        let mut rooms = [0; SLRU_SEGMENTS as usize];
+        rooms[..used as usize].fill(capacity / used);
+        Self { segments: Segments::new(page_count, capacity, rooms) }
+    }
+}
+
+impl PageCache for Slru {
+    #[inline]
+    fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+        if self.segments.reference(page, left) {
+            return true;
+        }
+        if self.segments.len == self.segments.capacity
+            && let Some(victim) = self.segments.evict()
+        {
+            left(victim);
+        }
+        self.segments.insert(page);
+        false
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.segments.contains(page)
+    }
+
+    fn remove(&mut self, page: u32) -> bool {
+        self.segments.remove(page)
+    }
+
+    fn len(&self) -> usize {
+        self.segments.len as usize
+    }
+}
+
+/// `N` segments of any sizes; segments without room at the top do not take part.
+#[derive(Debug)]
+pub(super) struct Segments<const N: usize> {
+    queues: Lists<N>,
+    rooms: [u32; N],
+    top: u8,
+    pub(super) len: u32,
+    pub(super) capacity: u32,
+}
+
+impl<const N: usize> Segments<N> {
+    pub(super) fn new(page_count: usize, capacity: u32, rooms: [u32; N]) -> Self {
+        let used = rooms.iter().take_while(|room| **room > 0).count().max(1);
+        let top = u8::try_from(used).unwrap_or(u8::MAX);
+        Self { queues: Lists::new(page_count), rooms, top, len: 0, capacity }
+    }
+
+    pub(super) fn contains(&self, page: u32) -> bool {
+        self.queues.place(page) != NOWHERE
+    }
+
+    fn overfull(&self, segment: u8) -> bool {
+        self.queues.len(segment) > self.rooms[segment as usize - 1]
+    }
+
+    /// Moves a resident page up; false when it is not resident.
+    #[inline]
+    pub(super) fn reference(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+        let segment = self.queues.place(page);
+        if segment == NOWHERE {
+            return false;
+        }
+        if segment == self.top {
+            self.queues.move_to_front(segment, page);
+            return true;
+        }
+        self.queues.move_to_front(segment + 1, page);
+        // Each step down takes in one page, so one has to go on to the next.
+        let mut full = segment + 1;
+        while self.overfull(full) {
+            let Some(cooled) = self.queues.pop_back(full) else { break };
+            if full > 1 {
+                self.queues.push_front(full - 1, cooled);
+                full -= 1;
+            } else {
+                self.len -= 1;
+                left(cooled);
+            }
+        }
+        true
+    }
+
+    /// Takes in a page that is not resident; there must be room for it.
+    pub(super) fn insert(&mut self, page: u32) {
+        let free = (1..=self.top).find(|s| self.queues.len(*s) < self.rooms[*s as usize - 1]);
+        self.queues.push_front(free.unwrap_or(1), page);
+        self.len += 1;
+    }
+
+    /// The page that would leave next.
+    pub(super) fn next_victim(&self) -> Option<u32> {
+        (1..=self.top).find_map(|segment| self.queues.back(segment))
+    }
+
+    pub(super) fn evict(&mut self) -> Option<u32> {
+        let victim = (1..=self.top).find_map(|segment| self.queues.pop_back(segment))?;
+        self.len -= 1;
+        Some(victim)
+    }
+
+    pub(super) fn remove(&mut self, page: u32) -> bool {
+        let was = self.queues.remove(page) != NOWHERE;
+        self.len -= u32::from(was);
+        was
+    }
+}
