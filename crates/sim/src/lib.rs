@@ -5,6 +5,9 @@
 //! * [`engine`]: one program, or several that share a blade, through one design.
 //! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`] shows it.
 //!
+//! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
+//! * [`synthetic`]: seeded traces that tell policies apart.
+//!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
 //! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
 
@@ -15,6 +18,7 @@ pub mod experiment;
 pub mod file;
 pub mod load;
 pub mod misses;
+pub mod sweep;
 pub mod synthetic;
 
 pub use design::{Design, Preset, Tier, Unit};
