@@ -6,6 +6,7 @@
 //! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`] shows it.
 //!
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
+//! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
 //! * [`synthetic`]: seeded traces that tell policies apart.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
@@ -18,6 +19,7 @@ pub mod experiment;
 pub mod file;
 pub mod load;
 pub mod misses;
+pub mod mrc;
 pub mod sweep;
 pub mod synthetic;
 

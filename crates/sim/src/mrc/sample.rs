@@ -1,0 +1,131 @@
+//! Some of the pages of a trace, and every reference to them.
+
+use farpool_policy::Rng;
+
+use crate::misses::{DensePages, MissError};
+
+/// What share of the pages is looked at: above 0, at most 1.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Rate(f64);
+
+/// A sample that cannot be taken.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// Not a share.
+    #[error("a sample of {0} of the pages: the share must be above 0 and at most 1")]
+    Rate(f64),
+    /// Nothing to conclude from.
+    #[error("none of {0} pages is in the sample; take a larger share")]
+    Empty(usize),
+    /// No seed to sample with.
+    #[error("a confidence needs samples with two seeds or more")]
+    Seeds,
+    /// The miss counts of a miniature.
+    #[error(transparent)]
+    Misses(#[from] MissError),
+}
+
+impl Rate {
+    /// # Errors
+    /// A share that is not above 0 and at most 1.
+    pub fn new(share: f64) -> Result<Self, SampleError> {
+        if share > 0.0 && share <= 1.0 { Ok(Self(share)) } else { Err(SampleError::Rate(share)) }
+    }
+
+    /// The share.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        self.0
+    }
+}
+
+/// The references to the sampled pages, which are numbered anew.
+#[derive(Debug)]
+pub struct Sample {
+    /// The sampled page of each reference that is left.
+    pub pages: Vec<u32>,
+    /// Sampled pages that occur.
+    pub page_count: usize,
+    /// Requests of the whole trace.
+    pub requests: u64,
+    /// What was sampled with.
+    pub rate: Rate,
+}
+
+impl Sample {
+    /// Chooses pages by a hash of their number and the seed, so that all references to a page are in or
+    /// out.
+    ///
+    /// # Errors
+    /// No page is chosen.
+    pub fn new(trace: DensePages<'_>, rate: Rate, seed: u64) -> Result<Self, SampleError> {
+        let below = threshold(rate);
+        let key = Rng::new(seed).next_u64();
+        // In words of bits, for they are asked once a request and must stay in the cache.
+        let mut chosen = vec![0u64; trace.page_count.div_ceil(64)];
+        let mut count = 0;
+        for page in 0..trace.page_count {
+            let is_chosen = Rng::new(key ^ page as u64).next_u64() <= below;
+            chosen[page / 64] |= u64::from(is_chosen) << (page % 64);
+            count += usize::from(is_chosen);
+        }
+        let ranks = Ranks::new(&chosen);
+        let mut pages = Vec::new();
+        for page in trace.pages {
+            let word = chosen[*page as usize / 64];
+            if word >> (page % 64) & 1 == 1 {
+                pages.push(ranks.rank(word, *page));
+            }
+        }
+        if pages.is_empty() {
+            return Err(SampleError::Empty(trace.page_count));
+        }
+        Ok(Self { pages, page_count: count, requests: trace.pages.len() as u64, rate })
+    }
+
+    /// The sample as a trace.
+    #[must_use]
+    pub fn as_trace(&self) -> DensePages<'_> {
+        DensePages { pages: &self.pages, page_count: self.page_count }
+    }
+
+    /// Requests that the sample stands for when scaled down; it has more or fewer, as frequent pages are
+    /// in or out.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub(super) fn requests_expected(&self) -> f64 {
+        self.requests as f64 * self.rate.0
+    }
+
+    /// Bytes that a sample takes about, if references are spread evenly over pages.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn memory_bytes(page_count: u64, requests: u64, rate: Rate) -> u64 {
+        page_count / 8 + page_count / 16 + (requests as f64 * rate.0 * 8.0) as u64
+    }
+}
+
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn threshold(rate: Rate) -> u64 {
+    // Saturates at the top, where everything is below.
+    (rate.0 * u64::MAX as f64) as u64
+}
+
+/// How many chosen pages come before each word.
+struct Ranks(Vec<u32>);
+
+impl Ranks {
+    fn new(chosen: &[u64]) -> Self {
+        let mut before = 0;
+        let ranks = chosen.iter().map(|word| {
+            let rank = before;
+            before += word.count_ones();
+            rank
+        });
+        Self(ranks.collect())
+    }
+
+    fn rank(&self, word: u64, page: u32) -> u32 {
+        let lower = word & ((1 << (page % 64)) - 1);
+        self.0[page as usize / 64] + lower.count_ones()
+    }
+}
