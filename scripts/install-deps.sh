@@ -144,7 +144,22 @@ install_schemathesis() {
     fi
 }
 
+# The simulator's miss counts are compared with those of libCacheSim, of exactly this version: its policies
+# change. Without it that one test says that it is skipped.
+install_libcachesim() {
+    local venv=${CARGO_TARGET_DIR:-target}/libcachesim
+    "$venv/bin/python" -c 'import libcachesim' 2>/dev/null && return
+    echo "install-deps: installing libcachesim into $venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" -q install 'libcachesim==0.3.5'; }; then
+        echo "install-deps: libcachesim could not be installed; its test will be skipped" >&2
+        rm -rf "$venv"
+    fi
+}
+
 find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
 cargo_is_enough || install_rust
-if [ "$PURPOSE" = test ]; then install_schemathesis; fi
+if [ "$PURPOSE" = test ]; then
+    install_schemathesis
+    install_libcachesim
+fi

@@ -18,6 +18,9 @@ cargo build --workspace
 schemathesis=${CARGO_TARGET_DIR:-$PWD/target}/schemathesis/bin/schemathesis
 [ -x "$schemathesis" ] && export SCHEMATHESIS="$schemathesis"
 
+libcachesim=${CARGO_TARGET_DIR:-$PWD/target}/libcachesim/bin/python
+[ -x "$libcachesim" ] && export LIBCACHESIM_PYTHON="$libcachesim"
+
 status=0
 cargo test "${scope[@]}" --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
 

@@ -138,8 +138,10 @@ mod tests {
             }
         }
         for policy in MissPolicy::all() {
-            let all = CacheConfig { policy, capacity: made.page_count * 2 };
-            assert_eq!(count_misses(trace, all), Ok(distinct), "{policy}");
+            for capacity in [made.page_count, made.page_count * 2] {
+                let all = CacheConfig { policy, capacity };
+                assert_eq!(count_misses(trace, all), Ok(distinct), "{policy}");
+            }
         }
     }
 

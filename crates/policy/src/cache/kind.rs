@@ -79,7 +79,8 @@ impl CacheKind {
     }
 
     /// Makes an empty cache of `capacity` pages for pages `0..page_count` and gives it to `visitor`;
-    /// `seed` matters to `Random` only.
+    /// `seed` matters to `Random` only. With room for all pages no policy has anything to decide, and
+    /// none evicts (by its own rules SLRU would, at a hit, when its segments leave a page over).
     ///
     /// # Panics
     /// A capacity of no page: nothing could become resident.
@@ -92,6 +93,9 @@ impl CacheKind {
     ) -> V::Output {
         // Page numbers have 32 bits, so more room than that is never used.
         let room = u32::try_from(capacity).unwrap_or(u32::MAX);
+        if capacity >= page_count.max(1) {
+            return visitor.visit(Resident::new(Fifo::new(page_count), capacity));
+        }
         match self {
             Self::Lru => visitor.visit(Resident::new(Lru::new(page_count), capacity)),
             Self::Fifo => visitor.visit(Resident::new(Fifo::new(page_count), capacity)),
