@@ -1,0 +1,89 @@
+//! Every policy's miss ratio on traces that tell policies apart: the table in `farpool_policy::cache`.
+//!
+//! `cargo run --release -p farpool-sim --example miss_ratios`; seeded, so always the same numbers. With the
+//! argument `large`, miss counts on 20 million requests, Zipf over 2^20 pages and mstress over 7 GiB.
+
+use std::error::Error;
+
+use farpool_sim::misses::{CacheConfig, DensePages, MissPolicy};
+use farpool_sim::sweep::sweep;
+use farpool_sim::synthetic::Synthetic;
+
+const REQUESTS: usize = 1_000_000;
+
+/// Local memory in percent of the pages that occur.
+const LOCAL_PERCENT: [usize; 2] = [50, 10];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if std::env::args().nth(1).as_deref() == Some("large") {
+        return large();
+    }
+    let traces = [
+        ("Zipf 1", Synthetic::zipf(1 << 16, REQUESTS, 42)),
+        ("hot tenth", Synthetic::mstress(50_000, REQUESTS, 42)),
+        ("loop", Synthetic::cycle(50_000, REQUESTS)),
+        ("scan, hot set", Synthetic::scan_and_hot_set(50_000, REQUESTS, 42)),
+        ("phases", Synthetic::phases(50_000, REQUESTS, 42)),
+        ("walk", Synthetic::walk(50_000, REQUESTS, 42)),
+        ("one-time visitors", Synthetic::one_time_visitors(1 << 15, REQUESTS, 42)),
+    ];
+    print!("| local {} % |", LOCAL_PERCENT.map(|percent| percent.to_string()).join(" / "));
+    let policies: Vec<_> = MissPolicy::all().collect();
+    for (name, _) in &traces {
+        print!(" {name} |");
+    }
+    println!("\n|---|{}", "---|".repeat(traces.len()));
+    let mut columns = Vec::new();
+    for (_, made) in &traces {
+        let mut pages = made.pages.clone();
+        pages.sort_unstable();
+        pages.dedup();
+        let configs: Vec<_> = policies
+            .iter()
+            .flat_map(|policy| {
+                LOCAL_PERCENT.map(|percent| CacheConfig {
+                    policy: *policy,
+                    capacity: pages.len() * percent / 100,
+                })
+            })
+            .collect();
+        columns.push(sweep(dense(made), &configs, 2, |_| {})?);
+    }
+    for (row, policy) in policies.iter().enumerate() {
+        print!("| {policy} |");
+        for column in &columns {
+            let cells = column[row * LOCAL_PERCENT.len()..][..LOCAL_PERCENT.len()].iter();
+            let cells: Vec<_> = cells.map(|misses| ratio(*misses, REQUESTS)).collect();
+            print!(" {} |", cells.join(" / "));
+        }
+        println!();
+    }
+    Ok(())
+}
+
+fn large() -> Result<(), Box<dyn Error>> {
+    let requests = 20_000_000;
+    let zipf = Synthetic::zipf(1 << 20, requests, 42);
+    let mstress = Synthetic::mstress(1_835_008, requests, 42);
+    let cases =
+        [("zipf", &zipf, 131_072), ("zipf", &zipf, 262_144), ("mstress", &mstress, 917_504)];
+    for (name, made, capacity) in cases {
+        let configs: Vec<_> =
+            MissPolicy::all().map(|policy| CacheConfig { policy, capacity }).collect();
+        for (config, misses) in configs.iter().zip(sweep(dense(made), &configs, 2, |_| {})?) {
+            println!("{name} {capacity} {} {misses} {}", config.policy, ratio(misses, requests));
+        }
+    }
+    Ok(())
+}
+
+fn dense(made: &Synthetic) -> DensePages<'_> {
+    DensePages { pages: &made.pages, page_count: made.page_count }
+}
+
+/// Three digits without the zero before them.
+#[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
+fn ratio(misses: u64, requests: usize) -> String {
+    let ratio = format!("{:.3}", misses as f64 / requests as f64);
+    ratio.strip_prefix('0').unwrap_or(&ratio).to_owned()
+}
