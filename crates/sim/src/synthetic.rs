@@ -46,12 +46,17 @@ impl Synthetic {
     }
 
     /// mstress of HPL-2011-31: nine of ten references go to the hot tenth of the pages.
+    ///
+    /// # Panics
+    /// Fewer than ten pages.
     #[must_use]
     pub fn mstress(page_count: u32, requests: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let hot = page_count / 10;
         Self::draw(page_count, requests, |_| {
-            if rng.below(10) < 9 { rng.below(hot) } else { hot + rng.below(page_count - hot) }
+            let is_hot = unit(&mut rng) < 0.9;
+            let drawn = rng.next_u64();
+            if is_hot { modulo(drawn, hot) } else { hot + modulo(drawn, page_count - hot) }
         })
     }
 
@@ -133,6 +138,10 @@ impl Synthetic {
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
 fn unit(rng: &mut Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn modulo(drawn: u64, bound: u32) -> u32 {
+    u32::try_from(drawn % u64::from(bound)).unwrap_or(0)
 }
 
 /// Where in the sums of weights to begin a search: a table of equal steps of the sum.
