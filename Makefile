@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint demo rack-demo bench man completions install uninstall clean deps
+.PHONY: help build test lint demo rack-demo sim-demo bench man completions install uninstall clean deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ demo: deps build ## run the main job on real records and print the table
 
 rack-demo: deps build ## run five hosts that lend each other memory, and let some of it fail (root)
 	$(FARPOOL) demo rack $(if $(QUICK),--quick)
+
+sim-demo: deps build ## capture a real program, simulate far memory for it, write pages with plots
+	scripts/sim-demo.sh $(FARPOOL) $(TARGET_DIR)/sim-demo
 
 bench: deps build ## measure, each row beside this machine's floor
 	$(FARPOOL) bench

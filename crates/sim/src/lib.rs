@@ -7,12 +7,14 @@
 //!
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
 //! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
+//! * [`curves`]: these for several policies, as an answer.
 //! * [`synthetic`]: seeded traces that tell policies apart.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
 //! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
 
 pub mod answer;
+pub mod curves;
 pub mod design;
 pub mod engine;
 pub mod experiment;
@@ -26,4 +28,4 @@ pub mod synthetic;
 pub use design::{Design, Preset, Tier, Unit};
 pub use engine::{Outcome, Program, simulate};
 pub use experiment::{Experiment, LocalSize, Row};
-pub use load::{LoadOptions, References, load};
+pub use load::{LoadOptions, Pages, References, load, load_pages};

@@ -156,12 +156,7 @@ pub fn load(
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch)? {
         let read = loading.references.len() as u64;
-        loading.add(&batch).map_err(|reached| TraceError::TooManyPages {
-            path: path.to_owned(),
-            row: read + reached.at as u64 + 1,
-            limit: reached.limit,
-            remedy: "use larger pages (--page)",
-        })?;
+        loading.add(&batch).map_err(too_many_pages(path, read))?;
         let pages = loading.densifier.page_count() as u64;
         let needed_bytes = needed_bytes + Densifier::memory_bytes(pages);
         if needed_bytes > limit_bytes {
@@ -170,6 +165,73 @@ pub fn load(
         progress(loading.references.len() as u64);
     }
     Ok(loading.finish(options.page_bytes, info))
+}
+
+/// Which pages a trace refers to, and nothing else of it: what miss counts need.
+#[derive(Debug, Clone)]
+pub struct Pages {
+    /// The dense number of each reference's page.
+    pub pages: Vec<u32>,
+    /// Distinct pages.
+    pub page_count: usize,
+    /// What the trace says of itself.
+    pub info: TraceInfo,
+}
+
+/// Bytes that the pages of `records` take before they are counted.
+#[must_use]
+pub fn pages_memory_bytes(records: u64) -> u64 {
+    records.saturating_mul(size_of::<u32>() as u64)
+}
+
+/// Reads only the pages of the trace at `path`. Write-backs count as references: a cache of pages sees
+/// them, too.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_pages(
+    path: &Path,
+    options: LoadOptions,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Pages, LoadError> {
+    let mut reader = TraceReader::open(path, Columns::BLOCKS)?;
+    let info = reader.info().clone();
+    let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
+    let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);
+    let needed_bytes = pages_memory_bytes(records);
+    let too_large = |needed_bytes| LoadError::TooLarge {
+        path: path.display().to_string(),
+        records,
+        needed_bytes,
+        limit_bytes,
+    };
+    if needed_bytes > limit_bytes {
+        return Err(too_large(needed_bytes));
+    }
+    let mut densifier = Densifier::new(MAX_PAGES);
+    let mut pages = Vec::with_capacity(usize::try_from(records).unwrap_or(0));
+    let mut batch = Batch::default();
+    while reader.next_batch(&mut batch)? {
+        let read = pages.len() as u64;
+        densifier
+            .number(batch.blocks.iter().map(|block| block >> shift), &mut pages)
+            .map_err(too_many_pages(path, read))?;
+        let table_bytes = Densifier::memory_bytes(densifier.page_count() as u64);
+        if needed_bytes + table_bytes > limit_bytes {
+            return Err(too_large(needed_bytes + table_bytes));
+        }
+        progress(pages.len() as u64);
+    }
+    Ok(Pages { pages, page_count: densifier.page_count(), info })
+}
+
+fn too_many_pages(path: &Path, read: u64) -> impl FnOnce(PageLimitReached) -> TraceError + '_ {
+    move |reached| TraceError::TooManyPages {
+        path: path.to_owned(),
+        row: read + reached.at as u64 + 1,
+        limit: reached.limit,
+        remedy: "use larger pages (--page)",
+    }
 }
 
 struct Loading {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use farpool_policy::CacheKind;
+use farpool_sim::misses::MissPolicy;
 use farpool_sim::{LocalSize, Preset};
 
 use crate::values::Size;
@@ -18,6 +19,8 @@ pub struct SimArgs {
 pub enum SimAction {
     /// Run a trace through designs, local sizes and policies, or an experiment from a file
     Run(SimRunArgs),
+    /// Show how often pages are missing at each size of local memory
+    Mrc(SimMrcArgs),
     /// List the designs that have a name, or print one as TOML to change it
     Designs(DesignsArgs),
 }
@@ -81,6 +84,40 @@ pub struct SimRunArgs {
     /// For policies that draw lots
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool sim mrc sort.parquet --report sort.html\n  \
+farpool sim mrc sort.parquet --policy lru,clock,s3-fifo,belady --local 10%,25%,64MiB\n  \
+farpool sim mrc big.parquet --sample 0.001\n\n\
+Without --exact or --sample, curves are exact while that takes seconds; each curve says how it was made.")]
+pub struct SimMrcArgs {
+    /// A trace
+    pub trace: PathBuf,
+    /// The policies; belady is what no policy can pass
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "lru,fifo,clock,sieve"
+    )]
+    pub policy: Vec<MissPolicy>,
+    /// The sizes of local memory: shares of the footprint, or sizes
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    #[arg(default_value = "1%,2%,5%,10%,15%,20%,25%,30%,40%,50%,60%,70%,75%,80%,90%,100%")]
+    pub local: Vec<LocalSize>,
+    /// Count every reference, however long it takes
+    #[arg(long, conflicts_with = "sample")]
+    pub exact: bool,
+    /// Look at this share of the pages only (SHARDS, miniature simulation)
+    #[arg(long, value_name = "SHARE")]
+    pub sample: Option<f64>,
     #[command(flatten)]
     pub load: LoadArgs,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! One module per subcommand: takes the parsed arguments, calls the room that does the work,
 //! prints what it says. Each `main` returns the exit code.
 
+pub mod answer;
 pub mod bench;
 pub mod blade;
 pub mod blades;

@@ -2,12 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use farpool_report::{Column, Input, Page, Provenance, Table};
+use anyhow::{Context, bail};
+use farpool_report::{Column, Input, Table};
+use farpool_sim::curves::{self, CurvesQuestion, Method};
 use farpool_sim::file::{self, PAGE_BYTES};
-use farpool_sim::{Experiment, LoadOptions, Preset, References, answer, experiment, load};
+use farpool_sim::mrc::Rate;
+use farpool_sim::{
+    Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
+};
+use farpool_trace::{Columns, TraceReader};
 
-use crate::args::{AnswerArgs, DesignsArgs, LoadArgs, SimAction, SimArgs, SimRunArgs};
+use super::answer::{give, provenance};
+use crate::args::{DesignsArgs, LoadArgs, SimAction, SimArgs, SimMrcArgs, SimRunArgs};
+use crate::config::UsageError;
 use crate::terminal::{bar, counter, print};
 use crate::values::Size;
 
@@ -15,6 +22,7 @@ use crate::values::Size;
 pub fn main(args: SimArgs) -> anyhow::Result<u8> {
     match args.action {
         SimAction::Run(args) => run(args),
+        SimAction::Mrc(args) => mrc(&args),
         SimAction::Designs(args) => designs(&args),
     }
 }
@@ -59,20 +67,6 @@ fn run(args: SimRunArgs) -> anyhow::Result<u8> {
     Ok(u8::from(rows.iter().any(Result::is_err)))
 }
 
-/// Version and command line; inputs and parameters are added by who knows them.
-fn provenance() -> Provenance {
-    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-    Provenance::new(env!("CARGO_PKG_VERSION"), words)
-}
-
-fn give(page: &Page, args: &AnswerArgs) -> anyhow::Result<()> {
-    if let Some(report) = &args.report {
-        page.write(report)?;
-    }
-    print(&if args.json { page.json() } else { page.text() })?;
-    Ok(())
-}
-
 fn threads(args: &LoadArgs) -> usize {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     args.threads.map_or_else(processors, usize::from)
@@ -80,25 +74,81 @@ fn threads(args: &LoadArgs) -> usize {
 
 /// Loads a trace, after saying what that takes.
 fn load_trace(path: &Path, page_bytes: u64, args: &LoadArgs) -> anyhow::Result<References> {
-    let reader = farpool_trace::TraceReader::open(path, farpool_trace::Columns::BLOCKS)?;
-    let records = reader.records();
+    let options = announce(path, page_bytes, args, load::memory_bytes)?;
+    let shown = counter("records loaded");
+    let loaded = load(path, options, &mut |done| shown.set_position(done));
+    shown.finish_and_clear();
+    Ok(loaded?)
+}
+
+/// Says how much memory the records take, by `bytes_of` their number, and how much may be used.
+fn announce(
+    path: &Path,
+    page_bytes: u64,
+    args: &LoadArgs,
+    bytes_of: fn(u64) -> u64,
+) -> anyhow::Result<LoadOptions> {
+    let records = TraceReader::open(path, Columns::BLOCKS)?.records();
     let memory_limit_bytes = match args.memory {
         Some(size) => size.0,
         None => {
             available_bytes().context("the machine does not say how much memory is available")?
         }
     };
-    let needed_bytes = load::memory_bytes(records);
     eprintln!(
         "farpool sim: {records} records take {} in memory, and up to 48 bytes for each page; {} may be used",
-        Size(needed_bytes),
+        Size(bytes_of(records)),
         Size(memory_limit_bytes)
     );
+    Ok(LoadOptions { page_bytes, memory_limit_bytes })
+}
+
+fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
+    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let method = match args.sample {
+        Some(share) => {
+            Method::Sampled(Rate::new(share).map_err(|error| UsageError(error.to_string()))?)
+        }
+        None if args.exact => Method::Exact,
+        None => Method::Auto,
+    };
+    let options = announce(&args.trace, page_bytes, &args.load, load::pages_memory_bytes)?;
     let shown = counter("records loaded");
-    let options = LoadOptions { page_bytes, memory_limit_bytes };
-    let loaded = load(path, options, &mut |done| shown.set_position(done));
+    let loaded = load_pages(&args.trace, options, &mut |done| shown.set_position(done));
     shown.finish_and_clear();
-    Ok(loaded?)
+    let pages = loaded?;
+    let mut sizes: Vec<usize> =
+        args.local.iter().map(|size| size.pages(pages.page_count, page_bytes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let question = CurvesQuestion {
+        policies: args.policy.clone(),
+        sizes,
+        method,
+        threads: threads(&args.load),
+    };
+    let needed_bytes = curves::memory_bytes(&question, &pages);
+    let shown = bar("requests", 0);
+    if needed_bytes > options.memory_limit_bytes {
+        bail!(
+            "{}: the curves take {} and {} may be used; ask for fewer policies, --threads 1 or --sample 0.01",
+            args.trace.display(),
+            Size(needed_bytes),
+            Size(options.memory_limit_bytes)
+        );
+    }
+    let answers = curves::curves(&question, &pages, |progress| {
+        shown.set_length(progress.requests_total);
+        shown.set_position(progress.requests);
+    })?;
+    shown.finish_and_clear();
+    let provenance = provenance()
+        .input(Input::of_file(&args.trace)?)
+        .parameter("page_bytes", page_bytes)
+        .parameter("policies", args.policy.iter().map(|it| it.name()).collect::<Vec<_>>())
+        .parameter("local", &args.local)
+        .parameter("method", answers.iter().map(|it| it.method.clone()).collect::<Vec<_>>());
+    give(&curves::page(&question, &pages, page_bytes, &answers, provenance), &args.answer)
 }
 
 /// What the machine could give without swapping, as the kernel estimates it.
