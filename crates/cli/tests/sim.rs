@@ -103,7 +103,7 @@ fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
     let report = home.path().join("r.html");
     let (trace, cut, report) = (text(&trace), text(&cut), text(&report));
     let cases: [(&[&str], i32, &str); 7] = [
-        (&["run", cut], 1, "cut.parquet: not a readable Parquet file"),
+        (&["run", cut], 1, "cut.parquet: cut short, or no Parquet file at all"),
         (&["run", "none.parquet"], 1, "none.parquet: No such file"),
         (&["run", trace, "--design", "pss"], 2, "no design named \"pss\""),
         (&["run", trace, "--local", "0%"], 2, "\"0%\" is no local memory"),

@@ -129,16 +129,17 @@ pub fn memory_bytes(records: u64) -> u64 {
     records.saturating_mul(size_of::<Reference>() as u64)
 }
 
-/// Reads the trace at `path`; `progress` is told how many records were read.
+/// Loads a trace that was opened; `progress` is told how many records were read.
 ///
 /// # Errors
 /// The trace is damaged, has smaller pages than asked for, or takes more memory than allowed.
 pub fn load(
-    path: &Path,
+    reader: TraceReader,
     options: LoadOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<References, LoadError> {
-    let mut reader = TraceReader::open(path, Columns::ALL)?;
+    let mut reader = reader.with_columns(Columns::ALL);
+    let path = &reader.path().to_owned();
     let info = reader.info().clone();
     let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
     let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);
@@ -184,17 +185,18 @@ pub fn pages_memory_bytes(records: u64) -> u64 {
     records.saturating_mul(size_of::<u32>() as u64)
 }
 
-/// Reads only the pages of the trace at `path`. Write-backs count as references: a cache of pages sees
+/// Loads only the pages of a trace. Write-backs count as references: a cache of pages sees
 /// them, too.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_pages(
-    path: &Path,
+    reader: TraceReader,
     options: LoadOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Pages, LoadError> {
-    let mut reader = TraceReader::open(path, Columns::BLOCKS)?;
+    let mut reader = reader.with_columns(Columns::BLOCKS);
+    let path = &reader.path().to_owned();
     let info = reader.info().clone();
     let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
     let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);

@@ -9,10 +9,11 @@
 //! * [`capture`]: an unmodified program under qemu-user with Farpool's plugin.
 //!
 //! Invariant: what a reader gives is what was written, or an error that names the file and the row;
-//! each column has a digest in the footer.
+//! the file has a digest, which is compared first.
 
 pub mod capture;
 pub mod dense;
+mod digest;
 pub mod error;
 pub mod export;
 pub mod import;

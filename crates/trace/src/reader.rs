@@ -1,5 +1,5 @@
-//! Reads a trace, one row group at a time, only the columns that are wanted, and checks the digest of
-//! each column that was read to its end.
+//! Reads a trace, one row group at a time, only the columns that are wanted. Before that it is compared
+//! with its digest.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::{DataType, Int32Type, Int64Type};
 use parquet::file::reader::{FileReader, RowGroupReader};
 use parquet::file::serialized_reader::SerializedFileReader;
-use serde::{Deserialize, Serialize};
-use twox_hash::XxHash3_64;
+use serde::Deserialize;
 
+use crate::digest::{self, Verdict};
 use crate::error::TraceError;
 use crate::record::{Access, Batch, TraceInfo};
 
@@ -20,8 +20,8 @@ pub const VERSION_KEY: &str = "farpool.trace.version";
 pub const VERSION: &str = "1";
 /// Footer key of [`TraceInfo`], as JSON.
 pub const INFO_KEY: &str = "farpool.trace.info";
-/// Footer key of the columns' digests, as JSON.
-pub const DIGESTS_KEY: &str = "farpool.trace.xxh3-64";
+/// Footer key of the file's digest.
+pub const DIGEST_KEY: &str = "farpool.trace.digest";
 /// The columns, in their order in the file.
 pub const COLUMN_NAMES: [&str; 4] = ["block", "ticks", "access", "thread"];
 
@@ -43,79 +43,6 @@ impl Columns {
     pub const ALL: Self = Self { ticks: true, accesses: true, threads: true };
 }
 
-/// Running digests of the columns: XXH3-64 over the little-endian values.
-#[derive(Debug, Default)]
-pub(crate) struct Digests {
-    blocks: Digest,
-    ticks: Digest,
-    accesses: Digest,
-    threads: Digest,
-}
-
-struct Digest(XxHash3_64);
-
-impl Default for Digest {
-    fn default() -> Self {
-        Self(XxHash3_64::with_seed(0))
-    }
-}
-
-impl std::fmt::Debug for Digest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:016x}", self.value())
-    }
-}
-
-impl Digest {
-    fn add<const N: usize>(&mut self, values: impl Iterator<Item = [u8; N]>) {
-        let mut bytes = Vec::with_capacity(DIGEST_BUFFER_BYTES + N);
-        for value in values {
-            bytes.extend_from_slice(&value);
-            if bytes.len() >= DIGEST_BUFFER_BYTES {
-                std::hash::Hasher::write(&mut self.0, &bytes);
-                bytes.clear();
-            }
-        }
-        std::hash::Hasher::write(&mut self.0, &bytes);
-    }
-
-    fn value(&self) -> u64 {
-        std::hash::Hasher::finish(&self.0)
-    }
-}
-
-/// Values are hashed in pieces that stay in the first-level cache.
-const DIGEST_BUFFER_BYTES: usize = 8192;
-
-/// The digests as the footer has them, in hexadecimal.
-#[derive(Debug, Serialize, Deserialize)]
-struct StoredDigests {
-    block: String,
-    ticks: String,
-    access: String,
-    thread: String,
-}
-
-impl Digests {
-    pub(crate) fn add(&mut self, batch: &Batch) {
-        self.blocks.add(batch.blocks.iter().map(|v| v.to_le_bytes()));
-        self.ticks.add(batch.ticks.iter().map(|v| v.to_le_bytes()));
-        self.accesses.add(batch.accesses.iter().map(|&v| [v as u8]));
-        self.threads.add(batch.threads.iter().map(|v| v.to_le_bytes()));
-    }
-
-    pub(crate) fn to_text(&self) -> String {
-        let hex = |digest: &Digest| format!("{:016x}", digest.value());
-        let stored = StoredDigests {
-            block: hex(&self.blocks),
-            ticks: hex(&self.ticks),
-            access: hex(&self.accesses),
-            thread: hex(&self.threads),
-        };
-        serde_json::to_string(&stored).unwrap_or_default()
-    }
-}
-
 /// An open trace.
 pub struct TraceReader {
     path: PathBuf,
@@ -124,8 +51,6 @@ pub struct TraceReader {
     records: u64,
     columns: Columns,
     next_group: usize,
-    digests: Digests,
-    stored: StoredDigests,
 }
 
 impl std::fmt::Debug for TraceReader {
@@ -139,12 +64,23 @@ impl std::fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// Opens a trace and reads its footer.
+    /// Opens a trace and compares it with its digest, for which it is read once from end to end.
     ///
     /// # Errors
-    /// It is missing, truncated, not Parquet, not a Farpool trace, or of another version.
+    /// It is missing, cut short, damaged, not Parquet, not a Farpool trace, or of another version.
     pub fn open(path: &Path, columns: Columns) -> Result<Self, TraceError> {
-        let file = File::open(path).map_err(TraceError::io(path))?;
+        let mut file = File::open(path).map_err(TraceError::io(path))?;
+        let reason = match digest::check(&mut file).map_err(TraceError::io(path))? {
+            Verdict::Whole => None,
+            Verdict::Damaged => {
+                Some("damaged: its bytes are not those that its digest was made of")
+            }
+            Verdict::NoDigest => Some(NO_TRACE),
+            Verdict::NoParquet => Some("cut short, or no Parquet file at all"),
+        };
+        if let Some(reason) = reason {
+            return Err(TraceError::foreign(path, reason));
+        }
         let file = SerializedFileReader::new(file).map_err(TraceError::parquet(path))?;
         let footer = file.metadata().file_metadata();
         let value = |key: &str| {
@@ -152,9 +88,7 @@ impl TraceReader {
             pairs.iter().find(|pair| pair.key == key)?.value.as_deref()
         };
         let Some(version) = value(VERSION_KEY) else {
-            let reason = "a Parquet file, but not a trace of Farpool (its footer has no \
-                          farpool.trace.version); `farpool trace import` makes one of other formats";
-            return Err(TraceError::foreign(path, reason));
+            return Err(TraceError::foreign(path, NO_TRACE));
         };
         if version != VERSION {
             let reason = format!("a trace of version {version}; this farpool reads {VERSION}");
@@ -166,19 +100,16 @@ impl TraceReader {
             let reason = format!("its blocks have {} bytes, no power of two", info.block_bytes);
             return Err(TraceError::foreign(path, reason));
         }
-        let stored = from_footer(path, DIGESTS_KEY, value(DIGESTS_KEY))?;
         let records = u64::try_from(footer.num_rows())
             .map_err(|_| TraceError::foreign(path, "a negative number of rows"))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            info,
-            records,
-            columns,
-            next_group: 0,
-            digests: Digests::default(),
-            stored,
-        })
+        Ok(Self { path: path.to_owned(), file, info, records, columns, next_group: 0 })
+    }
+
+    /// The same trace with other columns; for who learns what to read from the footer.
+    #[must_use]
+    pub fn with_columns(mut self, columns: Columns) -> Self {
+        self.columns = columns;
+        self
     }
 
     /// What the footer says.
@@ -202,17 +133,16 @@ impl TraceReader {
     /// The next records into `batch`, in the order of the program; false at the end.
     ///
     /// # Errors
-    /// The file is damaged; with the last batch also when a column's digest is not the footer's.
+    /// The file cannot be read, or says what no writer of ours does.
     pub fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, TraceError> {
         batch.clear();
         if self.next_group == self.file.num_row_groups() {
-            return self.check_digests().map(|()| false);
+            return Ok(false);
         }
         let group =
             self.file.get_row_group(self.next_group).map_err(TraceError::parquet(&self.path))?;
         self.next_group += 1;
         self.read_group(&*group, batch)?;
-        self.digests.add(batch);
         Ok(true)
     }
 
@@ -241,24 +171,11 @@ impl TraceReader {
         }
         Ok(())
     }
-
-    fn check_digests(&self) -> Result<(), TraceError> {
-        let Columns { ticks, accesses, threads } = self.columns;
-        let read = [
-            ("block", true, &self.digests.blocks, &self.stored.block),
-            ("ticks", ticks, &self.digests.ticks, &self.stored.ticks),
-            ("access", accesses, &self.digests.accesses, &self.stored.access),
-            ("thread", threads, &self.digests.threads, &self.stored.thread),
-        ];
-        for (name, was_read, digest, stored) in read {
-            if was_read && format!("{:016x}", digest.value()) != *stored {
-                let reason = format!("column {name} is damaged: its digest is not the footer's");
-                return Err(TraceError::foreign(&self.path, reason));
-            }
-        }
-        Ok(())
-    }
 }
+
+/// Said of Parquet files that are something else.
+const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one of other \
+                        formats";
 
 /// A foreign writer's row groups may be larger than ours; beyond this a file asks for too much memory.
 const MAX_ROW_GROUP_RECORDS: usize = 1 << 26;

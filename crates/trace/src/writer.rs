@@ -13,8 +13,9 @@ use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::ColumnPath;
 use tempfile::NamedTempFile;
 
+use crate::digest;
 use crate::error::TraceError;
-use crate::reader::{COLUMN_NAMES, DIGESTS_KEY, Digests, INFO_KEY, VERSION, VERSION_KEY};
+use crate::reader::{COLUMN_NAMES, DIGEST_KEY, INFO_KEY, VERSION, VERSION_KEY};
 use crate::record::{Batch, Record, TraceInfo};
 
 /// Records in a row group: what a reader holds at once, 24 MiB of columns.
@@ -36,7 +37,6 @@ pub struct TraceWriter {
     writer: SerializedFileWriter<NamedTempFile>,
     info: TraceInfo,
     pending: Batch,
-    digests: Digests,
     records: u64,
 }
 
@@ -67,14 +67,7 @@ impl TraceWriter {
         let schema = parse_message_type(SCHEMA).map_err(TraceError::parquet(path))?;
         let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties()))
             .map_err(TraceError::parquet(path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer,
-            info,
-            pending: Batch::default(),
-            digests: Digests::default(),
-            records: 0,
-        })
+        Ok(Self { path: path.to_owned(), writer, info, pending: Batch::default(), records: 0 })
     }
 
     /// Adds one record.
@@ -101,7 +94,6 @@ impl TraceWriter {
         if self.pending.is_empty() {
             return Ok(());
         }
-        self.digests.add(&self.pending);
         let written = write_group(&mut self.writer, &self.pending);
         written.map_err(write_error(&self.path))?;
         self.records += self.pending.len() as u64;
@@ -117,12 +109,13 @@ impl TraceWriter {
         self.flush()?;
         let info = serde_json::to_string(&self.info)
             .map_err(|error| TraceError::foreign(&self.path, error.to_string()))?;
-        let digests = self.digests.to_text();
-        for (key, value) in [(VERSION_KEY, VERSION), (INFO_KEY, &info), (DIGESTS_KEY, &digests)] {
+        let digest = digest::PLACEHOLDER;
+        for (key, value) in [(VERSION_KEY, VERSION), (INFO_KEY, &info), (DIGEST_KEY, digest)] {
             let pair = KeyValue::new(key.to_owned(), value.to_owned());
             self.writer.append_key_value_metadata(pair);
         }
-        let file = self.writer.into_inner().map_err(write_error(&self.path))?;
+        let mut file = self.writer.into_inner().map_err(write_error(&self.path))?;
+        digest::seal(file.as_file_mut()).map_err(TraceError::io(&self.path))?;
         file.as_file().sync_all().map_err(TraceError::io(&self.path))?;
         file.persist(&self.path).map_err(|error| TraceError::io(&self.path)(error.error))?;
         Ok(self.records)

@@ -45,7 +45,7 @@ fn any_record() -> impl Strategy<Value = Record> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn records_come_back_as_they_were(records in proptest::collection::vec(any_record(), 0..400)) {
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_an_error_or_changes_nothing(at in any::<prop::sample::Index>(), bit in 0u8..8) {
+    fn a_changed_bit_is_an_error(at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("t.parquet");
         let records: Vec<Record> = (0..500)
@@ -67,9 +67,7 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
         std::fs::write(&path, &bytes).unwrap();
-        if let Ok(found) = read(&path) {
-            prop_assert_eq!(found, records, "byte {} bit {}", at, bit);
-        }
+        prop_assert!(read(&path).is_err(), "byte {} bit {}", at, bit);
     }
 }
 
@@ -254,9 +252,9 @@ fn foreign_files_are_refused_by_name() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("t.parquet");
     let mut file = std::fs::File::create(&path).unwrap();
-    file.write_all(b"PAR1 not really PAR1").unwrap();
+    file.write_all(b"PAR1 not really Parquet").unwrap();
     let refusal = TraceReader::open(&path, Columns::ALL).unwrap_err().to_string();
-    assert!(refusal.contains("t.parquet: not a readable Parquet file"), "{refusal}");
+    assert!(refusal.contains("t.parquet: cut short, or no Parquet file at all"), "{refusal}");
     let missing = folder.path().join("none.parquet");
     let refusal = TraceReader::open(&missing, Columns::ALL).unwrap_err().to_string();
     assert!(refusal.contains("none.parquet: No such file"), "{refusal}");

@@ -74,21 +74,22 @@ fn threads(args: &LoadArgs) -> usize {
 
 /// Loads a trace, after saying what that takes.
 fn load_trace(path: &Path, page_bytes: u64, args: &LoadArgs) -> anyhow::Result<References> {
-    let options = announce(path, page_bytes, args, load::memory_bytes)?;
+    let reader = TraceReader::open(path, Columns::ALL)?;
+    let options = announce(&reader, page_bytes, args, load::memory_bytes)?;
     let shown = counter("records loaded");
-    let loaded = load(path, options, &mut |done| shown.set_position(done));
+    let loaded = load(reader, options, &mut |done| shown.set_position(done));
     shown.finish_and_clear();
     Ok(loaded?)
 }
 
 /// Says how much memory the records take, by `bytes_of` their number, and how much may be used.
 fn announce(
-    path: &Path,
+    trace: &TraceReader,
     page_bytes: u64,
     args: &LoadArgs,
     bytes_of: fn(u64) -> u64,
 ) -> anyhow::Result<LoadOptions> {
-    let records = TraceReader::open(path, Columns::BLOCKS)?.records();
+    let records = trace.records();
     let memory_limit_bytes = match args.memory {
         Some(size) => size.0,
         None => {
@@ -112,9 +113,10 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
         None if args.exact => Method::Exact,
         None => Method::Auto,
     };
-    let options = announce(&args.trace, page_bytes, &args.load, load::pages_memory_bytes)?;
+    let reader = TraceReader::open(&args.trace, Columns::BLOCKS)?;
+    let options = announce(&reader, page_bytes, &args.load, load::pages_memory_bytes)?;
     let shown = counter("records loaded");
-    let loaded = load_pages(&args.trace, options, &mut |done| shown.set_position(done));
+    let loaded = load_pages(reader, options, &mut |done| shown.set_position(done));
     shown.finish_and_clear();
     let pages = loaded?;
     let mut sizes: Vec<usize> =
