@@ -8,6 +8,7 @@
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
 //! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
 //! * [`curves`]: these for several policies, as an answer.
+//! * [`reproduce`]: what the papers claim, and what comes out here.
 //! * [`synthetic`]: seeded traces that tell policies apart.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
@@ -22,6 +23,7 @@ pub mod file;
 pub mod load;
 pub mod misses;
 pub mod mrc;
+pub mod reproduce;
 pub mod sweep;
 pub mod synthetic;
 

@@ -46,9 +46,19 @@ fn page_swapping_takes_the_times_of_the_table() {
 
 #[test]
 fn fine_grained_access_pays_for_every_line() {
-    // Page 0 goes when page 1 is touched for the first time; its lines are far from then on.
+    // There is room for page 0; page 1 is far from its first line on.
     let trace = trace(vec![read(0, 0), read(1, 0), read(0, 0), read(0, 1), read(1, 1)]);
     let outcome = run(&Preset::Fgra.design(), &trace, 1);
+    assert_eq!((outcome.far_references, outcome.far_ps), (2, 2 * 381 * NS));
+    assert_eq!((outcome.evicted_pages, outcome.far_pages_peak), (0, 1));
+    assert_eq!(outcome.time_ps, (5 * 10 + 3 * 60 + 2 * 381) * NS);
+}
+
+#[test]
+fn fine_grained_access_may_send_pages_away_for_new_ones() {
+    // Page 0 goes when page 1 is touched for the first time; its lines are far from then on.
+    let trace = trace(vec![read(0, 0), read(1, 0), read(0, 0), read(0, 1), read(1, 1)]);
+    let outcome = run(&Preset::FgraEvict.design(), &trace, 1);
     // The link towards the program is free each time: 381 ns a line.
     assert_eq!(outcome.far_ps, 2 * 381 * NS);
     assert_eq!(outcome.far_references, 2);
@@ -139,9 +149,9 @@ fn compressed_memory_takes_its_room_from_the_resident_pages() {
 
 #[test]
 fn migration_brings_what_is_used_and_prefetch_what_will_be() {
-    // A page is far when its use begins: 30,000 references to it, 70 ns each at the least.
+    // Page 2 finds no room, and is used often: 30,000 times in an epoch at the most.
     let mut references = vec![read(0, 0), read(1, 0), read(2, 0)];
-    references.extend((0..100_000).map(|_| read(0, 0)));
+    references.extend((0..99_999).map(|_| read(2, 0)));
     let trace = trace(references);
     let still = run(&Preset::Fgra.design(), &trace, 2);
     let moved = run(&Preset::FgraMigration.design(), &trace, 2);

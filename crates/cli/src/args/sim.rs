@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use farpool_policy::CacheKind;
 use farpool_sim::misses::MissPolicy;
 use farpool_sim::{LocalSize, Preset};
@@ -21,6 +21,8 @@ pub enum SimAction {
     Run(SimRunArgs),
     /// Show how often pages are missing at each size of local memory
     Mrc(SimMrcArgs),
+    /// Print the papers' tables and claims beside what comes out here
+    Reproduce(ReproduceArgs),
     /// List the designs that have a name, or print one as TOML to change it
     Designs(DesignsArgs),
 }
@@ -118,6 +120,35 @@ pub struct SimMrcArgs {
     /// Look at this share of the pages only (SHARDS, miniature simulation)
     #[arg(long, value_name = "SHARE")]
     pub sample: Option<f64>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+/// A paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Paper {
+    /// Lim's thesis, 2010: memory blades, their cost, programs on them
+    Lim,
+    /// HPL-2011-31: page replacement in a hypervisor
+    Hpl,
+    /// Gutierrez's thesis, 2015: dense servers
+    Gutierrez,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool sim reproduce gutierrez\n  \
+farpool sim reproduce lim sort.parquet sqlite.parquet --report lim.html\n\n\
+Each cell is exact, in shape, or departs, and says why.")]
+pub struct ReproduceArgs {
+    /// Whose figures
+    #[arg(value_enum)]
+    pub paper: Paper,
+    /// lim: the traces that its claims about programs are tried on
+    pub traces: Vec<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
     #[command(flatten)]

@@ -3,17 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use farpool_report::{Column, Input, Table};
+use farpool_report::{Column, Input, Page, Table};
 use farpool_sim::curves::{self, CurvesQuestion, Method};
 use farpool_sim::file::{self, PAGE_BYTES};
 use farpool_sim::mrc::Rate;
+use farpool_sim::reproduce::{self, MstressRun};
 use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
 };
 use farpool_trace::{Columns, TraceReader};
 
 use super::answer::{give, provenance};
-use crate::args::{DesignsArgs, LoadArgs, SimAction, SimArgs, SimMrcArgs, SimRunArgs};
+use crate::args::{
+    DesignsArgs, LoadArgs, Paper, ReproduceArgs, SimAction, SimArgs, SimMrcArgs, SimRunArgs,
+};
 use crate::config::UsageError;
 use crate::terminal::{bar, counter, print};
 use crate::values::Size;
@@ -23,6 +26,7 @@ pub fn main(args: SimArgs) -> anyhow::Result<u8> {
     match args.action {
         SimAction::Run(args) => run(args),
         SimAction::Mrc(args) => mrc(&args),
+        SimAction::Reproduce(args) => papers(&args),
         SimAction::Designs(args) => designs(&args),
     }
 }
@@ -151,6 +155,45 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
         .parameter("local", &args.local)
         .parameter("method", answers.iter().map(|it| it.method.clone()).collect::<Vec<_>>());
     give(&curves::page(&question, &pages, page_bytes, &answers, provenance), &args.answer)
+}
+
+fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
+    if !args.traces.is_empty() && args.paper != Paper::Lim {
+        return Err(UsageError("only lim's claims are tried on traces".to_owned()).into());
+    }
+    let page = match args.paper {
+        Paper::Gutierrez => {
+            farpool_plan::pages::reproduction(&farpool_plan::reproduce::gutierrez(), provenance())
+        }
+        Paper::Hpl => {
+            let claims = reproduce::hpl(MstressRun::PAPER);
+            reproduce::page("Lim 2011 (HPL-2011-31), section 4.1", &claims, provenance())
+        }
+        Paper::Lim => lim(args)?,
+    };
+    give(&page, &args.answer)
+}
+
+fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
+    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let mut claims = Vec::new();
+    let mut from = provenance();
+    for trace in &args.traces {
+        let references = load_trace(trace, page_bytes, &args.load)?;
+        let name = trace.file_stem().unwrap_or_default().to_string_lossy();
+        claims.extend(reproduce::lim(&name, &references, threads(&args.load))?);
+        from = from.input(Input::of_file(trace)?);
+    }
+    let tables = farpool_plan::reproduce::lim();
+    let page = farpool_plan::pages::reproduction(&tables, from);
+    Ok(if claims.is_empty() {
+        page.warning(
+            "no trace was named: what the thesis says of programs (chapter 4) was not tried",
+        )
+    } else {
+        page.table(reproduce::table(&claims))
+            .result(&serde_json::json!({ "tables": tables, "claims": claims }))
+    })
 }
 
 /// What the machine could give without swapping, as the kernel estimates it.

@@ -21,6 +21,12 @@ impl<P: VictimPolicy> Resident<P> {
         debug_assert!(policy.is_empty(), "a policy that knows pages already");
         Self { policy, free: capacity }
     }
+
+    /// The policy, for what it counted.
+    #[must_use]
+    pub fn policy(&self) -> &P {
+        &self.policy
+    }
 }
 
 impl<P: VictimPolicy> PageCache for Resident<P> {

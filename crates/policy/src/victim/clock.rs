@@ -9,13 +9,20 @@ use crate::{bits::Marks, list::IndexList};
 pub struct Clock {
     ring: IndexList,
     marks: Marks,
+    spared: u64,
 }
 
 impl Clock {
     /// For pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
-        Self { ring: IndexList::new(page_count), marks: Marks::new(page_count) }
+        Self { ring: IndexList::new(page_count), marks: Marks::new(page_count), spared: 0 }
+    }
+
+    /// Pages that were looked at and spared so far: what choosing costs beyond one look for each victim.
+    #[must_use]
+    pub fn spared(&self) -> u64 {
+        self.spared
     }
 }
 
@@ -51,6 +58,7 @@ impl VictimPolicy for Clock {
                 self.marks.leave(page);
                 return Some(page);
             }
+            self.spared += 1;
             self.ring.push_front(page);
         }
     }

@@ -19,6 +19,16 @@ pub enum Unit {
     Line,
 }
 
+/// Where a page that is touched for the first time goes when local memory is full, with [`Unit::Line`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// To the far tier, and stays there: what hardware and an unchanged system do (thesis 3.3.2).
+    Far,
+    /// Into local memory, for which another page goes (thesis 4.1.2); software has to move that one.
+    Local,
+}
+
 /// Something that holds what is not local, and the way to it. A fetch takes
 ///
 /// `software + link + request + map + device + response + link + bytes / bandwidth`
@@ -102,6 +112,8 @@ pub struct Design {
     pub source: String,
     /// Page or line.
     pub unit: Unit,
+    /// New pages when local memory is full; pages that move always become local.
+    pub placement: Placement,
     /// A reference to local memory.
     pub local_latency_ps: u64,
     /// What is not local.
@@ -167,6 +179,11 @@ impl Design {
         }
         if self.unit == Unit::Line && (self.critical_block.is_some() || self.prefetch.is_some()) {
             return error("critical_block and prefetch belong to pages, this design moves lines");
+        }
+        if self.unit == Unit::Page && self.placement == Placement::Far {
+            return error(
+                "placement = \"far\" belongs to lines; a page that is used becomes local",
+            );
         }
         if self.unit == Unit::Page && self.migration.is_some() {
             return error("migration belongs to lines; pages come when they are used");

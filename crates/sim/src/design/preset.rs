@@ -1,7 +1,7 @@
 //! The designs that have a name. Lim's are from his thesis, 4.1.2 and Table 1(a); the others are today's
 //! interfaces with published figures. Local latency is printed nowhere in the thesis; 60 ns is assumed.
 
-use super::{CriticalBlock, Design, LoadPoint, Migration, Overflow, Tier, Unit};
+use super::{CriticalBlock, Design, LoadPoint, Migration, Overflow, Placement, Tier, Unit};
 
 /// A named design.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +16,8 @@ pub enum Preset {
     PsCbfWaits,
     /// Lim's fine-grained remote access over a coherent link.
     Fgra,
+    /// The same where new pages are local and another one goes for them.
+    FgraEvict,
     /// The same with page migration.
     FgraMigration,
     /// Fine-grained access tunnelled over PCIe.
@@ -51,12 +53,13 @@ const FREE_FRAMES: u32 = 256;
 
 impl Preset {
     /// All of them, in the order of their list.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Local,
         Self::Ps,
         Self::PsCbf,
         Self::PsCbfWaits,
         Self::Fgra,
+        Self::FgraEvict,
         Self::FgraMigration,
         Self::FgraPcie,
         Self::Disk,
@@ -78,6 +81,7 @@ impl Preset {
             Self::PsCbf => "ps+cbf",
             Self::PsCbfWaits => "ps+cbf-waits",
             Self::Fgra => "fgra",
+            Self::FgraEvict => "fgra-evict",
             Self::FgraMigration => "fgra+migration",
             Self::FgraPcie => "fgra-pcie",
             Self::Disk => "disk",
@@ -102,6 +106,7 @@ impl Preset {
             }
             Self::PsCbfWaits => "as ps+cbf; other lines of the page are waited for until they come",
             Self::Fgra => "Lim 2010, Table 1(a): HyperTransport, 60 ns, 4 GB/s",
+            Self::FgraEvict => "as fgra; new pages as in 4.1.2",
             Self::FgraMigration => "Lim 2010, 4.6.1: every 10 ms; 330 ns for a page assumed",
             Self::FgraPcie => "Lim 2010, 4.6.2: the link of ps",
             Self::Disk => "Lim 2010, 4.1.2: 8 ms, 50 MB/s",
@@ -134,20 +139,19 @@ impl Preset {
                 }),
                 ..design
             },
-            Self::Fgra => Design { unit: Unit::Line, far: hyper_transport(), ..design },
+            Self::Fgra => lines(design, hyper_transport()),
+            Self::FgraEvict => {
+                Design { placement: Placement::Local, ..lines(design, hyper_transport()) }
+            }
             Self::FgraMigration => Design {
-                unit: Unit::Line,
-                far: hyper_transport(),
                 migration: Some(Migration {
                     epoch_ps: 10 * MS,
                     page_ps: 330 * NS,
                     min_references: 2,
                 }),
-                ..design
+                ..lines(design, hyper_transport())
             },
-            Self::FgraPcie => {
-                Design { unit: Unit::Line, far: Tier { software_ps: 0, ..pcie() }, ..design }
-            }
+            Self::FgraPcie => lines(design, Tier { software_ps: 0, ..pcie() }),
             Self::Disk => Design { far: disk(), keeps_copies: true, ..design },
             Self::Zram => Design {
                 far: direct(3 * US, 0, 40 * GB),
@@ -157,8 +161,8 @@ impl Preset {
             Self::Nvme => {
                 Design { far: direct(3 * US, 77 * US, 3 * GB), keeps_copies: true, ..design }
             }
-            Self::CxlDirect => Design { unit: Unit::Line, far: cxl(85 * NS), ..design },
-            Self::CxlSwitched => Design { unit: Unit::Line, far: cxl(155 * NS), ..design },
+            Self::CxlDirect => lines(design, cxl(85 * NS)),
+            Self::CxlSwitched => lines(design, cxl(155 * NS)),
             Self::Rdma => Design {
                 far: Tier {
                     link_latency_ps: 1_800 * NS,
@@ -189,6 +193,7 @@ fn base(preset: Preset) -> Design {
         name: preset.name().to_owned(),
         source: preset.source().to_owned(),
         unit: Unit::Page,
+        placement: Placement::Local,
         local_latency_ps: LOCAL_LATENCY_PS,
         far: pcie(),
         critical_block: None,
@@ -200,6 +205,11 @@ fn base(preset: Preset) -> Design {
         duplicates_permille: 0,
         overflow: None,
     }
+}
+
+/// Lines instead of pages; new pages go where there is room.
+fn lines(design: Design, far: Tier) -> Design {
+    Design { unit: Unit::Line, placement: Placement::Far, far, ..design }
 }
 
 /// The blade's side of Table 1(a): request and response 60 ns, map 5 ns, DRAM 120 ns and 6.4 GB/s.

@@ -9,7 +9,7 @@ use farpool_trace::Access;
 
 use super::channel::{Channel, Link};
 use super::{Outcome, Program};
-use crate::design::{CriticalBlock, Design, DesignError, LINE_BYTES, Unit, transfer_ps};
+use crate::design::{CriticalBlock, Design, DesignError, LINE_BYTES, Placement, Unit, transfer_ps};
 use crate::load::{Reference, References};
 
 /// The page was used before.
@@ -38,11 +38,16 @@ struct Arrival {
 /// A cache behind a pointer: its policy is one of many.
 trait AnyCache: Send {
     fn access_any(&mut self, page: u32, left: &mut dyn FnMut(u32)) -> bool;
+    fn resident(&self) -> usize;
 }
 
 impl<C: PageCache + Send> AnyCache for C {
     fn access_any(&mut self, page: u32, left: &mut dyn FnMut(u32)) -> bool {
         self.access(page, &mut |victim| left(victim))
+    }
+
+    fn resident(&self) -> usize {
+        self.len()
     }
 }
 
@@ -410,8 +415,12 @@ impl<'a> Running<'a> {
         self.outcome.references += 1;
         let page = reference.page;
         let state = self.pages[page as usize];
-        // First touch: new pages are local, another one goes when there is no room (thesis 4.1.2).
-        if state & TOUCHED == 0 || state & LOCAL != 0 {
+        let is_new = state & TOUCHED == 0;
+        if is_new && design.placement == Placement::Far && self.cache.resident() == self.capacity {
+            self.pages[page as usize] |= TOUCHED;
+            self.far_count += 1;
+            self.outcome.far_pages_peak = self.outcome.far_pages_peak.max(self.far_count);
+        } else if is_new || state & LOCAL != 0 {
             self.bring(design, device, page, now_ps);
             self.pages[page as usize] |= TOUCHED | LOCAL | CHANGED;
             return self.local_reference(design, now_ps);
