@@ -94,6 +94,55 @@ fn a_named_design_is_printed_as_an_experiment_takes_it() {
 }
 
 #[test]
+fn curves_fall_with_local_memory_and_end_at_the_first_touches() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    let words =
+        ["mrc", text(&trace), "--policy", "lru,fifo,belady", "--local", "10%,50%,100%", "--json"];
+    let (code, json, error) = sim(home.path(), &words);
+    assert_eq!(code, 0, "{error}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let result = &json["result"];
+    assert_eq!(result["sizes_pages"], serde_json::json!([10, 50, 100]));
+    let misses = |curve: usize, size: usize| {
+        result["curves"][curve]["misses"][size].as_u64().expect("an exact count")
+    };
+    for curve in 0..3 {
+        assert!(misses(curve, 0) > misses(curve, 1) && misses(curve, 1) > misses(curve, 2));
+        assert_eq!(misses(curve, 2), 100);
+        assert!(misses(2, 1) <= misses(curve, 1), "nothing passes Belady's optimum");
+    }
+    let (code, table, error) = sim(home.path(), &["mrc", text(&trace), "--sample", "0.3"]);
+    assert_eq!(code, 0, "{error}");
+    assert!(table.contains("SHARDS, 30 % of the pages: 5 samples of"), "{table}");
+    for (share, reason) in [("0", "0"), ("1.5", "1.5"), ("NaN", "NaN")] {
+        let (code, _, error) = sim(home.path(), &["mrc", text(&trace), "--sample", share]);
+        assert_eq!(code, 2, "{error}");
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn papers_are_set_beside_what_comes_out_here() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    let (code, table, error) = sim(home.path(), &["reproduce", "lim", text(&trace)]);
+    assert_eq!(code, 0, "{error}");
+    for part in
+        ["Table 3", "Table 5", "4.2, Fig. 6(a)", "page swapping beats a disk", "contradicts"]
+    {
+        assert!(table.contains(part), "{part} is not in\n{table}");
+    }
+    let (_, table, _) = sim(home.path(), &["reproduce", "lim"]);
+    assert!(table.contains("warning: no trace was named"), "{table}");
+    let (code, table, _) = sim(home.path(), &["reproduce", "gutierrez"]);
+    assert_eq!(code, 0);
+    assert!(table.contains("Table 3.3") && table.contains("Table 4.2"), "{table}");
+    let (code, _, error) = sim(home.path(), &["reproduce", "gutierrez", text(&trace)]);
+    assert_eq!(code, 2, "{error}");
+}
+
+#[test]
 fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
     let home = tempfile::tempdir().expect("a folder");
     let trace = make_trace(home.path());
