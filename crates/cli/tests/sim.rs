@@ -123,6 +123,28 @@ fn curves_fall_with_local_memory_and_end_at_the_first_touches() {
 }
 
 #[test]
+fn a_slowdown_says_how_much_local_memory_it_takes() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    let plan = |slowdown: &str| {
+        let words =
+            ["plan", "local", text(&trace), "--slowdown", slowdown, "--design", "fgra", "--json"];
+        let (code, json, error) = ended(farpool(home.path()).args(words));
+        assert_eq!(code, 0, "{error}");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let least = &json["result"][0]["least"];
+        let number = |name: &str| least[name].as_u64().expect("a number");
+        (number("local_pages"), number("slowdown_permille"))
+    };
+    let (strict, generous) = (plan("3%"), plan("15%"));
+    assert!(strict.1 <= 30 && generous.1 <= 150, "{strict:?} {generous:?}");
+    assert!(generous.0 < strict.0, "{strict:?} {generous:?}");
+    let (code, _, error) =
+        ended(farpool(home.path()).args(["plan", "local", "x", "--slowdown", "3"]));
+    assert_eq!(code, 2, "{error}");
+}
+
+#[test]
 fn papers_are_set_beside_what_comes_out_here() {
     let home = tempfile::tempdir().expect("a folder");
     let trace = make_trace(home.path());

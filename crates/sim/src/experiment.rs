@@ -187,7 +187,8 @@ pub fn run(
     Ok((local, rows))
 }
 
-fn cell(
+/// One configuration; `local` is everything local.
+pub(crate) fn cell(
     experiment: &Experiment,
     trace: &References,
     local: &Outcome,

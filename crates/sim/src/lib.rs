@@ -5,6 +5,7 @@
 //! * [`engine`]: one program, or several that share a blade, through one design.
 //! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`] shows it.
 //!
+//! * [`budget`]: the local memory that keeps a program within a slowdown.
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
 //! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
 //! * [`curves`]: these for several policies, as an answer.
@@ -15,6 +16,7 @@
 //! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
 
 pub mod answer;
+pub mod budget;
 pub mod curves;
 pub mod design;
 pub mod engine;

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use farpool_plan::utilisation::Named;
+use farpool_policy::CacheKind;
+use farpool_sim::Preset;
 
-use super::AnswerArgs;
-use crate::values::{Dollars, Percent, Size, Span};
+use super::{AnswerArgs, LoadArgs};
+use crate::values::{Dollars, Percent, Size, Slowdown, Span};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -20,10 +22,47 @@ pub enum PlanAction {
     Pool(Box<PoolArgs>),
     /// Say how many servers hold the machines, with and without far memory
     Pack(Box<PackArgs>),
+    /// Say how much local memory a program needs to stay within a slowdown
+    Local(LocalArgs),
     /// Say what servers cost over their life, and what far memory may cost
     Cost(CostArgs),
     /// Say how much memory and how many requests a dense server of stacked memory holds
     Dense(DenseArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool plan local sort.parquet --slowdown 3%\n  \
+farpool plan local sort.parquet --slowdown 10% --design tcp,rdma,cxl --report local.html")]
+pub struct LocalArgs {
+    /// The program's trace (`farpool trace`)
+    pub trace: PathBuf,
+    /// The most that it may be slower than with everything local
+    #[arg(long, value_name = "PCT", default_value = "3%")]
+    pub slowdown: Slowdown,
+    /// The designs; `farpool sim designs` lists them
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "ps,fgra,cxl,rdma,tcp"
+    )]
+    pub design: Vec<Preset>,
+    /// Which pages leave local memory
+    #[arg(long, value_name = "NAME", default_value = "clock")]
+    pub policy: CacheKind,
+    /// References that wait at the same time; 1: each one blocks the program
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub overlap: u32,
+    /// How long a tick of the trace's clock lasts, in ps [default: what the trace says]
+    #[arg(long, value_name = "PS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tick_ps: Option<u64>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
 }
 
 /// What machines used over time.

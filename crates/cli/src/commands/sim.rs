@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use farpool_report::{Column, Input, Page, Table};
+use farpool_sim::budget::{self, Budget};
 use farpool_sim::curves::{self, CurvesQuestion, Method};
 use farpool_sim::file::{self, PAGE_BYTES};
 use farpool_sim::mrc::Rate;
@@ -15,7 +16,8 @@ use farpool_trace::{Columns, TraceReader};
 
 use super::answer::{give, provenance};
 use crate::args::{
-    DesignsArgs, LoadArgs, Paper, ReproduceArgs, SimAction, SimArgs, SimMrcArgs, SimRunArgs,
+    DesignsArgs, LoadArgs, LocalArgs, Paper, ReproduceArgs, SimAction, SimArgs, SimMrcArgs,
+    SimRunArgs,
 };
 use crate::config::UsageError;
 use crate::terminal::{bar, counter, print};
@@ -155,6 +157,30 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
         .parameter("local", &args.local)
         .parameter("method", answers.iter().map(|it| it.method.clone()).collect::<Vec<_>>());
     give(&curves::page(&question, &pages, page_bytes, &answers, provenance), &args.answer)
+}
+
+/// `farpool plan local`: a plan, but made by simulating.
+pub fn local(args: &LocalArgs) -> anyhow::Result<u8> {
+    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let references = load_trace(&args.trace, page_bytes, &args.load)?;
+    let budget = Budget {
+        designs: args.design.iter().map(|preset| preset.design()).collect(),
+        policy: args.policy,
+        slowdown_permille: args.slowdown.0,
+        overlap: args.overlap,
+        tick_ps: args.tick_ps,
+    };
+    let shown = counter("sizes simulated");
+    let needs = budget::needs(&budget, &references, &mut || shown.inc(1))?;
+    shown.finish_and_clear();
+    let from = provenance()
+        .input(Input::of_file(&args.trace)?)
+        .parameter("page_bytes", page_bytes)
+        .parameter("slowdown_permille", args.slowdown.0)
+        .parameter("policy", args.policy.name())
+        .parameter("overlap", args.overlap)
+        .parameter("tick_ps", args.tick_ps.unwrap_or_else(|| references.tick_ps()));
+    give(&budget::page(&budget, &references, &needs, from), &args.answer)
 }
 
 fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {

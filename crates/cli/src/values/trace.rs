@@ -1,4 +1,4 @@
-//! Values of `farpool trace`.
+//! Values of `farpool trace` and of what is done with traces.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,9 +49,43 @@ impl fmt::Display for CacheLevel {
     }
 }
 
+/// How much slower a program may be, written as `3%` or `2.5%`; in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowdown(pub u64);
+
+impl FromStr for Slowdown {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refusal = || format!("{text:?} is no slowdown; write it as 3% or 2.5%");
+        let share = text.strip_suffix('%').ok_or_else(refusal)?;
+        let (whole, tenth) = share.split_once('.').unwrap_or((share, "0"));
+        let digits = |part: &str| part.parse::<u32>().map(u64::from).map_err(|_| refusal());
+        if tenth.len() != 1 {
+            return Err(refusal());
+        }
+        Ok(Self(digits(whole)? * 10 + digits(tenth)?))
+    }
+}
+
+impl fmt::Display for Slowdown {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}.{}%", self.0 / 10, self.0 % 10)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slowdowns_are_percents_with_a_digit_at_most() {
+        assert_eq!("3%".parse(), Ok(Slowdown(30)));
+        assert_eq!("2.5%".parse::<Slowdown>().unwrap().to_string(), "2.5%");
+        for text in ["3", "-1%", "2.55%", "NaN%", "%"] {
+            assert!(text.parse::<Slowdown>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn caches_read_back_and_impossible_ones_are_refused() {

@@ -10,6 +10,7 @@ use anyhow::Context;
 use farpool_plan::PlanError;
 
 use super::answer::{give, provenance};
+use super::sim;
 use crate::args::PlanAction;
 use crate::config::UsageError;
 
@@ -17,6 +18,7 @@ pub fn main(action: &PlanAction) -> anyhow::Result<u8> {
     match action {
         PlanAction::Pool(args) => series::pool(args),
         PlanAction::Pack(args) => series::pack(args),
+        PlanAction::Local(args) => sim::local(args),
         PlanAction::Cost(args) => catalogs::cost(args),
         PlanAction::Dense(args) => catalogs::dense(args),
     }
