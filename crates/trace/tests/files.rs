@@ -56,6 +56,32 @@ proptest! {
     }
 
     #[test]
+    fn no_bytes_end_an_import_otherwise_than_by_name(
+        bytes in proptest::collection::vec(any::<u8>(), 0..400),
+        beginning in prop::sample::select(vec!["", "block,time\n", "address\n", " L 1000,8\n", "\0\0\0\x02"]),
+        is_text in any::<bool>(),
+    ) {
+        let noise = if is_text {
+            bytes.iter().map(|byte| b"0123456789abcdefx,- \nLSMI"[usize::from(byte % 25)]).collect()
+        } else {
+            bytes
+        };
+        let bytes = [beginning.as_bytes(), &noise].concat();
+        for format in [
+            Format::Lackey,
+            Format::OracleGeneral,
+            Format::Vscsi,
+            Format::Csv(CsvColumns::default()),
+        ] {
+            for name in ["t.bin", "t.zst"] {
+                if let Err(refusal) = imported(name, &bytes, format.clone(), 64) {
+                    prop_assert!(refusal.contains(name), "{}", refusal);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_changed_bit_is_an_error(at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("t.parquet");
