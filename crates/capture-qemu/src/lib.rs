@@ -168,7 +168,9 @@ impl Processor {
 /// What a capture costs is looked at here, for each access of the program: whether it is to the line that
 /// its set of the first level was asked for last, so that nothing changes. Plain arrays at fixed addresses:
 /// one dependent load more in this path took a quarter longer.
-#[repr(align(64))]
+///
+/// Its size is a power of two, so that finding a thread's is a shift.
+#[repr(align(8192))]
 struct Front {
     /// Accesses since the thread's last record.
     ticks: AtomicU64,
@@ -190,16 +192,45 @@ const STORE_BIT: u32 = 17;
 const SIZE_BIT: u32 = 4;
 const SIZE_MASK: u32 = 7;
 
+/// Descriptions that were checked, one bit each; those that differ in bits from 18 on share one.
+static CHECKED: [AtomicU64; 1 << 12] = [const { AtomicU64::new(0) }; 1 << 12];
+
+/// Whether this description says what QEMU says of it; asked once for each.
+#[inline]
+fn is_known(description: u32) -> bool {
+    let place = &CHECKED[(description >> 6) as usize % CHECKED.len()];
+    let bit = 1u64 << (description & 63);
+    if place.load(Ordering::Relaxed) & bit != 0 {
+        return true;
+    }
+    // SAFETY: QEMU's description of an access, passed back to it.
+    let (shift, is_store) = unsafe {
+        (qemu::qemu_plugin_mem_size_shift(description), qemu::qemu_plugin_mem_is_store(description))
+    };
+    place.fetch_or(bit, Ordering::Relaxed);
+    is_store == is_store_by(description) && shift == shift_by(description)
+}
+
+fn is_store_by(description: u32) -> bool {
+    description >> STORE_BIT & 1 == 1
+}
+
+fn shift_by(description: u32) -> u32 {
+    description >> SIZE_BIT & SIZE_MASK
+}
+
 #[allow(clippy::cast_possible_truncation, reason = "masked to the number of sets")]
 extern "C" fn on_access(processor: c_uint, description: u32, address: u64, _: *mut c_void) {
     let front = &FRONTS[processor as usize % MAX_PROCESSORS];
     // Only this thread writes it: no atomic addition is needed.
     front.ticks.store(front.ticks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let line = address / LINE_BYTES;
-    let set = (line & L1_SET_MASK.load(Ordering::Relaxed)) as usize % MAX_L1_SETS;
-    let is_load = u64::from(!description >> STORE_BIT & 1);
-    let is_repeat = front.recent[set].load(Ordering::Relaxed) | is_load == line << 1 | 1;
-    let bytes = 1 << (description >> SIZE_BIT & SIZE_MASK);
+    let set = (line & L1_SET_MASK.load(Ordering::Relaxed)) as usize;
+    // SAFETY: `install` refuses a first level of more sets than there are places.
+    let recent = unsafe { front.recent.get_unchecked(set) }.load(Ordering::Relaxed);
+    let is_load = u64::from(!is_store_by(description));
+    let is_repeat = recent | is_load == line << 1 | 1;
+    let bytes = 1 << shift_by(description);
     if !is_repeat || address % LINE_BYTES + bytes > LINE_BYTES {
         on_further_access(processor, description, address);
     }
@@ -211,16 +242,11 @@ fn on_further_access(index: c_uint, description: u32, address: u64) {
     // SAFETY: null or a leaked box. QEMU calls for a processor only on the thread that runs it, so
     // nobody else holds a reference.
     let Some(processor) = (unsafe { place.load(Ordering::Relaxed).as_mut() }) else { return };
-    // SAFETY: QEMU's description of this access, passed back to it.
-    let (shift, is_store) = unsafe {
-        (qemu::qemu_plugin_mem_size_shift(description), qemu::qemu_plugin_mem_is_store(description))
-    };
-    let is_known = is_store == (description >> STORE_BIT & 1 == 1)
-        && shift == description >> SIZE_BIT & SIZE_MASK;
-    if !is_known {
+    if !is_known(description) {
         say("this QEMU describes accesses in a way that is not known; qemu-user 7.2 is");
         std::process::abort();
     }
+    let (shift, is_store) = (shift_by(description), is_store_by(description));
     let last = address + (1 << shift) - 1;
     let front = &FRONTS[index as usize % MAX_PROCESSORS];
     for line in address / LINE_BYTES..=last / LINE_BYTES {
