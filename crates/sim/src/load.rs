@@ -1,6 +1,6 @@
 //! A trace as dense references: what every configuration of an experiment runs over.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use farpool_trace::dense::{Densifier, MAX_PAGES, PageLimitReached};
 use farpool_trace::export::page_shift;
@@ -139,30 +139,15 @@ pub fn load(
     progress: &mut dyn FnMut(u64),
 ) -> Result<References, LoadError> {
     let mut reader = reader.with_columns(Columns::ALL);
-    let path = &reader.path().to_owned();
     let info = reader.info().clone();
-    let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
-    let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);
-    let needed_bytes = memory_bytes(records);
-    let too_large = |needed_bytes| LoadError::TooLarge {
-        path: path.display().to_string(),
-        records,
-        needed_bytes,
-        limit_bytes,
-    };
-    if needed_bytes > limit_bytes {
-        return Err(too_large(needed_bytes));
-    }
-    let mut loading = Loading::new(records, shift, info.block_bytes);
+    let shift = page_shift(reader.path(), info.block_bytes, options.page_bytes)?;
+    let room = Room::new(&reader, options, memory_bytes)?;
+    let mut loading = Loading::new(room.records, shift, info.block_bytes);
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch)? {
         let read = loading.references.len() as u64;
-        loading.add(&batch).map_err(too_many_pages(path, read))?;
-        let pages = loading.densifier.page_count() as u64;
-        let needed_bytes = needed_bytes + Densifier::memory_bytes(pages);
-        if needed_bytes > limit_bytes {
-            return Err(too_large(needed_bytes));
-        }
+        loading.add(&batch).map_err(too_many_pages(&room.path, read))?;
+        room.check(&loading.densifier)?;
         progress(loading.references.len() as u64);
     }
     Ok(loading.finish(options.page_bytes, info))
@@ -196,35 +181,58 @@ pub fn load_pages(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Pages, LoadError> {
     let mut reader = reader.with_columns(Columns::BLOCKS);
-    let path = &reader.path().to_owned();
     let info = reader.info().clone();
-    let shift = page_shift(path, info.block_bytes, options.page_bytes)?;
-    let (records, limit_bytes) = (reader.records(), options.memory_limit_bytes);
-    let needed_bytes = pages_memory_bytes(records);
-    let too_large = |needed_bytes| LoadError::TooLarge {
-        path: path.display().to_string(),
-        records,
-        needed_bytes,
-        limit_bytes,
-    };
-    if needed_bytes > limit_bytes {
-        return Err(too_large(needed_bytes));
-    }
+    let shift = page_shift(reader.path(), info.block_bytes, options.page_bytes)?;
+    let room = Room::new(&reader, options, pages_memory_bytes)?;
     let mut densifier = Densifier::new(MAX_PAGES);
-    let mut pages = Vec::with_capacity(usize::try_from(records).unwrap_or(0));
+    let mut pages = Vec::with_capacity(usize::try_from(room.records).unwrap_or(0));
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch)? {
         let read = pages.len() as u64;
         densifier
             .number(batch.blocks.iter().map(|block| block >> shift), &mut pages)
-            .map_err(too_many_pages(path, read))?;
-        let table_bytes = Densifier::memory_bytes(densifier.page_count() as u64);
-        if needed_bytes + table_bytes > limit_bytes {
-            return Err(too_large(needed_bytes + table_bytes));
-        }
+            .map_err(too_many_pages(&room.path, read))?;
+        room.check(&densifier)?;
         progress(pages.len() as u64);
     }
     Ok(Pages { pages, page_count: densifier.page_count(), info })
+}
+
+/// The memory that a trace may take while it is loaded.
+struct Room {
+    path: PathBuf,
+    records: u64,
+    /// What the records alone take.
+    records_bytes: u64,
+    limit_bytes: u64,
+}
+
+impl Room {
+    /// Refuses a trace whose records alone take too much.
+    fn new(
+        trace: &TraceReader,
+        options: LoadOptions,
+        bytes_of: fn(u64) -> u64,
+    ) -> Result<Self, LoadError> {
+        let (path, records) = (trace.path().to_owned(), trace.records());
+        let (records_bytes, limit_bytes) = (bytes_of(records), options.memory_limit_bytes);
+        let room = Self { path, records, records_bytes, limit_bytes };
+        room.allow(records_bytes)?;
+        Ok(room)
+    }
+
+    /// The same with the table of pages as it is now.
+    fn check(&self, pages: &Densifier) -> Result<(), LoadError> {
+        self.allow(self.records_bytes + Densifier::memory_bytes(pages.page_count() as u64))
+    }
+
+    fn allow(&self, needed_bytes: u64) -> Result<(), LoadError> {
+        if needed_bytes <= self.limit_bytes {
+            return Ok(());
+        }
+        let (path, records) = (self.path.display().to_string(), self.records);
+        Err(LoadError::TooLarge { path, records, needed_bytes, limit_bytes: self.limit_bytes })
+    }
 }
 
 fn too_many_pages(path: &Path, read: u64) -> impl FnOnce(PageLimitReached) -> TraceError + '_ {
