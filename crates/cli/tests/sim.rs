@@ -123,6 +123,35 @@ fn curves_fall_with_local_memory_and_end_at_the_first_touches() {
 }
 
 #[test]
+fn an_answer_is_made_again_from_the_words_that_it_carries() {
+    let home = tempfile::tempdir().expect("a folder");
+    let trace = make_trace(home.path());
+    for words in [
+        &["sim", "run", text(&trace), "--local", "50%", "--policy", "random"][..],
+        &["sim", "mrc", text(&trace), "--policy", "lru,w-tinylfu"],
+        &["sim", "mrc", text(&trace), "--sample", "0.5"],
+        &["sim", "reproduce", "lim", text(&trace)],
+        &["plan", "local", text(&trace), "--design", "fgra"],
+    ] {
+        let page = |name: &str, words: &[&str]| {
+            let report = home.path().join(name);
+            let mut command = farpool(home.path());
+            let (code, json, error) =
+                ended(command.args(words).args(["--json", "--report"]).arg(&report));
+            assert_eq!(code, 0, "{words:?}: {error}");
+            (std::fs::read(&report).expect("a page"), json)
+        };
+        let (first, json) = page("first.html", words);
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let carried = json["provenance"]["command"].as_array().expect("words");
+        let carried: Vec<&str> =
+            carried.iter().map(|word| word.as_str().expect("a word")).collect();
+        assert_eq!(carried, words);
+        assert!(page("again.html", &carried).0 == first, "{words:?} gave another page");
+    }
+}
+
+#[test]
 fn a_slowdown_says_how_much_local_memory_it_takes() {
     let home = tempfile::tempdir().expect("a folder");
     let trace = make_trace(home.path());
