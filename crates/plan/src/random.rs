@@ -1,22 +1,19 @@
 //! Random numbers that are the same on every machine: groupings must come out again from their seed.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, good enough to shuffle with.
+use farpool_policy::Rng;
+
+/// The seeded generator of the policies, for choosing among many and shuffling.
 #[derive(Clone, Debug)]
-pub struct Random {
-    state: u64,
-}
+pub struct Random(Rng);
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        Random { state: seed }
+        Random(Rng::new(seed))
     }
 
     /// The next 64 bits.
     pub fn next_bits(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `bound`, which is not zero. By multiplication: the bias is below 2^-32 for what is shuffled here.

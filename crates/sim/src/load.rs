@@ -77,14 +77,11 @@ impl References {
         Some(self.by_page_number[at])
     }
 
-    /// How long a tick lasts when the trace does not say: the program's own time without capture over all
-    /// its ticks where that was measured, one cycle of Lim's 2.2 GHz processors otherwise.
+    /// How long a tick lasts: what the trace's clock says, one cycle of Lim's 2.2 GHz processors where it
+    /// counts no time.
     #[must_use]
     pub fn tick_ps(&self) -> u64 {
-        let measured = self.info.native_ns.filter(|_| self.ticks > 0).map(|native_ns| {
-            u64::try_from(u128::from(native_ns) * 1000 / u128::from(self.ticks)).unwrap_or(u64::MAX)
-        });
-        self.info.clock.tick_ps().or(measured).unwrap_or(CYCLE_PS)
+        self.info.clock.tick_ps().unwrap_or(CYCLE_PS)
     }
 }
 

@@ -85,6 +85,34 @@ fn critical_block_first_waits_for_the_line_alone() {
 }
 
 #[test]
+fn a_page_that_went_before_it_had_come_is_waited_for_when_it_comes_again() {
+    // Page 0 comes twice, and leaves in between before anybody used the rest of it.
+    let later = |reference| Reference { ticks: 20_000, ..reference };
+    let references = vec![
+        read(0, 0),
+        later(read(1, 0)),
+        later(read(0, 7)),
+        read(1, 0),
+        later(read(0, 7)),
+        read(0, 6),
+    ];
+    let outcome = run(&Preset::PsCbfWaits.design(), &trace(references), 1);
+    let whole = run(
+        &Preset::PsCbf.design(),
+        &trace(vec![
+            read(0, 0),
+            later(read(1, 0)),
+            later(read(0, 7)),
+            read(1, 0),
+            later(read(0, 7)),
+        ]),
+        1,
+    );
+    // Line 6 is the last of the second arrival's.
+    assert_eq!(outcome.far_ps, whole.far_ps + (63 * 64 - 70) * NS);
+}
+
+#[test]
 fn threads_wait_for_themselves_and_keep_the_traces_order() {
     let on = |thread, ticks| Reference {
         ticks,

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::dense::{Densifier, MAX_PAGES};
 use crate::error::TraceError;
 use crate::import::oracle_general_record;
+use crate::output::Output;
 use crate::reader::{Columns, TraceReader};
 use crate::record::Batch;
 
@@ -30,19 +31,11 @@ pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, Tr
         blocks.extend(batch.blocks.iter().map(|block| block >> shift));
     }
     let next = next_requests(from, &blocks)?;
-    let folder = match to.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let file = tempfile::Builder::new()
-        .prefix(".farpool-export-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(folder)
-        .map_err(TraceError::io(to))?;
+    let mut output = Output::begin(to)?;
     let is_compressed = to.extension().is_some_and(|extension| extension == "zst");
-    write_all(file.as_file(), is_compressed, &blocks, &next, page_bytes)
+    write_all(output.file(), is_compressed, &blocks, &next, page_bytes)
         .map_err(TraceError::io(to))?;
-    file.persist(to).map_err(|error| TraceError::io(to)(error.error))?;
+    output.finish()?;
     Ok(blocks.len() as u64)
 }
 
@@ -79,7 +72,7 @@ fn next_requests(path: &Path, blocks: &[u64]) -> Result<Vec<i64>, TraceError> {
 }
 
 fn write_all(
-    file: &File,
+    file: &mut File,
     is_compressed: bool,
     blocks: &[u64],
     next: &[i64],

@@ -17,6 +17,7 @@ mod digest;
 pub mod error;
 pub mod export;
 pub mod import;
+mod output;
 pub mod reader;
 pub mod record;
 pub mod writer;

@@ -99,12 +99,6 @@ pub struct TraceInfo {
     /// The program and its arguments, where one ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub program: Vec<String>,
-    /// Data accesses before the filter, where they were counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub accesses: Option<u64>,
-    /// Wall-clock time of the program without capture, where it was measured, in nanoseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub native_ns: Option<u64>,
     /// What the trace does not hold, for people: processes that were not followed, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -120,8 +114,6 @@ impl TraceInfo {
             source: source.to_owned(),
             filter: None,
             program: Vec::new(),
-            accesses: None,
-            native_ns: None,
             notes: Vec::new(),
         }
     }

@@ -11,10 +11,10 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::ColumnPath;
-use tempfile::NamedTempFile;
 
 use crate::digest;
 use crate::error::TraceError;
+use crate::output::Output;
 use crate::reader::{COLUMN_NAMES, DIGEST_KEY, INFO_KEY, VERSION, VERSION_KEY};
 use crate::record::{Batch, Record, TraceInfo};
 
@@ -34,7 +34,7 @@ const SCHEMA: &str = "message farpool_trace {
 /// Takes records and makes a trace file of them.
 pub struct TraceWriter {
     path: PathBuf,
-    writer: SerializedFileWriter<NamedTempFile>,
+    writer: SerializedFileWriter<Output>,
     info: TraceInfo,
     pending: Batch,
     records: u64,
@@ -55,17 +55,9 @@ impl TraceWriter {
     /// # Errors
     /// The folder does not exist or cannot be written.
     pub fn create(path: &Path, info: TraceInfo) -> Result<Self, TraceError> {
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let file = tempfile::Builder::new()
-            .prefix(".farpool-trace-")
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-            .tempfile_in(folder)
-            .map_err(TraceError::io(path))?;
+        let output = Output::begin(path)?;
         let schema = parse_message_type(SCHEMA).map_err(TraceError::parquet(path))?;
-        let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties()))
+        let writer = SerializedFileWriter::new(output, Arc::new(schema), Arc::new(properties()))
             .map_err(TraceError::parquet(path))?;
         Ok(Self { path: path.to_owned(), writer, info, pending: Batch::default(), records: 0 })
     }
@@ -114,10 +106,9 @@ impl TraceWriter {
             let pair = KeyValue::new(key.to_owned(), value.to_owned());
             self.writer.append_key_value_metadata(pair);
         }
-        let mut file = self.writer.into_inner().map_err(write_error(&self.path))?;
-        digest::seal(file.as_file_mut()).map_err(TraceError::io(&self.path))?;
-        file.as_file().sync_all().map_err(TraceError::io(&self.path))?;
-        file.persist(&self.path).map_err(|error| TraceError::io(&self.path)(error.error))?;
+        let mut output = self.writer.into_inner().map_err(write_error(&self.path))?;
+        digest::seal(output.file()).map_err(TraceError::io(&self.path))?;
+        output.finish()?;
         Ok(self.records)
     }
 }
@@ -144,7 +135,7 @@ fn properties() -> WriterProperties {
 }
 
 fn write_group(
-    writer: &mut SerializedFileWriter<NamedTempFile>,
+    writer: &mut SerializedFileWriter<Output>,
     batch: &Batch,
 ) -> Result<(), parquet::errors::ParquetError> {
     debug_assert_eq!(COLUMN_NAMES.len(), 4, "four columns are written below");
@@ -161,7 +152,7 @@ fn write_group(
 }
 
 fn write_column<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, NamedTempFile>,
+    group: &mut SerializedRowGroupWriter<'_, Output>,
     values: &[T::T],
 ) -> Result<(), parquet::errors::ParquetError> {
     let Some(mut column) = group.next_column()? else {

@@ -285,3 +285,20 @@ fn foreign_files_are_refused_by_name() {
     let refusal = TraceReader::open(&missing, Columns::ALL).unwrap_err().to_string();
     assert!(refusal.contains("none.parquet: No such file"), "{refusal}");
 }
+
+#[test]
+fn nothing_but_a_regular_file_is_replaced() {
+    let folder = TempDir::new().unwrap();
+    let info = || TraceInfo::new("test", 64, Clock::Accesses);
+    // A folder stands for a device: as root, a rename would put a file in the place of /dev/null.
+    let refusal = TraceWriter::create(folder.path(), info()).unwrap_err().to_string();
+    assert!(refusal.contains("no regular file"), "{refusal}");
+    let refusal = TraceWriter::create(Path::new("/dev/null"), info()).unwrap_err().to_string();
+    assert!(refusal.contains("/dev/null: no regular file"), "{refusal}");
+    let [target, link] = ["target.parquet", "link.parquet"].map(|name| folder.path().join(name));
+    std::fs::write(&target, "old").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    write(&link, &[Record { block: 1, ticks: 1, access: Access::Read, thread: 0 }]);
+    assert!(link.is_symlink());
+    assert_eq!(read(&target).unwrap().len(), 1);
+}

@@ -229,6 +229,9 @@ impl<'a> Running<'a> {
     fn evict(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) {
         let state = &mut self.pages[page as usize];
         let is_written = !design.keeps_copies || *state & (CHANGED | HAS_COPY) != HAS_COPY;
+        if *state & ARRIVING != 0 {
+            self.arriving.retain(|arrival| arrival.page != page);
+        }
         *state = TOUCHED | HAS_COPY;
         self.outcome.evicted_pages += 1;
         self.far_count += 1;
@@ -335,8 +338,7 @@ impl<'a> Running<'a> {
         }
         let line_ps = transfer_ps(LINE_BYTES, far.link_bytes_per_s);
         let first_line = reference.line;
-        self.arriving.push(Arrival { page, first_line, first_ps, line_ps, last_ps });
-        self.pages[page as usize] |= ARRIVING;
+        self.expect(Arrival { page, first_line, first_ps, line_ps, last_ps });
         first_ps
     }
 
@@ -374,10 +376,16 @@ impl<'a> Running<'a> {
             self.bring(design, device, page, now_ps);
             let last_ps = self.fetch(design, device, page, now_ps);
             let arrival = Arrival { page, first_line: 0, first_ps: last_ps, line_ps: 0, last_ps };
-            self.arriving.push(arrival);
-            self.pages[page as usize] |= ARRIVING;
+            self.expect(arrival);
             self.outcome.prefetched_pages += 1;
         }
+    }
+
+    /// Notes a page that is on its way, and forgets those that have come: nobody asks for them again.
+    fn expect(&mut self, arrival: Arrival) {
+        self.arriving.retain(|earlier| earlier.last_ps > self.issued_ps);
+        self.pages[arrival.page as usize] |= ARRIVING;
+        self.arriving.push(arrival);
     }
 
     /// A page that is local already, but not all of it.
