@@ -25,7 +25,14 @@ pub fn counter(what: &'static str) -> indicatif::ProgressBar {
     counter.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
 }
 
-/// The same with an end in sight.
+/// A line on standard error that says what is being done; nothing when that is no terminal.
+pub fn status() -> indicatif::ProgressBar {
+    let style = indicatif::ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
+    let status = indicatif::ProgressBar::new_spinner();
+    status.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
+}
+
+/// A counter with an end in sight.
 pub fn bar(what: &'static str, count: u64) -> indicatif::ProgressBar {
     let style = indicatif::ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({eta} left)");
     let bar = indicatif::ProgressBar::new(count).with_message(what);

@@ -3,7 +3,6 @@
 mod catalogs;
 mod series;
 
-use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::Context;
@@ -34,28 +33,4 @@ fn refused(error: PlanError) -> anyhow::Error {
 
 fn text_of(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
-}
-
-/// One line on a terminal that says how far it is; nothing anywhere else.
-struct Progress {
-    shown: bool,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        Progress { shown: io::stderr().is_terminal() }
-    }
-
-    fn tell(&self, what: &str) {
-        if self.shown {
-            // A terminal that cannot be written to shows nothing; the answer does not depend on it.
-            let _ = write!(io::stderr(), "\r\x1b[K{what}");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.tell("");
-    }
 }

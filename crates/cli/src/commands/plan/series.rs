@@ -5,12 +5,14 @@ use farpool_plan::pack::{self, Demand, Server};
 use farpool_plan::utilisation::{Above, Columns, Options, Utilisation};
 use farpool_plan::{pages, pool};
 use farpool_report::{Input, Provenance};
+use indicatif::ProgressBar;
 
-use super::{Progress, give, provenance, refused, text_of};
+use super::{give, provenance, refused, text_of};
 use crate::args::{AboveArg, DemandArg, PackArgs, PoolArgs, SeriesArgs};
+use crate::terminal::status;
 
 pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
-    let progress = Progress::new();
+    let progress = status();
     let (machines, from) = read(&args.series, &progress)?;
     let memory = latest_memory();
     let local_price = args.memory_price.map_or(memory.dollars_per_gib, |price| price.0);
@@ -34,14 +36,14 @@ pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
         None => format!("{} of {}: {}", memory.name, memory.date, memory.source),
     };
     let from = from.parameters(&question).parameter("memory_price_source", source);
-    let mut tell = |share: f64| progress.tell(&format!("pools: {:.0} %", share * 100.0));
+    let mut tell = |share: f64| progress.set_message(format!("pools: {:.0} %", share * 100.0));
     let answer = pool::plan(&machines, &question, &mut tell).map_err(refused)?;
-    drop(progress);
+    progress.finish_and_clear();
     give(&pages::pool(&answer, &question, &machines.warnings(), from), &args.answer)
 }
 
 pub fn pack(args: &PackArgs) -> anyhow::Result<u8> {
-    let progress = Progress::new();
+    let progress = status();
     let (machines, mut from) = read(&args.series, &progress)?;
     let server = match &args.server {
         None => Server::machine(),
@@ -63,15 +65,16 @@ pub fn pack(args: &PackArgs) -> anyhow::Result<u8> {
         worth: args.worth.share(),
     };
     let from = from.parameters(&question);
-    let answer = pack::plan(&machines, &question, &mut |what| progress.tell(what));
+    let answer =
+        pack::plan(&machines, &question, &mut |what| progress.set_message(what.to_owned()));
     let answer = answer.map_err(refused)?;
-    drop(progress);
+    progress.finish_and_clear();
     give(&pages::pack(&answer, &question, &machines.warnings(), from), &args.answer)
 }
 
 /// The machines, and where they come from.
-fn read(args: &SeriesArgs, progress: &Progress) -> anyhow::Result<(Utilisation, Provenance)> {
-    progress.tell("reading");
+fn read(args: &SeriesArgs, progress: &ProgressBar) -> anyhow::Result<(Utilisation, Provenance)> {
+    progress.set_message("reading");
     let above = match args.above_100 {
         AboveArg::Clip => Above::Clip,
         AboveArg::Keep => Above::Keep,
