@@ -14,6 +14,9 @@ const ALL_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring,fork";
 /// What the stress program maps.
 const STRESS_MIB: u64 = 96;
+/// What a blade offers to a program that forks. Each layer takes whole superpages: the parent's seven come to
+/// 5 GiB in the end, and each child that runs or has ended within its lease adds about 0.7 GiB.
+const FORKS_MEMORY: &str = "16GiB";
 
 fn stress(run: Run, ops: &str, threads: u32, seed: u64) -> Outcome {
     let mib = STRESS_MIB.to_string();
@@ -63,7 +66,7 @@ fn unix_and_tcp() {
 #[test]
 fn tcp_with_forks() {
     let _turn = turn();
-    let blade = Blade::start("2GiB");
+    let blade = Blade::start(FORKS_MEMORY);
     let run = Run::far(&limit(60)).blade(&blade.address(Transport::Tcp));
     stress(run, ALL_OPS, 3, 41).require_far();
 }
@@ -71,7 +74,7 @@ fn tcp_with_forks() {
 #[test]
 fn two_blades() {
     let _turn = turn();
-    let (one, other) = (Blade::start("1GiB"), Blade::start("1GiB"));
+    let (one, other) = (Blade::start(FORKS_MEMORY), Blade::start(FORKS_MEMORY));
     for (transport, ops, percent, seed) in [
         (Transport::Shm, QUIET_OPS, 20, 51),
         (Transport::Tcp, QUIET_OPS, 20, 52),
@@ -108,8 +111,7 @@ fn memory_moves_while_programs_run() {
         (Transport::Tcp, ALL_OPS, 60, 73),
         (Transport::Unix, ALL_OPS, 60, 74),
     ] {
-        // Children that have ended leave much behind; a short lease keeps it small.
-        let blade = || Blade::start_with("4GiB", &["--lease", "1s"]);
+        let blade = || Blade::start_with(FORKS_MEMORY, &["--lease", "1s"]);
         let mut here = blade();
         let directory = tempfile::tempdir().expect("directory");
         let moved = directory.path().join("moved");
