@@ -13,7 +13,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,10 +135,14 @@ pub enum Counter {
     GrowingThreads,
     /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if it did.
     StalledFetches,
+    /// Pages that first touches were answered with, those after the touched one included.
+    ZeroPages,
+    /// Chunks that pages were moved out of: how often the kernel was asked.
+    EvictedChunks,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::StalledFetches as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::EvictedChunks as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

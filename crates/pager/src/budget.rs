@@ -9,20 +9,14 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use farpool_board::{Board, Counter, ProcessState, Slot};
+use farpool_policy::reserve::{self, Standing, Work};
 use farpool_uffd::PAGE_BYTES;
 
 use crate::sys;
 use crate::turn::Turn;
 
-/// The allowance at which the evictor starts: 1/64 of the limit in pages, within these bounds. It fills the
-/// allowance up to [`FULL_MARKS`] times as much, and keeps one more in the victim buffer.
-const LOW_MARK_PAGES: std::ops::RangeInclusive<i64> = 128..=4096;
-const LOW_MARK_PART: i64 = 64;
-const FULL_MARKS: i64 = 3;
 /// The processes whose turn it is not keep this part of the limit free for the one whose turn it is.
 const TURN_ROOM_PART: i64 = 32;
-/// The processes of a tree share the mark; below this, evicting in batches would not pay.
-const LEAST_MARK_PAGES: i64 = 32;
 
 /// Resident pages of a process as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,20 +24,6 @@ pub struct Resident {
     pub anonymous_pages: u64,
     /// Pages of files and shared memory.
     pub shared_pages: u64,
-}
-
-/// Pages that a process may keep whatever the limit says, unless it is another's turn: with fewer, what is fetched for
-/// an instruction is moved out again before the instruction has run, and nobody gets anywhere. A process goes over
-/// its part of the limit by so much at the most.
-pub const LEAST_WORKING_PAGES: u64 = 256;
-
-/// What the evictor has to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Pages to move out.
-    pub evict_pages: i64,
-    /// Free frames to give back to the kernel.
-    pub release_pages: i64,
 }
 
 /// The tree's memory, summed over the board.
@@ -87,7 +67,7 @@ impl Budget {
             elsewhere_pages: AtomicU64::new(0),
             granted_pages: AtomicI64::new(0),
             spent_pages: AtomicI64::new(0),
-            low_pages: AtomicI64::new(*LOW_MARK_PAGES.start()),
+            low_pages: AtomicI64::new(reserve::low_mark_pages(0, 1)),
             kick: AtomicU32::new(0),
         })
     }
@@ -122,7 +102,7 @@ impl Budget {
 
     /// Wakes the evictor if the allowance or the victim buffer is low.
     pub fn kick_if_low(&self, free_frames: i64) {
-        if wants_eviction(self.allowance(), self.low_mark(), free_frames) {
+        if reserve::wants_eviction(self.allowance(), self.low_mark(), free_frames) {
             self.kick();
         }
     }
@@ -150,7 +130,7 @@ impl Budget {
         publish(slot, resident);
         let tree = Tree::read(board);
         let limit = limit_pages(board, &tree);
-        let low = low_mark(limit, tree.active_processes);
+        let low = reserve::low_mark_pages(limit, tree.active_processes);
         self.low_pages.store(low, Relaxed);
         let mine = pages_of(slot.get(Counter::EvictablePages));
         let (allowance, work) = match turn {
@@ -175,37 +155,16 @@ impl Budget {
     }
 }
 
-/// Many processes keep a smaller allowance each. Pure.
-fn low_mark(limit: i64, active_processes: i64) -> i64 {
-    let mark = (limit / LOW_MARK_PART).clamp(*LOW_MARK_PAGES.start(), *LOW_MARK_PAGES.end());
-    (mark / active_processes.max(1)).max(LEAST_MARK_PAGES)
-}
-
-/// Whether the allowance is low, or near the limit the victim buffer. Pure.
-fn wants_eviction(allowance: i64, low: i64, free_frames: i64) -> bool {
-    allowance < low || (allowance <= FULL_MARKS * low && free_frames < low / 2)
-}
-
 /// Splits what is free, or what is missing, among the active processes. Pure.
 pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
-    let headroom = limit - tree.counted_pages(limit);
-    let allowance = (headroom / tree.active_processes.max(1)).max(0);
-    let missing = (-headroom).max(0);
-    let evictable = tree.evictable_pages.max(mine).max(1);
-    // Rounded up, so that the shares of all cover what is missing.
-    let my_part = (missing * mine + evictable - 1) / evictable;
-    let refill = if allowance < low { FULL_MARKS * low - allowance } else { 0 };
-    let surplus = (free_frames - FULL_MARKS * low).max(0);
-    let release_pages = (my_part + refill).max(surplus);
-    // What is released leaves the buffer; one mark of victims stays there for a second chance.
-    let kept = if wants_eviction(allowance, low, free_frames) { low } else { 0 };
-    let evict_pages = (my_part + refill + kept - free_frames).clamp(0, spare(mine));
-    (allowance, Work { evict_pages, release_pages: release_pages.min(free_frames + evict_pages) })
-}
-
-/// What a process with so many pages that could be moved out need not keep. Pure.
-fn spare(mine: i64) -> i64 {
-    (mine - pages_of(LEAST_WORKING_PAGES)).max(0)
+    let standing = Standing {
+        headroom_pages: limit - tree.counted_pages(limit),
+        active_processes: tree.active_processes,
+        evictable_pages: tree.evictable_pages,
+        mine_pages: mine,
+        free_frames,
+    };
+    reserve::decide(low, &standing)
 }
 
 /// As [`decide`], for the process whose turn it is: all that is free is its own, and it gives nothing up unless
@@ -214,7 +173,7 @@ fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64,
     let headroom = limit - tree.counted_pages(limit);
     let missing = (-headroom).max(0);
     let from_me = if tree.evictable_pages > mine { 0 } else { missing };
-    let evict_pages = (from_me - free_frames).clamp(0, spare(mine));
+    let evict_pages = (from_me - free_frames).clamp(0, reserve::spare_pages(mine));
     let release_pages = from_me.min(free_frames + evict_pages);
     (headroom.max(0), Work { evict_pages, release_pages })
 }

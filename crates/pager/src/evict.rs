@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
+use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use crate::budget::{LEAST_WORKING_PAGES, Work};
 use crate::copies::{Leaving, leaving};
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::density::Density;
@@ -159,7 +159,7 @@ impl Evictor {
         let is_short = self.core.budget.allowance() <= 0 && self.core.frames.free() == 0;
         self.core.barren.store(is_short, Relaxed);
         let there = self.core.slot.get(Counter::EvictablePages);
-        self.core.least.store(is_short && there <= LEAST_WORKING_PAGES, Relaxed);
+        self.core.least.store(is_short && there <= LEAST_WORKING_PAGES.unsigned_abs(), Relaxed);
         let shares = self.core.shares.load(Relaxed);
         let resident = self.core.slot.get(Counter::ResidentPages);
         let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
@@ -313,6 +313,7 @@ impl Evictor {
             return Some(written);
         }
         core.count(Counter::Evictions, u64::from(moved.count_ones()));
+        core.count(Counter::EvictedChunks, 1);
         self.density.add(moved);
         self.write(superpage, tray, layer);
         Some(written + i64::from(moved.count_ones()))

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use farpool_board::Counter;
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
-use crate::budget::LEAST_WORKING_PAGES;
 use crate::core::Core;
 use crate::sys;
+use farpool_policy::reserve::LEAST_WORKING_PAGES;
 
 /// The pager's own memory is counted this often.
 const OWN_STEP: Duration = Duration::from_millis(200);
@@ -68,7 +68,7 @@ impl Gauges {
         let core = self.core;
         let is_fresh = self.there_counted.is_some_and(|then| then.elapsed() < THERE_STEP);
         // With few left it matters what has arrived since.
-        if is_small && is_fresh && self.there_pages > 2 * LEAST_WORKING_PAGES {
+        if is_small && is_fresh && self.there_pages > 2 * LEAST_WORKING_PAGES.unsigned_abs() {
             return;
         }
         // Not waited for: the steward holds it while it waits, before a fork, for the evictor's writes.

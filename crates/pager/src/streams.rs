@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use farpool_board::Settings;
+use farpool_policy::reserve::zero_run_pages;
 use farpool_policy::{PrefetchKind, PrefetchWindow, Prefetcher};
 use farpool_uffd::PAGE_BYTES;
 
@@ -36,7 +37,8 @@ impl Streams {
     pub fn zero_run(&self, thread: u32, address: usize) -> usize {
         let last = self.zero_runs[place(thread)].load(Relaxed);
         let follows = last & !LENGTH_BITS == address as u64;
-        if follows { (usize::try_from(last & LENGTH_BITS).unwrap_or(1) * 2).max(1) } else { 1 }
+        let run = usize::try_from(last & LENGTH_BITS).unwrap_or(1);
+        zero_run_pages(follows.then_some(run))
     }
 
     /// A run of `pages` first touches now ends at `end`.

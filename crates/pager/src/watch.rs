@@ -13,16 +13,14 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use farpool_board::{Board, Counter};
+use farpool_policy::reserve;
 use farpool_uffd::PAGE_BYTES;
 
 use crate::budget::{self, Tree};
 use crate::sys::{self, Latch};
 use crate::{Pager, StartError};
 
-/// Memory is registered when the tree is this close to its limit: 1/32 of it, within these bounds.
-const MARGIN_PART: i64 = 32;
-const MARGIN_PAGES: std::ops::RangeInclusive<i64> = 1024..=16_384;
-/// And so much closer for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if
+/// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if
 /// the thread did nothing but touch new ones; programs do more with a page.
 const TURN_PAGES: i64 = 1024;
 /// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
@@ -167,8 +165,10 @@ fn next_look(board: &Board, grows: bool, cpus: i64) -> Option<Duration> {
 
 /// As [`next_look`]. A process that does not grow need not keep room for those that do. Pure.
 fn pause(limit: i64, counted_pages: i64, waiting_threads: i64) -> Option<Duration> {
-    let margin = (limit / MARGIN_PART).clamp(*MARGIN_PAGES.start(), *MARGIN_PAGES.end());
-    let room = limit - margin - waiting_threads.saturating_mul(TURN_PAGES) - counted_pages;
+    let room = limit
+        - reserve::margin_pages(limit)
+        - waiting_threads.saturating_mul(TURN_PAGES)
+        - counted_pages;
     if room <= 0 {
         return None;
     }

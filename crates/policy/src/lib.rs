@@ -13,6 +13,7 @@
 //! * [`prefetch`]: which pages a faulting thread will want next.
 //! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
 //! * [`courtesy`]: when a blade holds back for the programs of its own host.
+//! * [`reserve`]: how much memory is kept free, and when the evictor works.
 //! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that make them.
 //!
 //! Policies are chosen by name; a name that is not known is answered with the list of names.
@@ -24,6 +25,7 @@ pub mod courtesy;
 mod list;
 pub mod prefetch;
 pub mod rate;
+pub mod reserve;
 mod rng;
 pub mod sweep;
 pub mod victim;

@@ -50,13 +50,15 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 19] = [
+const COUNTERS: [(Counter, &str); 21] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
+    (Counter::ZeroPages, "zero_pages"),
     (Counter::VictimHits, "victim_hits"),
     (Counter::DemandFetches, "demand_fetches"),
     (Counter::Prefetches, "prefetches"),
     (Counter::Evictions, "evictions"),
+    (Counter::EvictedChunks, "evicted_chunks"),
     (Counter::PagesWritten, "pages_written"),
     (Counter::CleanDrops, "clean_drops"),
     (Counter::Refused, "refused"),

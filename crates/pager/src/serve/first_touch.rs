@@ -3,7 +3,7 @@
 use farpool_board::Counter;
 use farpool_uffd::{Event, Outcome, PAGE_BYTES};
 
-use super::{FaultThread, MAX_ZERO_RUN};
+use super::FaultThread;
 use crate::core::until_settled;
 use crate::frames::{FrameRun, FrameSlot};
 use crate::page::{PageState, Phase};
@@ -14,12 +14,13 @@ impl FaultThread {
     /// First touch: zero pages, in runs when touches come in a row.
     pub(super) fn zero_fill(&mut self, page: Page, event: Event) -> bool {
         let expected = self.core.streams.zero_run(event.thread, page.address());
-        let wanted = if self.core.gate.is_shut() { 1 } else { expected.min(MAX_ZERO_RUN) };
+        let wanted = if self.core.gate.is_shut() { 1 } else { expected };
         let run = self.claim_untouched(page, wanted);
         if run == 0 {
             return false;
         }
         self.core.count(Counter::ZeroFills, 1);
+        self.core.count(Counter::ZeroPages, run as u64);
         if run == 1 && !event.is_write {
             // The kernel's zero page takes no memory, but the write that may follow does, unseen.
             self.core.budget.overdraw(1);

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
 use farpool_policy::PrefetchWindow;
+use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
 use farpool_uffd::{Event, Message, Outcome, PAGE_BYTES};
 
@@ -36,11 +37,6 @@ const MESSAGES: usize = 8;
 const MAX_FLIGHTS: usize = 512;
 /// Pages of a thread's own for fetches while there is no free frame; beyond, faults wait.
 const STAGE_PAGES: usize = 64;
-/// Fetches of fewer pages are copied into new pages, which costs a copy; moving a frame in costs a TLB flush,
-/// and an interrupt of each other CPU that runs the program.
-const LEAST_MOVED_PAGES: usize = 8;
-/// First touches in a row fill up to this many pages ahead.
-const MAX_ZERO_RUN: usize = 64;
 /// In Solo the lead looks for an answer of a blade so long before it sleeps: about a round trip on a rack.
 const ANSWER_SPIN: Duration = Duration::from_micros(50);
 /// A fault waits at most this long, in total, for the evictor to free a frame.
