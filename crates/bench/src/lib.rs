@@ -14,6 +14,7 @@
 
 mod args;
 mod blade_read;
+mod costs;
 mod error;
 mod floor;
 mod latency;
@@ -28,6 +29,7 @@ mod units;
 mod workload;
 
 pub use args::BenchArgs;
+pub use costs::{CostsOptions, measure_costs, read_events};
 pub use error::BenchError;
 pub use machine::Machine;
 pub use program::{RedisClient, Zipf, python_program};

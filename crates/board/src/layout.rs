@@ -136,7 +136,7 @@ pub enum Counter {
     /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if it did.
     StalledFetches,
     /// Pages that first touches were answered with, those after the touched one included.
-    ZeroPages,
+    PagesZeroed,
     /// Chunks that pages were moved out of: how often the kernel was asked.
     EvictedChunks,
 }

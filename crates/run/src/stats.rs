@@ -53,7 +53,7 @@ const PAGE_BYTES: u64 = 4096;
 const COUNTERS: [(Counter, &str); 21] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
-    (Counter::ZeroPages, "zero_pages"),
+    (Counter::PagesZeroed, "pages_zeroed"),
     (Counter::VictimHits, "victim_hits"),
     (Counter::DemandFetches, "demand_fetches"),
     (Counter::Prefetches, "prefetches"),

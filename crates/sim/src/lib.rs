@@ -8,6 +8,7 @@
 //! * [`budget`]: the local memory that keeps a program within a slowdown.
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
 //! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
+//! * [`pager`]: the faults a program will have under Farpool itself, and their time.
 //! * [`curves`]: these for several policies, as an answer.
 //! * [`reproduce`]: what the papers claim, and what comes out here.
 //! * [`synthetic`]: seeded traces that tell policies apart.
@@ -25,6 +26,7 @@ pub mod file;
 pub mod load;
 pub mod misses;
 pub mod mrc;
+pub mod pager;
 pub mod reproduce;
 pub mod sweep;
 pub mod synthetic;

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use farpool_policy::CacheKind;
+use farpool_policy::{CacheKind, PrefetchKind, VictimKind};
 use farpool_sim::misses::MissPolicy;
 use farpool_sim::{LocalSize, Preset};
 
-use crate::values::Size;
+use crate::values::{Size, Span};
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
@@ -21,6 +21,10 @@ pub enum SimAction {
     Run(SimRunArgs),
     /// Show how often pages are missing at each size of local memory
     Mrc(SimMrcArgs),
+    /// Measure what far memory costs programs on this machine
+    Calibrate(CalibrateArgs),
+    /// Predict a program's time under farpool run, from its trace and measured costs
+    Predict(PredictArgs),
     /// Print the papers' tables and claims beside what comes out here
     Reproduce(ReproduceArgs),
     /// List the designs that have a name, or print one as TOML to change it
@@ -120,6 +124,69 @@ pub struct SimMrcArgs {
     /// Look at this share of the pages only (SHARDS, miniature simulation)
     #[arg(long, value_name = "SHARE")]
     pub sample: Option<f64>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool sim calibrate --out here.toml\n  \
+farpool sim calibrate --blade tcp://10.0.0.7:7070 --out blade7.toml\n\n\
+Programs that use memory in known ways are run all-local and far; the costs that explain the difference are\n\
+written, with what they were found from. Nothing else should run meanwhile.")]
+pub struct CalibrateArgs {
+    /// The file of costs to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// A blade to measure with; may be repeated [default: memory of this machine]
+    #[arg(long, value_name = "ADDR")]
+    pub blade: Vec<String>,
+    /// Memory of each probe
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub bytes: Size,
+    /// Times each probe is run in each place; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool sim calibrate --out here.toml\n  \
+farpool trace --pages --time --out sort.parquet -- sort big.txt\n  \
+farpool sim predict sort.parquet --costs here.toml --local 75%,50%,25%\n\n\
+The trace should be one of pages: caches hide which pages are in use. A local size is a share of all the\n\
+program's memory, or a size in bytes.")]
+pub struct PredictArgs {
+    /// A trace
+    pub trace: PathBuf,
+    /// What far memory costs, from farpool sim calibrate
+    #[arg(long, value_name = "FILE")]
+    pub costs: PathBuf,
+    /// --local of the runs: shares of the program's memory, or sizes
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "75%,50%,25%")]
+    pub local: Vec<LocalSize>,
+    /// The program's own time, all its memory local [default: what the trace says]
+    #[arg(long, value_name = "TIME")]
+    pub native: Option<Span>,
+    /// Memory that counts against the limit and cannot be far: code, files
+    #[arg(long, value_name = "SIZE", default_value = "4MiB")]
+    pub fixed: Size,
+    /// --victims of the runs
+    #[arg(long, value_name = "NAME", default_value_t)]
+    pub victims: VictimKind,
+    /// --prefetch of the runs
+    #[arg(long, value_name = "NAME", default_value_t)]
+    pub prefetch: PrefetchKind,
+    /// For the victim policy that draws lots
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
     #[command(flatten)]
     pub load: LoadArgs,
     #[command(flatten)]

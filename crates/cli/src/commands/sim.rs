@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use farpool_bench::{CostsOptions, measure_costs};
 use farpool_report::{Column, Input, Page, Table};
 use farpool_sim::budget::{self, Budget};
 use farpool_sim::curves::{self, CurvesQuestion, Method};
 use farpool_sim::file::{self, PAGE_BYTES};
 use farpool_sim::mrc::Rate;
+use farpool_sim::pager::{self, MeasuredCosts, Question, prediction};
 use farpool_sim::reproduce::{self, MstressRun};
 use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
@@ -16,8 +18,8 @@ use farpool_trace::{Columns, TraceReader};
 
 use super::answer::{give, provenance};
 use crate::args::{
-    DesignsArgs, LoadArgs, LocalArgs, Paper, ReproduceArgs, SimAction, SimArgs, SimMrcArgs,
-    SimRunArgs,
+    CalibrateArgs, DesignsArgs, LoadArgs, LocalArgs, Paper, PredictArgs, ReproduceArgs, SimAction,
+    SimArgs, SimMrcArgs, SimRunArgs,
 };
 use crate::config::UsageError;
 use crate::terminal::{bar, counter, print};
@@ -28,6 +30,8 @@ pub fn main(args: SimArgs) -> anyhow::Result<u8> {
     match args.action {
         SimAction::Run(args) => run(args),
         SimAction::Mrc(args) => mrc(&args),
+        SimAction::Calibrate(args) => calibrate(&args),
+        SimAction::Predict(args) => predict(&args),
         SimAction::Reproduce(args) => papers(&args),
         SimAction::Designs(args) => designs(&args),
     }
@@ -181,6 +185,64 @@ pub fn local(args: &LocalArgs) -> anyhow::Result<u8> {
         .parameter("overlap", args.overlap)
         .parameter("tick_ps", args.tick_ps.unwrap_or_else(|| references.tick_ps()));
     give(&budget::page(&budget, &references, &needs, from), &args.answer)
+}
+
+fn calibrate(args: &CalibrateArgs) -> anyhow::Result<u8> {
+    let options = CostsOptions {
+        farpool: std::env::current_exe().context("find the farpool binary")?,
+        blades: args.blade.clone(),
+        bytes: args.bytes.0,
+        rounds: args.rounds,
+    };
+    let measured = measure_costs(&options)?;
+    measured.write(&args.out)?;
+    let provenance = provenance().parameter("bytes", args.bytes.0).parameter("rounds", args.rounds);
+    give(&prediction::costs_page(&measured, provenance), &args.answer)
+}
+
+fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
+    let measured = MeasuredCosts::read(&args.costs)?;
+    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let references = load_trace(&args.trace, page_bytes, &args.load)?;
+    let native_ps = match args.native {
+        Some(span) => u64::try_from(span.0.as_nanos()).unwrap_or(u64::MAX / 1000) * 1000,
+        None => bail!(
+            "{}: the trace does not say how long the program takes by itself; capture it with --time, or give \
+             --native",
+            args.trace.display()
+        ),
+    };
+    let question = Question {
+        local: args.local.clone(),
+        fixed_bytes: args.fixed.0,
+        victims: args.victims,
+        prefetch: args.prefetch,
+        remembers_runs: measured.is_remote(),
+        seed: args.seed,
+        native_ps,
+    };
+    let shown = bar("limits", question.local.len() as u64);
+    let predictions: Vec<_> = question
+        .local
+        .iter()
+        .map(|local| {
+            let prediction = pager::predict(&question, &references, &measured.costs, *local);
+            shown.inc(1);
+            prediction
+        })
+        .collect();
+    shown.finish_and_clear();
+    let provenance = provenance()
+        .input(Input::of_file(&args.trace)?)
+        .input(Input::of_file(&args.costs)?)
+        .parameter("page_bytes", page_bytes)
+        .parameter("local", &question.local)
+        .parameter("native_ps", native_ps)
+        .parameter("fixed_bytes", question.fixed_bytes)
+        .parameter("victims", question.victims.to_string())
+        .parameter("prefetch", question.prefetch.to_string())
+        .parameter("seed", question.seed);
+    give(&prediction::page(&question, &measured, &predictions, provenance), &args.answer)
 }
 
 fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {

@@ -20,7 +20,7 @@ impl FaultThread {
             return false;
         }
         self.core.count(Counter::ZeroFills, 1);
-        self.core.count(Counter::ZeroPages, run as u64);
+        self.core.count(Counter::PagesZeroed, run as u64);
         if run == 1 && !event.is_write {
             // The kernel's zero page takes no memory, but the write that may follow does, unseen.
             self.core.budget.overdraw(1);

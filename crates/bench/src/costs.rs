@@ -1,0 +1,154 @@
+//! What far memory costs a program on this machine: probes are run all-local and far, and the costs that explain the
+//! difference go to the simulator (`farpool sim predict`).
+//!
+//! Each probe is one of this crate's workloads, chosen so that together they tell the events apart: first
+//! touches, scans, random reads and writes with dense and sparse memory, pages taken back.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use farpool_sim::pager::{Costs, Events, MeasuredCosts, Probe};
+
+use crate::machine::Machine;
+use crate::stage::{self, check_interrupted, progress, run_to_end, watch_signals};
+use crate::workload::WorkloadReport;
+use crate::{BenchError, WorkloadName};
+
+/// How the costs are measured.
+#[derive(Debug, Clone)]
+pub struct CostsOptions {
+    /// The farpool binary that runs the probes.
+    pub farpool: PathBuf,
+    /// Where far memory is; a blade of the run's own, over shared memory, where none is given.
+    pub blades: Vec<String>,
+    /// Memory of a probe.
+    pub bytes: u64,
+    /// Each probe is run so many times in each place; the fastest counts.
+    pub rounds: u32,
+}
+
+/// Longest a probe may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Name, workload, its arguments, local memory in percent.
+const PROBES: [(&str, WorkloadName, &[&str], u64); 12] = [
+    ("fill 50 %", WorkloadName::Faults, &["--passes", "0"], 50),
+    ("fill 20 %", WorkloadName::Faults, &["--passes", "0"], 20),
+    ("scan 75 %", WorkloadName::Scan, &["--passes", "4"], 75),
+    ("scan 25 %", WorkloadName::Scan, &["--passes", "4"], 25),
+    ("random reads 75 %", WorkloadName::Faults, &["--passes", "4"], 75),
+    ("random reads 25 %", WorkloadName::Faults, &["--passes", "3"], 25),
+    ("random writes 75 %", WorkloadName::Faults, &["--passes", "4", "--write-percent", "100"], 75),
+    ("random writes 25 %", WorkloadName::Faults, &["--passes", "3", "--write-percent", "100"], 25),
+    ("hot and cold 75 %", WorkloadName::Mstress, &[], 75),
+    ("hot and cold 50 %", WorkloadName::Mstress, &[], 50),
+    ("hot and cold 25 %", WorkloadName::Mstress, &[], 25),
+    (
+        "reads and writes 50 %",
+        WorkloadName::Faults,
+        &["--passes", "3", "--write-percent", "30"],
+        50,
+    ),
+];
+
+/// Measures the costs.
+///
+/// # Errors
+/// A probe cannot be run, or far memory changed what it reads; an interruption.
+pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError> {
+    watch_signals()?;
+    let folder = std::env::temp_dir().join(stage::own_name());
+    std::fs::create_dir_all(&folder)
+        .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
+    let probes = measure_probes(options, &folder.join("stats.json"));
+    // Only the statistics of a run are in it.
+    let _ = std::fs::remove_dir_all(&folder);
+    progress("");
+    let probes = probes?;
+    Ok(MeasuredCosts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: Machine::here().to_string(),
+        blades: options.blades.clone(),
+        costs: Costs::fit(&probes),
+        probes,
+    })
+}
+
+fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Probe>, BenchError> {
+    let mut probes = Vec::new();
+    for (number, (name, workload, arguments, percent)) in PROBES.into_iter().enumerate() {
+        progress(&format!("[{}/{}] {name}", number + 1, PROBES.len()));
+        let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
+        words.extend(["workload", workload.as_str(), "--bytes"].map(OsString::from));
+        words.push(options.bytes.to_string().into());
+        words.extend(arguments.iter().map(OsString::from));
+        let limit_bytes = options.bytes * percent / 100;
+        probes.push(measure_probe(options, name, &words, limit_bytes, stats)?);
+    }
+    Ok(probes)
+}
+
+/// Both places in turns, so that a machine that becomes slower does so for both.
+fn measure_probe(
+    options: &CostsOptions,
+    name: &str,
+    program: &[OsString],
+    limit_bytes: u64,
+    stats: &Path,
+) -> Result<Probe, BenchError> {
+    let mut best = Probe {
+        name: name.to_owned(),
+        local_ns: u64::MAX,
+        far_ns: u64::MAX,
+        events: Events::default(),
+    };
+    for _ in 0..options.rounds {
+        check_interrupted()?;
+        let mut local = Command::new(&program[0]);
+        let local = report(name, local.args(&program[1..]))?;
+        let mut far = Command::new(&options.farpool);
+        far.args(["run", "--quiet", "--local", &limit_bytes.to_string(), "--stats"]).arg(stats);
+        for blade in &options.blades {
+            far.args(["--blade", blade]);
+        }
+        let far = report(name, far.arg("--").args(program))?;
+        if far.checksum != local.checksum {
+            let detail = format!("{name}: {} far, {} local", far.checksum, local.checksum);
+            return Err(BenchError::WrongData { workload: "probe", detail });
+        }
+        best.local_ns = best.local_ns.min(nanoseconds(&local));
+        let far_ns = nanoseconds(&far);
+        if far_ns < best.far_ns {
+            (best.far_ns, best.events) = (far_ns, read_events(stats)?);
+        }
+    }
+    Ok(best)
+}
+
+fn report(name: &str, command: &mut Command) -> Result<WorkloadReport, BenchError> {
+    let finished = run_to_end(name, command.stderr(Stdio::null()), b"", PATIENCE)?;
+    serde_json::from_slice(&finished.stdout).map_err(|source| BenchError::Results {
+        path: format!("the output of probe {name}"),
+        source,
+    })
+}
+
+/// Filling and working: what the events were counted in, but for the process's beginning and end.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Seconds, not negative.
+fn nanoseconds(report: &WorkloadReport) -> u64 {
+    ((report.seconds + report.fill_seconds) * 1e9) as u64
+}
+
+/// What the pager counted, from a file of `farpool run --stats`.
+///
+/// # Errors
+/// There is no such file, or it is none of those.
+pub fn read_events(stats: &Path) -> Result<Events, BenchError> {
+    let path = stats.display().to_string();
+    let bytes = std::fs::read(stats).map_err(BenchError::os(format!("read {path}")))?;
+    let wrong = |source| BenchError::Results { path: path.clone(), source };
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(wrong)?;
+    serde_json::from_value(value["total"].clone()).map_err(wrong)
+}

@@ -1,0 +1,283 @@
+//! Pages, chunks and the victim buffer of a modelled pager.
+//!
+//! A page is untouched, resident, a victim in the buffer, or far. A chunk's victims lie in one tray; a chunk with
+//! a tray is not evicted from. A frame that is handed out leaves its page far.
+
+use std::collections::{HashMap, VecDeque};
+
+use farpool_policy::{CHUNK_PAGES, CleanEstimator, SAMPLED_FETCHES, SweepPolicy};
+
+use super::Events;
+
+/// Pages of a superpage, in whose order chunks are numbered.
+const SUPERPAGE_PAGES: usize = SUPERPAGE_CHUNKS * CHUNK_PAGES as usize;
+const SUPERPAGE_CHUNKS: usize = 64;
+/// No chunk of the trace.
+const NONE: u32 = u32::MAX;
+
+/// Where a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Phase {
+    #[default]
+    Untouched,
+    Resident,
+    Victim,
+    Far,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Page {
+    phase: Phase,
+    /// It was written to since it was fetched, or never was far.
+    is_changed: bool,
+    /// The pager remembers what it looked like when it was fetched.
+    is_remembered: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Chunk {
+    pages: [u32; CHUNK_PAGES as usize],
+    resident: u64,
+    hot: u64,
+    /// Its victims in the buffer.
+    victims: u64,
+    in_buffer: bool,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pages: Vec<Page>,
+    /// The chunk of each page, and its bit there.
+    chunk_of: Vec<u32>,
+    bit_of: Vec<u8>,
+    chunks: Vec<Chunk>,
+    /// The superpage of each chunk, as an index.
+    superpage_of: Vec<u32>,
+    /// Chunks by number, as the sweep counts them: superpages in the order in which they were first touched.
+    by_number: Vec<[u32; SUPERPAGE_CHUNKS]>,
+    /// Chunks of each superpage, and its place in `by_number` once it has one.
+    superpages: Vec<([u32; SUPERPAGE_CHUNKS], Option<u32>)>,
+    /// Chunks in the buffer, the oldest first.
+    buffer: VecDeque<u32>,
+    free_frames: u64,
+    resident_pages: u64,
+    clean: CleanEstimator,
+    remembers_all: bool,
+    remembers_runs: bool,
+    fetched: u32,
+}
+
+impl Memory {
+    /// Memory of the pages with these numbers, none of them touched.
+    pub fn new(page_numbers: &[u64], remembers_runs: bool) -> Self {
+        let mut superpage_index: HashMap<u64, u32> = HashMap::new();
+        let mut memory = Self {
+            pages: vec![Page::default(); page_numbers.len()],
+            chunk_of: Vec::with_capacity(page_numbers.len()),
+            bit_of: Vec::with_capacity(page_numbers.len()),
+            chunks: Vec::new(),
+            superpage_of: Vec::new(),
+            by_number: Vec::new(),
+            superpages: Vec::new(),
+            buffer: VecDeque::new(),
+            free_frames: 0,
+            resident_pages: 0,
+            clean: CleanEstimator::default(),
+            remembers_all: true,
+            remembers_runs,
+            fetched: 0,
+        };
+        let pages = SUPERPAGE_PAGES as u64;
+        for (dense, number) in (0..).zip(page_numbers) {
+            let superpage = *superpage_index.entry(number / pages).or_insert_with(|| {
+                memory.superpages.push(([NONE; SUPERPAGE_CHUNKS], None));
+                u32::try_from(memory.superpages.len() - 1).unwrap_or(NONE)
+            });
+            let within = usize::try_from(number % pages).unwrap_or(0);
+            memory.place(dense, within, superpage);
+        }
+        memory
+    }
+
+    fn place(&mut self, dense: u32, within: usize, superpage: u32) {
+        let (place, bit) = (within / CHUNK_PAGES as usize, within % CHUNK_PAGES as usize);
+        let slot = &mut self.superpages[superpage as usize].0[place];
+        if *slot == NONE {
+            *slot = u32::try_from(self.chunks.len()).unwrap_or(NONE);
+            let pages = [NONE; CHUNK_PAGES as usize];
+            self.chunks.push(Chunk { pages, resident: 0, hot: 0, victims: 0, in_buffer: false });
+            self.superpage_of.push(superpage);
+        }
+        let chunk = *slot;
+        self.chunks[chunk as usize].pages[bit] = dense;
+        self.chunk_of.push(chunk);
+        self.bit_of.push(u8::try_from(bit).unwrap_or(0));
+    }
+
+    pub fn phase(&self, page: u32) -> Phase {
+        self.pages[page as usize].phase
+    }
+
+    pub fn resident_pages(&self) -> u64 {
+        self.resident_pages
+    }
+
+    /// Frames in the victim buffer that can be handed out.
+    pub fn free_frames(&self) -> u64 {
+        self.free_frames
+    }
+
+    /// Chunks that the sweep has to know.
+    pub fn chunk_count(&self) -> usize {
+        self.by_number.len() * SUPERPAGE_CHUNKS
+    }
+
+    /// The number of a page's chunk, as the sweep counts.
+    pub fn chunk_number(&self, page: u32) -> Option<usize> {
+        let chunk = self.chunk_of[page as usize];
+        let (chunks, number) = &self.superpages[self.superpage_of[chunk as usize] as usize];
+        let place = chunks.iter().position(|it| *it == chunk)?;
+        number.map(|number| number as usize * SUPERPAGE_CHUNKS + place)
+    }
+
+    /// The page is used. Returns whether it was resident.
+    pub fn refer(&mut self, page: u32, is_write: bool) -> bool {
+        let page = &mut self.pages[page as usize];
+        page.is_changed |= is_write;
+        page.phase == Phase::Resident
+    }
+
+    /// The page becomes resident, of whatever phase it was but a victim; `in_run`: it arrived in a run.
+    pub fn settle(&mut self, page: u32, in_run: bool) {
+        let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
+        self.number_superpage(chunk);
+        self.chunks[chunk as usize].resident |= 1 << bit;
+        self.resident_pages += 1;
+        let state = &mut self.pages[page as usize];
+        if state.phase == Phase::Far {
+            state.is_changed = false;
+            state.is_remembered = (self.remembers_runs || !in_run) && {
+                self.fetched = (self.fetched + 1) % SAMPLED_FETCHES;
+                self.remembers_all || self.fetched == 0
+            };
+        } else {
+            state.is_changed = true;
+        }
+        state.phase = Phase::Resident;
+    }
+
+    fn number_superpage(&mut self, chunk: u32) {
+        let (chunks, number) = &mut self.superpages[self.superpage_of[chunk as usize] as usize];
+        if number.is_none() {
+            *number = u32::try_from(self.by_number.len()).ok();
+            self.by_number.push(*chunks);
+        }
+    }
+
+    /// The page leaves the buffer for the program; it is spared the next time.
+    pub fn take_back(&mut self, page: u32) {
+        let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
+        let entry = &mut self.chunks[chunk as usize];
+        entry.victims &= !(1 << bit);
+        entry.resident |= 1 << bit;
+        entry.hot |= 1 << bit;
+        self.pages[page as usize].phase = Phase::Resident;
+        self.free_frames -= 1;
+        self.resident_pages += 1;
+    }
+
+    /// Moves the victims of a chunk out, as the sweep chooses; returns how many.
+    pub fn evict_chunk(
+        &mut self,
+        number: usize,
+        sweep: &mut impl SweepPolicy,
+        events: &mut Events,
+    ) -> u64 {
+        let chunk = self.by_number[number / SUPERPAGE_CHUNKS][number % SUPERPAGE_CHUNKS];
+        let Some(entry) = self.chunks.get_mut(chunk as usize) else { return 0 };
+        if entry.in_buffer || entry.resident == 0 {
+            return 0;
+        }
+        let choice = sweep.choose(number, entry.resident, entry.hot);
+        entry.hot &= !choice.clear_hot;
+        let taken = choice.take & entry.resident;
+        if taken == 0 {
+            return 0;
+        }
+        entry.resident &= !taken;
+        (entry.victims, entry.in_buffer) = (taken, true);
+        let pages = entry.pages;
+        for bit in bits(taken) {
+            self.move_out(pages[bit], events);
+        }
+        self.buffer.push_back(chunk);
+        let moved = u64::from(taken.count_ones());
+        self.free_frames += moved;
+        self.resident_pages -= moved;
+        events.evictions += moved;
+        events.evicted_chunks += 1;
+        moved
+    }
+
+    fn move_out(&mut self, page: u32, events: &mut Events) {
+        let state = &mut self.pages[page as usize];
+        let is_unchanged = state.is_remembered && !state.is_changed;
+        if state.is_remembered {
+            self.remembers_all = self.clean.compared(is_unchanged);
+        }
+        if is_unchanged {
+            events.clean_drops += 1;
+        } else {
+            events.pages_written += 1;
+        }
+        // What was written lies on the blade as it is; a page taken back is not compared again.
+        (state.phase, state.is_remembered) = (Phase::Victim, is_unchanged);
+    }
+
+    /// Takes up to `most` frames out of the oldest tray that has any; returns how many.
+    pub fn take_frames(&mut self, most: u64) -> u64 {
+        while let Some(&chunk) = self.buffer.front() {
+            let entry = &mut self.chunks[chunk as usize];
+            let (pages, mut taken) = (entry.pages, 0);
+            for bit in bits(entry.victims) {
+                if taken == most {
+                    break;
+                }
+                entry.victims &= !(1 << bit);
+                self.pages[pages[bit] as usize].phase = Phase::Far;
+                taken += 1;
+            }
+            if entry.victims == 0 {
+                entry.in_buffer = false;
+                self.buffer.pop_front();
+            }
+            if taken > 0 {
+                self.free_frames -= taken;
+                return taken;
+            }
+        }
+        0
+    }
+
+    /// Gives whole trays back, the oldest first, until so many frames are released.
+    pub fn release(&mut self, least: u64) -> u64 {
+        let mut released = 0;
+        while released < least {
+            match self.take_frames(u64::from(CHUNK_PAGES)) {
+                0 => break,
+                frames => released += frames,
+            }
+        }
+        released
+    }
+}
+
+/// The bits that are set, the lowest first.
+fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (mask != 0).then(|| mask.trailing_zeros() as usize);
+        mask &= mask.wrapping_sub(1);
+        bit
+    })
+}

@@ -1,0 +1,236 @@
+//! A trace through the pager's memory.
+
+use farpool_policy::reserve::{
+    self, LEAST_MOVED_PAGES, Standing, low_mark_pages, margin_pages, wants_eviction,
+};
+use farpool_policy::{
+    ChunkSweep, PrefetchKind, PrefetchWindow, Prefetcher, SweepPolicy, VictimKind,
+};
+
+use super::Events;
+use super::memory::{Memory, Phase};
+use crate::load::References;
+
+/// Threads whose first touches are followed apart.
+const PLACES: usize = 16;
+/// After so many chunks in vain, times the chunks there are, nothing can be evicted.
+const MOST_LAPS: usize = farpool_policy::sweep::HOT_LAPS as usize + 1;
+
+/// What `farpool run` was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// `--local`, in pages.
+    pub limit_pages: u64,
+    /// Pages that count against it and cannot be far: code and files, the pager's own memory.
+    pub fixed_pages: u64,
+    /// `--victims`.
+    pub victims: VictimKind,
+    /// `--prefetch`.
+    pub prefetch: PrefetchKind,
+    /// Unchanged pages that arrived in runs are told from changed ones; over `shm` that does not pay.
+    pub remembers_runs: bool,
+    /// For the victim policy that draws lots.
+    pub seed: u64,
+}
+
+/// What the pager does for this program.
+#[must_use]
+pub fn events(trace: &References, settings: &Settings) -> Events {
+    let mut run = Run::new(trace, settings);
+    for reference in &trace.references {
+        run.refer(reference.page, usize::from(reference.thread), reference.access.is_write());
+    }
+    run.events
+}
+
+struct Run<'a> {
+    trace: &'a References,
+    memory: Memory,
+    sweep: ChunkSweep,
+    prefetcher: Box<dyn Prefetcher>,
+    /// Where each thread's last run of first touches ended, and its length.
+    zero_runs: [(u64, usize); PLACES],
+    limit: i64,
+    fixed: i64,
+    low: i64,
+    allowance: i64,
+    is_active: bool,
+    events: Events,
+}
+
+impl<'a> Run<'a> {
+    fn new(trace: &'a References, settings: &Settings) -> Self {
+        let limit = signed(settings.limit_pages);
+        Self {
+            trace,
+            memory: Memory::new(&trace.page_numbers, settings.remembers_runs),
+            sweep: ChunkSweep::new(settings.victims, 0, settings.seed),
+            prefetcher: settings.prefetch.build(),
+            zero_runs: [(0, 0); PLACES],
+            limit,
+            // Pages of files count as half of the limit at most.
+            fixed: signed(settings.fixed_pages).min(limit / 2),
+            low: low_mark_pages(limit, 1),
+            allowance: 0,
+            is_active: false,
+            events: Events::default(),
+        }
+    }
+
+    fn refer(&mut self, page: u32, thread: usize, is_write: bool) {
+        if self.memory.refer(page, is_write) {
+            return;
+        }
+        if !self.is_active {
+            self.memory.settle(page, false);
+            self.is_active = self.counted() >= self.limit - margin_pages(self.limit);
+            if self.is_active {
+                self.look();
+            }
+            return;
+        }
+        self.events.faults += 1;
+        match self.memory.phase(page) {
+            Phase::Untouched => self.zero_fill(page, thread),
+            Phase::Victim => self.take_back(page),
+            Phase::Far => self.fetch(page, thread),
+            Phase::Resident => {}
+        }
+        // What was written while it was away from the program's sight is changed all the same.
+        self.memory.refer(page, is_write);
+        if wants_eviction(self.allowance, self.low, signed(self.memory.free_frames())) {
+            self.evict();
+        }
+    }
+
+    /// Pages that count against the limit: the program's, and those in the buffer.
+    fn counted(&self) -> i64 {
+        self.fixed + signed(self.memory.resident_pages() + self.memory.free_frames())
+    }
+
+    /// First touches in a row are answered in runs that double.
+    fn zero_fill(&mut self, page: u32, thread: usize) {
+        let number = self.trace.page_numbers[page as usize];
+        let (end, length) = self.zero_runs[thread % PLACES];
+        let wanted = reserve::zero_run_pages((end == number).then_some(length));
+        let mut run = 0;
+        for next in number..number + wanted as u64 {
+            let Some(dense) = self.trace.dense(next) else { break };
+            if self.memory.phase(dense) != Phase::Untouched {
+                break;
+            }
+            self.spend_or_take();
+            self.memory.settle(dense, false);
+            self.announce(dense);
+            run += 1;
+        }
+        self.zero_runs[thread % PLACES] = (number + run as u64, run);
+        self.events.zero_fills += 1;
+        self.events.pages_zeroed += run as u64;
+    }
+
+    fn take_back(&mut self, page: u32) {
+        self.memory.take_back(page);
+        self.events.victim_hits += 1;
+        if self.sweep.needs_events()
+            && let Some(chunk) = self.memory.chunk_number(page)
+        {
+            self.sweep.on_take_back(chunk);
+        }
+    }
+
+    fn fetch(&mut self, page: u32, thread: usize) {
+        let mut window = PrefetchWindow::EMPTY;
+        let number = self.trace.page_numbers[page as usize];
+        let thread = u32::try_from(thread).unwrap_or(u32::MAX);
+        self.prefetcher.on_fault(thread, number, &mut window);
+        let far = |number| {
+            self.trace.dense(number).filter(|dense| self.memory.phase(*dense) == Phase::Far)
+        };
+        let mut claimed: Vec<u32> = vec![page];
+        claimed.extend(window.pages().filter_map(far).filter(|ahead| *ahead != page));
+        let is_moved = claimed.len() >= LEAST_MOVED_PAGES;
+        let mut frames = 0;
+        let mut fetched = 0;
+        for (at, ahead) in claimed.iter().copied().enumerate() {
+            if is_moved && frames == 0 {
+                frames = self.memory.take_frames((claimed.len() - at) as u64);
+            }
+            if frames > 0 {
+                frames -= 1;
+            } else if fetched == 0 || (!is_moved && self.allowance > 0) {
+                self.spend_or_take();
+            } else {
+                break;
+            }
+            self.memory.settle(ahead, is_moved);
+            self.announce(ahead);
+            fetched += 1;
+        }
+        self.events.demand_fetches += 1;
+        self.events.prefetches += fetched - 1;
+    }
+
+    /// Pays for one new page: from the allowance, which the evictor fills if need be, else with a frame.
+    fn spend_or_take(&mut self) {
+        if self.allowance <= 0 {
+            self.evict();
+        }
+        if self.allowance > 0 || self.memory.take_frames(1) == 0 {
+            self.allowance -= 1;
+        }
+    }
+
+    fn announce(&mut self, page: u32) {
+        if self.sweep.needs_events()
+            && let Some(chunk) = self.memory.chunk_number(page)
+        {
+            self.sweep.grow(self.memory.chunk_count());
+            self.sweep.on_fetch(chunk);
+        }
+    }
+
+    /// Looks at the count of pages anew.
+    fn look(&mut self) -> reserve::Work {
+        let mine = signed(self.memory.resident_pages());
+        let standing = Standing {
+            headroom_pages: self.limit - self.counted(),
+            active_processes: 1,
+            evictable_pages: mine,
+            mine_pages: mine,
+            free_frames: signed(self.memory.free_frames()),
+        };
+        let (allowance, work) = reserve::decide(self.low, &standing);
+        self.allowance = allowance;
+        work
+    }
+
+    /// The evictor works until there is nothing to do.
+    fn evict(&mut self) {
+        loop {
+            let work = self.look();
+            let moved = self.move_out(work.evict_pages);
+            let released = self.memory.release(work.release_pages.max(0).unsigned_abs());
+            if moved == 0 && released == 0 {
+                return;
+            }
+        }
+    }
+
+    fn move_out(&mut self, pages: i64) -> u64 {
+        self.sweep.grow(self.memory.chunk_count());
+        let (wanted, mut moved) = (pages.max(0).unsigned_abs(), 0);
+        let mut barren = 0;
+        while moved < wanted && barren <= self.memory.chunk_count() * MOST_LAPS {
+            let Some(chunk) = self.sweep.next_chunk() else { break };
+            let now = self.memory.evict_chunk(chunk, &mut self.sweep, &mut self.events);
+            moved += now;
+            barren = if now > 0 { 0 } else { barren + 1 };
+        }
+        moved
+    }
+}
+
+fn signed(pages: u64) -> i64 {
+    i64::try_from(pages).unwrap_or(i64::MAX)
+}
