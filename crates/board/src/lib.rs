@@ -13,6 +13,7 @@
 
 mod blades;
 mod copies;
+mod fault_log;
 mod histogram;
 mod layout;
 mod map;
@@ -22,6 +23,7 @@ pub use blades::{
     address_fits,
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
+pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};
 pub use layout::{Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, WhenFull};
 pub use map::{Board, BoardError};

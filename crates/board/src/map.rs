@@ -9,10 +9,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::copies::CopyTable;
+use crate::fault_log::FaultLog;
 use crate::layout::{self, Header, MAX_SLOTS, Settings, Slot};
 
 const SLOTS_END_BYTES: usize = size_of::<Header>() + MAX_SLOTS * size_of::<Slot>();
-const FILE_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
+const COPIES_END_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
+const FAULT_LOG_BYTES: usize = COPIES_END_BYTES.next_multiple_of(align_of::<FaultLog>());
+const FILE_BYTES: usize = FAULT_LOG_BYTES + size_of::<FaultLog>();
 const _: () = assert!(SLOTS_END_BYTES.is_multiple_of(align_of::<CopyTable>()));
 
 /// Why a board cannot be used.
@@ -94,6 +97,12 @@ impl Board {
     pub fn copies(&self) -> &CopyTable {
         // SAFETY: the table of atomics follows the slots; their end is aligned for it.
         unsafe { &*self.base.add(SLOTS_END_BYTES).cast::<CopyTable>() }
+    }
+
+    /// The faults of the run, if somebody wants them.
+    pub fn fault_log(&self) -> &FaultLog {
+        // SAFETY: the log of atomics follows the copies, at an offset that is aligned for it.
+        unsafe { &*self.base.add(FAULT_LOG_BYTES).cast::<FaultLog>() }
     }
 
     /// Slots that belong to a process now.

@@ -317,6 +317,13 @@ pub fn shared_clock_ms() -> u32 {
     wrapped
 }
 
+/// Nanoseconds of a clock that all processes of the machine share.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let ns = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
+    ns.unsigned_abs()
+}
+
 /// Sleeps for a moment, so that a thread under SCHED_IDLE gets to what it is waited for.
 pub fn pause() {
     std::thread::sleep(Duration::from_micros(20));

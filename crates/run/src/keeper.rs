@@ -19,6 +19,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
+use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
@@ -42,6 +43,20 @@ const PRELOAD_NAME: &str = "libfarpool_preload.so";
 /// Runs the program to its end, and its descendants to theirs; returns the program's exit code (128 + the
 /// signal's number if a signal ended it).
 pub fn run(options: &RunOptions) -> Result<i32, RunError> {
+    run_recorded(options, None).map(|(code, _)| code)
+}
+
+/// As [`run`], and writes the faults of the run to a trace at `out`; says what is in it.
+pub fn capture_faults(options: &RunOptions, out: &Path) -> Result<(i32, FaultTrace), RunError> {
+    let recorder = FaultRecorder::create(options, out)?;
+    let (code, trace) = run_recorded(options, Some(recorder))?;
+    Ok((code, trace.unwrap_or_default()))
+}
+
+fn run_recorded(
+    options: &RunOptions,
+    recorder: Option<FaultRecorder>,
+) -> Result<(i32, Option<FaultTrace>), RunError> {
     let path = program::find(&options.program)?;
     program::check(&path)?;
     let preload = preload_path(options)?;
@@ -62,18 +77,23 @@ pub fn run(options: &RunOptions) -> Result<i32, RunError> {
     let rack = rack.transpose()?;
     let child = Arc::new(AtomicI32::new(0));
     forward_signals(&child).map_err(kernel("signals cannot be passed on"))?;
+    if recorder.is_some() {
+        board.fault_log().switch_on();
+    }
     let program = start(options, &path, &preload, &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
+    let recording = recorder.map(|recorder| recorder.start(&board));
     let mut keeper =
         Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
     let status = keeper.watch(program);
     keeper.finish(options);
+    let recorded = recording.map(Recording::finish);
     drop(rack);
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
-    Ok(exit_code(status))
+    Ok((exit_code(status), recorded.transpose()?))
 }
 
 struct Keeper {

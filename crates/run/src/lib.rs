@@ -9,6 +9,7 @@
 mod blades;
 mod custody;
 mod directory;
+mod faults;
 mod keeper;
 mod program;
 mod rack;
@@ -23,7 +24,8 @@ use farpool_board::WhenFull;
 
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::runs;
-pub use keeper::{run, set_limit};
+pub use faults::FaultTrace;
+pub use keeper::{capture_faults, run, set_limit};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
@@ -116,6 +118,8 @@ pub enum RunError {
     NoPreload { path: PathBuf },
     #[error(transparent)]
     Rack(#[from] RackError),
+    #[error(transparent)]
+    Trace(#[from] farpool_trace::TraceError),
     #[error(transparent)]
     BladeChange(#[from] BladeChangeError),
     #[error("{what}: {error}")]

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use farpool_trace::Clock;
 
-use crate::values::{CacheLevel, Size};
+use crate::values::{CacheLevel, LocalLimit, Size};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 Examples:\n  \
 farpool trace --out sort.parquet -- sort big.txt\n  \
+farpool trace --via fault --local 25% --out redis.parquet -- redis-server\n  \
 farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
 farpool trace info sort.parquet\n\n\
 The program runs under qemu-user, about 15 times slower; it is not changed. All its threads are recorded.\n\
@@ -29,6 +30,12 @@ pub struct CaptureArgs {
     /// The trace to write
     #[arg(short, long, value_name = "FILE", required = true)]
     pub out: Option<PathBuf>,
+    /// How to see what the program refers to
+    #[arg(long, value_enum, default_value_t = Via::Qemu)]
+    pub via: Via,
+    /// With --via fault: local memory, as for farpool run; the less, the more is seen
+    #[arg(long, value_name = "SIZE|PERCENT")]
+    pub local: Option<LocalLimit>,
     /// Each thread's first-level cache as SIZE:WAYS, or none
     #[arg(long, value_name = "SIZE:WAYS", default_value = "64KiB:8")]
     pub l1: CacheLevel,
@@ -50,6 +57,15 @@ pub struct CaptureArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+/// Where references are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// Under qemu-user: loads and stores, through caches
+    Qemu,
+    /// Under farpool run: the page faults that its pager serves, at nearly full speed
+    Fault,
 }
 
 #[derive(Debug, Subcommand)]

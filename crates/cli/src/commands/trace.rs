@@ -1,5 +1,6 @@
 //! `farpool trace`: wires to the trace room.
 
+use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -7,16 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow};
+use farpool_run::{FaultTrace, RunOptions};
 use farpool_trace::capture::{self, Captured, QemuCapture, QemuSettings};
 use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
 use farpool_trace::{CacheFilter, Columns, TraceInfo, TraceReader, export};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::{CaptureArgs, ExportArgs, ImportArgs, TraceAction, TraceArgs, TraceFormat};
+use crate::args::{CaptureArgs, ExportArgs, ImportArgs, TraceAction, TraceArgs, TraceFormat, Via};
 use crate::config::UsageError;
 use crate::terminal::{counter, print};
-use crate::values::CacheLevel;
+use crate::values::{CacheLevel, LocalLimit};
 
 /// The capture plugin's file, beside the binary or in ../lib/farpool.
 const PLUGIN_NAME: &str = "libfarpool_capture_qemu.so";
@@ -33,6 +35,13 @@ pub fn main(args: TraceArgs) -> anyhow::Result<u8> {
 
 fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     let out = args.out.ok_or_else(|| UsageError("--out FILE is missing".to_owned()))?;
+    if args.via == Via::Fault {
+        return capture_faults(args.program, args.local, &out, args.json);
+    }
+    if args.local.is_some() {
+        let refusal = "--local belongs to --via fault; under qemu-user nothing is far";
+        return Err(UsageError(refusal.to_owned()).into());
+    }
     let level = |level: CacheLevel| if args.unfiltered { CacheLevel::NONE } else { level };
     let (l1, llc) = (level(args.l1), level(args.llc));
     let filter = CacheFilter {
@@ -66,8 +75,29 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     });
     shown.finish_and_clear();
     let captured = captured?;
-    tell(&out, &captured, args.json)?;
-    Ok(exit_code(captured.status))
+    let Captured { status, records, threads, notes } = captured;
+    let code = exit_code(status);
+    tell(&out, &Told { records, threads, code, notes }, args.json)?;
+    Ok(code)
+}
+
+fn capture_faults(
+    program: Vec<OsString>,
+    local: Option<LocalLimit>,
+    out: &Path,
+    as_json: bool,
+) -> anyhow::Result<u8> {
+    let missing = |what: &str| UsageError(format!("{what} is missing; see farpool trace --help"));
+    let local = local.ok_or_else(|| missing("--local SIZE, which --via fault needs,"))?;
+    let mut words = program.into_iter();
+    let mut options =
+        RunOptions::new(words.next().ok_or_else(|| missing("the program"))?, local.into());
+    options.arguments = words.collect();
+    let (code, trace) = farpool_run::capture_faults(&options, out)?;
+    let code = u8::try_from(code).unwrap_or(crate::EXIT_FAILED);
+    let FaultTrace { records, threads, notes } = trace;
+    tell(out, &Told { records, threads, code, notes }, as_json)?;
+    Ok(code)
 }
 
 fn find_plugin() -> anyhow::Result<PathBuf> {
@@ -89,13 +119,22 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-fn tell(out: &Path, captured: &Captured, as_json: bool) -> anyhow::Result<()> {
+/// What is said of a capture.
+struct Told {
+    records: u64,
+    threads: u64,
+    /// The program's.
+    code: u8,
+    notes: Vec<String>,
+}
+
+fn tell(out: &Path, captured: &Told, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         let told = json!({
             "trace": out,
             "records": captured.records,
             "threads": captured.threads,
-            "program_exit_code": exit_code(captured.status),
+            "program_exit_code": captured.code,
             "notes": captured.notes,
         });
         return Ok(print(&format!("{told}\n"))?);

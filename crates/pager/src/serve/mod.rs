@@ -17,7 +17,7 @@ mod landing;
 
 use std::time::{Duration, Instant};
 
-use farpool_board::Counter;
+use farpool_board::{Counter, Fault};
 use farpool_policy::PrefetchWindow;
 use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
@@ -234,6 +234,9 @@ impl FaultThread {
         }
         self.passes += 1;
         self.core.count(Counter::Faults, 1);
+        if self.core.board.fault_log().is_on() {
+            self.note(event, address);
+        }
         self.serve(event, address);
         if self.core.gate.is_shut() {
             // The forking thread must find everything settled when it goes on.
@@ -244,6 +247,18 @@ impl FaultThread {
         }
         self.leave_when_idle();
         self.core.budget.kick_if_low(self.core.frames.free());
+    }
+
+    /// For whoever captures the run's faults.
+    #[cold]
+    fn note(&self, event: Event, address: usize) {
+        self.core.board.fault_log().write(Fault {
+            page_number: (address / PAGE_BYTES) as u64,
+            is_write: event.is_write,
+            time_ns: sys::monotonic_ns(),
+            pid: self.core.slot.pid.load(std::sync::atomic::Ordering::Relaxed),
+            thread: event.thread,
+        });
     }
 
     /// What is still in flight keeps this thread inside the gate.
