@@ -32,10 +32,16 @@ pub struct CostsOptions {
 /// Longest a probe may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// A start is short: it can be tried often. Any local memory will do.
+const START_ROUNDS: u32 = 10;
+const START_LOCAL: &str = "64MiB";
+
 /// Name, workload, its arguments, local memory in percent.
-const PROBES: [(&str, WorkloadName, &[&str], u64); 12] = [
+const PROBES: [(&str, WorkloadName, &[&str], u64); 14] = [
     ("fill 50 %", WorkloadName::Faults, &["--passes", "0"], 50),
     ("fill 20 %", WorkloadName::Faults, &["--passes", "0"], 20),
+    ("first touches 60 %", WorkloadName::Touch, &[], 60),
+    ("first touches 20 %", WorkloadName::Touch, &[], 20),
     ("scan 75 %", WorkloadName::Scan, &["--passes", "4"], 75),
     ("scan 25 %", WorkloadName::Scan, &["--passes", "4"], 25),
     ("random reads 75 %", WorkloadName::Faults, &["--passes", "4"], 75),
@@ -62,16 +68,18 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     let folder = std::env::temp_dir().join(stage::own_name());
     std::fs::create_dir_all(&folder)
         .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
-    let probes = measure_probes(options, &folder.join("stats.json"));
+    let stats = folder.join("stats.json");
+    let measured =
+        measure_probes(options, &stats).and_then(|it| Ok((it, measure_start_ps(options)?)));
     // Only the statistics of a run are in it.
     let _ = std::fs::remove_dir_all(&folder);
     progress("");
-    let probes = probes?;
+    let (probes, start_ps) = measured?;
     Ok(MeasuredCosts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: Machine::here().to_string(),
         blades: options.blades.clone(),
-        costs: Costs::fit(&probes),
+        costs: Costs { start_ps, ..Costs::fit(&probes) },
         probes,
     })
 }
@@ -88,6 +96,25 @@ fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Probe>, Be
         probes.push(measure_probe(options, name, &words, limit_bytes, stats)?);
     }
     Ok(probes)
+}
+
+/// What a program that does nothing takes longer under Farpool; the least of several tries.
+fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
+    progress("start");
+    let mut least = [Duration::MAX; 2];
+    for _ in 0..options.rounds.max(START_ROUNDS) {
+        let mut far = Command::new(&options.farpool);
+        far.args(["run", "--quiet", "--local", START_LOCAL]);
+        for blade in &options.blades {
+            far.args(["--blade", blade]);
+        }
+        far.args(["--", "true"]);
+        for (command, least) in [&mut Command::new("true"), &mut far].into_iter().zip(&mut least) {
+            *least = run_to_end("true", command, b"", PATIENCE)?.took.min(*least);
+        }
+    }
+    let added_ns = least[1].saturating_sub(least[0]).as_nanos();
+    Ok(u64::try_from(added_ns * 1000).unwrap_or(u64::MAX))
 }
 
 /// Both places in turns, so that a machine that becomes slower does so for both.

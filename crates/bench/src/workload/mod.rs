@@ -12,6 +12,7 @@ mod graph;
 mod mstress;
 mod scan;
 mod sort;
+mod touch;
 
 use crate::latency::Latencies;
 use crate::{BenchError, parse_bytes, sys};
@@ -42,6 +43,8 @@ pub enum WorkloadName {
     Alloc,
     /// Memory pushed out on request (`MADV_PAGEOUT`), timed until it is gone.
     Evict,
+    /// First touches in random order, then all pages are read.
+    Touch,
 }
 
 impl WorkloadName {
@@ -58,6 +61,7 @@ impl WorkloadName {
             Self::Checker => "checker",
             Self::Alloc => "alloc",
             Self::Evict => "evict",
+            Self::Touch => "touch",
         }
     }
 }
@@ -153,6 +157,7 @@ fn run(args: &WorkloadArgs) -> Result<WorkloadReport, BenchError> {
         WorkloadName::Checker => checker::run(args),
         WorkloadName::Alloc => alloc::run(args),
         WorkloadName::Evict => evict::run(args),
+        WorkloadName::Touch => touch::run(args),
     }?;
     let timed = outcome.latencies.as_ref();
     Ok(WorkloadReport {

@@ -13,7 +13,7 @@ fn args(name: WorkloadName) -> WorkloadArgs {
     }
 }
 
-const ALL: [WorkloadName; 8] = [
+const ALL: [WorkloadName; 9] = [
     WorkloadName::Mstress,
     WorkloadName::Faults,
     WorkloadName::Scan,
@@ -22,6 +22,7 @@ const ALL: [WorkloadName; 8] = [
     WorkloadName::Bfs,
     WorkloadName::Checker,
     WorkloadName::Alloc,
+    WorkloadName::Touch,
 ];
 
 #[test]

@@ -1,0 +1,32 @@
+//! First touches in random order: each page is written once, and then all of them are read back.
+
+use super::{Outcome, Shuffle, WorkloadArgs, mix, timed};
+use crate::BenchError;
+use crate::sys::{Mapping, PAGE_BYTES};
+
+const WORDS: usize = PAGE_BYTES / 8;
+
+pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
+    let pages = args.pages(2)?;
+    let mut memory = Mapping::new(pages * PAGE_BYTES)?;
+    let order = Shuffle::new(pages, args.seed);
+    let (fill, ()) = timed(|| {
+        for number in 0..pages {
+            let page = order.at(number);
+            memory.words_mut()[page * WORDS] = mix(page as u64 ^ args.seed);
+        }
+    });
+    let (work, sum) = timed(|| check(memory.words(), pages, args.seed));
+    Ok(Outcome { ops: pages as u64, fill, work, checksum: sum?, latencies: None })
+}
+
+fn check(words: &[u64], pages: usize, seed: u64) -> Result<u64, BenchError> {
+    (0..pages).try_fold(0u64, |sum, page| {
+        let (read, expected) = (words[page * WORDS], mix(page as u64 ^ seed));
+        if read == expected {
+            return Ok(sum.rotate_left(7) ^ read);
+        }
+        let detail = format!("page {page} reads {read:#x}, not {expected:#x}");
+        Err(BenchError::WrongData { workload: "touch", detail })
+    })
+}
