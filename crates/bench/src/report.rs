@@ -72,6 +72,9 @@ pub enum Unit {
     /// Operations per second.
     #[serde(rename = "ops/s")]
     OpsPerSecond,
+    /// Hundredths: how far something is off.
+    #[serde(rename = "%")]
+    Percent,
 }
 
 impl Unit {
@@ -82,6 +85,7 @@ impl Unit {
             Self::Nanoseconds => format!("{} ns", three_digits(value)),
             Self::Seconds => format!("{} s", three_digits(value)),
             Self::Bytes => format_bytes(value),
+            Self::Percent => format!("{} %", three_digits(value)),
             Self::BytesPerSecond => format!("{}/s", format_bytes(value)),
             Self::OpsPerSecond if value >= 1e6 => format!("{} M/s", three_digits(value / 1e6)),
             Self::OpsPerSecond if value >= 1e3 => format!("{} k/s", three_digits(value / 1e3)),
@@ -90,7 +94,7 @@ impl Unit {
     }
 
     fn less_is_better(self) -> bool {
-        matches!(self, Self::Nanoseconds | Self::Seconds | Self::Bytes)
+        matches!(self, Self::Nanoseconds | Self::Seconds | Self::Bytes | Self::Percent)
     }
 }
 
@@ -122,6 +126,11 @@ impl Row {
     pub(crate) fn plain(name: impl Into<String>, value: f64, unit: Unit) -> Self {
         let (floor, ratio, bar, met, note) = (None, None, None, None, String::new());
         Self { name: name.into(), value: Some(value), unit, floor, ratio, bar, met, note }
+    }
+
+    /// A value that is judged by itself.
+    pub(crate) fn judged(name: impl Into<String>, value: f64, unit: Unit, bar: Bar) -> Self {
+        Self { bar: Some(bar), met: Some(bar.is_met_by(value)), ..Self::plain(name, value, unit) }
     }
 
     /// A value beside its floor.

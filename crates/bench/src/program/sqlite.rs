@@ -50,7 +50,7 @@ impl Sqlite {
     }
 
     /// Numbers come from a generator inside SQL, so that the script is short and always the same.
-    fn script(&self) -> String {
+    pub(crate) fn script(&self) -> String {
         let Self { rows, .. } = self;
         let mut sql = format!(
             "CREATE TABLE item(id INTEGER PRIMARY KEY, owner INT, price INT, name TEXT);\n\

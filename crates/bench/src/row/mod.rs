@@ -5,6 +5,7 @@
 
 mod fault;
 mod limit;
+mod predict;
 mod programs;
 mod throughput;
 
@@ -13,6 +14,8 @@ use crate::machine::{Machine, meminfo_bytes};
 use crate::report::{Bar, Report, Row, Unit};
 use crate::stage::{self, Stage, progress, watch_signals};
 use crate::{BenchArgs, BenchError};
+use farpool_sim::pager::MeasuredCosts;
+use std::cell::OnceCell;
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,6 +30,8 @@ pub(crate) struct Lab {
     floors: Floors,
     quick: bool,
     swap: bool,
+    /// What far memory costs here, once it was measured.
+    costs: OnceCell<MeasuredCosts>,
 }
 
 type Run = fn(&Lab, &Experiment) -> Result<Vec<Row>, BenchError>;
@@ -51,6 +56,7 @@ impl Lab {
             floors: Floors::new(args.quick),
             quick: args.quick,
             swap: !args.no_swap,
+            costs: OnceCell::new(),
         })
     }
 
@@ -83,6 +89,7 @@ fn experiments() -> Vec<Experiment> {
         experiment("pager.memory", Unit::Bytes, limit::pager_memory),
     ];
     all.extend(limit::NAMES.map(|name| experiment(name, Unit::Bytes, limit::run)));
+    all.extend(predict::NAMES.map(|name| experiment(name, Unit::Percent, predict::run)));
     all.extend(programs::NAMES.map(|name| experiment(name, Unit::OpsPerSecond, programs::run)));
     all
 }
