@@ -29,11 +29,6 @@ const SMALL_SIZES: [usize; 4] = [1, 2, 3, 17];
 /// [`random_victims_survive_as_theory_says`] holds them to that.
 const RANDOM_APART: f64 = 0.025;
 
-/// How far W-TinyLFU may lie apart. Its rules are the same, but its sketch is far too small for what it
-/// is asked (some 14 counters for each page of capacity, ten of them for every page that comes), so which
-/// pages share counters decides close calls, and that is another choice in each program.
-const TINY_LFU_APART: f64 = 0.02;
-
 /// The policies' names in the Python package.
 const NAMES: [(MissPolicy, &str); 13] = [
     (MissPolicy::Online(CacheKind::Lru), "LRU"),
@@ -109,11 +104,10 @@ fn configs() -> Vec<CacheConfig> {
     usual.chain(small.flat_map(|(policy, _)| SMALL_SIZES.map(|size| at(*policy, size)))).collect()
 }
 
-/// Misses that may separate the two: none, but for the two policies that draw or hash.
+/// Misses that may separate the two: none, but for the policy that draws lots.
 fn allowed(policy: MissPolicy) -> f64 {
     match policy {
         MissPolicy::Online(CacheKind::Random) => RANDOM_APART,
-        MissPolicy::Online(CacheKind::TinyLfu) => TINY_LFU_APART,
         _ => 0.0,
     }
 }

@@ -19,8 +19,8 @@ pub const TINY_LFU_SAMPLE_PER_PAGE: u64 = 32;
 /// Evicts the page at the window's end or the main part's next victim, whichever was seen less.
 /// 17 bytes per page and 58 per page of capacity.
 ///
-/// A page that is admitted does not end an eviction: the next one in the window is looked at, until one
-/// is refused. So several pages may leave for one that comes.
+/// Once the main part is full, each page that comes makes one leave: of the two that were compared, the one that was
+/// seen less.
 #[derive(Debug)]
 pub struct TinyLfu {
     window: IndexList,
@@ -78,10 +78,8 @@ impl TinyLfu {
 
     fn evict(&mut self, left: &mut impl FnMut(u32)) {
         while let Some(candidate) = self.window.pop_back() {
-            let mut refused = false;
-            if self.main.len < self.main.capacity {
-                self.main.insert(candidate);
-            } else {
+            let is_full = self.main.len == self.main.capacity;
+            if is_full {
                 let seen = self.sketch.estimate(candidate);
                 let other = self.main.next_victim();
                 if other.is_some_and(|other| seen > self.sketch.estimate(other)) {
@@ -89,11 +87,12 @@ impl TinyLfu {
                     self.main.insert(candidate);
                 } else {
                     left(candidate);
-                    refused = true;
                 }
+            } else {
+                self.main.insert(candidate);
             }
             self.sketch.add(candidate);
-            if refused {
+            if is_full {
                 return;
             }
         }
