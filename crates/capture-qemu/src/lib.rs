@@ -2,28 +2,34 @@
 //! A plugin for qemu-user (`qemu-x86_64 -plugin …`): it sends every load and store of the program through
 //! a model of caches and records what reaches main memory, in the capture file of docs/TRACE.md.
 //!
-//! Each thread of the program has a first-level cache of its own, which it looks into without a lock.
-//! Behind it one lock covers the last level and the ring: only misses come there, and the order in which
-//! they do is the order of the trace.
+//! Each thread of the program has a filter of its own, which it asks without a lock: a first-level cache
+//! (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the last level and
+//! the ring: only what the filter lets through comes there, and the order in which it does is the order of
+//! the trace.
 //!
 //! The process that is started is recorded, with all its threads. Children that it forks run on
 //! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted.
 
+mod access;
 pub mod cache;
+mod line_access;
+mod page_access;
+pub mod pages;
 mod qemu;
+mod settings;
 mod stream;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use cache::{Cache, LINE_BYTES, Outcome};
+use cache::Cache;
+use pages::PageFilter;
+use settings::Settings;
 use stream::{Counters, Stream};
 
 /// Threads at one time; QEMU numbers them densely. More end the recording, loudly.
 const MAX_PROCESSORS: usize = 4096;
-/// Sets of a first level: 256 KiB in 8 ways. A larger one is refused.
-const MAX_L1_SETS: usize = 512;
 
 const READ: u64 = 0;
 const WRITE: u64 = 1;
@@ -41,7 +47,24 @@ static IS_RECORDING: AtomicBool = AtomicBool::new(false);
 struct Processor {
     /// Its number in the trace.
     thread: u64,
-    l1: Option<Cache>,
+    filter: Filter,
+}
+
+/// What stands between a thread's accesses and what all threads share.
+enum Filter {
+    /// Its first-level cache, if there is one.
+    Lines(Option<Cache>),
+    Pages(PageFilter),
+}
+
+impl Filter {
+    fn new(settings: &Settings) -> Self {
+        if settings.page_window > 0 {
+            return Self::Pages(PageFilter::new(settings.page_window));
+        }
+        // `install` refused what cannot be made.
+        Self::Lines(settings.l1().unwrap_or(None))
+    }
 }
 
 /// By QEMU's number of the thread. Never freed: QEMU may call for a thread until the process ends.
@@ -58,209 +81,49 @@ static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
 
 static COUNTERS: OnceLock<Counters> = OnceLock::new();
 
-/// What QEMU's command line says of the caches; 0 bytes = no such level.
-#[derive(Debug, Default, Clone)]
-struct Settings {
-    ring: String,
-    l1_bytes: u64,
-    l1_ways: usize,
-    llc_bytes: u64,
-    llc_ways: usize,
-}
-
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 
-impl Settings {
-    fn parse(arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut settings = Self::default();
-        for argument in arguments {
-            let (name, value) =
-                argument.split_once('=').ok_or_else(|| format!("{argument}: not NAME=VALUE"))?;
-            let number = || value.parse::<u64>().map_err(|_| format!("{argument}: no number"));
-            match name {
-                "ring" => value.clone_into(&mut settings.ring),
-                "l1" => settings.l1_bytes = number()?,
-                "l1ways" => settings.l1_ways = usize::try_from(number()?).unwrap_or(0),
-                "llc" => settings.llc_bytes = number()?,
-                "llcways" => settings.llc_ways = usize::try_from(number()?).unwrap_or(0),
-                _ => return Err(format!("{argument}: unknown")),
-            }
-        }
-        Ok(settings)
-    }
-}
-
-/// A level of `bytes`, none for 0.
-fn level(bytes: u64, ways: usize) -> Result<Option<Cache>, String> {
-    if bytes == 0 {
-        return Ok(None);
-    }
-    let cache = Cache::new(bytes, ways);
-    cache.map(Some).ok_or_else(|| format!("no cache of {bytes} bytes has {ways} ways"))
-}
-
-impl Processor {
-    fn new(thread: u64, settings: &Settings) -> Self {
-        let l1 = level(settings.l1_bytes, settings.l1_ways).unwrap_or(None);
-        Self { thread, l1 }
-    }
-
-    fn reference(&mut self, line: u64, is_store: bool, front: &Front) {
-        let Some(l1) = &mut self.l1 else {
-            return self.miss(line, is_store, None, is_store, front);
-        };
-        let outcome = l1.reference(line, is_store);
-        #[allow(clippy::cast_possible_truncation, reason = "masked to the number of sets")]
-        let set = (line & l1.set_mask()) as usize % MAX_L1_SETS;
-        front.recent[set].store(l1.front(line), Ordering::Relaxed);
-        if let Outcome::Miss(changed) = outcome {
-            self.miss(line, is_store, changed, false, front);
-        }
-    }
-
-    /// The reference goes on; `changed` is the line that the first level gave up for it. Without a
-    /// first level the last one sees stores itself (`store_below`).
-    fn miss(
-        &mut self,
-        line: u64,
-        is_store: bool,
-        changed: Option<u64>,
-        store_below: bool,
-        front: &Front,
-    ) {
-        if !IS_RECORDING.load(Ordering::Relaxed) {
-            return;
-        }
-        let Ok(mut shared) = SHARED.lock() else { return };
-        let Some(Shared { llc, stream }) = shared.as_mut() else { return };
-        let access = if is_store { WRITE } else { READ };
-        let mut push = |line: u64, access: u64| {
-            let ticks = front.ticks.load(Ordering::Relaxed);
-            front.ticks.store(0, Ordering::Relaxed);
-            stream.push(line, access, self.thread, ticks)
-        };
-        let mut goes_on = true;
-        if let Some(llc) = llc {
-            if let Some(changed) = changed.filter(|changed| !llc.take_back(*changed)) {
-                goes_on &= push(changed, WRITE_BACK);
-            }
-            if let Outcome::Miss(changed) = llc.reference(line, store_below) {
-                goes_on &= push(line, access);
-                if let Some(changed) = changed {
-                    goes_on &= push(changed, WRITE_BACK);
-                }
-            }
-        } else {
-            goes_on &= push(line, access);
-            if let Some(changed) = changed {
-                goes_on &= push(changed, WRITE_BACK);
-            }
-        }
-        if !goes_on {
-            IS_RECORDING.store(false, Ordering::Relaxed);
-            if !stream.is_stopped() {
-                say("the recorder is gone; the program goes on, unrecorded");
-            }
-        }
-    }
-}
-
-/// What a capture costs is looked at here, for each access of the program: whether it is to the line that
-/// its set of the first level was asked for last, so that nothing changes. Plain arrays at fixed addresses:
-/// one dependent load more in this path took a quarter longer.
+/// The thread that QEMU calls `index`, on that thread.
 ///
-/// Its size is a power of two, so that finding a thread's is a shift.
-#[repr(align(8192))]
-struct Front {
-    /// Accesses since the thread's last record.
-    ticks: AtomicU64,
-    /// The first level's most recent line of each set ([`Cache::front`]); 0 before the first.
-    recent: [AtomicU64; MAX_L1_SETS],
+/// # Safety
+/// Only in a call of QEMU's for this thread, and only once in it: nobody else has a reference then.
+unsafe fn processor<'a>(index: c_uint) -> Option<&'a mut Processor> {
+    // SAFETY: null or a leaked box; the caller's promise.
+    unsafe { PROCESSORS.get(index as usize)?.load(Ordering::Relaxed).as_mut() }
 }
 
-static FRONTS: [Front; MAX_PROCESSORS] = [const {
-    Front { ticks: AtomicU64::new(0), recent: [const { AtomicU64::new(0) }; MAX_L1_SETS] }
-}; MAX_PROCESSORS];
-
-/// [`Cache::set_mask`] of the first level.
-static L1_SET_MASK: AtomicU64 = AtomicU64::new(0);
-
-/// Where QEMU's description of an access says that it stores, and the logarithm of its bytes. Both are
-/// checked against QEMU's own answers in [`on_further_access`], because they are no part of the
-/// interface; asking for each access takes two calls and a quarter of the time.
-const STORE_BIT: u32 = 17;
-const SIZE_BIT: u32 = 4;
-const SIZE_MASK: u32 = 7;
-
-/// Descriptions that were checked, one bit each; those that differ in bits from 18 on share one.
-static CHECKED: [AtomicU64; 1 << 12] = [const { AtomicU64::new(0) }; 1 << 12];
-
-/// Whether this description says what QEMU says of it; asked once for each.
-#[inline]
-fn is_known(description: u32) -> bool {
-    let place = &CHECKED[(description >> 6) as usize % CHECKED.len()];
-    let bit = 1u64 << (description & 63);
-    if place.load(Ordering::Relaxed) & bit != 0 {
-        return true;
+/// Gives what all threads share to `use_it`, unless nothing is recorded any more; it returns whether the
+/// recorder still listens.
+fn with_shared(use_it: impl FnOnce(&mut Shared) -> bool) {
+    if !IS_RECORDING.load(Ordering::Relaxed) {
+        return;
     }
-    // SAFETY: QEMU's description of an access, passed back to it.
-    let (shift, is_store) = unsafe {
-        (qemu::qemu_plugin_mem_size_shift(description), qemu::qemu_plugin_mem_is_store(description))
-    };
-    place.fetch_or(bit, Ordering::Relaxed);
-    is_store == is_store_by(description) && shift == shift_by(description)
-}
-
-fn is_store_by(description: u32) -> bool {
-    description >> STORE_BIT & 1 == 1
-}
-
-fn shift_by(description: u32) -> u32 {
-    description >> SIZE_BIT & SIZE_MASK
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "masked to the number of sets")]
-extern "C" fn on_access(processor: c_uint, description: u32, address: u64, _: *mut c_void) {
-    let front = &FRONTS[processor as usize % MAX_PROCESSORS];
-    // Only this thread writes it: no atomic addition is needed.
-    front.ticks.store(front.ticks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    let line = address / LINE_BYTES;
-    let set = (line & L1_SET_MASK.load(Ordering::Relaxed)) as usize;
-    // SAFETY: `install` refuses a first level of more sets than there are places.
-    let recent = unsafe { front.recent.get_unchecked(set) }.load(Ordering::Relaxed);
-    let is_load = u64::from(!is_store_by(description));
-    let is_repeat = recent | is_load == line << 1 | 1;
-    let bytes = 1 << shift_by(description);
-    if !is_repeat || address % LINE_BYTES + bytes > LINE_BYTES {
-        on_further_access(processor, description, address);
+    let Ok(mut shared) = SHARED.lock() else { return };
+    let Some(shared) = shared.as_mut() else { return };
+    if !use_it(shared) {
+        IS_RECORDING.store(false, Ordering::Relaxed);
+        if !shared.stream.is_stopped() {
+            say("the recorder is gone; the program goes on, unrecorded");
+        }
     }
 }
 
-#[inline(never)]
-fn on_further_access(index: c_uint, description: u32, address: u64) {
-    let Some(place) = PROCESSORS.get(index as usize) else { return };
-    // SAFETY: null or a leaked box. QEMU calls for a processor only on the thread that runs it, so
-    // nobody else holds a reference.
-    let Some(processor) = (unsafe { place.load(Ordering::Relaxed).as_mut() }) else { return };
-    if !is_known(description) {
-        say("this QEMU describes accesses in a way that is not known; qemu-user 7.2 is");
-        std::process::abort();
-    }
-    let (shift, is_store) = (shift_by(description), is_store_by(description));
-    let last = address + (1 << shift) - 1;
-    let front = &FRONTS[index as usize % MAX_PROCESSORS];
-    for line in address / LINE_BYTES..=last / LINE_BYTES {
-        processor.reference(line, is_store, front);
-    }
+extern "C" fn on_line_translation(_: qemu::PluginId, block: *mut qemu::Block) {
+    watch(block, line_access::on_access);
 }
 
-extern "C" fn on_translation(_: qemu::PluginId, block: *mut qemu::Block) {
-    // SAFETY: QEMU's block, valid during this call, and its instructions by their index.
+extern "C" fn on_page_translation(_: qemu::PluginId, block: *mut qemu::Block) {
+    watch(block, page_access::on_access);
+}
+
+/// Has `callback` called for each access of a block.
+fn watch(block: *mut qemu::Block, callback: qemu::MemoryCallback) {
+    // SAFETY: QEMU's block, valid during its call, and its instructions by their index.
     unsafe {
         for index in 0..qemu::qemu_plugin_tb_n_insns(block) {
             qemu::qemu_plugin_register_vcpu_mem_cb(
                 qemu::qemu_plugin_tb_get_insn(block, index),
-                on_access,
+                callback,
                 qemu::NO_REGISTERS,
                 qemu::LOADS_AND_STORES,
                 std::ptr::null_mut(),
@@ -276,13 +139,19 @@ extern "C" fn on_processor(_: qemu::PluginId, index: c_uint) {
         say(&format!("more than {MAX_PROCESSORS} threads at once; recording ends here"));
         return;
     };
-    // SAFETY: as in `on_access`; an earlier thread of this number has ended, this one has not begun.
-    if let Some(ended) = unsafe { place.load(Ordering::Acquire).as_mut() } {
-        ended.thread = thread;
+    let Some(settings) = SETTINGS.lock().ok().and_then(|settings| settings.clone()) else { return };
+    line_access::begin(index);
+    page_access::begin(index);
+    // SAFETY: an earlier thread of this number has ended, this one has not begun.
+    if let Some(processor) = unsafe { processor(index) } {
+        processor.thread = thread;
+        // A cache outlives a thread, what a thread remembers does not.
+        if settings.page_window > 0 {
+            processor.filter = Filter::new(&settings);
+        }
         return;
     }
-    let Some(settings) = SETTINGS.lock().ok().and_then(|settings| settings.clone()) else { return };
-    let processor = Box::new(Processor::new(thread, &settings));
+    let processor = Box::new(Processor { thread, filter: Filter::new(&settings) });
     place.store(Box::into_raw(processor), Ordering::Release);
 }
 
@@ -321,14 +190,13 @@ fn say(text: &str) {
 
 fn install(id: qemu::PluginId, arguments: impl Iterator<Item = String>) -> Result<(), String> {
     let settings = Settings::parse(arguments)?;
-    if let Some(l1) = level(settings.l1_bytes, settings.l1_ways)? {
-        if l1.set_mask() >= MAX_L1_SETS as u64 {
-            return Err(format!("a first level of more than {MAX_L1_SETS} sets"));
-        }
-        L1_SET_MASK.store(l1.set_mask(), Ordering::Relaxed);
+    if let Some(l1) = settings.l1()? {
+        line_access::set_first_level(&l1)?;
     }
-    let llc = level(settings.llc_bytes, settings.llc_ways)?;
+    let llc = settings.llc()?;
     let stream = Stream::open(&settings.ring)?;
+    let on_translation =
+        if settings.page_window > 0 { on_page_translation } else { on_line_translation };
     COUNTERS.get_or_init(|| stream.counters());
     let poisoned = |_| "a lock is poisoned".to_owned();
     *SHARED.lock().map_err(poisoned)? = Some(Shared { llc, stream });

@@ -2,11 +2,15 @@
 
 mod common;
 
+use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{ended, farpool};
-use farpool_trace::{Access, Batch, Columns, Record, TraceInfo, TraceReader};
+use farpool_trace::{
+    Access, Batch, CacheFilter, Clock, Columns, Filter, PageFilter, Record, TraceInfo, TraceReader,
+};
 
 /// True when programs can be captured here; says why not otherwise.
 fn can_capture() -> bool {
@@ -92,30 +96,32 @@ fn write_lines(path: &Path, count: u64) {
     std::fs::write(path, (0..count).map(line).collect::<String>()).expect("the input is written");
 }
 
+/// A small sort, captured with these flags: the same accesses every time.
+fn sorted(home: &Path, out: &str, flags: &[&str]) -> (TraceInfo, Vec<Record>) {
+    let input = home.join("lines");
+    write_lines(&input, 8000);
+    let input = input.to_str().expect("a plain path");
+    let whole = trace(home, out, flags, &["sort", "--parallel=1", "-S", "4M", input]);
+    // Without randomised addresses two runs refer to the same memory.
+    let mut fixed = Command::new("setarch");
+    fixed.arg("-R").arg(whole.get_program()).args(whole.get_args());
+    fixed.env("LC_ALL", "C").env("HOME", home);
+    let (code, printed, error) = ended(&mut fixed);
+    assert_eq!(code, 0, "{error}");
+    assert_eq!(printed.lines().count(), 8000);
+    assert!(printed.lines().is_sorted());
+    read(&home.join(out))
+}
+
 #[test]
 fn the_caches_let_through_what_a_plain_model_of_them_does() {
     if !can_capture() {
         return;
     }
     let home = tempfile::tempdir().expect("a folder");
-    let input = home.path().join("lines");
-    write_lines(&input, 8000);
-    let input = input.to_str().expect("a plain path");
-    // Without randomised addresses two runs refer to the same memory.
-    let program = ["sort", "--parallel=1", "-S", "4M", input];
-    let captured = |out: &str, flags: &[&str]| {
-        let whole = trace(home.path(), out, flags, &program);
-        let mut fixed = Command::new("setarch");
-        fixed.arg("-R").arg(whole.get_program()).args(whole.get_args());
-        fixed.env("LC_ALL", "C").env("HOME", home.path());
-        let (code, printed, error) = ended(&mut fixed);
-        assert_eq!(code, 0, "{error}");
-        assert_eq!(printed.lines().count(), 8000);
-        assert!(printed.lines().is_sorted());
-        read(&home.path().join(out))
-    };
-    let (_, all) = captured("all.parquet", &["--unfiltered"]);
-    let (info, filtered) = captured("filtered.parquet", &["--l1", "8KiB:4", "--llc", "128KiB:8"]);
+    let (_, all) = sorted(home.path(), "all.parquet", &["--unfiltered"]);
+    let (info, filtered) =
+        sorted(home.path(), "filtered.parquet", &["--l1", "8KiB:4", "--llc", "128KiB:8"]);
     assert!(all.len() > 1_000_000, "{} accesses", all.len());
     let expected = through_caches(&all);
     let found: Vec<(u64, Access)> = filtered.iter().map(|r| (r.block, r.access)).collect();
@@ -124,9 +130,86 @@ fn the_caches_let_through_what_a_plain_model_of_them_does() {
     assert_eq!(expected.len(), found.len());
     assert!(found.iter().any(|(_, access)| *access == Access::WriteBack));
     assert_eq!(info.program[..2], ["sort", "--parallel=1"]);
-    let filter = info.filter.expect("it says which caches it went through");
-    assert_eq!((filter.l1_bytes, filter.l1_ways), (8 << 10, 4));
-    assert_eq!((filter.llc_bytes, filter.llc_ways), (128 << 10, 8));
+    let caches = CacheFilter { l1_bytes: 8 << 10, l1_ways: 4, llc_bytes: 128 << 10, llc_ways: 8 };
+    assert_eq!(info.filter, Some(Filter::Caches(caches)));
+}
+
+/// The records that a window lets through of every access of one thread, whose lines are in one page each.
+fn through_window(accesses: &[Record], window: u64) -> Vec<Record> {
+    let (mut count, mut recorded) = (0, 0);
+    let mut last: HashMap<u64, (u64, bool)> = HashMap::new();
+    let mut through = Vec::new();
+    for record in accesses {
+        count += record.ticks;
+        let (block, is_store) = (record.block / 64, record.access.is_write());
+        let known = last.get(&block);
+        if known.is_some_and(|(at, wrote)| count - at <= window && (*wrote || !is_store)) {
+            continue;
+        }
+        last.insert(block, (count, is_store));
+        through.push(Record { block, ticks: count - recorded, ..*record });
+        recorded = count;
+    }
+    through
+}
+
+#[test]
+fn pages_are_recorded_once_in_a_window_and_when_they_are_written() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let (_, all) = sorted(home.path(), "all.parquet", &["--unfiltered"]);
+    for (flag, window) in [("--pages", 4096), ("--pages=50", 50)] {
+        let (info, found) = sorted(home.path(), "pages.parquet", &[flag]);
+        assert_eq!((info.block_bytes, info.clock), (4096, Clock::Accesses));
+        assert_eq!(info.filter, Some(Filter::Pages(PageFilter { window_accesses: window })));
+        assert_eq!(info.native_ps, None);
+        let expected = through_window(&all, window);
+        let first = expected.iter().zip(&found).position(|(a, b)| a != b);
+        assert_eq!(first, None, "of {} and {} records", expected.len(), found.len());
+        assert_eq!(expected.len(), found.len());
+        assert!(found.len() > 1000 && found.iter().any(|record| record.access == Access::Write));
+    }
+    for other in [&["--l1", "none"][..], &["--llc", "none"], &["--unfiltered"]] {
+        let flags = [&["--pages"], other].concat();
+        let (code, _, error) = ended(&mut trace(home.path(), "no.parquet", &flags, &["true"]));
+        assert_eq!(code, 2, "{error}");
+        assert!(error.contains("cannot be used with"), "{error}");
+    }
+}
+
+#[test]
+fn the_programs_own_time_is_measured_before_it_is_captured() {
+    if !can_capture() {
+        return;
+    }
+    let home = tempfile::tempdir().expect("a folder");
+    let (input, runs) = (home.path().join("input"), home.path().join("runs"));
+    std::fs::write(&input, "one\ntwo\n").expect("the input is written");
+    let script = "cat; echo >>\"$0\"; sleep 0.1; exit 5";
+    let program = ["sh", "-c", script, runs.to_str().expect("a plain path")];
+    let mut command = trace(home.path(), "t.parquet", &["--time=2", "--pages"], &program);
+    let (code, printed, error) = ended(command.stdin(File::open(&input).expect("the input")));
+    assert_eq!((code, printed.as_str()), (5, "one\ntwo\n"), "{error}");
+    assert_eq!(std::fs::read(&runs).expect("it ran").len(), 3);
+    let (info, _) = read(&home.path().join("t.parquet"));
+    let native_ps = info.native_ps.expect("the time");
+    assert!((100_000_000_000..60_000_000_000_000).contains(&native_ps), "{native_ps}");
+    let told =
+        ended(farpool(home.path()).args(["trace", "info"]).arg(home.path().join("t.parquet")));
+    assert!(told.1.contains("native time  0."), "{}", told.1);
+    for (stdin, script, reason) in [
+        (Stdio::piped(), "true", "standard input can be read only once"),
+        (Stdio::null(), "kill -TERM $$", "that is no time of it"),
+    ] {
+        let program = ["sh", "-c", script];
+        let mut command = trace(home.path(), "no.parquet", &["--time"], &program);
+        let (code, _, error) = ended(command.stdin(stdin));
+        assert_eq!(code, 1, "{error}");
+        assert!(error.contains(reason), "{error}");
+        assert!(!home.path().join("no.parquet").exists());
+    }
 }
 
 #[test]

@@ -109,6 +109,10 @@ fn nothing_is_left_where_nothing_could_be_run() {
     command.args(["trace", "--via", "fault", "--out"]).arg(&out).args(["--", "true"]);
     let outcome = Run::with(command, None, None).finish();
     assert!(outcome.code == 2 && outcome.stderr.contains("--local"), "{}", outcome.stderr);
+    let mut command = Command::new(binaries::program("farpool"));
+    command.args(["trace", "--via", "fault", "--local", "16MiB", "--pages", "--out"]).arg(&out);
+    let outcome = Run::with(command, None, None).args(["--", "true"]).finish();
+    assert!(outcome.code == 2 && outcome.stderr.contains("--pages"), "{}", outcome.stderr);
     let left = std::fs::read_dir(folder.path()).expect("the folder").count();
     assert_eq!(left, 0, "a trace that was not made");
 }

@@ -25,5 +25,5 @@ pub mod writer;
 pub use dense::{DensePages, Densifier};
 pub use error::TraceError;
 pub use reader::{Columns, TraceReader};
-pub use record::{Access, Batch, CacheFilter, Clock, Record, TraceInfo};
+pub use record::{Access, Batch, CacheFilter, Clock, Filter, PageFilter, Record, TraceInfo};
 pub use writer::TraceWriter;

@@ -84,6 +84,24 @@ pub struct CacheFilter {
     pub llc_ways: u32,
 }
 
+/// Which uses of pages were recorded: the first of a thread in each window of its accesses, and the first
+/// write after reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageFilter {
+    /// A thread's page is recorded again after this many accesses of the thread.
+    pub window_accesses: u64,
+}
+
+/// What a captured program's references went through before they were recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Filter {
+    /// Caches: lines that miss them were recorded.
+    Caches(CacheFilter),
+    /// Pages, as a pager sees them.
+    Pages(PageFilter),
+}
+
 /// The footer: what was captured, and how.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TraceInfo {
@@ -93,12 +111,18 @@ pub struct TraceInfo {
     pub clock: Clock,
     /// Where the records come from: `qemu-user plugin`, `pager faults`, `import lackey`, …
     pub source: String,
-    /// The caches in front, for captured programs.
+    /// What stands in front, for captured programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub filter: Option<CacheFilter>,
+    pub filter: Option<Filter>,
     /// The program and its arguments, where one ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub program: Vec<String>,
+    /// How long the program takes by itself, where that was measured, in picoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native_ps: Option<u64>,
+    /// Memory of files (its code, its libraries) that it held then at most, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native_file_bytes: Option<u64>,
     /// What the trace does not hold, for people: processes that were not followed, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -114,6 +138,8 @@ impl TraceInfo {
             source: source.to_owned(),
             filter: None,
             program: Vec::new(),
+            native_ps: None,
+            native_file_bytes: None,
             notes: Vec::new(),
         }
     }

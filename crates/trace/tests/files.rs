@@ -5,7 +5,7 @@ use std::path::Path;
 
 use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
 use farpool_trace::{
-    Access, Batch, CacheFilter, Clock, Columns, Record, TraceError, TraceInfo, TraceReader,
+    Access, Batch, CacheFilter, Clock, Columns, Filter, Record, TraceError, TraceInfo, TraceReader,
     TraceWriter, export,
 };
 use proptest::prelude::*;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 fn write(path: &Path, records: &[Record]) {
     let mut info = TraceInfo::new("test", 64, Clock::Accesses);
     info.program = vec!["sort".to_owned(), "big.txt".to_owned()];
-    info.filter = Some(CacheFilter { l1_bytes: 1, l1_ways: 2, llc_bytes: 3, llc_ways: 4 });
+    let caches = CacheFilter { l1_bytes: 1, l1_ways: 2, llc_bytes: 3, llc_ways: 4 };
+    info.filter = Some(Filter::Caches(caches));
     let mut writer = TraceWriter::create(path, info).unwrap();
     for &record in records {
         writer.push(record).unwrap();

@@ -175,9 +175,9 @@ pub struct PredictArgs {
     /// The program's own time, all its memory local [default: what the trace says]
     #[arg(long, value_name = "TIME")]
     pub native: Option<Span>,
-    /// Memory that counts against the limit and cannot be far: code, files
-    #[arg(long, value_name = "SIZE", default_value = "4MiB")]
-    pub fixed: Size,
+    /// Memory that counts against the limit and cannot be far: code, files [default: what the trace says]
+    #[arg(long, value_name = "SIZE")]
+    pub fixed: Option<Size>,
     /// --victims of the runs
     #[arg(long, value_name = "NAME", default_value_t)]
     pub victims: VictimKind,

@@ -14,6 +14,7 @@ use crate::values::{CacheLevel, LocalLimit, Size};
 Examples:\n  \
 farpool trace --out sort.parquet -- sort big.txt\n  \
 farpool trace --via fault --local 25% --out redis.parquet -- redis-server\n  \
+farpool trace --pages --time --out sort.parquet -- sort big.txt     # for farpool sim predict\n  \
 farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
 farpool trace info sort.parquet\n\n\
 The program runs under qemu-user, about 15 times slower; it is not changed. All its threads are recorded.\n\
@@ -24,6 +25,12 @@ pub struct TraceArgs {
     #[command(flatten)]
     pub capture: CaptureArgs,
 }
+
+/// [`farpool_trace::capture::PAGE_WINDOW_ACCESSES`], as a person would write it.
+const DEFAULT_PAGE_WINDOW: &str = "4096";
+const _: () = assert!(farpool_trace::capture::PAGE_WINDOW_ACCESSES == 4096);
+/// Longer than any program runs under QEMU.
+const MAX_PAGE_WINDOW: u64 = 1 << 48;
 
 #[derive(Debug, Args)]
 pub struct CaptureArgs {
@@ -45,6 +52,15 @@ pub struct CaptureArgs {
     /// Record every access: the same as --l1 none --llc none
     #[arg(long, conflicts_with_all = ["l1", "llc"])]
     pub unfiltered: bool,
+    /// Record pages of 4 KiB as a pager sees them: a thread's page once in WINDOW of its accesses, and its first write
+    #[arg(long, value_name = "WINDOW", conflicts_with_all = ["l1", "llc", "unfiltered"])]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = DEFAULT_PAGE_WINDOW)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=MAX_PAGE_WINDOW))]
+    pub pages: Option<u64>,
+    /// Before that, run the program N times by itself, its output discarded, and note the shortest time [default N: 3]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
+    pub time: Option<u32>,
     /// Stop recording after this many records; the program goes on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_records: Option<u64>,

@@ -204,17 +204,18 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     let measured = MeasuredCosts::read(&args.costs)?;
     let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
     let references = load_trace(&args.trace, page_bytes, &args.load)?;
-    let native_ps = match args.native {
-        Some(span) => u64::try_from(span.0.as_nanos()).unwrap_or(u64::MAX / 1000) * 1000,
-        None => bail!(
+    let given =
+        args.native.map(|span| u64::try_from(span.0.as_nanos()).unwrap_or(u64::MAX / 1000) * 1000);
+    let Some(native_ps) = given.or(references.info.native_ps) else {
+        bail!(
             "{}: the trace does not say how long the program takes by itself; capture it with --time, or give \
              --native",
             args.trace.display()
-        ),
+        )
     };
     let question = Question {
         local: args.local.clone(),
-        fixed_bytes: args.fixed.0,
+        fixed_bytes: args.fixed.map_or(references.info.native_file_bytes.unwrap_or(0), |it| it.0),
         victims: args.victims,
         prefetch: args.prefetch,
         remembers_runs: measured.is_remote(),

@@ -11,14 +11,14 @@ use anyhow::{Context, anyhow};
 use farpool_run::{FaultTrace, RunOptions};
 use farpool_trace::capture::{self, Captured, QemuCapture, QemuSettings};
 use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
-use farpool_trace::{CacheFilter, Columns, TraceInfo, TraceReader, export};
+use farpool_trace::{CacheFilter, Columns, Filter, PageFilter, TraceInfo, TraceReader, export};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::{CaptureArgs, ExportArgs, ImportArgs, TraceAction, TraceArgs, TraceFormat, Via};
 use crate::config::UsageError;
 use crate::terminal::{counter, print};
-use crate::values::{CacheLevel, LocalLimit};
+use crate::values::{CacheLevel, LocalLimit, Size};
 
 /// The capture plugin's file, beside the binary or in ../lib/farpool.
 const PLUGIN_NAME: &str = "libfarpool_capture_qemu.so";
@@ -34,34 +34,39 @@ pub fn main(args: TraceArgs) -> anyhow::Result<u8> {
 }
 
 fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
+    let filter = filter(&args);
     let out = args.out.ok_or_else(|| UsageError("--out FILE is missing".to_owned()))?;
     if args.via == Via::Fault {
+        let is_qemus = args.unfiltered || args.pages.is_some() || args.time.is_some();
+        if is_qemus || args.max_records.is_some() || args.qemu.is_some() {
+            let refusal = "--unfiltered, --pages, --time, --max-records and --qemu belong to captures under \
+                           qemu-user, not to --via fault";
+            return Err(UsageError(refusal.to_owned()).into());
+        }
         return capture_faults(args.program, args.local, &out, args.json);
     }
     if args.local.is_some() {
         let refusal = "--local belongs to --via fault; under qemu-user nothing is far";
         return Err(UsageError(refusal.to_owned()).into());
     }
-    let level = |level: CacheLevel| if args.unfiltered { CacheLevel::NONE } else { level };
-    let (l1, llc) = (level(args.l1), level(args.llc));
-    let filter = CacheFilter {
-        l1_bytes: l1.bytes,
-        l1_ways: l1.ways,
-        llc_bytes: llc.bytes,
-        llc_ways: llc.ways,
-    };
     let qemu = args.qemu.or_else(capture::find_qemu).ok_or_else(|| {
         let name = format!("qemu-{}", std::env::consts::ARCH);
         anyhow!("there is no {name} in PATH; install it (Debian: apt-get install qemu-user)")
     })?;
-    let settings =
-        QemuSettings { qemu, plugin: find_plugin()?, filter, max_records: args.max_records };
+    let plugin = find_plugin()?;
     let command = capture::resolve(&args.program, std::env::var_os("PATH").as_deref())?;
-    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished.
+    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished. While the program
+    // is timed, both signals end the command.
     let interrupted = Arc::new(AtomicBool::new(false));
     let terminated = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
     signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+    signal_hook::flag::register(SIGTERM, Arc::clone(&interrupted))?;
+    let native = match args.time {
+        Some(runs) => Some(capture::time_native(&command, runs, &interrupted)?),
+        None => None,
+    };
+    let settings = QemuSettings { qemu, plugin, filter, native, max_records: args.max_records };
     let running = QemuCapture::start(&command, &settings, &out)?;
     let process = i32::try_from(running.process()).ok().and_then(rustix::process::Pid::from_raw);
     let shown = counter("references recorded");
@@ -98,6 +103,20 @@ fn capture_faults(
     let FaultTrace { records, threads, notes } = trace;
     tell(out, &Told { records, threads, code, notes }, as_json)?;
     Ok(code)
+}
+
+fn filter(args: &CaptureArgs) -> Filter {
+    if let Some(window_accesses) = args.pages {
+        return Filter::Pages(PageFilter { window_accesses });
+    }
+    let level = |level: CacheLevel| if args.unfiltered { CacheLevel::NONE } else { level };
+    let (l1, llc) = (level(args.l1), level(args.llc));
+    Filter::Caches(CacheFilter {
+        l1_bytes: l1.bytes,
+        l1_ways: l1.ways,
+        llc_bytes: llc.bytes,
+        llc_ways: llc.ways,
+    })
 }
 
 fn find_plugin() -> anyhow::Result<PathBuf> {
@@ -208,10 +227,23 @@ fn describe(info: &TraceInfo, records: u64) -> String {
     if !info.program.is_empty() {
         lines.push(("program", info.program.join(" ")));
     }
-    if let Some(filter) = info.filter {
-        let level = |bytes, ways| CacheLevel { bytes, ways };
-        lines.push(("first level", level(filter.l1_bytes, filter.l1_ways).to_string()));
-        lines.push(("last level", level(filter.llc_bytes, filter.llc_ways).to_string()));
+    let level = |bytes, ways| CacheLevel { bytes, ways }.to_string();
+    match info.filter {
+        None => {}
+        Some(Filter::Caches(CacheFilter { l1_bytes, l1_ways, llc_bytes, llc_ways })) => {
+            lines.push(("first level", level(l1_bytes, l1_ways)));
+            lines.push(("last level", level(llc_bytes, llc_ways)));
+        }
+        Some(Filter::Pages(PageFilter { window_accesses })) => {
+            lines.push(("pages", format!("once in {window_accesses} accesses of a thread")));
+        }
+    }
+    if let Some(native_ps) = info.native_ps {
+        let micros = native_ps / 1_000_000;
+        lines.push(("native time", format!("{}.{:06} s", micros / 1_000_000, micros % 1_000_000)));
+    }
+    if let Some(file_bytes) = info.native_file_bytes {
+        lines.push(("files", Size(file_bytes).to_string()));
     }
     lines.extend(info.notes.iter().map(|note| ("note", note.clone())));
     lines.iter().map(|(name, value)| format!("{name:<12} {value}\n")).collect()

@@ -4,9 +4,13 @@
 //! The plugin writes records into a ring in shared memory ([`ring`]); this side empties it into a
 //! [`crate::TraceWriter`] while the program runs. The two share no code: docs/TRACE.md describes the ring.
 
+mod native;
 mod program;
 mod qemu;
 mod ring;
 
+pub use native::{NativeRun, time_native};
 pub use program::{Command, resolve};
-pub use qemu::{Captured, LINE_BYTES, QemuCapture, QemuSettings, find_qemu};
+pub use qemu::{
+    Captured, LINE_BYTES, PAGE_BYTES, PAGE_WINDOW_ACCESSES, QemuCapture, QemuSettings, find_qemu,
+};

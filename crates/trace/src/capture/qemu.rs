@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
+use super::native::NativeRun;
 use super::program::Command;
-use super::ring::Ring;
+use super::ring::{Counts, Ring};
 use crate::error::TraceError;
-use crate::record::{CacheFilter, Clock, TraceInfo};
+use crate::record::{CacheFilter, Clock, Filter, PageFilter, TraceInfo};
 use crate::writer::TraceWriter;
 
 /// Bytes of the lines that the plugin records.
@@ -21,8 +22,10 @@ pub struct QemuSettings {
     pub qemu: PathBuf,
     /// `libfarpool_capture_qemu.so`.
     pub plugin: PathBuf,
-    /// The caches in front of the trace.
-    pub filter: CacheFilter,
+    /// What stands in front of the trace.
+    pub filter: Filter,
+    /// How the program did by itself, where that was measured.
+    pub native: Option<NativeRun>,
     /// Recording ends after this many records; the program goes on.
     pub max_records: Option<u64>,
 }
@@ -34,6 +37,13 @@ impl Default for CacheFilter {
         Self { l1_bytes: 64 << 10, l1_ways: 8, llc_bytes: 2 << 20, llc_ways: 16 }
     }
 }
+
+/// Bytes of the pages that the plugin records.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Accesses of a thread in which a page of its is recorded once: about 2 microseconds of a program's own
+/// time, less than one fault takes, so that no pager can tell two uses within it apart.
+pub const PAGE_WINDOW_ACCESSES: u64 = 4096;
 
 /// How a capture ended.
 #[derive(Debug, Clone)]
@@ -64,6 +74,7 @@ pub struct QemuCapture {
     writer: TraceWriter,
     max_records: u64,
     is_full: bool,
+    native: Option<NativeRun>,
     /// The file that the process runs: QEMU's, until the program replaces itself.
     loaded: PathBuf,
     replaced_by: Option<PathBuf>,
@@ -83,8 +94,14 @@ impl QemuCapture {
         out: &Path,
     ) -> Result<Self, TraceError> {
         let ring = Ring::create()?;
-        let mut info = TraceInfo::new("qemu-user plugin", LINE_BYTES, Clock::Accesses);
+        let block_bytes = match settings.filter {
+            Filter::Caches(_) => LINE_BYTES,
+            Filter::Pages(_) => PAGE_BYTES,
+        };
+        let mut info = TraceInfo::new("qemu-user plugin", block_bytes, Clock::Accesses);
         info.filter = Some(settings.filter);
+        info.native_ps = settings.native.map(|native| native.time_ps);
+        info.native_file_bytes = settings.native.map(|native| native.file_bytes);
         info.program = std::iter::once(&command.name)
             .chain(&command.arguments)
             .map(|word| word.to_string_lossy().into_owned())
@@ -102,7 +119,16 @@ impl QemuCapture {
             .map_err(TraceError::io(&settings.qemu))?;
         let max_records = settings.max_records.unwrap_or(u64::MAX);
         let loaded = settings.qemu.canonicalize().map_err(TraceError::io(&settings.qemu))?;
-        Ok(Self { child, ring, writer, max_records, is_full: false, loaded, replaced_by: None })
+        Ok(Self {
+            child,
+            ring,
+            writer,
+            max_records,
+            is_full: false,
+            native: settings.native,
+            loaded,
+            replaced_by: None,
+        })
     }
 
     /// The process, for signals.
@@ -126,6 +152,18 @@ impl QemuCapture {
             }
         };
         let counts = self.ring.counts();
+        let notes = self.notes(status, counts);
+        if self.writer.records() == 0 {
+            let reason = format!("{status}, and nothing was recorded: QEMU's message is above");
+            return Err(TraceError::Capture(reason));
+        }
+        self.writer.info_mut().notes.clone_from(&notes);
+        let records = self.writer.finish()?;
+        Ok(Captured { status, records, threads: counts.threads, notes })
+    }
+
+    /// What the trace does not hold.
+    fn notes(&self, status: ExitStatus, counts: Counts) -> Vec<String> {
         let mut notes = Vec::new();
         if counts.forks > 0 {
             notes.push(format!("{} forked children ran unrecorded", counts.forks));
@@ -141,13 +179,13 @@ impl QemuCapture {
         if self.is_full {
             notes.push(format!("recording ended at {} records, as asked", self.max_records));
         }
-        if self.writer.records() == 0 {
-            let reason = format!("{status}, and nothing was recorded: QEMU's message is above");
-            return Err(TraceError::Capture(reason));
+        if let Some(native) = self.native.filter(|native| native.status != status) {
+            notes.push(format!(
+                "by itself the program ended with {}, here with {status}",
+                native.status
+            ));
         }
-        self.writer.info_mut().notes.clone_from(&notes);
-        let records = self.writer.finish()?;
-        Ok(Captured { status, records, threads: counts.threads, notes })
+        notes
     }
 
     fn record(&mut self, progress: &mut dyn FnMut(u64)) -> Result<ExitStatus, TraceError> {
@@ -194,10 +232,14 @@ impl QemuCapture {
 }
 
 fn plugin_argument(settings: &QemuSettings, ring: &Path) -> OsString {
-    let CacheFilter { l1_bytes, l1_ways, llc_bytes, llc_ways } = settings.filter;
     let mut argument = settings.plugin.clone().into_os_string();
     argument.push(",ring=");
     argument.push(ring);
-    argument.push(format!(",l1={l1_bytes},l1ways={l1_ways},llc={llc_bytes},llcways={llc_ways}"));
+    argument.push(match settings.filter {
+        Filter::Caches(CacheFilter { l1_bytes, l1_ways, llc_bytes, llc_ways }) => {
+            format!(",l1={l1_bytes},l1ways={l1_ways},llc={llc_bytes},llcways={llc_ways}")
+        }
+        Filter::Pages(PageFilter { window_accesses }) => format!(",pages={window_accesses}"),
+    });
     argument
 }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What QEMU's command line says of a capture.
+
+use crate::cache::Cache;
+
+/// Which accesses are recorded; 0 = no such level, no such filter.
+#[derive(Debug, Default, Clone)]
+pub struct Settings {
+    /// The capture file.
+    pub ring: String,
+    /// Capacity and ways of each thread's first level.
+    pub l1_bytes: u64,
+    pub l1_ways: usize,
+    /// Capacity and ways of the level that all threads share.
+    pub llc_bytes: u64,
+    pub llc_ways: usize,
+    /// Record pages, each once in so many accesses of a thread; the caches are not asked then.
+    pub page_window: u64,
+}
+
+impl Settings {
+    /// Reads `NAME=VALUE` arguments.
+    ///
+    /// # Errors
+    /// What is wrong with one, for people.
+    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut settings = Self::default();
+        for argument in arguments {
+            let (name, value) =
+                argument.split_once('=').ok_or_else(|| format!("{argument}: not NAME=VALUE"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("{argument}: no number"));
+            match name {
+                "ring" => value.clone_into(&mut settings.ring),
+                "l1" => settings.l1_bytes = number()?,
+                "l1ways" => settings.l1_ways = usize::try_from(number()?).unwrap_or(0),
+                "llc" => settings.llc_bytes = number()?,
+                "llcways" => settings.llc_ways = usize::try_from(number()?).unwrap_or(0),
+                "pages" => settings.page_window = number()?,
+                _ => return Err(format!("{argument}: unknown")),
+            }
+        }
+        Ok(settings)
+    }
+
+    /// A thread's first level, if there is one.
+    ///
+    /// # Errors
+    /// There is no such cache.
+    pub fn l1(&self) -> Result<Option<Cache>, String> {
+        level(self.l1_bytes, self.l1_ways)
+    }
+
+    /// The last level, if there is one.
+    ///
+    /// # Errors
+    /// There is no such cache.
+    pub fn llc(&self) -> Result<Option<Cache>, String> {
+        level(self.llc_bytes, self.llc_ways)
+    }
+}
+
+fn level(bytes: u64, ways: usize) -> Result<Option<Cache>, String> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let cache = Cache::new(bytes, ways);
+    cache.map(Some).ok_or_else(|| format!("no cache of {bytes} bytes has {ways} ways"))
+}
