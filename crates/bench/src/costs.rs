@@ -7,9 +7,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use farpool_sim::pager::{Costs, Events, MeasuredCosts, Probe};
+use farpool_trace::capture;
 
 use crate::machine::Machine;
 use crate::stage::{self, check_interrupted, progress, run_to_end, watch_signals};
@@ -71,21 +73,29 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     let stats = folder.join("stats.json");
     let measured =
         measure_probes(options, &stats).and_then(|it| Ok((it, measure_start_ps(options)?)));
+    let file_bytes = file_bytes(options);
     // Only the statistics of a run are in it.
     let _ = std::fs::remove_dir_all(&folder);
     progress("");
-    let (probes, start_ps) = measured?;
+    let ((probes, mut fixed_bytes), start_ps) = measured?;
+    fixed_bytes.sort_unstable();
+    let usual_bytes = fixed_bytes.get(fixed_bytes.len() / 2).copied().unwrap_or(0);
     Ok(MeasuredCosts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: Machine::here().to_string(),
         blades: options.blades.clone(),
+        own_bytes: usual_bytes.saturating_sub(file_bytes?),
         costs: Costs { start_ps, ..Costs::fit(&probes) },
         probes,
     })
 }
 
-fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Probe>, BenchError> {
-    let mut probes = Vec::new();
+/// The probes, and what cannot be far in a run of each.
+fn measure_probes(
+    options: &CostsOptions,
+    stats: &Path,
+) -> Result<(Vec<Probe>, Vec<u64>), BenchError> {
+    let (mut probes, mut fixed_bytes) = (Vec::new(), Vec::new());
     for (number, (name, workload, arguments, percent)) in PROBES.into_iter().enumerate() {
         progress(&format!("[{}/{}] {name}", number + 1, PROBES.len()));
         let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
@@ -94,8 +104,24 @@ fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Probe>, Be
         words.extend(arguments.iter().map(OsString::from));
         let limit_bytes = options.bytes * percent / 100;
         probes.push(measure_probe(options, name, &words, limit_bytes, stats)?);
+        fixed_bytes.push(read_stats(stats)?["fixed_bytes"].as_u64().unwrap_or(0));
     }
-    Ok(probes)
+    Ok((probes, fixed_bytes))
+}
+
+/// The files of a probe that runs by itself: its code and libraries.
+fn file_bytes(options: &CostsOptions) -> Result<u64, BenchError> {
+    let name = options.farpool.clone().into_os_string();
+    let bytes = options.bytes.to_string();
+    let mut words = vec![name];
+    words.extend(["workload", "scan", "--bytes", &bytes].map(OsString::from));
+    let failed = |error: farpool_trace::TraceError| BenchError::Program {
+        program: "probe scan".to_owned(),
+        detail: error.to_string(),
+    };
+    let command = capture::resolve(&words, None).map_err(failed)?;
+    let native = capture::time_native(&command, 1, &AtomicBool::new(false)).map_err(failed)?;
+    Ok(native.file_bytes)
 }
 
 /// What a program that does nothing takes longer under Farpool; the least of several tries.
@@ -173,9 +199,12 @@ fn nanoseconds(report: &WorkloadReport) -> u64 {
 /// # Errors
 /// There is no such file, or it is none of those.
 pub fn read_events(stats: &Path) -> Result<Events, BenchError> {
+    let wrong = |source| BenchError::Results { path: stats.display().to_string(), source };
+    serde_json::from_value(read_stats(stats)?["total"].clone()).map_err(wrong)
+}
+
+fn read_stats(stats: &Path) -> Result<serde_json::Value, BenchError> {
     let path = stats.display().to_string();
     let bytes = std::fs::read(stats).map_err(BenchError::os(format!("read {path}")))?;
-    let wrong = |source| BenchError::Results { path: path.clone(), source };
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(wrong)?;
-    serde_json::from_value(value["total"].clone()).map_err(wrong)
+    serde_json::from_slice(&bytes).map_err(|source| BenchError::Results { path, source })
 }

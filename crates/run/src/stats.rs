@@ -35,6 +35,8 @@ pub struct Peak {
     pub far_pages: u64,
     pub pager_pages: u64,
     pub buffer_pages: u64,
+    /// Pages that count against the limit and cannot be far: files, the pager itself, stacks.
+    pub fixed_pages: u64,
 }
 
 impl Peak {
@@ -44,6 +46,12 @@ impl Peak {
         self.far_pages = self.far_pages.max(sum(Counter::FarPages));
         self.pager_pages = self.pager_pages.max(sum(Counter::PagerPages));
         self.buffer_pages = self.buffer_pages.max(sum(Counter::BufferPages));
+        let counted = sum(Counter::ResidentPages) + sum(Counter::SharedPages);
+        let movable = sum(Counter::EvictablePages) + sum(Counter::BufferPages);
+        // Before memory is registered nothing is known to be movable.
+        if movable > 0 {
+            self.fixed_pages = self.fixed_pages.max(counted.saturating_sub(movable));
+        }
     }
 }
 
@@ -176,6 +184,7 @@ impl RunStatistics {
             "blades": self.blades,
             "far_pages_peak": self.peak.far_pages,
             "pager_bytes": self.peak.pager_pages * PAGE_BYTES,
+            "fixed_bytes": self.peak.fixed_pages * PAGE_BYTES,
             "victim_buffer_bytes": self.peak.buffer_pages * PAGE_BYTES,
             "total": self.total.to_json(),
             "processes": self.processes.iter().map(ProcessStatistics::to_json).collect::<Vec<_>>(),

@@ -71,7 +71,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     let native_ps = trace.info.native_ps.unwrap_or(0);
     let question = Question {
         local: SHARES.iter().map(|share| LocalSize::Permille(share * 10)).collect(),
-        fixed_bytes: trace.info.native_file_bytes.unwrap_or(0),
+        fixed_bytes: trace.info.native_file_bytes.unwrap_or(0) + costs.own_bytes,
         victims: farpool_policy::VictimKind::default(),
         prefetch: farpool_policy::PrefetchKind::default(),
         remembers_runs: costs.is_remote(),

@@ -215,7 +215,8 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     };
     let question = Question {
         local: args.local.clone(),
-        fixed_bytes: args.fixed.map_or(references.info.native_file_bytes.unwrap_or(0), |it| it.0),
+        fixed_bytes: args.fixed.map_or(references.info.native_file_bytes.unwrap_or(0), |it| it.0)
+            + measured.own_bytes,
         victims: args.victims,
         prefetch: args.prefetch,
         remembers_runs: measured.is_remote(),
