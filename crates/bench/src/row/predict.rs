@@ -18,7 +18,7 @@ use crate::BenchError;
 use crate::costs::{CostsOptions, measure_costs};
 use crate::program::{Sqlite, python_program};
 use crate::report::{Bar, Row, Unit};
-use crate::stage::{Place, lacking, progress, run_to_end};
+use crate::stage::{Place, Running, lacking, progress};
 
 /// The programs, as rows are named.
 pub(super) const NAMES: [&str; 6] = [
@@ -165,8 +165,9 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     let out = lab.stage.folder.join("pages.parquet");
     let mut command = Command::new(&lab.stage.farpool);
     command.args(["trace", "--pages"]).arg(format!("--time={RUNS}")).arg("--out").arg(&out);
-    command.arg("--").args(program).stdin(Stdio::null());
-    run_to_end("farpool trace", &mut command, b"", lab.stage.patience)?;
+    // A timed program has to find the same input each time: none.
+    command.arg("--").args(program).stdin(Stdio::null()).stdout(Stdio::null());
+    Running::start("farpool trace", &mut command)?.wait(lab.stage.patience)?;
     let broken = |error: &dyn std::error::Error| BenchError::Program {
         program: "farpool trace".to_owned(),
         detail: error.to_string(),
