@@ -1,0 +1,101 @@
+//! `farpool sim predict` beside the pager: what it counts beforehand is what happens. Times are for
+//! `farpool bench predict`; counts are the same on a slow machine.
+
+use std::path::Path;
+use std::process::Command;
+
+use farpool_e2e::run::Run;
+use farpool_e2e::{binaries, have, skip, turn};
+
+const MIB: u64 = 1 << 20;
+/// Of events, how far the count may be off.
+const APART_PERCENT: u64 = 25;
+
+/// Costs that any machine could have; the counts do not depend on them.
+const COSTS: &str = "version = \"0\"\nmachine = \"any\"\nblades = []\nown_bytes = 3500000\nprobes = []\n\
+                     [costs]\nstart_ps = 1\nzero_fill_ps = 1\nzero_page_ps = 1\nvictim_hit_ps = 1\n\
+                     demand_fetch_ps = 10000000\nprefetch_ps = 1\nevicted_chunk_ps = 1\n\
+                     written_page_ps = 1\nclean_drop_ps = 1\n";
+
+fn farpool(words: &[&str]) -> Run {
+    let mut command = Command::new(binaries::program("farpool"));
+    command.args(words);
+    Run::with(command, None, None)
+}
+
+/// What `farpool sim predict` counts for a program at a limit, by name.
+fn predicted(folder: &Path, program: &[&str], limit_bytes: u64) -> serde_json::Value {
+    let path = |name: &str| folder.join(name).to_str().expect("a plain path").to_owned();
+    let (trace, costs) = (path("pages.parquet"), path("costs.toml"));
+    std::fs::write(&costs, COSTS).expect("the costs are written");
+    let capture = farpool(&["trace", "--pages", "--time=1", "--out", &trace, "--"]);
+    capture.args(program).finish().require_success();
+    let limit = limit_bytes.to_string();
+    let words = ["sim", "predict", &trace, "--costs", &costs, "--local", &limit, "--json"];
+    let outcome = farpool(&words).finish();
+    outcome.require_success();
+    let answer: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let prediction = &answer["result"]["predictions"][0];
+    assert_eq!(prediction["local_bytes"], limit_bytes);
+    assert!(prediction["slowdown_permille"].as_u64() > Some(0), "{prediction}");
+    prediction["events"].clone()
+}
+
+/// Of the events with these names as many are foretold as are counted.
+fn require_alike(program: &[&str], limit_bytes: u64, names: &[&str]) {
+    if !have("qemu-x86_64") {
+        return skip("qemu-user is not installed (apt-get install qemu-user)");
+    }
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let before = predicted(folder.path(), program, limit_bytes);
+    let run = Run::far(&limit_bytes.to_string()).program(program[0]).args(&program[1..]);
+    let outcome = run.finish();
+    outcome.require_success();
+    outcome.require_far();
+    for name in names {
+        let (foretold, counted) = (before[*name].as_u64().unwrap_or(0), outcome.counter(name));
+        println!("{name}: {foretold} foretold, {counted} counted");
+        let apart = foretold.abs_diff(counted);
+        assert!(
+            apart * 100 <= counted * APART_PERCENT,
+            "{name}: {foretold} foretold, {counted} counted; {before} {}",
+            outcome.stats
+        );
+    }
+}
+
+#[test]
+fn random_reads_and_writes_are_foretold() {
+    let farpool = binaries::program("farpool");
+    let farpool = farpool.to_str().expect("a plain path");
+    let program = [
+        farpool,
+        "workload",
+        "faults",
+        "--bytes",
+        "96MiB",
+        "--passes",
+        "2",
+        "--write-percent",
+        "30",
+    ];
+    let names = ["demand_fetches", "evictions", "clean_drops", "pages_written"];
+    require_alike(&program, 48 * MIB, &names);
+}
+
+#[test]
+fn a_hot_set_is_foretold() {
+    let farpool = binaries::program("farpool");
+    let farpool = farpool.to_str().expect("a plain path");
+    let program = [farpool, "workload", "mstress", "--bytes", "96MiB"];
+    require_alike(&program, 48 * MIB, &["demand_fetches", "evictions", "pages_written"]);
+}
+
+#[test]
+fn a_scan_is_foretold() {
+    let farpool = binaries::program("farpool");
+    let farpool = farpool.to_str().expect("a plain path");
+    let program = [farpool, "workload", "scan", "--bytes", "96MiB", "--passes", "3"];
+    require_alike(&program, 48 * MIB, &["evictions", "pages_written"]);
+}
