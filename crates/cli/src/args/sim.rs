@@ -216,6 +216,9 @@ pub struct ReproduceArgs {
     pub paper: Paper,
     /// lim: the traces that its claims about programs are tried on
     pub traces: Vec<PathBuf>,
+    /// lim: utilisation of machines (docs/planning.md) that sections 4.4 and 4.5 are tried on; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub utilisation: Vec<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
     #[command(flatten)]

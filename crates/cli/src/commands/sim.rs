@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use farpool_bench::{CostsOptions, measure_costs};
+use farpool_plan::utilisation::Utilisation;
 use farpool_report::{Column, Input, Page, Table};
 use farpool_sim::budget::{self, Budget};
 use farpool_sim::curves::{self, CurvesQuestion, Method};
@@ -248,8 +249,10 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
 }
 
 fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
-    if !args.traces.is_empty() && args.paper != Paper::Lim {
-        return Err(UsageError("only lim's claims are tried on traces".to_owned()).into());
+    let is_given = !args.traces.is_empty() || !args.utilisation.is_empty();
+    if is_given && args.paper != Paper::Lim {
+        let refusal = "only lim's claims are tried on traces and utilisation";
+        return Err(UsageError(refusal.to_owned()).into());
     }
     let page = match args.paper {
         Paper::Gutierrez => {
@@ -274,7 +277,13 @@ fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
         claims.extend(reproduce::lim(&name, &references, threads(&args.load))?);
         from = from.input(Input::of_file(trace)?);
     }
-    let tables = farpool_plan::reproduce::lim();
+    let mut tables = farpool_plan::reproduce::lim();
+    for path in &args.utilisation {
+        let machines = Utilisation::read(path, &Default::default())?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        tables.cells.extend(farpool_plan::reproduce::lim_ensemble(&name, &machines)?);
+        from = from.input(Input::of_file(path)?);
+    }
     let page = farpool_plan::pages::reproduction(&tables, from);
     Ok(if claims.is_empty() {
         page.warning(

@@ -1,10 +1,13 @@
 //! The theses' tables cell by cell: what they print, what the models here give, and why where they differ.
 
+mod ensemble;
 mod gutierrez;
 mod lim;
+mod lim_parts;
 
 use serde::Serialize;
 
+pub use ensemble::lim_ensemble;
 pub use gutierrez::gutierrez;
 pub use lim::lim;
 
@@ -94,6 +97,12 @@ impl Cell {
             verdict,
             why: String::new(),
         }
+    }
+
+    /// A figure that other data can only share the shape of, in percent.
+    fn judged(place: &str, name: String, paper: f64, ours: f64, is_in_shape: bool) -> Cell {
+        let verdict = if is_in_shape { Verdict::InShape } else { Verdict::Departs };
+        Cell { verdict, ..Cell::rounded(place, name, "%", paper, ours, 0) }
     }
 
     /// In shape instead of departing when it is off by at most this share of the printed value.

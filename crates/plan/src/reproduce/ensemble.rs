@@ -1,0 +1,198 @@
+//! Lim 2010, sections 4.4 and 4.5, on a data centre's own utilisation: his traces were never published, so his figures are
+//! bands that other data fall into or not.
+
+use super::Cell;
+use crate::PlanError;
+use crate::pack::{self, Demand, Server};
+use crate::pool;
+use crate::random::Random;
+use crate::utilisation::{CpuUnit, Utilisation, peak};
+
+/// Servers of an enclosure that share a blade.
+const ENCLOSURE: usize = 16;
+/// Enclosures that are drawn.
+const DRAWN: usize = 60;
+const SEED: u64 = 42;
+/// What stays local of each machine's memory when page swapping is to cost less than 3 %: what section 4.4 takes from its
+/// simulations, which find little slowdown down to a quarter (Table 6(a)).
+const LOCAL_SHARE: f64 = 0.25;
+/// Packing over time is done by the hour: the question is how many servers, not which.
+const PACKING_STEP_S: f64 = 3600.0;
+/// Moves of the local search of a packing.
+const MOVES: usize = 20_000;
+/// The blade without its memory costs about a low-end system; section 4.3 puts it below half of its memory.
+const BLADE_OVERHEAD: f64 = 0.5;
+/// Figure 10(b): performance that web2.0 and VM consolidation keep.
+const PERFORMANCE: f64 = 0.935;
+
+/// Sections 4.4 and 4.5 on these machines; `name` is what they are called.
+///
+/// # Errors
+/// As planning with them.
+pub fn lim_ensemble(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
+    let mut cells = consolidation(name, of)?;
+    cells.extend(sharing(name, of)?);
+    Ok(cells)
+}
+
+/// Two sockets of eight cores at 2.6 GHz and 64 GiB, where the series are not in shares of a machine.
+fn server(of: &Utilisation) -> Server {
+    let server = Server {
+        name: "16 cores of 2.6 GHz, 64 GiB".into(),
+        cpu_ghz: Some(41.6),
+        cpu_cores: Some(16.0),
+        memory_gib: Some(64.0),
+        ..Server::default()
+    };
+    match of.cpu_unit {
+        CpuUnit::Machines => Server::machine(),
+        CpuUnit::Mhz | CpuUnit::Cores => server,
+    }
+}
+
+/// Section 4.4, Figure 9: servers that packing frees, by time alone and with memory on blades.
+fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
+    let is_promised = of.vms.iter().all(|vm| vm.memory_provisioned.is_some());
+    let question = pack::Question {
+        server: server(of),
+        demand: if is_promised { Demand::Provisioned } else { Demand::Used },
+        local_shares: vec![LOCAL_SHARE],
+        moves: MOVES,
+        seed: SEED,
+        worth: 0.1,
+    };
+    let answer = pack::plan(&of.with_steps_of(PACKING_STEP_S), &question, &mut |_| ())?;
+    let [by_peaks, over_time, far, ..] = answer.rows.as_slice() else { return Ok(Vec::new()) };
+    let freed = |from: usize, to: usize| percent(from.saturating_sub(to), from);
+    let scarce = if over_time.is_cpu_bound { "processors" } else { "memory" };
+    let current = freed(by_peaks.servers, over_time.servers);
+    let further = freed(over_time.servers, far.servers);
+    // Memory that is scarce is what a blade gives; where processors are, it helps as little as with Animation.
+    let fits = if over_time.is_cpu_bound { further < 10.0 } else { further > 25.0 };
+    let note = format!(
+        "{scarce} are scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter of memory local",
+        answer.machines, by_peaks.servers, over_time.servers, far.servers
+    );
+    Ok(vec![
+        Cell::judged(
+            "Figure 9",
+            format!("{name}: servers freed by packing over time"),
+            5.0,
+            current,
+            current < 35.0,
+        )
+        .because("web2.0: 5 % of processors; how he packed before is not said"),
+        Cell::judged(
+            "Figure 9",
+            format!("{name}: servers freed further by memory on blades"),
+            68.0,
+            further,
+            fits,
+        )
+        .because(note),
+    ])
+}
+
+/// Section 4.5, Figure 10: memory that an enclosure needs at once, and performance for each dollar of it.
+fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
+    let question =
+        pool::Question { group: ENCLOSURE, groupings: DRAWN, ..pool::Question::default() };
+    let answer = pool::plan(of, &question, &mut |_| ())?;
+    let at_once = answer.sizes.iter().find(|size| size.vms == ENCLOSURE).map_or(1.0, |it| it.ratio);
+    let gain = (gain(of) - 1.0) * 100.0;
+    let like = match at_once {
+        ratio if ratio > 0.9 => "as in Animation, which tracks its sum of peaks: little to share",
+        ratio if ratio >= 0.65 => "between VM consolidation (70 %) and web2.0 (85 %)",
+        _ => "less than any of his: these machines peak at different times",
+    };
+    Ok(vec![
+        Cell::judged(
+            "Figure 10(a)",
+            format!("{name}: memory that 16 machines need at once, of their sum of peaks"),
+            85.0,
+            at_once * 100.0,
+            at_once <= 1.0,
+        )
+        .because(like),
+        Cell::judged(
+            "Figure 10(a)",
+            format!("{name}: performance for a dollar of memory gained by a shared blade"),
+            87.0,
+            gain,
+            gain > 0.0,
+        )
+        .because(
+            "over all servers as large as the largest (M-max); local: the median use; a blade for what is beyond it at \
+             once, half as much again for its electronics; 6.5 % slower",
+        ),
+    ])
+}
+
+/// Performance for a dollar of memory over that of servers that are all as large as the largest: the mean of enclosures
+/// drawn at random.
+fn gain(of: &Utilisation) -> f64 {
+    let mut random = Random::new(SEED);
+    let mut order: Vec<usize> = (0..of.vms.len()).collect();
+    let size = ENCLOSURE.min(order.len()).max(1);
+    #[allow(clippy::cast_precision_loss)] // Sixteen, and sixty.
+    let (servers, draws) = (size as f64, DRAWN as f64);
+    let gains = (0..DRAWN).map(|_| {
+        random.shuffle(&mut order);
+        let members = &order[..size];
+        let largest = members.iter().map(|vm| peak(of.memory(*vm))).fold(0.0, f64::max);
+        let mut used: Vec<f64> = members.iter().flat_map(|vm| of.memory(*vm)).copied().collect();
+        used.sort_by(f64::total_cmp);
+        let local = used.get(used.len() / 2).copied().unwrap_or(0.0);
+        let beyond = |step: usize| -> f64 {
+            members.iter().map(|vm| (of.memory(*vm)[step] - local).max(0.0)).sum()
+        };
+        let blade = (0..of.steps).map(beyond).fold(0.0, f64::max);
+        PERFORMANCE * servers * largest / (servers * local + blade * (1.0 + BLADE_OVERHEAD))
+    });
+    gains.sum::<f64>() / draws
+}
+
+#[allow(clippy::cast_precision_loss)] // Servers.
+fn percent(part: usize, of: usize) -> f64 {
+    part as f64 / of.max(1) as f64 * 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::Verdict;
+
+    /// 32 machines that need a fifth of a server's processors; memory peaks come one after the other, or all at once.
+    fn machines(at_once: bool, cpu: f64) -> Utilisation {
+        let series = |vm: usize| -> Vec<f64> {
+            let is_peak = |step: usize| at_once && step == 3 || !at_once && step == vm % 32;
+            (0..32).map(|step| if is_peak(step) { 0.9 } else { 0.1 }).collect()
+        };
+        let memory: Vec<Vec<f64>> = (0..32).map(series).collect();
+        Utilisation::from_series(&vec![vec![cpu; 32]; 32], &memory, PACKING_STEP_S)
+    }
+
+    fn ours(cells: &[Cell], part: &str) -> (f64, Verdict) {
+        let cell = cells.iter().find(|cell| cell.name.contains(part)).expect("the cell");
+        (cell.ours, cell.verdict)
+    }
+
+    #[test]
+    fn peaks_at_different_times_are_what_a_blade_saves() {
+        let apart = lim_ensemble("apart", &machines(false, 0.05)).unwrap();
+        let together = lim_ensemble("together", &machines(true, 0.05)).unwrap();
+        let need = "need at once";
+        assert!(ours(&apart, need).0 < 30.0 && ours(&together, need).0 > 99.0, "{apart:?}");
+        let (gain, _) = ours(&apart, "dollar of memory");
+        assert!(gain > ours(&together, "dollar of memory").0, "{gain}");
+        let (freed, verdict) = ours(&together, "further by memory");
+        assert!(freed > 50.0 && verdict == Verdict::InShape, "memory is scarce: {together:?}");
+    }
+
+    #[test]
+    fn scarce_processors_leave_nothing_to_free() {
+        let busy = lim_ensemble("busy", &machines(false, 0.9)).unwrap();
+        let (freed, verdict) = ours(&busy, "further by memory");
+        assert_eq!((freed, verdict), (0.0, Verdict::InShape), "{busy:?}");
+    }
+}
