@@ -219,6 +219,9 @@ pub struct ReproduceArgs {
     /// lim: utilisation of machines (docs/planning.md) that sections 4.4 and 4.5 are tried on; may be repeated
     #[arg(long, value_name = "FILE")]
     pub utilisation: Vec<PathBuf>,
+    /// What those machines were promised, as for farpool plan pack; they are packed by that
+    #[arg(long, value_name = "FILE", requires = "utilisation")]
+    pub promised: Option<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
     #[command(flatten)]

@@ -11,7 +11,7 @@ use farpool_sim::curves::{self, CurvesQuestion, Method};
 use farpool_sim::file::{self, PAGE_BYTES};
 use farpool_sim::mrc::Rate;
 use farpool_sim::pager::{self, MeasuredCosts, Question, prediction};
-use farpool_sim::reproduce::{self, MstressRun};
+use farpool_sim::reproduce::{self, MstressRun, VmsRun};
 use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
 };
@@ -259,8 +259,9 @@ fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
             farpool_plan::pages::reproduction(&farpool_plan::reproduce::gutierrez(), provenance())
         }
         Paper::Hpl => {
-            let claims = reproduce::hpl(MstressRun::PAPER);
-            reproduce::page("Lim 2011 (HPL-2011-31), section 4.1", &claims, provenance())
+            let mut claims = reproduce::hpl(MstressRun::PAPER);
+            claims.extend(reproduce::hpl_vms(VmsRun::SMALL)?);
+            reproduce::page("Lim 2011 (HPL-2011-31), section 4", &claims, provenance())
         }
         Paper::Lim => lim(args)?,
     };
@@ -279,7 +280,11 @@ fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
     }
     let mut tables = farpool_plan::reproduce::lim();
     for path in &args.utilisation {
-        let machines = Utilisation::read(path, &Default::default())?;
+        let mut machines = Utilisation::read(path, &Default::default())?;
+        if let Some(promised) = &args.promised {
+            machines.read_provisioned(promised, &Default::default())?;
+            from = from.input(Input::of_file(promised)?);
+        }
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         tables.cells.extend(farpool_plan::reproduce::lim_ensemble(&name, &machines)?);
         from = from.input(Input::of_file(path)?);

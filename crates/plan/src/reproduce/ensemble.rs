@@ -64,13 +64,13 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let answer = pack::plan(&of.with_steps_of(PACKING_STEP_S), &question, &mut |_| ())?;
     let [by_peaks, over_time, far, ..] = answer.rows.as_slice() else { return Ok(Vec::new()) };
     let freed = |from: usize, to: usize| percent(from.saturating_sub(to), from);
-    let scarce = if over_time.is_cpu_bound { "processors" } else { "memory" };
+    let scarce = if over_time.is_cpu_bound { "processors are" } else { "memory is" };
     let current = freed(by_peaks.servers, over_time.servers);
     let further = freed(over_time.servers, far.servers);
     // Memory that is scarce is what a blade gives; where processors are, it helps as little as with Animation.
     let fits = if over_time.is_cpu_bound { further < 10.0 } else { further > 25.0 };
     let note = format!(
-        "{scarce} are scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter of memory local",
+        "{scarce} scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter of memory local",
         answer.machines, by_peaks.servers, over_time.servers, far.servers
     );
     Ok(vec![

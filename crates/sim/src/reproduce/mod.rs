@@ -1,0 +1,82 @@
+//! What the papers say of programs on far memory, as claims, and what comes out here.
+//!
+//! Figures that need the authors' own programs cannot be met digit by digit; their direction and band can.
+//! Lim's are tried on any traces that are given; HPL-2011-31's on its own microbenchmark.
+
+mod hpl;
+mod lim;
+
+use farpool_report::{Column, Page, Provenance, Table};
+use serde::Serialize;
+
+pub use hpl::{MstressRun, VmsRun, hpl, hpl_vms};
+pub use lim::lim;
+
+/// Whether a claim holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holds {
+    /// Direction and band are the paper's.
+    InShape,
+    /// They are not.
+    Departs,
+}
+
+/// Something a paper says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Claim {
+    /// Where it is printed.
+    pub place: String,
+    /// What is claimed.
+    pub claim: String,
+    /// What it was tried on.
+    pub on: String,
+    /// What the paper gives.
+    pub paper: String,
+    /// What comes out here.
+    pub ours: String,
+    /// Whether it holds.
+    pub holds: Holds,
+    /// Why it departs, or what must be known beside it.
+    pub why: String,
+}
+
+fn verdict(is_so: bool) -> Holds {
+    if is_so { Holds::InShape } else { Holds::Departs }
+}
+
+/// `a / b` with two digits; integers all the way, so that it is the same everywhere.
+fn ratio(a: u64, b: u64) -> String {
+    let hundredths = u128::from(a) * 100 / u128::from(b.max(1));
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+fn percent(permille: u64) -> String {
+    format!("{}.{} %", permille / 10, permille % 10)
+}
+
+/// The claims as a table.
+#[must_use]
+pub fn table(claims: &[Claim]) -> Table {
+    let columns = ["place", "claim", "on", "paper", "ours", "verdict", "why"].map(Column::left);
+    let mut table =
+        Table::new("claims", "What the paper says of programs, and what comes out here", columns);
+    for claim in claims {
+        let holds = if claim.holds == Holds::InShape { "in shape" } else { "departs" };
+        let cells = [&claim.place, &claim.claim, &claim.on, &claim.paper, &claim.ours];
+        let cells = cells.map(|text| text.clone().into());
+        table.row(cells.into_iter().chain([holds.into(), claim.why.clone().into()]));
+    }
+    table
+}
+
+/// The claims alone, as an answer.
+#[must_use]
+pub fn page(title: &str, claims: &[Claim], provenance: Provenance) -> Page {
+    let departing = claims.iter().filter(|claim| claim.holds == Holds::Departs).count();
+    let all = claims.len();
+    Page::new(title, provenance)
+        .finding(format!("{all} claims: {} in shape, {departing} depart.", all - departing))
+        .table(table(claims))
+        .result(&claims)
+}
