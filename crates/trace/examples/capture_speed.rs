@@ -37,19 +37,19 @@ number = lambda: random.randrange(10**9)
 db = sqlite3.connect(':memory:')
 db.execute('create table t (id integer primary key, k integer, v text)')
 db.execute('create index i on t (k)')
-db.executemany('insert into t values (?, ?, ?)', ((n, number(), 'value %d' % n) for n in range(100000)))
-for n in range(50000):
-    db.execute('update t set k = ? where id = ?', (number(), random.randrange(100000)))
-assert db.execute('select count(*) from t').fetchone()[0] == 100000
+db.executemany('insert into t values (?, ?, ?)', ((n, number(), 'value %d' % n) for n in range(400000)))
+for n in range(200000):
+    db.execute('update t set k = ? where id = ?', (number(), random.randrange(400000)))
+assert db.execute('select count(*) from t').fetchone()[0] == 400000
 ";
 
 const PAGERANK: &str = "
 import random
 random.seed(1)
-count = 60000
+count = 200000
 edges = [[random.randrange(count) for _ in range(4)] for _ in range(count)]
 rank = [1.0] * count
-for _ in range(3):
+for _ in range(6):
     incoming = [0.15] * count
     for node, targets in enumerate(edges):
         share = 0.85 * rank[node] / 4
