@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::{DataType, Int32Type, Int64Type};
+use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, RowGroupReader};
 use parquet::file::serialized_reader::SerializedFileReader;
 use serde::Deserialize;
@@ -81,6 +82,7 @@ impl TraceReader {
         if let Some(reason) = reason {
             return Err(TraceError::foreign(path, reason));
         }
+        let length = file.metadata().map_err(TraceError::io(path))?.len();
         let file = SerializedFileReader::new(file).map_err(TraceError::parquet(path))?;
         let footer = file.metadata().file_metadata();
         let value = |key: &str| {
@@ -95,6 +97,7 @@ impl TraceReader {
             return Err(TraceError::foreign(path, reason));
         }
         check_schema(path, footer.schema_descr())?;
+        check_places(path, file.metadata(), length)?;
         let info: TraceInfo = from_footer(path, INFO_KEY, value(INFO_KEY))?;
         if !info.block_bytes.is_power_of_two() {
             let reason = format!("its blocks have {} bytes, no power of two", info.block_bytes);
@@ -102,6 +105,12 @@ impl TraceReader {
         }
         let records = u64::try_from(footer.num_rows())
             .map_err(|_| TraceError::foreign(path, "a negative number of rows"))?;
+        let in_groups = file.metadata().row_groups().iter().map(|group| group.num_rows());
+        let in_groups = in_groups.fold(0i64, i64::saturating_add);
+        if u64::try_from(in_groups) != Ok(records) {
+            let reason = format!("{records} rows in all, {in_groups} in its row groups");
+            return Err(TraceError::foreign(path, reason));
+        }
         Ok(Self { path: path.to_owned(), file, info, records, columns, next_group: 0 })
     }
 
@@ -189,6 +198,22 @@ fn check_schema(
     if names != COLUMN_NAMES || !is_flat {
         let reason = format!("columns {names:?}; a trace has {COLUMN_NAMES:?}, none optional");
         return Err(TraceError::foreign(path, reason));
+    }
+    Ok(())
+}
+
+/// The columns lie inside the file: the Parquet reader ends the program where they do not.
+fn check_places(path: &Path, footer: &ParquetMetaData, length: u64) -> Result<(), TraceError> {
+    for (number, group) in footer.row_groups().iter().enumerate() {
+        for (column, name) in group.columns().iter().zip(COLUMN_NAMES) {
+            let first = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let place = u64::try_from(first).ok().zip(u64::try_from(column.compressed_size()).ok());
+            let end = place.and_then(|(first, bytes)| first.checked_add(bytes));
+            if end.is_none_or(|end| end > length) {
+                let reason = format!("row group {number}: column {name} lies outside the file");
+                return Err(TraceError::foreign(path, reason));
+            }
+        }
     }
     Ok(())
 }

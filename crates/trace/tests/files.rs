@@ -1,9 +1,11 @@
 //! What is written is read again, and what is damaged or foreign is refused by name and row.
 
-use std::io::Write;
+mod exercise;
+
+use std::io::{BufReader, Read, Write};
 use std::path::Path;
 
-use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
+use farpool_trace::import::{CsvColumns, Format, ImportOptions, import, read_records};
 use farpool_trace::{
     Access, Batch, CacheFilter, Clock, Columns, Filter, Record, TraceError, TraceInfo, TraceReader,
     TraceWriter, export,
@@ -68,12 +70,8 @@ proptest! {
             bytes
         };
         let bytes = [beginning.as_bytes(), &noise].concat();
-        for format in [
-            Format::Lackey,
-            Format::OracleGeneral,
-            Format::Vscsi,
-            Format::Csv(CsvColumns::default()),
-        ] {
+        for format in every_format() {
+            exercise::import_any(&bytes, &format);
             for name in ["t.bin", "t.zst"] {
                 if let Err(refusal) = imported(name, &bytes, format.clone(), 64) {
                     prop_assert!(refusal.contains(name), "{}", refusal);
@@ -96,6 +94,73 @@ proptest! {
         std::fs::write(&path, &bytes).unwrap();
         prop_assert!(read(&path).is_err(), "byte {} bit {}", at, bit);
     }
+}
+
+/// `fuzz/` does the same for as long as one likes.
+fn every_format() -> [Format; 4] {
+    [Format::Lackey, Format::OracleGeneral, Format::Vscsi, Format::Csv(CsvColumns::default())]
+}
+
+#[test]
+fn an_access_without_end_is_refused() {
+    for (text, part) in [
+        (" L 0,9223372036854775808\n", "touches more than 65536 bytes at once"),
+        (" S ffffffffffffffff,2\n", "goes beyond the last address"),
+    ] {
+        exercise::import_any(text.as_bytes(), &Format::Lackey);
+        let refusal = imported("t.lackey", text.as_bytes(), Format::Lackey, 64).unwrap_err();
+        assert!(refusal.contains(part) && refusal.contains("row 1"), "{refusal}");
+    }
+    let last = imported("t.lackey", b" L ffffffffffffffff,1\n", Format::Lackey, 64).unwrap();
+    assert_eq!(last[0].block, u64::MAX / 64);
+}
+
+#[test]
+fn a_line_without_end_is_refused_before_it_fills_memory() {
+    const READ_BYTES_MAX: u64 = 1 << 20;
+    for format in [Format::Lackey, Format::Csv(CsvColumns::default())] {
+        let mut endless = BufReader::new(std::io::repeat(b'1').take(READ_BYTES_MAX));
+        let options = ImportOptions { format, block_bytes: 64 };
+        let place = Path::new("endless");
+        let refusal = read_records(place, &mut endless, &options, &mut |_| Ok(())).unwrap_err();
+        assert!(refusal.to_string().contains("endless: row 1: longer than"), "{refusal}");
+        let unread_bytes = endless.get_ref().limit();
+        assert!(unread_bytes > READ_BYTES_MAX * 3 / 4, "only {unread_bytes} bytes left unread");
+    }
+}
+
+#[test]
+fn vscsi_versions_are_told_apart_whatever_the_pieces() {
+    // Version 1, in whose first 16 bytes no version stands; pieces of seven bytes do not even reach there.
+    let mut record = [0; 32];
+    record[15] = 1;
+    let mut pieces = BufReader::with_capacity(7, &record[..]);
+    let options = ImportOptions { format: Format::Vscsi, block_bytes: 512 };
+    let count = read_records(Path::new("pieces"), &mut pieces, &options, &mut |_| Ok(()));
+    assert_eq!(count.unwrap(), 1);
+    exercise::import_any(&record, &Format::Vscsi);
+}
+
+#[test]
+fn columns_outside_the_file_and_wrong_counts_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.parquet");
+    let whole = exercise::whole_file();
+    assert_eq!(exercise::read_any(&path, &whole).unwrap(), 200);
+    assert_eq!(exercise::open_repaired(&path, &whole, &[]).unwrap(), 200);
+    // One changed byte of the footer at a time: some make a column begin or end outside, some the count of rows wrong.
+    let (mut outside, mut miscounted) = (0, 0);
+    for at in 0..400u16 {
+        for byte in [0x00, 0x01, 0x7F, 0x80, 0xFF] {
+            let [low, high] = at.to_le_bytes();
+            if let Err(refusal) = exercise::open_repaired(&path, &whole, &[low, high, byte]) {
+                let refusal = refusal.to_string();
+                outside += u32::from(refusal.contains("lies outside the file"));
+                miscounted += u32::from(refusal.contains("in its row groups"));
+            }
+        }
+    }
+    assert!(outside > 0 && miscounted > 0, "{outside} outside, {miscounted} miscounted");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 
-use super::{Opened, Wrong};
+use super::{Opened, Wrong, read_line};
 use crate::record::{Access, Clock, Record};
 
 /// Which of the file's columns is which; `None` is found by its own name.
@@ -65,7 +65,7 @@ pub(super) fn open<'a>(
 ) -> Result<Opened<'a>, Wrong> {
     let mut line = String::new();
     let mut row = 1;
-    if !read_line(input, &mut line, row)? {
+    if !read_text(input, &mut line, row)? {
         return Err(Wrong::At(1, "the file is empty".to_owned()));
     }
     let layout = Layout::from_header(&line, columns).map_err(|reason| Wrong::At(1, reason))?;
@@ -77,7 +77,7 @@ pub(super) fn open<'a>(
     let next = move || {
         loop {
             row += 1;
-            if !read_line(input, &mut line, row)? {
+            if !read_text(input, &mut line, row)? {
                 return Ok(None);
             }
             if line.trim().is_empty() {
@@ -100,15 +100,11 @@ pub(super) fn open<'a>(
     Ok(Opened { clock, next: Box::new(next) })
 }
 
-fn read_line(input: &mut dyn BufRead, line: &mut String, row: u64) -> Result<bool, Wrong> {
-    line.clear();
-    let mut bytes = Vec::new();
-    let count = input.read_until(b'\n', &mut bytes)?;
-    if bytes.len() > MAX_LINE_BYTES {
-        return Err(Wrong::At(row, format!("longer than {MAX_LINE_BYTES} bytes")));
-    }
-    line.push_str(std::str::from_utf8(&bytes).map_err(|_| Wrong::At(row, "not text".to_owned()))?);
-    Ok(count > 0)
+fn read_text(input: &mut dyn BufRead, line: &mut String, row: u64) -> Result<bool, Wrong> {
+    let mut bytes = std::mem::take(line).into_bytes();
+    let is_there = read_line(input, &mut bytes, row, MAX_LINE_BYTES)?;
+    *line = String::from_utf8(bytes).map_err(|_| Wrong::At(row, "not text".to_owned()))?;
+    Ok(is_there)
 }
 
 impl Layout {

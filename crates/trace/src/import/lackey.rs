@@ -6,11 +6,14 @@
 
 use std::io::BufRead;
 
-use super::{Opened, Wrong};
+use super::{Opened, Wrong, read_line};
 use crate::record::{Access, Clock, Record};
 
 /// A line is longer than any of lackey's: the file is something else.
 const MAX_LINE_BYTES: usize = 4096;
+/// No instruction touches as much: the largest, XSAVE, stays below 16 KiB. A line that says more would make records
+/// without end.
+const MAX_ACCESS_BYTES: u64 = 1 << 16;
 
 pub(super) fn open(input: &mut dyn BufRead, block_bytes: u64) -> Result<Opened<'_>, Wrong> {
     let shift = block_bytes.trailing_zeros();
@@ -26,17 +29,13 @@ pub(super) fn open(input: &mut dyn BufRead, block_bytes: u64) -> Result<Opened<'
                 }
                 return Ok(Some(Record { block, ticks: 1, access, thread: 0 }));
             }
-            line.clear();
-            if input.read_until(b'\n', &mut line)? == 0 {
-                return Ok(None);
-            }
             row += 1;
-            if line.len() > MAX_LINE_BYTES {
-                return Err(Wrong::At(row, format!("longer than {MAX_LINE_BYTES} bytes")));
+            if !read_line(input, &mut line, row, MAX_LINE_BYTES)? {
+                return Ok(None);
             }
             waiting = parse(&line).map_err(|reason| Wrong::At(row, reason))?.map(
                 |(address, bytes, access)| {
-                    (address >> shift, address.saturating_add(bytes - 1) >> shift, access)
+                    (address >> shift, (address + (bytes - 1)) >> shift, access)
                 },
             );
         }
@@ -62,6 +61,12 @@ fn parse(line: &[u8]) -> Result<Option<(u64, u64, Access)>, String> {
     let bytes: u64 = bytes.parse().map_err(|_| unreadable())?;
     if bytes == 0 {
         return Err(format!("\"{line}\" touches nothing"));
+    }
+    if bytes > MAX_ACCESS_BYTES {
+        return Err(format!("\"{line}\" touches more than {MAX_ACCESS_BYTES} bytes at once"));
+    }
+    if address.checked_add(bytes - 1).is_none() {
+        return Err(format!("\"{line}\" goes beyond the last address"));
     }
     Ok(Some((address, bytes, access)))
 }

@@ -10,7 +10,7 @@ pub use csv::CsvColumns;
 pub(crate) use oracle_general::to_bytes as oracle_general_record;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use crate::error::TraceError;
@@ -61,6 +61,17 @@ enum Wrong {
     At(u64, String),
 }
 
+impl Wrong {
+    /// The error of this file; `row` is where the caller stands.
+    fn at(self, path: &Path, row: u64) -> TraceError {
+        match self {
+            Self::Io(error) => TraceError::io(path)(error),
+            Self::Row(reason) => TraceError::row(path, row, reason),
+            Self::At(row, reason) => TraceError::row(path, row, reason),
+        }
+    }
+}
+
 impl From<std::io::Error> for Wrong {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error)
@@ -79,43 +90,78 @@ pub fn import(
     options: &ImportOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, TraceError> {
-    if !options.block_bytes.is_power_of_two() {
-        let reason = format!("blocks of {} bytes: not a power of two", options.block_bytes);
-        return Err(TraceError::foreign(from, reason));
-    }
+    check_block_bytes(from, options)?;
     let mut input = open(from)?;
-    let wrong = |row: u64| {
-        move |wrong: Wrong| match wrong {
-            Wrong::Io(error) => TraceError::io(from)(error),
-            Wrong::Row(reason) => TraceError::row(from, row, reason),
-            Wrong::At(row, reason) => TraceError::row(from, row, reason),
-        }
-    };
-    let opened = match &options.format {
-        Format::Lackey => lackey::open(&mut *input, options.block_bytes),
-        Format::OracleGeneral => oracle_general::open(&mut *input),
-        Format::Vscsi => vscsi::open(&mut *input),
-        Format::Csv(columns) => csv::open(&mut *input, columns, options.block_bytes),
-    };
-    let mut opened = opened.map_err(wrong(1))?;
+    let opened = open_records(from, &mut *input, options)?;
     let name = match &options.format {
         Format::Lackey => "import lackey",
         Format::OracleGeneral => "import oracleGeneral",
         Format::Vscsi => "import vscsi",
         Format::Csv(_) => "import csv",
     };
-    let info = TraceInfo::new(name, options.block_bytes, opened.clock);
-    let mut writer = TraceWriter::create(to, info)?;
-    while let Some(record) = (opened.next)().map_err(wrong(writer.records() + 1))? {
+    let mut writer =
+        TraceWriter::create(to, TraceInfo::new(name, options.block_bytes, opened.clock))?;
+    let count = take_all(from, opened, &mut |record| {
         writer.push(record)?;
         if writer.records() % PROGRESS_RECORDS == 0 {
             progress(writer.records());
         }
-    }
-    if writer.records() == 0 {
+        Ok(())
+    })?;
+    if count == 0 {
         return Err(TraceError::foreign(from, "holds no record"));
     }
     writer.finish()
+}
+
+/// Gives every record of `input`, which is not compressed, to `take`, and returns how many there were; `from` is
+/// what messages call it.
+///
+/// # Errors
+/// The first row that is not what the format says, or what `take` refuses with.
+pub fn read_records(
+    from: &Path,
+    input: &mut dyn BufRead,
+    options: &ImportOptions,
+    take: &mut dyn FnMut(Record) -> Result<(), TraceError>,
+) -> Result<u64, TraceError> {
+    check_block_bytes(from, options)?;
+    take_all(from, open_records(from, input, options)?, take)
+}
+
+fn check_block_bytes(from: &Path, options: &ImportOptions) -> Result<(), TraceError> {
+    if options.block_bytes.is_power_of_two() {
+        return Ok(());
+    }
+    let reason = format!("blocks of {} bytes: not a power of two", options.block_bytes);
+    Err(TraceError::foreign(from, reason))
+}
+
+fn open_records<'a>(
+    from: &Path,
+    input: &'a mut dyn BufRead,
+    options: &ImportOptions,
+) -> Result<Opened<'a>, TraceError> {
+    let opened = match &options.format {
+        Format::Lackey => lackey::open(input, options.block_bytes),
+        Format::OracleGeneral => oracle_general::open(input),
+        Format::Vscsi => vscsi::open(input),
+        Format::Csv(columns) => csv::open(input, columns, options.block_bytes),
+    };
+    opened.map_err(|wrong| wrong.at(from, 1))
+}
+
+fn take_all(
+    from: &Path,
+    mut opened: Opened<'_>,
+    take: &mut dyn FnMut(Record) -> Result<(), TraceError>,
+) -> Result<u64, TraceError> {
+    let mut count = 0;
+    while let Some(record) = (opened.next)().map_err(|wrong| wrong.at(from, count + 1))? {
+        take(record)?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// How often progress is told.
@@ -149,6 +195,22 @@ fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result
         filled += count;
     }
     Ok(true)
+}
+
+/// Reads a line with its end into `line`, of which no more than `bytes_max` are ever held; false at the end.
+fn read_line(
+    input: &mut dyn BufRead,
+    line: &mut Vec<u8>,
+    row: u64,
+    bytes_max: usize,
+) -> Result<bool, Wrong> {
+    line.clear();
+    // One byte more than may be there tells too long from just long enough.
+    let count = input.take(bytes_max as u64 + 1).read_until(b'\n', line)?;
+    if count > bytes_max {
+        return Err(Wrong::At(row, format!("longer than {bytes_max} bytes")));
+    }
+    Ok(count > 0)
 }
 
 /// Turns absolute times into ticks; time must not go back.

@@ -9,7 +9,7 @@
 //! The version is the high byte of the version field; both first records must agree. Time is in
 //! microseconds. Requests are recorded by their first block, as libCacheSim does, whatever their length.
 
-use std::io::BufRead;
+use std::io::{BufRead, Cursor, Read};
 
 use super::{Opened, Ticker, Wrong, le, read_record};
 use crate::record::{Access, Clock, Record};
@@ -30,20 +30,26 @@ const LAYOUTS: [Layout; 2] = [
     Layout { version: 1, bytes: 32, command_at: 12, version_at: 14, block_at: 16, time_at: 24 },
 ];
 
+/// Two records of the longer version.
+const BEGINNING_BYTES: u64 = 80;
+
 /// SCSI's WRITE commands of 6, 10, 12 and 16 bytes.
 const WRITE_COMMANDS: [u16; 4] = [0x0A, 0x2A, 0xAA, 0x8A];
 
 pub(super) fn open(input: &mut dyn BufRead) -> Result<Opened<'_>, Wrong> {
-    let beginning = input.fill_buf()?;
+    // What is buffered may be less than the two records that tell the versions apart.
+    let mut beginning = Vec::new();
+    Read::take(&mut *input, BEGINNING_BYTES).read_to_end(&mut beginning)?;
     let layout = LAYOUTS
         .into_iter()
-        .find(|layout| layout.fits(beginning))
+        .find(|layout| layout.fits(&beginning))
         .ok_or_else(|| Wrong::Row("neither version 1 nor version 2 of a vscsi trace".to_owned()))?;
+    let mut input = Cursor::new(beginning).chain(input);
     let mut ticker = Ticker::default();
     let next = move || {
         let mut record = [0; 40];
         let record = &mut record[..layout.bytes];
-        if !read_record(input, record)? {
+        if !read_record(&mut input, record)? {
             return Ok(None);
         }
         if record[layout.version_at + 1] != layout.version {

@@ -1,0 +1,97 @@
+//! What must hold for any bytes whatever that are said to be a trace: used by the property tests and by fuzz/.
+
+use std::hash::Hasher;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use farpool_trace::import::{Format, ImportOptions, read_records};
+use farpool_trace::{
+    Access, Batch, Clock, Columns, Record, TraceError, TraceInfo, TraceReader, TraceWriter,
+};
+use twox_hash::XxHash3_64;
+
+/// A row of text makes few records: more than this for each byte is a file that keeps an import busy for ever.
+const RECORDS_PER_BYTE_MAX: u64 = 128;
+
+/// Reads `bytes` as a foreign trace. Nothing panics, the work is in proportion to the bytes, a refusal names the file,
+/// and nothing depends on the pieces in which the bytes arrive.
+pub fn import_any(bytes: &[u8], format: &Format) {
+    let at_once = records(&mut &bytes[..], bytes.len(), format);
+    let in_pieces = records(&mut BufReader::with_capacity(7, bytes), bytes.len(), format);
+    assert_eq!(at_once, in_pieces, "the same bytes in pieces of seven");
+    if let Err(refusal) = at_once {
+        assert!(refusal.starts_with("any.trace: "), "{refusal}");
+    }
+}
+
+fn records(input: &mut dyn BufRead, length: usize, format: &Format) -> Result<Vec<Record>, String> {
+    let options = ImportOptions { format: format.clone(), block_bytes: 64 };
+    let mut found = Vec::new();
+    let count = read_records(Path::new("any.trace"), input, &options, &mut |record| {
+        found.push(record);
+        let most = RECORDS_PER_BYTE_MAX * length as u64;
+        assert!(found.len() as u64 <= most, "{} records of {length} bytes", found.len());
+        Ok(())
+    });
+    let count = count.map_err(|refusal| refusal.to_string())?;
+    assert_eq!(count, found.len() as u64);
+    Ok(found)
+}
+
+/// Reads `bytes` as a trace file, by way of `path`. Nothing panics, and what is given is what the footer promises.
+pub fn read_any(path: &Path, bytes: &[u8]) -> Result<u64, TraceError> {
+    std::fs::write(path, bytes).expect("the file of the exercise");
+    let mut reader = TraceReader::open(path, Columns::ALL)?;
+    let mut batch = Batch::default();
+    let mut count = 0;
+    while reader.next_batch(&mut batch)? {
+        count += batch.records().count() as u64;
+    }
+    assert_eq!(count, reader.records(), "as many as the footer says");
+    Ok(count)
+}
+
+/// A small trace file.
+pub fn whole_file() -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = &folder.path().join("whole.parquet");
+    let info = TraceInfo::new("exercise", 64, Clock::Accesses);
+    let mut writer = TraceWriter::create(path, info).expect("a new trace");
+    for n in 0..200u32 {
+        let access = [Access::Read, Access::Write, Access::WriteBack][n as usize % 3];
+        let record = Record { block: u64::from(n * n % 97), ticks: 1, access, thread: n / 150 };
+        writer.push(record).expect("room for a record");
+    }
+    writer.finish().expect("a whole trace");
+    std::fs::read(path).expect("the trace just written")
+}
+
+/// Changes the footer of `whole` where `edits` say (place in two bytes, then the new byte), puts the digest right, so
+/// that what lies behind it is looked at, and opens it. Records are not read: the Parquet reader ends the program on some
+/// footers that no writer makes, and only the digest stands before that.
+pub fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, TraceError> {
+    let mut bytes = whole.to_vec();
+    let length_at = bytes.len() - 8;
+    let length: [u8; 4] = bytes[length_at..length_at + 4].try_into().expect("four bytes");
+    let footer_at = length_at - u32::from_le_bytes(length) as usize;
+    let footer = &mut bytes[footer_at..];
+    for edit in edits.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([edit[0], edit[1]])) % footer.len();
+        footer[at] = edit[2];
+    }
+    repair(&mut bytes);
+    std::fs::write(path, bytes).expect("the file of the exercise");
+    TraceReader::open(path, Columns::ALL).map(|reader| reader.records())
+}
+
+/// Writes the digest that the bytes have (docs/TRACE.md), if there is still a place for one.
+fn repair(bytes: &mut [u8]) {
+    const MARK: &[u8] = b"xxh3-64:";
+    let Some(at) = bytes.windows(MARK.len()).rposition(|window| window == MARK) else { return };
+    let Some(digits) = bytes.get_mut(at + MARK.len()..at + MARK.len() + 16) else { return };
+    digits.fill(b'0');
+    let mut hasher = XxHash3_64::with_seed(0);
+    hasher.write(bytes);
+    let digest = format!("{:016x}", hasher.finish());
+    bytes[at + MARK.len()..][..16].copy_from_slice(digest.as_bytes());
+}
