@@ -77,6 +77,11 @@ impl References {
         Some(self.by_page_number[at])
     }
 
+    /// The numbers of all its pages, rising.
+    pub fn rising_page_numbers(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_page_number.iter().map(|dense| self.page_numbers[*dense as usize])
+    }
+
     /// How long a tick lasts: what the trace's clock says, one cycle of Lim's 2.2 GHz processors where it
     /// counts no time.
     #[must_use]

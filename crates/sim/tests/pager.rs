@@ -48,6 +48,14 @@ fn what_fits_costs_nothing() {
 }
 
 #[test]
+fn scattered_pages_take_more_memory_and_it_is_known_before() {
+    let dense = farpool_sim::pager::memory_bytes(0..64_000);
+    let scattered = farpool_sim::pager::memory_bytes((0..64_000).map(|page| page * 4096));
+    assert!(dense / 64_000 < 32, "{dense}");
+    assert!((500..1500).contains(&(scattered / 64_000)), "{scattered}");
+}
+
+#[test]
 fn a_scan_is_fetched_a_chunk_at_a_time() {
     let (pages, passes) = (32_768, 3);
     let counted = events(&scan(pages, passes, false), &settings(16_384));

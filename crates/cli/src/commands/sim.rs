@@ -224,6 +224,15 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
         seed: args.seed,
         native_ps,
     };
+    let needed_bytes = pager::memory_bytes(references.rising_page_numbers());
+    let limit_bytes = args.load.memory.map(|size| size.0).or_else(available_bytes);
+    if limit_bytes.is_some_and(|limit| needed_bytes > limit) {
+        bail!(
+            "{}: its pages are scattered, and the pager's tables for them take {}; raise --memory, or capture less",
+            args.trace.display(),
+            Size(needed_bytes)
+        );
+    }
     let shown = bar("limits", question.local.len() as u64);
     let predictions: Vec<_> = question
         .local
@@ -245,7 +254,10 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
         .parameter("victims", question.victims.to_string())
         .parameter("prefetch", question.prefetch.to_string())
         .parameter("seed", question.seed);
-    give(&prediction::page(&question, &measured, &predictions, provenance), &args.answer)
+    give(
+        &prediction::page(&question, &references, &measured, &predictions, provenance),
+        &args.answer,
+    )
 }
 
 fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {

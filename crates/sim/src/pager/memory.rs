@@ -44,6 +44,25 @@ struct Chunk {
     in_buffer: bool,
 }
 
+/// What the model of a pager takes for pages of these numbers, which rise, in bytes: more where they are scattered.
+#[must_use]
+pub fn memory_bytes(rising_page_numbers: impl Iterator<Item = u64>) -> u64 {
+    const PAGE: u64 = (size_of::<Page>() + size_of::<u32>() + size_of::<u8>()) as u64;
+    const CHUNK: u64 = (size_of::<Chunk>() + size_of::<u32>()) as u64;
+    // Held twice: by address and in the order of first touch; and by number in a map.
+    const SUPERPAGE: u64 = (2 * size_of::<[u32; SUPERPAGE_CHUNKS]>() + 64) as u64;
+    let (mut bytes, mut last) = (0, None);
+    for number in rising_page_numbers {
+        let chunk = number / u64::from(CHUNK_PAGES);
+        let superpage = number / SUPERPAGE_PAGES as u64;
+        bytes += PAGE;
+        bytes += if last.is_none_or(|(last, _)| last != chunk) { CHUNK } else { 0 };
+        bytes += if last.is_none_or(|(_, last)| last != superpage) { SUPERPAGE } else { 0 };
+        last = Some((chunk, superpage));
+    }
+    bytes
+}
+
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct Memory {

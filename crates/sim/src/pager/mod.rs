@@ -20,6 +20,7 @@ mod run;
 
 pub use costs::{Costs, Probe};
 pub use measured::{CostsError, MeasuredCosts};
+pub use memory::memory_bytes;
 pub use prediction::{Prediction, Question, predict};
 pub use run::{Settings, events};
 

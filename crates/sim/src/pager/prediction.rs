@@ -2,6 +2,7 @@
 
 use farpool_policy::{PrefetchKind, VictimKind};
 use farpool_report::{Column, Page, Provenance, Table};
+use farpool_trace::Filter;
 use serde::Serialize;
 
 use super::{Costs, Events, MeasuredCosts, Settings, events};
@@ -78,6 +79,7 @@ pub fn predict(
 #[must_use]
 pub fn page(
     question: &Question,
+    trace: &References,
     measured: &MeasuredCosts,
     predictions: &[Prediction],
     provenance: Provenance,
@@ -127,6 +129,17 @@ pub fn page(
             seconds(question.native_ps + worst.added_ps),
             seconds(question.native_ps),
             measured.machine,
+        ));
+    }
+    if !matches!(trace.info.filter, Some(Filter::Pages(_)) | None) {
+        page = page.warning(
+            "the trace went through caches, which hide pages that are in use; capture it with --pages",
+        );
+    }
+    if trace.thread_count > 1 {
+        let threads = trace.thread_count;
+        page = page.warning(format!(
+            "{threads} threads: their faults overlap, and the costs are those of one; the program will be faster"
         ));
     }
     page.table(table.note("slowdown: added to the program's own time, in percent of it")).result(
