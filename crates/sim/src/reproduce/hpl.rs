@@ -1,14 +1,12 @@
-//! HPL-2011-31: victims on the paper's microbenchmark, and virtual machines that share a host's memory and a blade.
+//! HPL-2011-31, section 4.1: victims on the paper's microbenchmark, with one virtual machine and with several.
 
+use farpool_policy::PageCache;
 use farpool_policy::cache::Resident;
 use farpool_policy::victim::{Clock, Fifo};
-use farpool_policy::{CacheKind, PageCache};
-use farpool_trace::{Access, Clock as TraceClock, TraceInfo};
 
-use super::{Claim, Holds, percent, ratio, verdict};
+use super::sharing::sharing;
+use super::{Claim, ratio, verdict};
 use crate::design::{DesignError, Preset};
-use crate::engine::{Program, simulate};
-use crate::load::{Reference, References};
 use crate::synthetic::Synthetic;
 
 /// The seed of the published miss counts.
@@ -115,27 +113,19 @@ pub fn hpl(run: MstressRun) -> Vec<Claim> {
     ]
 }
 
-/// How virtual machines are run beside each other: sections 4.1 and 4.2, in small.
+/// What each of several virtual machines does: sections 4.1 and 4.2, in small.
 #[derive(Debug, Clone, Copy)]
 pub struct VmsRun {
     /// Pages of each machine's memory.
     pub pages: u32,
     /// References of each machine.
     pub references: usize,
-    /// Computing between two references, in picoseconds: what makes a machine's load light or heavy.
-    pub compute_ps: u64,
 }
 
 impl VmsRun {
-    /// A fiftieth of the paper's memory and references; a microsecond of work for each reference, a transaction's few.
-    pub const SMALL: Self = Self { pages: 36_700, references: 2_000_000, compute_ps: 1_000_000 };
+    /// A sixty-fourth of the paper's memory and references: each page is referred to as often as there.
+    pub const SMALL: Self = Self { pages: 28_672, references: 1_562_500 };
 }
-
-/// The machines of a host that has local memory for half of the most that it hosts.
-const MOST_VMS: usize = 8;
-const HOSTED_VMS: usize = 4;
-/// Memory that content-based sharing saves (section 4.2), in percent.
-const SHARED_PERCENT: usize = 40;
 
 /// Figures 6 and 9 of HPL-2011-31, with several virtual machines.
 ///
@@ -143,7 +133,7 @@ const SHARED_PERCENT: usize = 40;
 /// A design cannot be simulated.
 pub fn hpl_vms(run: VmsRun) -> Result<Vec<Claim>, DesignError> {
     let mut claims = vec![several_choose(run)];
-    claims.extend(consolidation(run)?);
+    claims.extend(sharing(run)?);
     Ok(claims)
 }
 
@@ -182,72 +172,10 @@ fn interleaved(run: VmsRun, vms: u32) -> Synthetic {
     Synthetic { pages, page_count: run.pages as usize * vms as usize }
 }
 
-/// Figure 9: throughput of up to eight machines on a host with local memory for four, the rest on one blade.
-fn consolidation(run: VmsRun) -> Result<Vec<Claim>, DesignError> {
-    let trace = Synthetic::mstress(run.pages, run.references, MSTRESS_SEED);
-    let references = references(&trace, run);
-    // With far memory: what each of `vms` machines has locally when the host's is shared out.
-    let kept = |vms: usize, saved_percent: usize| -> Result<u64, DesignError> {
-        let part = run.pages as usize * HOSTED_VMS * 100 / (vms * (100 - saved_percent));
-        let program = Program {
-            references: &references,
-            local_pages: part.min(run.pages as usize),
-            tick_ps: run.compute_ps,
-            overlap: 1,
-            policy: CacheKind::Fifo,
-            seed: 1,
-        };
-        let outcomes = simulate(&Preset::Ps.design(), &vec![program; vms])?;
-        let slowest = outcomes.iter().map(|outcome| outcome.time_ps).max().unwrap_or(0);
-        let alone = simulate(&Preset::Local.design(), &[program])?;
-        let alone_ps = alone.iter().map(|outcome| outcome.time_ps).max().unwrap_or(0);
-        Ok(u64::try_from(u128::from(alone_ps) * 1000 / u128::from(slowest.max(1))).unwrap_or(0))
-    };
-    let on = format!(
-        "mstress, {} pages a VM, {} us of work a reference, local memory of {HOSTED_VMS} VMs",
-        run.pages,
-        run.compute_ps / 1_000_000
-    );
-    let (seven, eight) = (kept(MOST_VMS - 1, 0)?, kept(MOST_VMS, 0)?);
-    let shared = kept(MOST_VMS, SHARED_PERCENT)?;
-    let claim = |claim: &str, paper: &str, ours: String, holds: Holds, why: &str| Claim {
-        place: "4.2, Fig. 9".to_owned(),
-        claim: claim.to_owned(),
-        on: on.clone(),
-        paper: paper.to_owned(),
-        ours,
-        holds,
-        why: why.to_owned(),
-    };
-    Ok(vec![
-        claim(
-            "twice the VMs with half of their memory on a blade: throughput of what all-local memory gives",
-            "within 10 % up to 7 VMs, less at 8",
-            format!("{} with 7 VMs, {} with 8", percent(seven), percent(eight)),
-            verdict(seven >= 900 && eight <= seven),
-            "VoltDB is not here; what is kept depends on the work between references that are not local",
-        ),
-        claim(
-            "content-based sharing that saves 40 % keeps more of the working set local",
-            "scales better",
-            format!("{} with 8 VMs", percent(shared)),
-            verdict(shared > eight),
-            "the costs of finding equal pages are not simulated",
-        ),
-    ])
-}
-
-fn references(trace: &Synthetic, run: VmsRun) -> References {
-    let reference =
-        |page: &u32| Reference { ticks: 1, page: *page, thread: 0, line: 0, access: Access::Read };
-    let info = TraceInfo::new("mstress", PAGE_BYTES, TraceClock::Requests);
-    let numbers = (0..u64::from(run.pages)).collect();
-    References::new(trace.pages.iter().map(reference).collect(), numbers, PAGE_BYTES, info)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reproduce::Holds;
 
     #[test]
     fn clock_saves_faults_and_looks_at_more_pages() {
@@ -261,12 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn twice_the_machines_keep_most_of_their_throughput_if_they_have_work_to_do() {
-        let run = VmsRun { pages: 2_000, references: 60_000, compute_ps: 1_000_000 };
-        let claims = hpl_vms(run).unwrap();
-        assert!(claims.iter().all(|claim| claim.holds == Holds::InShape), "{claims:#?}");
-        let idle = VmsRun { compute_ps: 1_000, ..run };
-        let claims = hpl_vms(idle).unwrap();
-        assert_eq!(claims[1].holds, Holds::Departs, "without work every fault shows: {claims:#?}");
+    fn several_machines_choose_from_the_memory_of_all() {
+        let run = VmsRun { pages: 2000, references: 40_000 };
+        let two = interleaved(run, 2);
+        assert_eq!((two.page_count, two.pages.len()), (4000, 80_000));
+        assert!(two.pages.chunks(2).all(|turn| turn[0] < 2000 && turn[1] >= 2000));
+        let claim = several_choose(run);
+        assert_eq!(claim.holds, Holds::InShape, "{claim:?}");
+        // Pages that are referred to once only give neither anything to save.
+        let sparse = several_choose(VmsRun { pages: 2000, references: 3 });
+        assert_eq!(sparse.holds, Holds::Departs, "{sparse:?}");
     }
 }

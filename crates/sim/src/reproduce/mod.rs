@@ -5,6 +5,7 @@
 
 mod hpl;
 mod lim;
+mod sharing;
 
 use farpool_report::{Column, Page, Provenance, Table};
 use serde::Serialize;
@@ -20,6 +21,8 @@ pub enum Holds {
     InShape,
     /// They are not.
     Departs,
+    /// What is printed does not say enough to try it.
+    NotDerivable,
 }
 
 /// Something a paper says.
@@ -62,7 +65,11 @@ pub fn table(claims: &[Claim]) -> Table {
     let mut table =
         Table::new("claims", "What the paper says of programs, and what comes out here", columns);
     for claim in claims {
-        let holds = if claim.holds == Holds::InShape { "in shape" } else { "departs" };
+        let holds = match claim.holds {
+            Holds::InShape => "in shape",
+            Holds::Departs => "departs",
+            Holds::NotDerivable => "not derivable",
+        };
         let cells = [&claim.place, &claim.claim, &claim.on, &claim.paper, &claim.ours];
         let cells = cells.map(|text| text.clone().into());
         table.row(cells.into_iter().chain([holds.into(), claim.why.clone().into()]));
@@ -73,10 +80,34 @@ pub fn table(claims: &[Claim]) -> Table {
 /// The claims alone, as an answer.
 #[must_use]
 pub fn page(title: &str, claims: &[Claim], provenance: Provenance) -> Page {
-    let departing = claims.iter().filter(|claim| claim.holds == Holds::Departs).count();
-    let all = claims.len();
+    let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
+    let (fitting, departing) = (count(Holds::InShape), count(Holds::Departs));
+    let untried = match count(Holds::NotDerivable) {
+        0 => String::new(),
+        count => format!(", {count} not derivable from what is printed"),
+    };
     Page::new(title, provenance)
-        .finding(format!("{all} claims: {} in shape, {departing} depart.", all - departing))
+        .finding(format!(
+            "{} claims: {fitting} in shape, {departing} depart{untried}.",
+            claims.len()
+        ))
         .table(table(claims))
         .result(&claims)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_tried_is_not_counted_as_in_shape() {
+        let claims = hpl_vms(VmsRun { pages: 1000, references: 20_000 }).unwrap();
+        let text = page("HPL", &claims, Provenance::new("test", ["reproduce"])).text();
+        assert!(text.contains("2 not derivable from what is printed"), "{text}");
+        let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
+        let (fitting, departing) = (count(Holds::InShape), count(Holds::Departs));
+        assert_eq!(fitting + departing + 2, claims.len());
+        let told = format!("{} claims: {fitting} in shape, {departing} depart", claims.len());
+        assert!(text.contains(&told), "{text}");
+    }
 }
