@@ -99,9 +99,10 @@ impl Cell {
         }
     }
 
-    /// A figure that other data can only share the shape of, in percent.
-    fn judged(place: &str, name: String, paper: f64, ours: f64, is_in_shape: bool) -> Cell {
-        let verdict = if is_in_shape { Verdict::InShape } else { Verdict::Departs };
+    /// A percentage that other data can only come near to: in shape within so many points.
+    fn near(place: &str, name: String, paper: f64, ours: f64, points: f64) -> Cell {
+        let is_near = (ours - paper).abs() <= points;
+        let verdict = if is_near { Verdict::InShape } else { Verdict::Departs };
         Cell { verdict, ..Cell::rounded(place, name, "%", paper, ours, 0) }
     }
 
