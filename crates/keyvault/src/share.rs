@@ -1,0 +1,152 @@
+//! Two rings in one piece of memory that two processes map: requests one way, answers the other.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::ring::{CONTROL_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, Region};
+
+/// The sizes of the two rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingSizes {
+    pub request_bytes: usize,
+    pub answer_bytes: usize,
+}
+
+impl RingSizes {
+    /// Both sizes as the rings can have them: powers of two within their bounds.
+    #[must_use]
+    pub fn fitting(request_bytes: u32, answer_bytes: u32) -> Self {
+        let fit =
+            |bytes: u32| (bytes as usize).next_power_of_two().clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        Self { request_bytes: fit(request_bytes), answer_bytes: fit(answer_bytes) }
+    }
+
+    const fn total(self) -> usize {
+        2 * CONTROL_BYTES + self.request_bytes + self.answer_bytes
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the value; everything in it is reached through atomics or copied as bytes.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nothing refers to it any more: rings hold an `Arc` of it.
+        let _ = unsafe { munmap(self.address.cast(), self.bytes) };
+    }
+}
+
+/// One ring's part of shared memory.
+#[derive(Debug, Clone)]
+pub struct Ring {
+    shared: Arc<Shared>,
+    offset: usize,
+    ring_bytes: usize,
+}
+
+// SAFETY: `map` checked that the whole lies in the mapping, which the `Arc` keeps; it begins at a page and offsets are
+// multiples of a line; the file is sealed against shrinking, so its pages stay.
+unsafe impl Region for Ring {
+    fn address(&self) -> *mut u8 {
+        self.shared.address.wrapping_add(self.offset)
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.ring_bytes
+    }
+}
+
+/// Makes the memory for two rings.
+pub fn create(sizes: RingSizes) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create(
+        "farpool-kv-rings",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?;
+    rustix::fs::ftruncate(&file, sizes.total() as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Maps both rings: requests, answers. Refuses a file that is too short or that could become so.
+pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
+    let seals = rustix::fs::fcntl_get_seals(&file)?;
+    let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+    if !seals.contains(SealFlags::SHRINK) || length < sizes.total() {
+        return Err(Errno::INVAL);
+    }
+    let bytes = sizes.total();
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let address = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )?
+    };
+    let shared = Arc::new(Shared { address: address.cast(), bytes });
+    let requests = Ring { shared: Arc::clone(&shared), offset: 0, ring_bytes: sizes.request_bytes };
+    let offset = CONTROL_BYTES + sizes.request_bytes;
+    Ok((requests, Ring { shared, offset, ring_bytes: sizes.answer_bytes }))
+}
+
+/// Sends bytes with file descriptors over a unix socket.
+pub fn send_with_files(
+    socket: impl AsFd,
+    bytes: &[u8],
+    files: [BorrowedFd<'_>; 3],
+) -> Result<usize, Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(Errno::INVAL);
+    }
+    rustix::net::sendmsg(
+        socket,
+        &[std::io::IoSlice::new(bytes)],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    )
+}
+
+/// Receives bytes and the three file descriptors that came with them.
+pub fn receive_with_files(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+) -> Result<(usize, Option<[OwnedFd; 3]>), Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        socket,
+        &mut [std::io::IoSliceMut::new(bytes)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let files: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    Ok((received.bytes, files.try_into().ok()))
+}
