@@ -1,0 +1,66 @@
+//! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to replies ([`classic`],
+//! [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the bytes of its errors.
+
+pub mod classic;
+pub mod light;
+pub mod meta;
+pub mod reply;
+pub mod request;
+pub mod token;
+
+use crate::clock::Clock;
+use crate::observe::Observer;
+use crate::store::{Found, Store};
+
+/// What requests are answered from.
+#[derive(Debug)]
+pub struct Shard {
+    pub store: Store,
+    pub clock: Clock,
+    pub counts: CommandCounts,
+    /// Watches the reads, if somebody wants to know.
+    pub observer: Option<Box<Observer>>,
+}
+
+impl Shard {
+    /// Tells the observer of a read.
+    #[inline]
+    pub(crate) fn observe_read(&mut self, key: &[u8], hash: u64, found: Option<Found>) {
+        if let Some(observer) = &mut self.observer {
+            let bytes = found.map_or(0, |found| self.store.view(found).header().footprint_bytes());
+            observer.read(hash, key, bytes as u64);
+        }
+    }
+
+    /// Tells the observer of a new item.
+    #[inline]
+    pub(crate) fn observe_stored(&mut self, hash: u64, found: Found) {
+        if let Some(observer) = &mut self.observer {
+            observer.stored(hash, self.store.view(found).header().footprint_bytes() as u64);
+        }
+    }
+}
+
+/// What memcached counts of commands, by its own names in `stats`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct CommandCounts {
+    pub cmd_get: u64,
+    pub cmd_set: u64,
+    pub cmd_touch: u64,
+    pub cmd_meta: u64,
+    pub get_hits: u64,
+    pub get_misses: u64,
+    pub delete_hits: u64,
+    pub delete_misses: u64,
+    pub incr_hits: u64,
+    pub incr_misses: u64,
+    pub decr_hits: u64,
+    pub decr_misses: u64,
+    pub cas_hits: u64,
+    pub cas_misses: u64,
+    pub cas_badval: u64,
+    pub touch_hits: u64,
+    pub touch_misses: u64,
+    pub store_too_large: u64,
+    pub store_no_memory: u64,
+}

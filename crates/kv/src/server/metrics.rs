@@ -1,0 +1,274 @@
+//! `/metrics` for Prometheus and `/keys` for people, on a thread of their own. The threads that serve leave their figures once a
+//! second, so asking costs them nothing.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use serde_json::json;
+
+use super::report::{ShardReport, TierReport};
+use super::settings::Shared;
+use crate::observe::hot::HotKey;
+use crate::observe::{self, Observed};
+
+/// What OpenMetrics text is called.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Labelled = Family<Vec<(&'static str, &'static str)>, Counter>;
+
+/// Serves until the process ends.
+pub(super) fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name("kv-metrics".into()).spawn(move || {
+        runtime.block_on(async {
+            let router = Router::new()
+                .route("/metrics", get(answer))
+                .route("/keys", get(keys))
+                .with_state(shared);
+            match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => {
+                    if let Err(error) = axum::serve(listener, router).await {
+                        tracing::error!(%error, "metrics are not served any more");
+                    }
+                }
+                Err(error) => tracing::error!(%error, "metrics cannot be served"),
+            }
+        });
+    })?;
+    Ok(())
+}
+
+/// Takes the address.
+pub(super) fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::bind(address)
+}
+
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+) -> ([(header::HeaderName, &'static str); 1], String) {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text(&shared))
+}
+
+/// The hottest keys and what other sizes of memory would miss, as JSON.
+async fn keys(
+    State(shared): State<Arc<Shared>>,
+) -> ([(header::HeaderName, &'static str); 1], String) {
+    let observed = observed(&shared);
+    let sampled: u64 = observed.iter().map(|it| it.sampled).sum();
+    let mut hot: Vec<&HotKey> = observed.iter().flat_map(|it| &it.hot).collect();
+    hot.sort_by_key(|it| std::cmp::Reverse(it.reads - it.error));
+    let share = |reads: u64| reads as f64 / sampled.max(1) as f64;
+    let hot: Vec<serde_json::Value> = hot
+        .into_iter()
+        .map(|it| {
+            let key = String::from_utf8_lossy(&it.key);
+            json!({ "key": key, "share_of_reads": share(it.reads - it.error), "share_at_most": share(it.reads) })
+        })
+        .collect();
+    let memory_bytes = shared.memory_bytes.load(Ordering::Relaxed);
+    let curve: Vec<serde_json::Value> = observe::join_ratios(observed.iter())
+        .into_iter()
+        .flat_map(|ratios| observe::TIMES.into_iter().zip(ratios))
+        .map(|(times, ratio)| json!({ "memory_bytes": memory_bytes as f64 * times, "miss_ratio": ratio }))
+        .collect();
+    let text =
+        json!({ "reads_sampled": sampled, "hot": hot, "expected_misses": curve }).to_string();
+    ([(header::CONTENT_TYPE, "application/json")], text)
+}
+
+fn observed(shared: &Shared) -> Vec<Observed> {
+    shared
+        .observed
+        .iter()
+        .map(|it| it.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        .collect()
+}
+
+/// The sum of what all threads left last.
+fn sum(shared: &Shared) -> ShardReport {
+    let mut sum = ShardReport::default();
+    for report in &shared.reports {
+        sum.add(&report.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    sum
+}
+
+fn text(shared: &Shared) -> String {
+    let mut registry = Registry::with_prefix("farpool_kv");
+    let sum = sum(shared);
+    register_commands(&mut registry, &sum);
+    register_store(&mut registry, shared, &sum);
+    register_tier(&mut registry, "far", sum.lower_items - sum.flash_items, &sum.far);
+    register_tier(&mut registry, "flash", sum.flash_items, &sum.flash);
+    register_curve(&mut registry, shared);
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+fn register_commands(registry: &mut Registry, sum: &ShardReport) {
+    let commands = &sum.commands;
+    let results = Labelled::default();
+    for (command, result, value) in [
+        ("get", "hit", commands.get_hits),
+        ("get", "miss", commands.get_misses),
+        ("set", "asked", commands.cmd_set),
+        ("touch", "hit", commands.touch_hits),
+        ("touch", "miss", commands.touch_misses),
+        ("delete", "hit", commands.delete_hits),
+        ("delete", "miss", commands.delete_misses),
+        ("incr", "hit", commands.incr_hits),
+        ("incr", "miss", commands.incr_misses),
+        ("decr", "hit", commands.decr_hits),
+        ("decr", "miss", commands.decr_misses),
+        ("cas", "hit", commands.cas_hits),
+        ("cas", "miss", commands.cas_misses),
+        ("cas", "other", commands.cas_badval),
+        ("flush_all", "asked", sum.thread.flush_commands),
+    ] {
+        results.get_or_create(&vec![("command", command), ("result", result)]).inc_by(value);
+    }
+    registry.register("commands", "Commands on keys, by what came of them", results);
+    let thread = &sum.thread;
+    counters(
+        registry,
+        &[
+            ("bytes_read", "Bytes read from clients", thread.bytes_read),
+            ("bytes_written", "Bytes written to clients", thread.bytes_written),
+            (
+                "requests_forwarded",
+                "Requests that another thread's shard answered",
+                thread.forwarded,
+            ),
+            ("yields", "Turns that ended before a client's requests did", thread.yields),
+            ("idle_kicks", "Clients sent away because they said nothing", thread.idle_kicks),
+            ("auth_errors", "Wrong names or passwords", thread.auth_errors),
+            ("store_too_large", "Items refused for their size", commands.store_too_large),
+            ("store_no_memory", "Items refused for want of memory", commands.store_no_memory),
+        ],
+    );
+}
+
+fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
+    let store = &sum.store;
+    counters(
+        registry,
+        &[
+            ("evictions", "Items that had to leave memory", store.evictions),
+            ("evicted_unfetched", "Of them, those that nobody had read", store.evicted_unfetched),
+            ("reclaimed", "Expired items whose room was taken back", store.reclaimed),
+            ("items_moved", "Items that earned another round in memory", store.moved),
+            ("items_stored", "Items ever stored", store.total_items),
+            (
+                "connections_accepted",
+                "Clients ever accepted",
+                shared.total_connections.load(Ordering::Relaxed),
+            ),
+            (
+                "connections_rejected",
+                "Clients beyond the limit",
+                shared.rejected_connections.load(Ordering::Relaxed),
+            ),
+        ],
+    );
+    gauges(
+        registry,
+        None,
+        &[
+            ("items", "Items in memory", sum.items),
+            ("connections", "Clients", sum.thread.connections),
+            ("threads", "Threads, each with its shard", shared.shards() as u64),
+        ],
+    );
+    gauges(
+        registry,
+        Some(Unit::Bytes),
+        &[
+            ("limit", "Memory it may take", shared.memory_bytes.load(Ordering::Relaxed)),
+            ("used", "Memory it takes: segments and index", sum.used_bytes),
+            ("items", "Of that, items with their headers", sum.item_bytes),
+            ("index", "Of that, the index", sum.index_bytes),
+        ],
+    );
+}
+
+fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierReport) {
+    if tier.capacity_bytes == 0 {
+        return;
+    }
+    let registry = registry.sub_registry_with_prefix(name);
+    gauges(
+        registry,
+        None,
+        &[
+            ("items", "Items in the tier", items),
+            ("broken_shards", "Shards whose device failed too often to be written", tier.broken),
+        ],
+    );
+    gauges(
+        registry,
+        Some(Unit::Bytes),
+        &[("limit", "What the tier can hold", tier.capacity_bytes)],
+    );
+    let counts = &tier.counts;
+    counters(
+        registry,
+        &[
+            ("reads", "Items read from the tier", counts.reads),
+            ("reads_failed", "Reads that the tier did not answer", counts.reads_failed),
+            ("reads_gone", "Reads whose item was not there any more", counts.reads_gone),
+            ("served", "Reads answered without bringing the item back", tier.served),
+            ("promoted", "Items brought back into memory", tier.promoted),
+            ("written", "Items written to the tier", counts.records_written),
+            ("written_bytes", "Bytes of them", counts.bytes_written),
+            ("refused", "Items lost because the tier could not take them in time", counts.refused),
+            ("over_budget", "Items lost to the limit on writing", counts.over_budget),
+            ("kept", "Items that were hit and got another round", counts.kept),
+            ("evictions", "Items that went with their zone", counts.dropped),
+            ("zones_lost", "Zones that did not arrive", counts.zones_lost),
+        ],
+    );
+}
+
+/// What an LRU cache of other sizes would miss of the same reads.
+fn register_curve(registry: &mut Registry, shared: &Shared) {
+    let Some(ratios) = observe::join_ratios(observed(shared).iter()) else { return };
+    let gauges: Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>> = Family::default();
+    for (times, ratio) in observe::TIMES.into_iter().zip(ratios) {
+        gauges.get_or_create(&vec![("memory_times", times.to_string())]).set(ratio);
+    }
+    let help = "Share of the reads that an LRU cache of so many times the memory would miss";
+    registry.register("expected_miss_ratio", help, gauges);
+}
+
+fn counters(registry: &mut Registry, figures: &[(&str, &str, u64)]) {
+    for &(name, help, value) in figures {
+        let counter: Counter = Counter::default();
+        counter.inc_by(value);
+        registry.register(name, help, counter);
+    }
+}
+
+fn gauges(registry: &mut Registry, unit: Option<Unit>, figures: &[(&str, &str, u64)]) {
+    for &(name, help, value) in figures {
+        let gauge: Gauge<u64, AtomicU64> = Gauge::default();
+        gauge.set(value);
+        match &unit {
+            Some(unit) => registry.register_with_unit(name, help, unit.clone(), gauge),
+            None => registry.register(name, help, gauge),
+        }
+    }
+}

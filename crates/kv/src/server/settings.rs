@@ -1,0 +1,158 @@
+//! How a server is set up, and what all its threads share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::EventfdFlags;
+
+use super::auth::Credentials;
+use super::mailbox::Mailbox;
+use super::report::ShardReport;
+use crate::observe::Observed;
+use crate::tier::flash::FlashSettings;
+
+/// The version that `version` and `stats` tell: clients decide by it what they may ask.
+pub const MEMCACHED_VERSION: &str = "1.6.18";
+
+/// Far memory below the server's own.
+#[derive(Debug, Clone)]
+pub struct FarSettings {
+    pub blades: Vec<farpool_pool::Address>,
+    /// For all shards together.
+    pub bytes: u64,
+    /// A blade that does not answer for so long is lost, and its items are misses.
+    pub deadline: std::time::Duration,
+    /// Permits TCP to other hosts, which is not encrypted.
+    pub allow_remote_tcp: bool,
+}
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub addresses: Vec<SocketAddr>,
+    pub socket_path: Option<PathBuf>,
+    /// Where KeyVault is spoken.
+    pub keyvault_addresses: Vec<SocketAddr>,
+    pub keyvault_path: Option<PathBuf>,
+    /// Where figures for Prometheus are served.
+    pub metrics_address: Option<SocketAddr>,
+    /// Permissions of the sockets.
+    pub socket_mode: u32,
+    /// Memory of all shards together.
+    pub memory_bytes: usize,
+    pub far: Option<FarSettings>,
+    pub flash: Option<FlashSettings>,
+    pub threads: usize,
+    pub item_bytes_max: usize,
+    /// Whether old items make room for new ones.
+    pub evicts: bool,
+    pub connections_max: u64,
+    /// Clients that say nothing for so long are sent away; 0 = never.
+    pub idle_timeout_s: u32,
+    pub backlog: i32,
+    pub verbosity: u32,
+    pub allows_shutdown: bool,
+    pub allows_flush: bool,
+    pub allows_watch: bool,
+    pub credentials: Option<Arc<Credentials>>,
+    pub credentials_file: Option<PathBuf>,
+    /// How long a thread looks for work before it sleeps, in microseconds.
+    pub spin_us: u64,
+    /// Requests of one connection that are answered before others have their turn.
+    pub requests_per_turn: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            socket_path: None,
+            keyvault_addresses: Vec::new(),
+            keyvault_path: None,
+            metrics_address: None,
+            socket_mode: 0o700,
+            memory_bytes: 64 << 20,
+            far: None,
+            flash: None,
+            threads: 4,
+            item_bytes_max: 1 << 20,
+            evicts: true,
+            connections_max: 1024,
+            idle_timeout_s: 0,
+            backlog: 1024,
+            verbosity: 0,
+            allows_shutdown: false,
+            allows_flush: true,
+            allows_watch: true,
+            credentials: None,
+            credentials_file: None,
+            spin_us: 0,
+            requests_per_turn: REQUESTS_PER_TURN,
+        }
+    }
+}
+
+/// Requests of one connection answered in one turn: memcached's 20 costs a third of its speed when
+/// clients send many at once.
+pub const REQUESTS_PER_TURN: usize = 1024;
+
+/// What all threads of a server share.
+#[derive(Debug)]
+pub struct Shared {
+    pub settings: Settings,
+    pub mailboxes: Vec<Mailbox>,
+    /// What each thread did and has, left there once a second.
+    pub(super) reports: Vec<Mutex<ShardReport>>,
+    /// What each thread's observer told last.
+    pub(super) observed: Vec<Mutex<Observed>>,
+    pub start_unix_s: i64,
+    pub verbosity: AtomicU32,
+    pub connections: AtomicU64,
+    pub total_connections: AtomicU64,
+    pub rejected_connections: AtomicU64,
+    pub memory_bytes: AtomicU64,
+    /// Threads that had nothing left to do for their clients once the server was to end.
+    pub quiet_threads: AtomicUsize,
+    /// What is on flash is not all that should be there.
+    pub is_flash_unclean: AtomicBool,
+    /// A client asked the server to end.
+    pub is_asked_to_stop: AtomicBool,
+    /// Becomes readable when the server is to end.
+    pub stop: std::os::fd::OwnedFd,
+}
+
+impl Shared {
+    pub fn new(settings: Settings, start_unix_s: i64) -> rustix::io::Result<Self> {
+        let mailboxes =
+            (0..settings.threads).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            observed: mailboxes.iter().map(|_| Mutex::default()).collect(),
+            reports: mailboxes.iter().map(|_| Mutex::default()).collect(),
+            mailboxes,
+            start_unix_s,
+            verbosity: AtomicU32::new(settings.verbosity),
+            connections: AtomicU64::new(0),
+            total_connections: AtomicU64::new(0),
+            rejected_connections: AtomicU64::new(0),
+            memory_bytes: AtomicU64::new(settings.memory_bytes as u64),
+            quiet_threads: AtomicUsize::new(0),
+            is_flash_unclean: AtomicBool::new(false),
+            is_asked_to_stop: AtomicBool::new(false),
+            stop: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            settings,
+        })
+    }
+
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// Asks the server to end: promised replies are sent first.
+    pub fn ask_to_stop(&self) {
+        self.is_asked_to_stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}

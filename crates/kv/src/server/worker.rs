@@ -1,0 +1,737 @@
+//! One thread: an epoll loop over its connections, and its shard of the keys.
+//!
+//! Every round: wait, read what came, answer it in batches, send what other threads asked and what
+//! they are asked in one message each. Nothing in here is shared but the mailboxes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use farpool_keyvault::arbiter::LeastRecentlyGranted;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::connection::{Client, Phase};
+use super::light::Light;
+use super::lower::Lower;
+use super::mailbox::{Answer, Ask, Batch, Message, Protocol};
+use super::report::{ShardReport, ThreadCounts, TierReport};
+use super::settings::Shared;
+use crate::clock::Clock;
+use crate::protocol::request::ParseLimits;
+use crate::protocol::{CommandCounts, Shard};
+use crate::store::index::Tier;
+use crate::store::{Store, StoreError, StoreSettings};
+use crate::tier::far::Far;
+use crate::tier::flash::layout::Promises;
+use crate::tier::flash::{Flash, Recovered};
+
+/// Events taken in one round.
+const EVENTS_MAX: usize = 256;
+/// What one read takes at most. It also bounds what one connection can ask before others have their turn.
+const READ_BYTES: usize = 64 << 10;
+/// Replies beyond this are sent before more are made.
+pub(super) const OUT_BYTES_MAX: usize = 256 << 10;
+/// The reply buffer keeps no more than this between rounds.
+const OUT_BYTES_KEPT: usize = 1 << 20;
+/// The clock, expiry and idle clients are looked at so often.
+const TICK: Duration = Duration::from_secs(1);
+/// How long promised replies may take once the server is to end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// How long a thread with rings looks at them before it sleeps.
+const RING_SPIN: Duration = Duration::from_micros(50);
+/// Rounds over the rings between two looks at everything else: sockets wait no longer than this many
+/// batches, and a look costs a system call.
+const LOOKS: u32 = 64;
+/// While a lower tier owes answers, its deadlines are looked at so often.
+const LOWER_LOOK: Duration = Duration::from_millis(5);
+const TOKEN_WAKE: u64 = u64::MAX;
+/// A blade has answered.
+pub(super) const TOKEN_LOWER: u64 = u64::MAX - 1;
+/// Marks the token of a ring's bell.
+const TOKEN_BELL: u64 = 1 << 62;
+
+/// A client and its socket.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: OwnedFd,
+    pub(super) client: Client,
+    /// Tells it from an earlier connection of the same number.
+    pub(super) generation: u32,
+    interest: epoll::EventFlags,
+    is_local: bool,
+    /// What it needs if it speaks KeyVault.
+    pub(super) light: Option<Light>,
+    /// The thread that is to serve it from now on.
+    pub(super) moves_to: Option<usize>,
+}
+
+/// Which connection of the thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectionId {
+    pub(super) number: u32,
+    pub(super) generation: u32,
+}
+
+/// One serving thread.
+#[derive(Debug)]
+pub struct Worker {
+    pub(super) number: usize,
+    pub(super) shared: Arc<Shared>,
+    pub(super) shard: Shard,
+    pub(super) limits: ParseLimits,
+    pub(super) counts: ThreadCounts,
+    /// What other shards are asked at the end of the round.
+    pub(super) asks: Vec<Batch<Ask>>,
+    /// What other threads are answered at the end of the round.
+    pub(super) answers: Vec<Batch<Answer>>,
+    /// Replies to the connection that is served now.
+    pub(super) out: Vec<u8>,
+    pub(super) connections: Vec<Option<Connection>>,
+    /// Connections in shared memory, in the order of their turns.
+    pub(super) turns: LeastRecentlyGranted,
+    /// Of them, those that are over.
+    pub(super) ended_ports: Vec<usize>,
+    /// Frames of the ring that is served now.
+    pub(super) frames: Vec<u8>,
+    pub(super) epoll: OwnedFd,
+    /// The tiers below memory.
+    pub(super) lower: Option<Lower>,
+    free: Vec<u32>,
+    next_generation: u32,
+    read_buffer: Vec<u8>,
+    started: Instant,
+    last_tick: Instant,
+    last_work: Instant,
+    last_lower_look: Instant,
+    stop_at: Option<Instant>,
+    /// Whether rings had requests since the last look at the time.
+    ports_busy: bool,
+    /// It is among the shared `quiet_threads`.
+    is_counted_quiet: bool,
+}
+
+impl Worker {
+    /// A thread with an empty shard.
+    pub fn new(shared: Arc<Shared>, number: usize) -> Result<Self, WorkerError> {
+        let settings = &shared.settings;
+        let shards = shared.shards();
+        let item_bytes_max = settings.item_bytes_max;
+        let store = Store::new(StoreSettings {
+            limit_bytes: settings.memory_bytes / shards,
+            item_bytes_max,
+            evicts: settings.evicts,
+        })?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = epoll::EventData::new_u64(TOKEN_WAKE);
+        epoll::add(&epoll, &shared.mailboxes[number].wake, wake, epoll::EventFlags::IN)?;
+        let now = Instant::now();
+        let mut worker = Self {
+            number,
+            shard: Shard {
+                store,
+                clock: Clock::start(shared.start_unix_s),
+                counts: CommandCounts::default(),
+                observer: settings.metrics_address.map(|_| Box::default()),
+            },
+            limits: ParseLimits { item_bytes_max },
+            counts: ThreadCounts::default(),
+            asks: (0..shards).map(|_| Batch::default()).collect(),
+            answers: (0..shards).map(|_| Batch::default()).collect(),
+            out: Vec::with_capacity(OUT_BYTES_MAX),
+            epoll,
+            lower: None,
+            turns: LeastRecentlyGranted::default(),
+            ended_ports: Vec::new(),
+            frames: Vec::new(),
+            connections: Vec::new(),
+            free: Vec::new(),
+            next_generation: 0,
+            read_buffer: vec![0; READ_BYTES],
+            started: now,
+            last_tick: now,
+            last_work: now,
+            last_lower_look: now,
+            stop_at: None,
+            ports_busy: false,
+            is_counted_quiet: false,
+            shared,
+        };
+        worker.shard.store.set_now(worker.shard.clock.now_s());
+        Ok(worker)
+    }
+
+    fn lower_mut(&mut self) -> &mut Lower {
+        self.shard.store.keep_victims();
+        self.lower.get_or_insert_default()
+    }
+
+    /// Gives the shard far memory below its own.
+    pub fn add_far(&mut self, far: Far) {
+        self.lower_mut().far = Some(far);
+    }
+
+    /// Takes an item that an earlier process left on flash; whether there is room to point at it.
+    pub fn take_recovered(&mut self, item: Recovered) -> bool {
+        self.shard.store.insert_lower(item.hash, Tier::Flash, item.place, 0).is_ok()
+    }
+
+    /// Gives the shard flash below its memory, and has it go on where an earlier process stopped: with
+    /// its `promises` and its clock.
+    pub fn add_flash(&mut self, flash: Flash, promises: Promises, clock: Clock) {
+        let Promises { last_cas, flushed_cas, flush_at_s, .. } = promises;
+        self.shard.clock = clock;
+        let store = &mut self.shard.store;
+        store.resume(last_cas, (flushed_cas, flush_at_s));
+        store.set_now(clock.now_s());
+        self.lower_mut().flash = Some(flash);
+        self.keep_promises();
+    }
+
+    /// Serves until it is told to stop and has sent what it promised.
+    pub fn run(mut self) -> Result<(), WorkerError> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let mut looks = 0u32;
+        loop {
+            if !self.turns.is_empty() {
+                if self.serve_ports() {
+                    self.ports_busy = true;
+                    self.send_batches();
+                }
+                self.close_ended_ports();
+                looks += 1;
+                if looks < LOOKS {
+                    continue;
+                }
+                looks = 0;
+            }
+            events.clear();
+            let (wait, sleeps) = self.wait_limit();
+            let waited = epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                wait.as_ref(),
+            );
+            if sleeps {
+                self.rings_wake_up();
+            }
+            match waited {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let now = Instant::now();
+            if now.duration_since(self.last_tick) >= TICK {
+                self.tick(now);
+            }
+            if !events.is_empty() || std::mem::take(&mut self.ports_busy) {
+                self.last_work = now;
+            }
+            if self.lower_is_busy() {
+                let is_due = now.duration_since(self.last_lower_look) >= LOWER_LOOK;
+                if is_due {
+                    self.last_lower_look = now;
+                }
+                self.poll_lower(is_due.then_some(now));
+            }
+            for event in &events {
+                match event.data.u64() {
+                    TOKEN_LOWER => {}
+                    TOKEN_WAKE => self.take_messages(),
+                    // A ring's bell: all rings are looked at anyway.
+                    token if token & TOKEN_BELL != 0 => {}
+                    token => {
+                        if let Ok(number) = usize::try_from(token) {
+                            self.on_event(number, event.flags);
+                        }
+                    }
+                }
+            }
+            if self.lower_is_busy() {
+                // Over shared memory, what was just asked has come already.
+                self.poll_lower(None);
+            }
+            self.send_batches();
+            if self.stop_at.is_some_and(|at| now >= at) || self.is_finished() {
+                if !self.close_lower() {
+                    self.shared.is_flash_unclean.store(true, Ordering::Relaxed);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// How long to wait, and whether the rings were told that nobody looks meanwhile.
+    fn wait_limit(&mut self) -> (Option<Timespec>, bool) {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut spin = Duration::from_micros(self.shared.settings.spin_us);
+        if !self.turns.is_empty() {
+            spin = spin.max(RING_SPIN);
+        }
+        if self.ports_busy || !spin.is_zero() && self.last_work.elapsed() < spin {
+            return (Some(at_once), false);
+        }
+        if !self.turns.is_empty() && !self.rings_fall_asleep() {
+            return (Some(at_once), true);
+        }
+        let limit = match &self.lower {
+            Some(lower) if lower.has_at_hand() => Duration::ZERO,
+            Some(lower) if lower.is_busy() => LOWER_LOOK,
+            _ if self.stop_at.is_some() => Duration::from_millis(10),
+            _ => TICK,
+        };
+        (Timespec::try_from(limit).ok(), true)
+    }
+
+    fn close_ended_ports(&mut self) {
+        while let Some(number) = self.ended_ports.pop() {
+            self.close(number);
+        }
+    }
+
+    /// Whether the server is to end and no thread owes its clients anything: until then others may ask this
+    /// one's shard.
+    fn is_finished(&mut self) -> bool {
+        if self.stop_at.is_none() {
+            return false;
+        }
+        if !self.is_counted_quiet && self.is_quiet() {
+            self.is_counted_quiet = true;
+            self.shared.quiet_threads.fetch_add(1, Ordering::Relaxed);
+        }
+        self.shared.quiet_threads.load(Ordering::Relaxed) >= self.shared.shards()
+    }
+
+    fn is_quiet(&self) -> bool {
+        let owes_nothing = |client: &Client| client.is_quiet() && !client.has_turn_left;
+        self.connections.iter().flatten().all(|connection| owes_nothing(&connection.client))
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.last_tick = now;
+        let uptime_s =
+            u32::try_from(now.duration_since(self.started).as_secs()).unwrap_or(u32::MAX);
+        self.shard.clock.set_uptime(uptime_s);
+        let now_s = self.shard.clock.now_s();
+        self.shard.store.set_now(now_s);
+        self.shard.store.free_expired();
+        self.keep_promises();
+        let report = self.report();
+        *self.shared.reports[self.number].lock().unwrap_or_else(PoisonError::into_inner) = report;
+        let memory_bytes = self.shard.store.settings().limit_bytes as u64;
+        if let Some(observer) = &mut self.shard.observer {
+            let observed = observer.tell(memory_bytes);
+            *self.shared.observed[self.number].lock().unwrap_or_else(PoisonError::into_inner) =
+                observed;
+        }
+        let idle_timeout_s = self.shared.settings.idle_timeout_s;
+        if idle_timeout_s == 0 {
+            return;
+        }
+        for number in 0..self.connections.len() {
+            let is_idle = self.connections[number].as_ref().is_some_and(|connection| {
+                now_s.saturating_sub(connection.client.last_active_s) >= idle_timeout_s
+            });
+            if is_idle {
+                self.counts.idle_kicks += 1;
+                self.close(number);
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        for message in shared.mailboxes[self.number].take() {
+            match message {
+                Message::Client { socket, is_local, protocol, input } => {
+                    self.add((socket, is_local), protocol, input)
+                }
+                Message::Asks { from, batch } => self.answer_asks(from, &batch),
+                Message::Answers(batch) => self.deliver(&batch),
+                Message::Stop => self.stop_at = Some(Instant::now() + DRAIN),
+            }
+        }
+    }
+
+    fn add(&mut self, (socket, is_local): (OwnedFd, bool), protocol: Protocol, input: Vec<u8>) {
+        if !is_local {
+            // A reply is one write; waiting for more to send would only delay it.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            let _ = rustix::net::sockopt::set_socket_keepalive(&socket, true);
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            u32::try_from(self.connections.len() - 1)
+                .expect("the limit on connections is far below")
+        });
+        let interest = epoll::EventFlags::IN;
+        let data = epoll::EventData::new_u64(u64::from(number));
+        if let Err(errno) = epoll::add(&self.epoll, &socket, data, interest) {
+            tracing::warn!(%errno, "a client cannot be watched and is sent away");
+            self.free.push(number);
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        self.next_generation = self.next_generation.wrapping_add(1);
+        self.counts.connections += 1;
+        let is_known = self.shared.settings.credentials.is_none();
+        let client = Client::new(is_known, self.shard.clock.now_s());
+        let generation = self.next_generation;
+        let light = (protocol == Protocol::KeyVault).then(Light::default);
+        let mut connection =
+            Connection { socket, client, generation, interest, is_local, light, moves_to: None };
+        let mut is_open = true;
+        if !input.is_empty() {
+            is_open = self.process(&mut connection, ConnectionId { number, generation }, input);
+        }
+        self.put_back(number as usize, connection, is_open);
+    }
+
+    /// Hands a connection to another thread, with what it sent that this thread did not answer.
+    fn hand_over(&mut self, number: usize, to: usize) {
+        let Some(mut connection) = self.connections[number].take() else { return };
+        let _ = epoll::delete(&self.epoll, &connection.socket);
+        self.free.push(u32::try_from(number).expect("numbers of connections are u32"));
+        self.counts.connections -= 1;
+        let input = std::mem::take(&mut connection.client.input);
+        let Connection { socket, is_local, .. } = connection;
+        self.shared.mailboxes[to].put(Message::Client {
+            socket,
+            is_local,
+            protocol: Protocol::KeyVault,
+            input,
+        });
+    }
+
+    /// Closes a connection; what it was promised is lost with it.
+    fn close(&mut self, number: usize) {
+        if self.connections[number].take().is_some() {
+            let number = u32::try_from(number).expect("numbers of connections are u32");
+            self.turns.leave(number);
+            self.free.push(number);
+            self.counts.connections -= 1;
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn on_event(&mut self, number: usize, flags: epoll::EventFlags) {
+        // Taken out while it is served, so that serving may use the rest of the worker.
+        let Some(mut connection) = self.connections.get_mut(number).and_then(Option::take) else {
+            return;
+        };
+        let id = ConnectionId {
+            number: u32::try_from(number).expect("numbers of connections are u32"),
+            generation: connection.generation,
+        };
+        connection.client.last_active_s = self.shard.clock.now_s();
+        let mut is_open = true;
+        if flags.contains(epoll::EventFlags::OUT) {
+            is_open = self.send(&mut connection);
+            if is_open && connection.client.unsent.is_empty() {
+                // What back-pressure held up comes before what is new.
+                let input = std::mem::take(&mut connection.client.input);
+                is_open = self.process(&mut connection, id, input);
+            }
+        }
+        let gone = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if is_open && wants_input(&connection.client) {
+            if flags.intersects(gone | epoll::EventFlags::IN) {
+                is_open = self.receive(&mut connection, id);
+            }
+        } else if flags.intersects(gone) {
+            // Nobody is left to read what is still to be sent.
+            is_open = false;
+        }
+        self.put_back(number, connection, is_open);
+    }
+
+    /// Watches for what the connection needs next, or closes it.
+    fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
+        if let Some(to) = connection.moves_to {
+            self.connections[number] = Some(connection);
+            return self.hand_over(number, to);
+        }
+        self.watch_port(number, &connection);
+        let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
+        let is_open = is_open && !is_done && self.watch(number, &mut connection);
+        self.connections[number] = Some(connection);
+        if !is_open {
+            self.close(number);
+        }
+    }
+
+    /// Has epoll watch for what the connection needs next; false when that fails.
+    pub(super) fn watch(&self, number: usize, connection: &mut Connection) -> bool {
+        let mut interest = epoll::EventFlags::empty();
+        if wants_input(&connection.client) {
+            interest |= epoll::EventFlags::IN;
+        }
+        // Input that waits for its turn, and nothing else to wake for: writable at once.
+        if !connection.client.unsent.is_empty() || has_turn_left(&connection.client) {
+            interest |= epoll::EventFlags::OUT;
+        }
+        if interest == connection.interest {
+            return true;
+        }
+        connection.interest = interest;
+        let data = epoll::EventData::new_u64(number as u64);
+        epoll::modify(&self.epoll, &connection.socket, data, interest).is_ok()
+    }
+
+    /// A connection that has just moved into shared memory gets its turns.
+    fn watch_port(&mut self, number: usize, connection: &Connection) {
+        let Some(port) = connection.light.as_ref().and_then(|light| light.port.as_ref()) else {
+            return;
+        };
+        let id = u32::try_from(number).expect("numbers of connections are u32");
+        if self.turns.members().any(|member| member == id) {
+            return;
+        }
+        let data = epoll::EventData::new_u64(TOKEN_BELL | u64::from(id));
+        if epoll::add(&self.epoll, port.bell(), data, epoll::EventFlags::IN).is_ok() {
+            self.turns.join(id);
+        }
+    }
+
+    /// Serves bytes in the client's protocol; how many are done.
+    fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
+        if connection.light.is_some() {
+            self.serve_light(connection, id, input)
+        } else {
+            self.serve(connection, id, input)
+        }
+    }
+
+    /// Reads once and serves what came; false when the connection is over.
+    fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
+        let client = &mut connection.client;
+        if client.input.is_empty() {
+            let mut buffer = std::mem::take(&mut self.read_buffer);
+            let read = rustix::io::read(&connection.socket, &mut buffer[..]);
+            let is_open = match read {
+                Ok(0) => {
+                    // Whoever only closed his sending side still gets what he asked for.
+                    client.phase = Phase::Closing;
+                    true
+                }
+                Ok(bytes) => {
+                    self.counts.bytes_read += bytes as u64;
+                    let done = self.serve_any(connection, id, &buffer[..bytes]);
+                    let rest = &buffer[done..bytes];
+                    if !rest.is_empty() {
+                        let want = connection.client.want_bytes.max(rest.len());
+                        connection.client.input.reserve_exact(want.min(rest.len() + READ_BYTES));
+                        connection.client.input.extend_from_slice(rest);
+                    }
+                    self.finish(connection)
+                }
+                Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+            };
+            self.read_buffer = buffer;
+            return is_open;
+        }
+        // The rest of a request: straight behind what is there. Room grows with what came, so that
+        // nobody gets memory for what he only announces.
+        let want = client.want_bytes.saturating_sub(client.input.len());
+        client.input.reserve(want.min(client.input.len().max(READ_BYTES)).max(1));
+        match rustix::io::read(
+            &connection.socket,
+            rustix::buffer::spare_capacity(&mut client.input),
+        ) {
+            Ok(0) => {
+                client.phase = Phase::Closing;
+                true
+            }
+            Ok(bytes) => {
+                self.counts.bytes_read += bytes as u64;
+                if client.input.len() < client.want_bytes && client.phase == Phase::Requests {
+                    return true;
+                }
+                let input = std::mem::take(&mut client.input);
+                self.process(connection, id, input)
+            }
+            Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+        }
+    }
+
+    /// Serves bytes that were kept; false when the connection is over.
+    fn process(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        mut input: Vec<u8>,
+    ) -> bool {
+        let done = self.serve_any(connection, id, &input);
+        input.drain(..done);
+        // A greeting that another thread is to read stands there already, in front.
+        connection.client.input.append(&mut input);
+        self.finish(connection)
+    }
+
+    /// Sends what is ready at the end of a turn.
+    pub(super) fn finish(&mut self, connection: &mut Connection) -> bool {
+        self.push_answers(connection);
+        let mut out = std::mem::take(&mut self.out);
+        connection.client.replies.drain(&mut out);
+        self.out = out;
+        self.send(connection)
+    }
+
+    /// Sends the replies made so far, after what is still unsent; false when the connection is over.
+    pub(super) fn send(&mut self, connection: &mut Connection) -> bool {
+        let client = &mut connection.client;
+        if !client.unsent.is_empty() {
+            client.unsent.extend_from_slice(&self.out);
+            self.out.clear();
+            while client.sent_bytes < client.unsent.len() {
+                match send_bytes(&connection.socket, &client.unsent[client.sent_bytes..]) {
+                    Ok(bytes) => {
+                        client.sent_bytes += bytes;
+                        self.counts.bytes_written += bytes as u64;
+                    }
+                    Err(Errno::AGAIN) => return true,
+                    Err(Errno::INTR) => {}
+                    Err(_) => return false,
+                }
+            }
+            client.unsent = Vec::new();
+            client.sent_bytes = 0;
+            return true;
+        }
+        let mut sent = 0;
+        let mut is_open = true;
+        while sent < self.out.len() {
+            match send_bytes(&connection.socket, &self.out[sent..]) {
+                Ok(bytes) => sent += bytes,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    is_open = false;
+                    break;
+                }
+            }
+        }
+        self.counts.bytes_written += sent as u64;
+        if is_open && sent < self.out.len() {
+            client.unsent.extend_from_slice(&self.out[sent..]);
+        }
+        self.out.clear();
+        self.out.shrink_to(OUT_BYTES_KEPT);
+        is_open
+    }
+
+    /// Hands answers of other shards to their connections.
+    pub(super) fn deliver(&mut self, batch: &Batch<Answer>) {
+        let mut start = 0;
+        let mut entries = batch.entries.iter().peekable();
+        while let Some(first) = entries.next() {
+            let number = first.address.connection as usize;
+            let connection = self.connections.get_mut(number).and_then(Option::take);
+            let mut connection = connection.filter(|it| it.generation == first.address.generation);
+            let mut entry = first;
+            loop {
+                let bytes = &batch.bytes[start..entry.end];
+                start = entry.end;
+                match &mut connection {
+                    Some(Connection { light: Some(light), .. }) => {
+                        self.take_light_answer(light, entry, bytes)
+                    }
+                    Some(connection) => self.take_answer(&mut connection.client, entry, bytes),
+                    None => {}
+                }
+                // Answers to one connection mostly follow each other and go out together.
+                match entries.next_if(|next| same_connection(&next.address, &first.address)) {
+                    Some(next) => entry = next,
+                    None => break,
+                }
+            }
+            if let Some(mut connection) = connection {
+                let id = ConnectionId {
+                    number: first.address.connection,
+                    generation: connection.generation,
+                };
+                let mut is_open = self.finish(&mut connection);
+                if is_open
+                    && connection.client.unsent.is_empty()
+                    && has_turn_left(&connection.client)
+                {
+                    let input = std::mem::take(&mut connection.client.input);
+                    is_open = self.process(&mut connection, id, input);
+                }
+                self.put_back(number, connection, is_open);
+            }
+        }
+    }
+
+    fn send_batches(&mut self) {
+        for to in 0..self.asks.len() {
+            if !self.asks[to].is_empty() {
+                let batch = std::mem::take(&mut self.asks[to]);
+                self.shared.mailboxes[to].put(Message::Asks { from: self.number, batch });
+            }
+            if !self.answers[to].is_empty() {
+                let batch = std::mem::take(&mut self.answers[to]);
+                self.shared.mailboxes[to].put(Message::Answers(batch));
+            }
+        }
+    }
+
+    /// What this thread and its shard did and have.
+    pub(super) fn report(&self) -> ShardReport {
+        let store = &self.shard.store;
+        ShardReport {
+            commands: self.shard.counts,
+            store: *store.counts(),
+            thread: self.counts,
+            items: store.items() as u64,
+            item_bytes: store.item_bytes(),
+            index_bytes: store.index_bytes() as u64,
+            used_bytes: store.used_bytes() as u64,
+            limit_bytes: store.settings().limit_bytes as u64,
+            limit_was_set: true,
+            lower_items: store.lower_items() as u64,
+            flash_items: store.flash_items() as u64,
+            far: self.lower.as_ref().map_or_else(TierReport::default, |lower| {
+                TierReport::new(lower.far.as_ref(), lower.from_far)
+            }),
+            flash: self.lower.as_ref().map_or_else(TierReport::default, |lower| {
+                TierReport::new(lower.flash.as_ref(), lower.from_flash)
+            }),
+            late: self.lower.as_ref().map_or(0, |lower| lower.late),
+        }
+    }
+}
+
+fn same_connection(a: &super::mailbox::Address, b: &super::mailbox::Address) -> bool {
+    (a.connection, a.generation) == (b.connection, b.generation)
+}
+
+/// Whether more is read from the client: not while it does not read, or waits for its turn.
+fn wants_input(client: &Client) -> bool {
+    client.unsent.is_empty()
+        && client.phase != Phase::Closing
+        && !client.is_held_up()
+        && !client.has_turn_left
+}
+
+/// Whether kept input can be served as soon as replies can be sent.
+fn has_turn_left(client: &Client) -> bool {
+    client.has_turn_left && !client.is_held_up() && client.phase != Phase::Closing
+}
+
+fn send_bytes(socket: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::net::send(
+        socket,
+        bytes,
+        rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT,
+    )
+}
+
+/// Why a thread cannot start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("the shard's memory: {0}")]
+    Store(#[from] StoreError),
+    #[error("waiting for clients: {0}")]
+    Io(#[from] Errno),
+}

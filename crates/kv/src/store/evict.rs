@@ -1,0 +1,300 @@
+//! Making room: expired segments first, then segments that are mostly holes, then S3-FIFO.
+//!
+//! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its items
+//! that were read go on (from the small queue to the main queue, in the main queue for one more round),
+//! the others go. One segment stays in reserve so that what goes on always has where to.
+
+use farpool_policy::cache::S3_FIFO_PROMOTION_REFERENCES;
+
+use super::arena::{Queue, Segment, SegmentId};
+use super::index::{Entry, EntryAt, Place, Tier};
+use super::item::{AccessTime, Header, mark};
+use super::{Opening, SHARD_BYTES_MIN, Store, StoreError};
+
+/// Segments kept back for items that go on: one for the class of the segment that is emptied.
+const RESERVE_SEGMENTS: usize = 1;
+/// A segment with more holes than this share is emptied before its turn.
+const HOLES_PERCENT: usize = 50;
+/// How many segments are looked at to find one with holes.
+const SAMPLES: usize = 16;
+/// Holes are looked for when they take more than this share of all segments.
+const HOLES_WORTH_PERCENT: usize = 10;
+/// How many items ahead of the one that is judged the index is loaded.
+const LOOK_AHEAD: usize = 16;
+
+/// Why a segment is emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// It is the oldest of its queue: its items are judged.
+    Turn,
+    /// It is mostly holes: its items go on as they are.
+    Holes,
+    /// All of it has expired.
+    Expired,
+}
+
+impl Store {
+    /// Makes room for `bytes` more of segments.
+    pub(super) fn make_room(&mut self, bytes: usize) -> Result<(), StoreError> {
+        let reserve = RESERVE_SEGMENTS * self.arena.segment_bytes();
+        let mut rounds = 0u8;
+        while self.used_bytes() + bytes + reserve > self.settings.limit_bytes {
+            let before = self.used_bytes();
+            // The look at all segments is worth it once a second: expiry is told in seconds.
+            if self.looked_for_expired_s < self.now_s && self.free_expired() {
+                continue;
+            }
+            if !self.settings.evicts {
+                return Err(StoreError::OutOfMemory);
+            }
+            self.has_evicted = true;
+            self.prepare_ghost();
+            let Some((id, why)) = self.victim() else { return Err(StoreError::OutOfMemory) };
+            self.empty(id, why, rounds);
+            // Where everything was read lately, going on gets harder until something goes.
+            rounds = if self.used_bytes() < before { 0 } else { rounds.saturating_add(1) };
+        }
+        Ok(())
+    }
+
+    /// Frees every segment whose items have all expired; whether there was one.
+    pub fn free_expired(&mut self) -> bool {
+        let now_s = self.now_s;
+        self.looked_for_expired_s = now_s;
+        let expired: Vec<SegmentId> = self
+            .arena
+            .segments()
+            .filter(|(_, segment)| segment.is_sealed && segment.is_expired(now_s))
+            .map(|(id, _)| id)
+            .collect();
+        for &id in &expired {
+            self.empty(id, Why::Expired, 0);
+        }
+        !expired.is_empty()
+    }
+
+    /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.
+    pub fn set_limit(&mut self, limit_bytes: usize) -> Result<(), StoreError> {
+        let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
+        let lowered = limit_bytes < self.settings.limit_bytes;
+        self.settings.limit_bytes = limit_bytes;
+        self.make_room(0)?;
+        if lowered {
+            self.arena.release_free();
+        }
+        Ok(())
+    }
+
+    /// As many places as there are items when the first must go.
+    fn prepare_ghost(&mut self) {
+        if self.ghost.capacity() < self.items / 2 {
+            self.ghost.resize(self.items);
+        }
+    }
+
+    /// The segment to empty next.
+    fn victim(&mut self) -> Option<(SegmentId, Why)> {
+        if let Some(id) = self.segment_with_holes() {
+            return Some((id, Why::Holes));
+        }
+        let small_first = self.queue_bytes[Queue::Small as usize] > self.small_bytes_max();
+        let order =
+            if small_first { [Queue::Small, Queue::Main] } else { [Queue::Main, Queue::Small] };
+        if let Some(id) = order.into_iter().find_map(|queue| self.queues[queue as usize].oldest()) {
+            return Some((id, Why::Turn));
+        }
+        // Everything lies in open segments: the fullest is closed.
+        let open = self.open.iter_mut().flatten().filter(|open| open.is_some());
+        let fullest =
+            open.max_by_key(|open| open.map(|id| self.arena.segment(id).used_bytes))?.take()?;
+        self.seal(fullest);
+        self.arena.segment(fullest).is_sealed.then_some((fullest, Why::Turn))
+    }
+
+    fn segment_with_holes(&mut self) -> Option<SegmentId> {
+        let used: usize = self.queue_bytes.iter().sum();
+        let holes = used.saturating_sub(usize::try_from(self.item_bytes).unwrap_or(usize::MAX));
+        if holes * 100 < used * HOLES_WORTH_PERCENT {
+            return None;
+        }
+        (0..SAMPLES).find_map(|_| {
+            // A stride that visits all numbers before one comes twice.
+            self.sample = self.sample.wrapping_add(0x9e37_79b1);
+            let id = self.arena.sample(self.sample)?;
+            let segment = self.arena.segment(id);
+            let hollow = segment.dead_bytes() * 100 >= segment.used_bytes * HOLES_PERCENT;
+            (segment.is_sealed && !segment.is_lone() && hollow).then_some(id)
+        })
+    }
+
+    /// Empties a sealed segment and frees it. The more `rounds` went by without any room made, the
+    /// more hits an item needs to go on.
+    fn empty(&mut self, id: SegmentId, why: Why, rounds: u8) {
+        let mut next = self.arena.first(id);
+        let mut batch: Vec<(Place, u64)> = Vec::with_capacity(LOOK_AHEAD);
+        while next.is_some() {
+            batch.clear();
+            while let (Some(place), true) = (next, batch.len() < LOOK_AHEAD) {
+                let hash = farpool_keyvault::owner::hash_key(self.arena.item(place).key());
+                self.index.prefetch(hash);
+                batch.push((place, hash));
+                next = self.arena.next(place);
+            }
+            for &(place, hash) in &batch {
+                if !self.judge(id, why, (place, hash), rounds) {
+                    // A lone segment went on as a whole.
+                    return;
+                }
+            }
+            if self.arena.segment(id).live_items == 0 {
+                break;
+            }
+        }
+        debug_assert_eq!(self.arena.segment(id).live_items, 0, "every item was judged");
+        self.free_sealed(id);
+    }
+
+    /// Decides about one item of a segment that is emptied; false if the whole segment goes on.
+    fn judge(&mut self, id: SegmentId, why: Why, (place, hash): (Place, u64), rounds: u8) -> bool {
+        let entry =
+            self.index.find(hash, |entry| entry.tier() == Tier::Memory && entry.place() == place);
+        let Some((at, entry)) = entry else { return true };
+        let header = self.arena.item(place).header();
+        let expires_s = self.arena.item(place).expires_s();
+        let is_gone = expires_s != 0 && expires_s <= self.now_s
+            || self.flushed_cas != 0 && self.is_flushed(place);
+        if is_gone {
+            self.counts.reclaimed += 1;
+            self.drop_item(at, place, header);
+            return true;
+        }
+        let queue = self.arena.segment(id).queue;
+        let hits_wanted = match queue {
+            Queue::Small => S3_FIFO_PROMOTION_REFERENCES,
+            Queue::Main => 1,
+        };
+        if why == Why::Holes && rounds == 0 {
+            let entry = Entry::new(Tier::Memory, place, entry.hits());
+            return self.go_on(id, queue, (at, entry), header);
+        }
+        if entry.hits() >= hits_wanted.saturating_add(rounds) {
+            let hits = if queue == Queue::Main { entry.hits() - 1 } else { 0 };
+            return self.go_on(
+                id,
+                Queue::Main,
+                (at, Entry::new(Tier::Memory, place, hits)),
+                header,
+            );
+        }
+        if queue == Queue::Small {
+            self.ghost.insert(hash);
+        }
+        self.counts.evictions += 1;
+        if !header.has(mark::FETCHED) {
+            self.counts.evicted_unfetched += 1;
+        }
+        if let Some(outbox) = &mut self.outbox {
+            let stored_as = self.arena.item(place).stored_as(self.arena.segment(id).first_cas);
+            outbox.push(hash, stored_as, self.arena.item(place));
+        }
+        self.drop_item(at, place, header);
+        true
+    }
+
+    fn drop_item(&mut self, at: EntryAt, place: Place, header: Header) {
+        self.index.remove(at);
+        self.unaccount(place, header);
+    }
+
+    /// As [`Store::forget`], but the segment is freed by who empties it.
+    fn unaccount(&mut self, place: Place, header: Header) {
+        let footprint = header.footprint_bytes();
+        self.items -= 1;
+        self.item_bytes -= footprint as u64;
+        let segment = self.arena.segment_mut(SegmentId::of(place));
+        segment.live_bytes -= footprint;
+        segment.live_items -= 1;
+    }
+
+    /// Moves an item on into `queue`; false if it took its lone segment with it. `entry` is what the index
+    /// shall say, but for the new place.
+    fn go_on(
+        &mut self,
+        from: SegmentId,
+        queue: Queue,
+        (at, entry): (EntryAt, Entry),
+        header: Header,
+    ) -> bool {
+        let place = entry.place();
+        if self.arena.segment(from).is_lone() {
+            self.requeue(from, queue);
+            self.index.set(at, entry);
+            return false;
+        }
+        let stored_as = self.arena.item(place).stored_as(self.arena.segment(from).first_cas);
+        let Some(to) = self.segment_to_go_on(queue, header.footprint_bytes(), from, stored_as)
+        else {
+            self.counts.evictions += 1;
+            self.drop_item(at, place, header);
+            return true;
+        };
+        let accessed_s = self.arena.segment(from).birth_s + header.access.seconds();
+        let (first_cas, birth_s) =
+            (self.arena.segment(to).first_cas, self.arena.segment(to).birth_s);
+        let moved = Header {
+            marks: header.marks & !mark::ACTIVE,
+            access: AccessTime::from_seconds(accessed_s.saturating_sub(birth_s)),
+            cas: u32::try_from(stored_as - first_cas)
+                .expect("segment_to_go_on looks for one in reach"),
+            ..header
+        };
+        let last_expiry_s = super::expiry_or_never(self.arena.item(place).expires_s());
+        let new = self.arena.append_copy(to, moved, place);
+        self.queue_bytes[queue as usize] += moved.footprint_bytes();
+        let segment = self.arena.segment_mut(to);
+        segment.last_expiry_s = segment.last_expiry_s.max(last_expiry_s);
+        self.index.set(at, Entry::new(Tier::Memory, new, entry.hits()));
+        self.counts.moved += 1;
+        // The copy counts anew what the original stops counting.
+        self.items += 1;
+        self.item_bytes += moved.footprint_bytes() as u64;
+        self.unaccount(place, header);
+        true
+    }
+
+    fn requeue(&mut self, id: SegmentId, queue: Queue) {
+        let bytes = self.arena.segment(id).used_bytes;
+        let old = self.arena.segment(id).queue as usize;
+        self.queues[old].remove(&mut self.arena, id);
+        self.queue_bytes[old] -= bytes;
+        self.arena.segment_mut(id).queue = queue;
+        self.queue_bytes[queue as usize] += bytes;
+        self.queues[queue as usize].push(&mut self.arena, id);
+    }
+
+    /// An open segment for an item that goes on; its memory comes from the reserve. It counts CAS numbers
+    /// and ages from no later than `from`.
+    fn segment_to_go_on(
+        &mut self,
+        queue: Queue,
+        footprint: usize,
+        from: SegmentId,
+        stored_as: u64,
+    ) -> Option<SegmentId> {
+        let from = self.arena.segment(from);
+        let (class, first_cas, birth_s) = (from.ttl_class, from.first_cas, from.birth_s);
+        // What keeps its place in the small queue goes among what is new there.
+        let opening = if queue == Queue::Main { Opening::GoingOn } else { Opening::Small };
+        if let Some(id) = self.open[opening as usize][usize::from(class)] {
+            let open = self.arena.segment(id);
+            let ahead = stored_as.checked_sub(open.first_cas);
+            let in_reach = ahead.is_some_and(|ahead| u32::try_from(ahead).is_ok());
+            if in_reach && open.birth_s <= birth_s && self.arena.room_bytes(id) >= footprint {
+                return Some(id);
+            }
+        }
+        let id = self.arena.open(footprint, Segment::new(queue, class, first_cas, birth_s))?;
+        self.open_instead(opening, class, id);
+        Some(id)
+    }
+}

@@ -1,0 +1,484 @@
+//! Where every item is: one word of 8 bytes for each, in buckets of one cache line.
+//!
+//! An entry holds the item's place, its tier, how often it was hit, and the low 19 bits of the upper
+//! half of its key's hash. The index keeps no keys: who matches these bits is asked for its key.
+//!
+//! The hash space is cut into *regions*. Each is a table in which an item has two buckets: its home,
+//! which stands in the order of the hash, and another that home and tag give; either leads to the
+//! other, so entries move between them when both are full (cuckoo hashing). Bucket, tag and one bit
+//! that says which of the two it is tell the 32 bits of the hash that the index needs. So it grows without a look at the
+//! items, which may lie on flash: a region grows by quarters of its first size, then splits into two.
+//! Growth by quarters keeps the tables at least about 72 % full.
+
+use super::mapping::{Mapping, prefetch};
+
+/// Entries of one bucket: one cache line.
+const BUCKET_ENTRIES: usize = 8;
+/// Buckets of the smallest region: 1 MiB. Fewer would leave bits of the hash untold.
+const REGION_BUCKETS: usize = 1 << 14;
+/// The steps in which a region grows, in quarters of [`REGION_BUCKETS`]; after the last it splits.
+const GROWTH_QUARTERS: std::ops::RangeInclusive<usize> = 4..=7;
+/// The most splits: 16,384 regions, about 3.5 thousand million items for one shard; then nothing new is taken.
+const DEPTH_MAX: u32 = 14;
+
+/// How full a region gets before it grows, in percent; beyond, entries move too often.
+const LOAD_MAX_PERCENT: usize = 92;
+/// How many entries an insertion moves at most before the region grows.
+const MOVES_MAX: usize = 32;
+
+const PLACE_BITS: u32 = 40;
+const TIER_SHIFT: u32 = PLACE_BITS;
+const HITS_SHIFT: u32 = TIER_SHIFT + 2;
+const TAG_SHIFT: u32 = HITS_SHIFT + 2;
+const TAG_MASK: u32 = (1 << 19) - 1;
+/// The entry stands in the other bucket than its home.
+const AWAY: u64 = 1 << 63;
+/// What the index itself keeps in an entry.
+const OURS: u64 = !((1 << TAG_SHIFT) - 1);
+/// The most hits an entry counts; S3-FIFO asks for no more.
+pub const HITS_MAX: u8 = 3;
+
+/// Which tier holds an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    Memory = 1,
+    Far = 2,
+    Flash = 3,
+}
+
+/// Where an item lies in its tier: 40 bits whose meaning is the tier's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place(u64);
+
+impl Place {
+    /// None when `bits` does not fit into 40 bits.
+    #[must_use]
+    pub const fn new(bits: u64) -> Option<Self> {
+        if bits >> PLACE_BITS == 0 { Some(Self(bits)) } else { None }
+    }
+
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+/// What the index says of one item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// An entry without its tag; [`Index::insert`] adds it.
+    #[must_use]
+    pub const fn new(tier: Tier, place: Place, hits: u8) -> Self {
+        Self(place.0 | (tier as u64) << TIER_SHIFT | (hits as u64 & 3) << HITS_SHIFT)
+    }
+
+    #[must_use]
+    pub const fn place(self) -> Place {
+        Place(self.0 & ((1 << PLACE_BITS) - 1))
+    }
+
+    #[must_use]
+    pub const fn tier(self) -> Tier {
+        match (self.0 >> TIER_SHIFT) & 3 {
+            1 => Tier::Memory,
+            2 => Tier::Far,
+            _ => Tier::Flash,
+        }
+    }
+
+    #[must_use]
+    pub const fn hits(self) -> u8 {
+        ((self.0 >> HITS_SHIFT) & 3) as u8
+    }
+
+    /// The same entry with one hit more, if it counts that far.
+    #[must_use]
+    pub const fn hit(self) -> Self {
+        if self.hits() < HITS_MAX { Self(self.0 + (1 << HITS_SHIFT)) } else { self }
+    }
+
+    const fn tag(self) -> u32 {
+        (self.0 >> TAG_SHIFT) as u32 & TAG_MASK
+    }
+
+    const fn tagged(self, hash: u32) -> Self {
+        Self(self.0 & !OURS | ((hash & TAG_MASK) as u64) << TAG_SHIFT)
+    }
+
+    const fn is_away(self) -> bool {
+        self.0 & AWAY != 0
+    }
+}
+
+/// Where an entry stands; true until the next insertion or removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryAt {
+    region: u32,
+    word: u32,
+}
+
+/// The index cannot take the item: too many keys share a hash, memory is refused, or it is as large as it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the index of the shard is full")]
+pub struct IndexFull;
+
+#[derive(Debug)]
+struct Region {
+    memory: Mapping,
+    buckets: usize,
+    /// How many leading bits of the hash all its items share.
+    depth: u32,
+    /// Those bits, at the top of the word.
+    prefix: u32,
+    entries: usize,
+}
+
+impl Region {
+    fn new(quarters: usize, depth: u32, prefix: u32) -> Option<Self> {
+        let buckets = REGION_BUCKETS / 4 * quarters;
+        let memory = Mapping::zeroed(buckets * BUCKET_ENTRIES * 8)?;
+        Some(Self { memory, buckets, depth, prefix, entries: 0 })
+    }
+
+    #[inline]
+    const fn home_of(&self, hash: u32) -> usize {
+        let within = (hash << self.depth) as u64;
+        ((within * self.buckets as u64) >> 32) as usize
+    }
+
+    /// The other bucket of an entry with this tag: buckets and their others add up to the same sum.
+    #[inline]
+    const fn other_of(&self, bucket: usize, tag: u32) -> usize {
+        let mixed = tag.wrapping_mul(0x9e37_79b1) as u64;
+        let sum = ((mixed * self.buckets as u64) >> 32) as usize;
+        if sum >= bucket { sum - bucket } else { sum + self.buckets - bucket }
+    }
+
+    /// The upper half of the hash of an entry that stands in `bucket`.
+    fn hash_of(&self, bucket: usize, entry: Entry) -> u32 {
+        let home = if entry.is_away() { self.other_of(bucket, entry.tag()) } else { bucket };
+        let units = (self.buckets as u64) << self.depth;
+        // The smallest hash of this home; its last is less than a tag's range away.
+        let first = self.prefix
+            + u32::try_from(((home as u64) << 32).div_ceil(units)).expect("a hash of the region");
+        first.wrapping_add(entry.tag().wrapping_sub(first) & TAG_MASK)
+    }
+
+    #[inline]
+    fn bucket(&self, bucket: usize) -> &[u64; BUCKET_ENTRIES] {
+        self.memory.words()[bucket * BUCKET_ENTRIES..]
+            .first_chunk()
+            .expect("buckets lie inside the region")
+    }
+
+    fn gap_in(&self, bucket: usize) -> Option<usize> {
+        let gap = self.bucket(bucket).iter().position(|&word| word == 0)?;
+        Some(bucket * BUCKET_ENTRIES + gap)
+    }
+
+    fn insert(&mut self, hash: u32, entry: Entry) -> Option<u32> {
+        if self.entries * 100 >= self.buckets * BUCKET_ENTRIES * LOAD_MAX_PERCENT {
+            return None;
+        }
+        let home = self.home_of(hash);
+        let other = self.other_of(home, hash & TAG_MASK);
+        let gap =
+            self.gap_in(home).or_else(|| self.gap_in(other)).or_else(|| self.make_gap(home))?;
+        let away = if gap / BUCKET_ENTRIES == home { 0 } else { AWAY };
+        self.memory.words_mut()[gap] = entry.tagged(hash).0 | away;
+        self.entries += 1;
+        u32::try_from(gap).ok()
+    }
+
+    /// Moves entries of a full bucket, and of those that they push, to their other buckets.
+    fn make_gap(&mut self, bucket: usize) -> Option<usize> {
+        // A chain of places: the entry of each goes to the place after it, the last of which is a gap.
+        let mut chain = Vec::with_capacity(MOVES_MAX);
+        let mut bucket = bucket;
+        for step in 0..MOVES_MAX {
+            let words = *self.bucket(bucket);
+            let others = words.map(|word| self.other_of(bucket, Entry(word).tag()));
+            let with_gap = (0..BUCKET_ENTRIES).find_map(|i| Some((i, self.gap_in(others[i])?)));
+            if let Some((i, gap)) = with_gap {
+                chain.push(bucket * BUCKET_ENTRIES + i);
+                let mut to = gap;
+                for &from in chain.iter().rev() {
+                    let words = self.memory.words_mut();
+                    words[to] = words[from] ^ AWAY;
+                    to = from;
+                }
+                self.memory.words_mut()[chain[0]] = 0;
+                return Some(chain[0]);
+            }
+            // Another victim at each step, and never a bucket that the chain has been to.
+            let next = (0..BUCKET_ENTRIES).map(|i| (i + step) % BUCKET_ENTRIES).find(|&i| {
+                others[i] != bucket
+                    && chain.iter().all(|&place| place / BUCKET_ENTRIES != others[i])
+            })?;
+            chain.push(bucket * BUCKET_ENTRIES + next);
+            bucket = others[next];
+        }
+        None
+    }
+
+    fn for_each(&self, mut each: impl FnMut(u32, Entry)) {
+        for bucket in 0..self.buckets {
+            for &word in self.bucket(bucket).iter().filter(|&&word| word != 0) {
+                each(self.hash_of(bucket, Entry(word)), Entry(word));
+            }
+        }
+    }
+}
+
+/// The index of one shard.
+#[derive(Debug)]
+pub struct Index {
+    regions: Vec<Region>,
+    /// Which region has the hashes that begin with these bits.
+    directory: Vec<u32>,
+    depth: u32,
+}
+
+impl Index {
+    /// An empty index of one region.
+    pub fn new() -> Result<Self, IndexFull> {
+        let region = Region::new(*GROWTH_QUARTERS.start(), 0, 0).ok_or(IndexFull)?;
+        Ok(Self { regions: vec![region], directory: vec![0], depth: 0 })
+    }
+
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.regions.iter().map(|region| region.entries).sum()
+    }
+
+    /// The memory that the index takes, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.regions.iter().map(|region| region.memory.len()).sum::<usize>()
+            + self.directory.len() * 4
+    }
+
+    #[inline]
+    const fn upper(hash: u64) -> u32 {
+        (hash >> 32) as u32
+    }
+
+    #[inline]
+    fn region_of(&self, hash: u32) -> u32 {
+        self.directory[((u64::from(hash) << self.depth) >> 32) as usize]
+    }
+
+    /// Begins to load the bucket where `hash` is at home.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        let hash = Self::upper(hash);
+        let region = &self.regions[self.region_of(hash) as usize];
+        prefetch(&region.memory, region.home_of(hash) * BUCKET_ENTRIES * 8);
+    }
+
+    /// The first entry with this hash's tag of which `is_it` says yes.
+    #[inline]
+    pub fn find(
+        &self,
+        hash: u64,
+        mut is_it: impl FnMut(Entry) -> bool,
+    ) -> Option<(EntryAt, Entry)> {
+        let hash = Self::upper(hash);
+        let number = self.region_of(hash);
+        let region = &self.regions[number as usize];
+        let tag = hash & TAG_MASK;
+        let mut bucket = region.home_of(hash);
+        for away in [0, AWAY] {
+            let wanted = u64::from(tag) << TAG_SHIFT | away;
+            for (i, &word) in region.bucket(bucket).iter().enumerate() {
+                if word & OURS == wanted && word != 0 && is_it(Entry(word)) {
+                    let word_at =
+                        u32::try_from(bucket * BUCKET_ENTRIES + i).expect("regions are small");
+                    return Some((EntryAt { region: number, word: word_at }, Entry(word)));
+                }
+            }
+            bucket = region.other_of(bucket, tag);
+        }
+        None
+    }
+
+    #[must_use]
+    pub fn entry(&self, at: EntryAt) -> Entry {
+        Entry(self.regions[at.region as usize].memory.words()[at.word as usize])
+    }
+
+    /// Changes tier, place and hits of an entry; its key stays the same.
+    #[inline]
+    pub fn set(&mut self, at: EntryAt, entry: Entry) {
+        let word = &mut self.regions[at.region as usize].memory.words_mut()[at.word as usize];
+        *word = *word & OURS | entry.0 & !OURS;
+    }
+
+    /// Adds an entry; the caller knows that the key has none.
+    pub fn insert(&mut self, hash: u64, entry: Entry) -> Result<EntryAt, IndexFull> {
+        let hash = Self::upper(hash);
+        loop {
+            let region = self.region_of(hash);
+            if let Some(word) = self.regions[region as usize].insert(hash, entry) {
+                return Ok(EntryAt { region, word });
+            }
+            self.grow(region)?;
+        }
+    }
+
+    pub fn remove(&mut self, at: EntryAt) {
+        let region = &mut self.regions[at.region as usize];
+        region.memory.words_mut()[at.word as usize] = 0;
+        region.entries -= 1;
+    }
+
+    /// Makes region `number` larger by a quarter, or splits it.
+    fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
+        let old = &self.regions[number as usize];
+        // A table that is full in one place and empty elsewhere holds keys with one hash: larger would not help.
+        if old.entries < old.buckets * BUCKET_ENTRIES / 2 {
+            return Err(IndexFull);
+        }
+        for quarters in old.buckets * 4 / REGION_BUCKETS + 1..=*GROWTH_QUARTERS.end() {
+            let mut new = Region::new(quarters, old.depth, old.prefix).ok_or(IndexFull)?;
+            let mut fits = true;
+            old.for_each(|hash, entry| fits = fits && new.insert(hash, entry).is_some());
+            if fits {
+                self.regions[number as usize] = new;
+                return Ok(());
+            }
+        }
+        self.split(number)
+    }
+
+    fn split(&mut self, number: u32) -> Result<(), IndexFull> {
+        let old = &self.regions[number as usize];
+        let depth = old.depth + 1;
+        if depth > DEPTH_MAX {
+            return Err(IndexFull);
+        }
+        let bit = 1u32 << (32 - depth);
+        let quarters = *GROWTH_QUARTERS.start();
+        let mut lower = Region::new(quarters, depth, old.prefix).ok_or(IndexFull)?;
+        let mut upper = Region::new(quarters, depth, old.prefix | bit).ok_or(IndexFull)?;
+        let mut fits = true;
+        old.for_each(|hash, entry| {
+            let half = if hash & bit == 0 { &mut lower } else { &mut upper };
+            fits = fits && half.insert(hash, entry).is_some();
+        });
+        if !fits {
+            return Err(IndexFull);
+        }
+        if depth > self.depth {
+            self.directory = self.directory.iter().flat_map(|&region| [region, region]).collect();
+            self.depth = depth;
+        }
+        let new = u32::try_from(self.regions.len()).expect("at most 16,384 regions");
+        let shift = 32 - self.depth;
+        let first = (upper.prefix >> shift) as usize;
+        self.directory[first..first + (1 << (self.depth - depth))].fill(new);
+        self.regions[number as usize] = lower;
+        self.regions.push(upper);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spread(number: u64) -> u64 {
+        // SplitMix64's finalizer.
+        let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn entry(number: u64) -> Entry {
+        Entry::new(Tier::Memory, Place::new(number).unwrap(), 0)
+    }
+
+    fn find(index: &Index, number: u64) -> Option<(EntryAt, Entry)> {
+        index.find(spread(number), |entry| entry.place().bits() == number)
+    }
+
+    #[test]
+    fn a_million_entries_are_found_and_take_less_than_eleven_bytes_each() {
+        let mut index = Index::new().unwrap();
+        let mut worst: f64 = 0.0;
+        for number in 0..1_000_000 {
+            index.insert(spread(number), entry(number)).unwrap();
+            if number > 100_000 {
+                worst = worst.max(index.bytes() as f64 / number as f64);
+            }
+        }
+        assert!(worst < 12.5, "{worst:.1} bytes an entry");
+        assert!(index.bytes() as f64 / 1e6 < 11.2, "{} bytes", index.bytes());
+        for number in 0..1_000_000 {
+            assert!(find(&index, number).is_some(), "{number} is lost");
+        }
+        assert!((1_000_000..2_000_000).all(|number| find(&index, number).is_none()));
+        for number in (0..1_000_000).step_by(2) {
+            index.remove(find(&index, number).unwrap().0);
+        }
+        for number in 0..1_000_000 {
+            assert_eq!(find(&index, number).is_some(), number % 2 == 1, "{number}");
+        }
+    }
+
+    #[test]
+    fn keys_with_one_hash_are_refused_and_nobody_else_is() {
+        let mut index = Index::new().unwrap();
+        let same = 0x1234_5678_9abc_def0;
+        let taken =
+            (0..100).take_while(|&number| index.insert(same, entry(number)).is_ok()).count();
+        assert_eq!(taken, BUCKET_ENTRIES * 2);
+        index.insert(spread(1), entry(1000)).unwrap();
+        assert_eq!(index.entries(), taken + 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, .. ProptestConfig::default() })]
+        /// Hashes crowd into a few buckets, so that displacement and closing gaps happen all the time.
+        #[test]
+        fn it_behaves_like_a_map(
+            steps in prop::collection::vec((0u64..400, any::<bool>()), 1..4000), buckets in 1u64..40,
+        ) {
+            let mut index = Index::new().unwrap();
+            let mut model = HashMap::new();
+            let crowd = |number: u64| (spread(number) % (buckets << 18)) << 32 | 0x5555;
+            for (number, add) in steps {
+                let found = index.find(crowd(number), |entry| entry.place().bits() == number);
+                prop_assert_eq!(found.map(|(_, entry)| entry.hits()), model.get(&number).copied());
+                match (add, found) {
+                    (true, Some((at, entry))) => {
+                        index.set(at, entry.hit());
+                        model.insert(number, entry.hit().hits());
+                    }
+                    (true, None) => {
+                        if index.insert(crowd(number), entry(number)).is_ok() {
+                            model.insert(number, 0);
+                        }
+                    }
+                    (false, Some((at, _))) => {
+                        index.remove(at);
+                        model.remove(&number);
+                    }
+                    (false, None) => {}
+                }
+            }
+            prop_assert_eq!(index.entries(), model.len());
+            for number in 0..400 {
+                let found = index.find(crowd(number), |entry| entry.place().bits() == number);
+                prop_assert_eq!(found.is_some(), model.contains_key(&number));
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! A queue of sealed segments, oldest first, linked through the segments themselves so that one can
+//! leave from the middle.
+
+use super::arena::{Arena, SegmentId};
+
+/// First in, first out, of sealed segments.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct SegmentQueue {
+    oldest: Option<SegmentId>,
+    newest: Option<SegmentId>,
+}
+
+impl SegmentQueue {
+    #[must_use]
+    pub const fn oldest(&self) -> Option<SegmentId> {
+        self.oldest
+    }
+
+    /// Seals the segment and puts it at the end.
+    pub fn push(&mut self, arena: &mut Arena, id: SegmentId) {
+        let segment = arena.segment_mut(id);
+        debug_assert!(!segment.is_sealed, "a segment is sealed once");
+        segment.is_sealed = true;
+        segment.older = self.newest;
+        segment.newer = None;
+        match self.newest {
+            Some(newest) => arena.segment_mut(newest).newer = Some(id),
+            None => self.oldest = Some(id),
+        }
+        self.newest = Some(id);
+    }
+
+    /// Takes a sealed segment out, wherever it stands.
+    pub fn remove(&mut self, arena: &mut Arena, id: SegmentId) {
+        let segment = arena.segment_mut(id);
+        debug_assert!(segment.is_sealed, "only sealed segments stand in a queue");
+        segment.is_sealed = false;
+        let (older, newer) = (segment.older.take(), segment.newer.take());
+        match older {
+            Some(older) => arena.segment_mut(older).newer = newer,
+            None => self.oldest = newer,
+        }
+        match newer {
+            Some(newer) => arena.segment_mut(newer).older = older,
+            None => self.newest = older,
+        }
+    }
+}

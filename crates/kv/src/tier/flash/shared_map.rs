@@ -1,0 +1,66 @@
+//! A part of a file as memory: what is written there survives the process, without a system call.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+/// A shared mapping of a file, of which this process is the only user (the file is locked).
+#[derive(Debug)]
+pub(super) struct SharedMap {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; whoever owns the value owns the memory.
+unsafe impl Send for SharedMap {}
+
+impl SharedMap {
+    /// The `bytes` of the file from `offset`, a multiple of a page, on. The file must be that long.
+    pub(super) fn new(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file's
+        // lock keeps other servers away; whoever cuts the file short meanwhile has the process killed (SIGBUS), not misled.
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        }?;
+        let address = NonNull::new(address.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { address, bytes })
+    }
+
+    /// Writes what was changed to the device, and waits for it.
+    pub(super) fn sync(&mut self) -> rustix::io::Result<()> {
+        // SAFETY: the range is our own mapping.
+        unsafe { msync(self.address.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) }
+    }
+}
+
+impl Deref for SharedMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nobody else writes to it.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for SharedMap {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes this the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for SharedMap {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing borrows from it any more.
+        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,608 @@
+//! The log of a tier: records in zones that are written once, in bulk, and reused in turn.
+//!
+//! One shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is written in
+//! one go and answers reads from memory until it has arrived. Before a zone is used again it is read
+//! back, so that the index forgets what was in it and what was hit gets another round. What lies under
+//! it, the pool's blades or a flash device, is a [`Medium`].
+//!
+//! Invariants: zones are used in the order of their numbers; a record's checksum holds the seal of its
+//! zone's use, so that what an earlier use left behind is never taken for a record.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::pages::{PAGE_BYTES, Pages};
+use super::record::{self, Record};
+use crate::store::index::Place;
+
+/// The fewest zones that make a tier: some are always being written, read back or kept free.
+pub const ZONES_MIN: usize = 16;
+/// Zones kept free for what comes next.
+const FREE_ZONES: usize = 4;
+/// Zones that may be on their way at a time; then nothing more is taken.
+const WRITING_MAX: usize = 4;
+/// Reads under way at a time; the others wait their turn.
+const READS_MAX: usize = 512;
+/// How long storing waits for room.
+const ROOM_WAIT: Duration = Duration::from_millis(50);
+/// How long one look for room lasts while storing waits for it.
+const ROOM_LOOK: Duration = Duration::from_micros(200);
+/// After waiting in vain nobody waits for so long; items that leave memory are lost meanwhile.
+const STUCK_PAUSE: Duration = Duration::from_millis(200);
+/// Zones in a row that could not be written: then nothing more is given to the medium.
+const LOST_IN_ROW_MAX: u32 = 8;
+/// Pages of the buffers that most reads use; longer reads get memory of their own.
+const READ_PAGES: usize = 2;
+
+/// Bits of a place: pages to read (0 = more than the hint can say), then the offset in units of the
+/// medium's alignment.
+const OFFSET_BITS: u32 = 34;
+const HINT_MAX: usize = 63;
+
+/// What a medium has done: the memory it was lent, and whether all went well.
+#[derive(Debug)]
+pub struct Ended {
+    pub token: u64,
+    pub pages: Pages,
+    pub is_ok: bool,
+}
+
+/// Where a log's zones lie. Reads and writes lend it memory, which comes back when they have ended.
+pub trait Medium {
+    /// Pages of a zone: large enough that writing it is worth a request, small enough that losing it is no loss.
+    const ZONE_PAGES: usize;
+    /// Records begin at multiples of this.
+    const ALIGN_BYTES: usize;
+    /// The longest record.
+    const RECORD_BYTES_MAX: usize;
+    /// Room that the medium takes at a zone's end: for the zone, and for each of its records.
+    const TAIL_BYTES: usize;
+    const TAIL_RECORD_BYTES: usize;
+
+    fn zones(&self) -> usize;
+    /// Begins to fetch the `count` pages of a zone from `first` on.
+    fn start_read(&mut self, pages: Pages, at: (usize, usize), count: usize, token: u64);
+    /// Begins to store a whole zone.
+    fn start_write(&mut self, pages: Pages, zone: usize, token: u64);
+    /// What is being written under `token`.
+    fn written(&self, token: u64) -> Option<&[u8]>;
+    /// Takes what has ended. Never blocks. `now` is given now and then, so that what takes too long fails.
+    fn poll(&mut self, now: Option<Instant>, ended: &mut Vec<Ended>);
+    /// Sleeps until something has ended, for at most so long.
+    fn wait(&self, limit: Duration);
+
+    /// Whether so many bytes may be written now.
+    fn admits(&mut self, _bytes: usize) -> bool {
+        true
+    }
+    /// What makes the records of a use of a zone different from those of every other use.
+    fn seal_of(&self, _zone: usize, sequence: u32) -> u32 {
+        sequence
+    }
+    /// A zone is filled from now on; what it held is gone.
+    fn zone_opens(&mut self, _zone: usize, _sequence: u32) {}
+    /// A zone is about to be written: the medium may write behind the records.
+    fn zone_closes(&mut self, _zone: usize, _used_bytes: usize, _bytes: &mut [u8]) {}
+    /// A zone has arrived.
+    fn zone_sealed(&mut self, _zone: usize) {}
+    /// Nobody asks any more for what a zone held.
+    fn zone_freed(&mut self, _zone: usize) {}
+    /// The record that begins here is not to be found again.
+    fn forget(&mut self, _zone: usize, _offset: usize) {}
+}
+
+/// What became of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The record ends here in the buffer of records; it begins where the one before ends.
+    Found { end: usize },
+    /// The zone was used again, or what came back is not what was written.
+    Gone,
+    /// The medium could not read it.
+    Failed,
+}
+
+/// Reads that ended: their tokens and places, and the records that were found.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    pub reads: Vec<(u64, Place, Outcome)>,
+    pub records: Vec<u8>,
+}
+
+impl Outcomes {
+    fn push(&mut self, token: u64, place: Place, record: Option<&[u8]>, otherwise: Outcome) {
+        let outcome = record.map_or(otherwise, |bytes| {
+            self.records.extend_from_slice(bytes);
+            Outcome::Found { end: self.records.len() }
+        });
+        self.reads.push((token, place, outcome));
+    }
+
+    pub fn clear(&mut self) {
+        self.reads.clear();
+        self.records.clear();
+    }
+}
+
+/// What a log counts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct LogCounts {
+    pub records_written: u64,
+    pub bytes_written: u64,
+    pub reads: u64,
+    pub reads_failed: u64,
+    /// Reads whose bytes were not what was written, or of zones used again.
+    pub reads_gone: u64,
+    /// Records that were refused because zones could not be written fast enough.
+    pub refused: u64,
+    /// Records that were refused because the medium is written no faster on purpose.
+    pub over_budget: u64,
+    /// Records that were hit and got another round.
+    pub kept: u64,
+    /// Records that went with their zone.
+    pub dropped: u64,
+    pub zones_lost: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    Read { place: Place, seal: u32, token: u64, skip_bytes: usize },
+    Write { zone: usize },
+    Reclaim { zone: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZoneState {
+    Free,
+    Open,
+    Writing,
+    Sealed,
+    Reclaiming,
+}
+
+/// One zone, as the log keeps it.
+#[derive(Debug, Clone, Copy)]
+pub struct Zone {
+    pub state: ZoneState,
+    /// The number of its use; later uses have larger ones.
+    pub sequence: u32,
+    pub used_bytes: usize,
+    records: usize,
+}
+
+impl Zone {
+    pub const FREE: Self = Self { state: ZoneState::Free, sequence: 0, used_bytes: 0, records: 0 };
+
+    /// A zone that was written by an earlier process.
+    #[must_use]
+    pub const fn sealed(sequence: u32, used_bytes: usize) -> Self {
+        Self { state: ZoneState::Sealed, sequence, used_bytes, records: 0 }
+    }
+}
+
+/// A read that waits for its turn or for its zone.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    place: Place,
+    token: u64,
+}
+
+/// What happens to the records of a zone that is used again.
+pub trait Judge {
+    /// Whether the index still points here and the record was hit: then it is appended again.
+    fn keeps(&mut self, hash: u64, place: Place) -> bool;
+    /// It was appended again.
+    fn moved(&mut self, hash: u64, from: Place, to: Place);
+    /// It goes.
+    fn dropped(&mut self, record: &Record<'_>, place: Place);
+}
+
+/// One shard's log.
+#[derive(Debug)]
+pub struct Log<M> {
+    medium: M,
+    zones: Vec<Zone>,
+    /// The zone that is filled, if `buffer` is there; else the one before the next.
+    open: usize,
+    last_sequence: u32,
+    buffer: Option<Pages>,
+    spare: Vec<Pages>,
+    read_buffers: Vec<Pages>,
+    operations: HashMap<u64, Operation>,
+    next_operation: u64,
+    reading: usize,
+    wanted: VecDeque<Wanted>,
+    /// Reads that memory could answer, still to be handed out.
+    at_hand: Vec<Wanted>,
+    reclaimed: VecDeque<(usize, Pages, bool)>,
+    ended: Vec<Ended>,
+    outcomes: Outcomes,
+    /// Nobody waits for room before then: the last who did waited in vain.
+    stuck_until: Option<Instant>,
+    lost_in_row: u32,
+    counts: LogCounts,
+}
+
+impl<M: Medium> Log<M> {
+    const ZONE_BYTES: usize = M::ZONE_PAGES * PAGE_BYTES;
+    /// More zones than places can name are not used.
+    const ZONES_MAX: usize = (M::ALIGN_BYTES << OFFSET_BITS) / Self::ZONE_BYTES;
+
+    /// A log over all zones of the medium, of which `zones` tells what is in them. None when there are too few.
+    pub fn new(medium: M, mut zones: Vec<Zone>) -> Option<Self> {
+        zones.truncate(Self::ZONES_MAX);
+        if zones.len() < ZONES_MIN {
+            return None;
+        }
+        let last = (0..zones.len())
+            .filter(|&zone| zones[zone].state == ZoneState::Sealed)
+            .max_by_key(|&zone| zones[zone].sequence);
+        let mut log = Self {
+            medium,
+            open: last.unwrap_or(zones.len() - 1),
+            // Also of zones that were not whole: their uses' seals must not come again.
+            last_sequence: zones.iter().map(|zone| zone.sequence).max().unwrap_or(0),
+            zones,
+            buffer: None,
+            spare: Vec::new(),
+            read_buffers: Vec::new(),
+            operations: HashMap::new(),
+            next_operation: 0,
+            reading: 0,
+            wanted: VecDeque::new(),
+            at_hand: Vec::new(),
+            reclaimed: VecDeque::new(),
+            ended: Vec::new(),
+            outcomes: Outcomes::default(),
+            stuck_until: None,
+            lost_in_row: 0,
+            counts: LogCounts::default(),
+        };
+        log.reclaim_ahead();
+        Some(log)
+    }
+
+    #[must_use]
+    pub const fn counts(&self) -> &LogCounts {
+        &self.counts
+    }
+
+    #[must_use]
+    pub const fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    pub const fn medium_mut(&mut self) -> &mut M {
+        &mut self.medium
+    }
+
+    /// What the tier can hold.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        (self.zones.len() * Self::ZONE_BYTES) as u64
+    }
+
+    /// Nothing more is written: the medium failed too often. Reads go on.
+    #[must_use]
+    pub const fn is_broken(&self) -> bool {
+        self.lost_in_row >= LOST_IN_ROW_MAX
+    }
+
+    fn seal(&self, zone: usize) -> u32 {
+        self.medium.seal_of(zone, self.zones[zone].sequence)
+    }
+
+    /// Takes a record (without its checksum); None when it is too long or nothing can be taken now.
+    pub fn append(&mut self, bytes: &[u8]) -> Option<Place> {
+        let footprint = bytes.len().next_multiple_of(M::ALIGN_BYTES);
+        if bytes.len() > M::RECORD_BYTES_MAX || !self.has_room(footprint) {
+            return None;
+        }
+        let seal = self.seal(self.open);
+        let zone = &mut self.zones[self.open];
+        let offset = zone.used_bytes;
+        let buffer = &mut self.buffer.as_mut()?.bytes_mut()[offset..offset + footprint];
+        let (record, gap) = buffer.split_at_mut(bytes.len());
+        record.copy_from_slice(bytes);
+        gap.fill(0);
+        record::seal(record, seal);
+        zone.used_bytes += footprint;
+        zone.records += 1;
+        self.counts.records_written += 1;
+        self.counts.bytes_written += footprint as u64;
+        Self::place_of(self.open, offset, bytes.len())
+    }
+
+    /// As [`Self::append`], but waits a moment for zones that are on their way, so that whoever stores faster than
+    /// the medium takes it is slowed down, and not made to lose items. One that hangs is waited for once in a
+    /// while; a budget is not waited for.
+    pub fn append_or_wait(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Option<Place> {
+        if self.is_broken() || bytes.len() > M::RECORD_BYTES_MAX {
+            self.counts.refused += 1;
+            return None;
+        }
+        if !self.medium.admits(bytes.len()) {
+            self.counts.over_budget += 1;
+            return None;
+        }
+        if let Some(place) = self.append(bytes) {
+            return Some(place);
+        }
+        let start = Instant::now();
+        let may_wait = self.stuck_until.is_none_or(|until| start >= until);
+        while may_wait && start.elapsed() < ROOM_WAIT {
+            self.medium.wait(ROOM_LOOK);
+            self.poll(None, judge);
+            if let Some(place) = self.append(bytes) {
+                return Some(place);
+            }
+        }
+        if may_wait {
+            self.stuck_until = Some(start + STUCK_PAUSE);
+        }
+        self.counts.refused += 1;
+        None
+    }
+
+    /// Makes sure that the open zone has room, by closing it and opening the next.
+    fn has_room(&mut self, footprint: usize) -> bool {
+        let Zone { used_bytes, records, .. } = self.zones[self.open];
+        let tail = M::TAIL_BYTES + (records + 1) * M::TAIL_RECORD_BYTES;
+        if self.buffer.is_some() && used_bytes + footprint + tail <= Self::ZONE_BYTES {
+            return true;
+        }
+        let next = (self.open + 1) % self.zones.len();
+        let writing =
+            self.operations.values().filter(|it| matches!(it, Operation::Write { .. })).count();
+        if self.zones[next].state != ZoneState::Free || writing >= WRITING_MAX {
+            self.reclaim_ahead();
+            return false;
+        }
+        let Some(fresh) = self.spare.pop().or_else(|| Pages::new(M::ZONE_PAGES)) else {
+            return false;
+        };
+        self.close();
+        self.buffer = Some(fresh);
+        self.open = next;
+        self.last_sequence = self.last_sequence.wrapping_add(1);
+        let sequence = self.last_sequence;
+        self.zones[next] = Zone { state: ZoneState::Open, sequence, used_bytes: 0, records: 0 };
+        self.medium.zone_opens(next, sequence);
+        self.reclaim_ahead();
+        true
+    }
+
+    /// Begins to write the open zone, if there is one.
+    pub fn close(&mut self) {
+        let Some(mut full) = self.buffer.take() else { return };
+        let zone = self.open;
+        let used_bytes = self.zones[zone].used_bytes;
+        // What an earlier use left behind the last record is no record.
+        full.bytes_mut()[used_bytes..].fill(0);
+        self.medium.zone_closes(zone, used_bytes, full.bytes_mut());
+        self.zones[zone].state = ZoneState::Writing;
+        let operation = self.number(Operation::Write { zone });
+        self.medium.start_write(full, zone, operation);
+    }
+
+    /// Begins to read back the oldest zone when too few are free.
+    fn reclaim_ahead(&mut self) {
+        let zones = self.zones.len();
+        for ahead in 1..=FREE_ZONES {
+            let zone = (self.open + ahead) % zones;
+            match self.zones[zone].state {
+                ZoneState::Free | ZoneState::Reclaiming => {}
+                ZoneState::Sealed => {
+                    let Some(pages) = self.spare.pop().or_else(|| Pages::new(M::ZONE_PAGES)) else {
+                        return;
+                    };
+                    self.zones[zone].state = ZoneState::Reclaiming;
+                    let operation = self.number(Operation::Reclaim { zone });
+                    self.medium.start_read(pages, (zone, 0), M::ZONE_PAGES, operation);
+                }
+                ZoneState::Open | ZoneState::Writing => return,
+            }
+        }
+    }
+
+    fn number(&mut self, operation: Operation) -> u64 {
+        self.next_operation += 1;
+        self.operations.insert(self.next_operation, operation);
+        self.next_operation
+    }
+
+    /// Begins to read a record; it comes among the outcomes, with `token`.
+    pub fn read(&mut self, place: Place, token: u64) {
+        self.counts.reads += 1;
+        self.wanted.push_back(Wanted { place, token });
+        self.start_reads();
+    }
+
+    fn start_reads(&mut self) {
+        while self.reading < READS_MAX {
+            let Some(Wanted { place, token }) = self.wanted.pop_front() else { return };
+            let (zone, offset, hint) = Self::parts_of(place);
+            let state = self.zones.get(zone).map_or(ZoneState::Free, |zone| zone.state);
+            if matches!(state, ZoneState::Open | ZoneState::Writing | ZoneState::Free) {
+                self.at_hand.push(Wanted { place, token });
+                continue;
+            }
+            let first = offset / PAGE_BYTES;
+            let left = M::ZONE_PAGES - first;
+            let count = if hint == 0 { left } else { hint.min(left) };
+            let buffer = if count <= READ_PAGES { self.read_buffers.pop() } else { None };
+            let Some(pages) = buffer.or_else(|| Pages::new(count.max(READ_PAGES))) else {
+                self.at_hand.push(Wanted { place, token });
+                continue;
+            };
+            let (seal, skip_bytes) = (self.seal(zone), offset % PAGE_BYTES);
+            let operation = self.number(Operation::Read { place, seal, token, skip_bytes });
+            self.medium.start_read(pages, (zone, first), count, operation);
+            self.reading += 1;
+        }
+    }
+
+    /// The record here is not to be found again, even by a later process.
+    pub fn forget(&mut self, place: Place) {
+        let (zone, offset, _) = Self::parts_of(place);
+        if zone < self.zones.len() {
+            self.medium.forget(zone, offset);
+        }
+    }
+
+    /// Whether anything is under way or to be handed out.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.operations.is_empty() || !self.wanted.is_empty() || self.has_at_hand()
+    }
+
+    /// Whether zones are still on their way.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        self.operations.values().any(|it| matches!(it, Operation::Write { .. }))
+    }
+
+    /// Whether [`Self::poll`] has something to do without anything coming.
+    #[must_use]
+    pub fn has_at_hand(&self) -> bool {
+        !self.at_hand.is_empty() || !self.reclaimed.is_empty() || !self.outcomes.reads.is_empty()
+    }
+
+    /// The reads that ended. To be given back with [`Self::return_outcomes`].
+    pub fn take_outcomes(&mut self) -> Outcomes {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// Keeps the memory for the next; what came meanwhile stays.
+    pub fn return_outcomes(&mut self, mut outcomes: Outcomes) {
+        if self.outcomes.reads.is_empty() {
+            outcomes.clear();
+            self.outcomes = outcomes;
+        }
+    }
+
+    /// Takes what has come: reads that ended are among the outcomes then, records of zones that are used again
+    /// go to `judge`. Never blocks. `now` is given now and then, so that what takes too long fails.
+    pub fn poll(&mut self, now: Option<Instant>, judge: &mut dyn Judge) {
+        let mut ended = std::mem::take(&mut self.ended);
+        self.medium.poll(now, &mut ended);
+        for it in ended.drain(..) {
+            self.complete(it);
+        }
+        self.ended = ended;
+        for wanted in std::mem::take(&mut self.at_hand) {
+            self.answer_at_hand(wanted);
+        }
+        while let Some((zone, pages, is_ok)) = self.reclaimed.pop_front() {
+            self.reuse(zone, &pages, is_ok, judge);
+            self.spare.push(pages);
+        }
+        self.start_reads();
+    }
+
+    fn complete(&mut self, Ended { token, pages, is_ok }: Ended) {
+        match self.operations.remove(&token) {
+            Some(Operation::Read { place, seal, token, skip_bytes }) => {
+                self.reading -= 1;
+                let record = record::read(&pages.bytes()[skip_bytes..], seal).filter(|_| is_ok);
+                let otherwise = if is_ok { Outcome::Gone } else { Outcome::Failed };
+                self.counts.reads_failed += u64::from(!is_ok);
+                self.counts.reads_gone += u64::from(is_ok && record.is_none());
+                self.outcomes.push(token, place, record.map(|it| it.bytes), otherwise);
+                if pages.bytes().len() == READ_PAGES * PAGE_BYTES {
+                    self.read_buffers.push(pages);
+                }
+            }
+            Some(Operation::Write { zone }) => {
+                // A zone that did not arrive is used again in its turn; until then its reads fail.
+                self.zones[zone].state = ZoneState::Sealed;
+                if is_ok {
+                    self.medium.zone_sealed(zone);
+                    self.lost_in_row = 0;
+                } else {
+                    self.counts.zones_lost += 1;
+                    self.lost_in_row += 1;
+                }
+                self.spare.push(pages);
+                self.reclaim_ahead();
+            }
+            Some(Operation::Reclaim { zone }) => self.reclaimed.push_back((zone, pages, is_ok)),
+            None => {}
+        }
+    }
+
+    /// Answers a read out of memory: its zone is open or on its way.
+    fn answer_at_hand(&mut self, Wanted { place, token }: Wanted) {
+        let (zone, offset, _) = Self::parts_of(place);
+        let seal = self.zones.get(zone).map_or(0, |it| self.medium.seal_of(zone, it.sequence));
+        let Self { zones, buffer, operations, medium, outcomes, .. } = self;
+        let memory = match zones.get(zone).map(|zone| zone.state) {
+            Some(ZoneState::Open) => buffer.as_ref().map(Pages::bytes),
+            Some(ZoneState::Writing) => operations.iter().find_map(|(&token, it)| match it {
+                Operation::Write { zone: written } if *written == zone => medium.written(token),
+                _ => None,
+            }),
+            _ => None,
+        };
+        let record = memory.and_then(|bytes| record::read(bytes.get(offset..)?, seal));
+        if let Some(record) = record {
+            outcomes.push(token, place, Some(record.bytes), Outcome::Gone);
+        } else if self.zones.get(zone).is_some_and(|zone| zone.state == ZoneState::Sealed) {
+            // It arrived in the meantime.
+            self.wanted.push_back(Wanted { place, token });
+        } else {
+            self.counts.reads_gone += 1;
+            self.outcomes.push(token, place, None, Outcome::Gone);
+        }
+    }
+
+    /// Judges every record of a zone, then frees it.
+    fn reuse(&mut self, zone: usize, pages: &Pages, is_ok: bool, judge: &mut dyn Judge) {
+        let seal = self.seal(zone);
+        let used = self.zones[zone].used_bytes;
+        let mut offset = 0;
+        while offset < used && is_ok {
+            let Some(length) = record::length(&pages.bytes()[offset..]) else { break };
+            let whole = pages
+                .bytes()
+                .get(offset..offset + length)
+                .and_then(|bytes| record::read(bytes, seal));
+            if let (Some(record), Some(place)) = (whole, Self::place_of(zone, offset, length)) {
+                self.judge_record(&record, place, judge);
+            }
+            offset += length.next_multiple_of(M::ALIGN_BYTES);
+        }
+        self.zones[zone].state = ZoneState::Free;
+        self.zones[zone].used_bytes = 0;
+        self.medium.zone_freed(zone);
+    }
+
+    fn judge_record(&mut self, record: &Record<'_>, place: Place, judge: &mut dyn Judge) {
+        if judge.keeps(record.hash, place)
+            && self.medium.admits(record.bytes.len())
+            && let Some(to) = self.append(record.bytes)
+        {
+            self.counts.kept += 1;
+            judge.moved(record.hash, place, to);
+            return;
+        }
+        self.counts.dropped += 1;
+        judge.dropped(record, place);
+    }
+
+    /// The place of a record; None beyond what a place can name.
+    #[must_use]
+    pub fn place_of(zone: usize, offset: usize, bytes: usize) -> Option<Place> {
+        let pages = (offset % PAGE_BYTES + bytes).div_ceil(PAGE_BYTES);
+        let hint = if pages <= HINT_MAX { pages as u64 } else { 0 };
+        let unit = (zone * Self::ZONE_BYTES + offset) as u64 / M::ALIGN_BYTES as u64;
+        Place::new(hint << OFFSET_BITS | unit)
+    }
+
+    /// Zone, offset in it, and how many pages to read (0 = to its end).
+    const fn parts_of(place: Place) -> (usize, usize, usize) {
+        let hint = (place.bits() >> OFFSET_BITS) as usize;
+        let at = (place.bits() & ((1 << OFFSET_BITS) - 1)) as usize * M::ALIGN_BYTES;
+        (at / Self::ZONE_BYTES, at % Self::ZONE_BYTES, hint)
+    }
+}

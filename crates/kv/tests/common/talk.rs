@@ -1,0 +1,105 @@
+//! Talking to a server: bytes in any pieces, and everything that comes back.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use super::{PATIENCE, wait_until};
+
+/// Sends `pieces`, each only once the server has taken the ones before from the socket, then ends the
+/// sending side and gives all that came back until the server ended the connection.
+pub fn exchange(mut stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
+    stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+    stream.set_write_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+    let mut reader = stream.try_clone().expect("a socket can be cloned");
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(move || {
+            for (number, piece) in pieces.iter().enumerate() {
+                // The server may have closed, as it does after `quit`: what it said counts.
+                if stream.write_all(piece).is_err() {
+                    return;
+                }
+                if number + 1 < pieces.len() {
+                    wait_until_taken(&stream);
+                }
+            }
+            let _ = stream.shutdown(Shutdown::Write);
+        });
+        let replies = read_to_end(&mut reader);
+        sender.join().expect("the sender does not panic");
+        replies
+    })
+}
+
+/// All that comes until the connection ends, one way or another.
+pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
+    let mut replies = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return replies,
+            Ok(bytes) => replies.extend_from_slice(&buffer[..bytes]),
+            // A server that closes with input unread makes it a reset, behind all it said.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return replies,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&replies)),
+        }
+    }
+}
+
+/// Waits until the other side has read everything, or has gone.
+fn wait_until_taken(stream: &UnixStream) {
+    const LOOKS_WITHOUT_SLEEP: u32 = 1000;
+    for _ in 0..LOOKS_WITHOUT_SLEEP {
+        if unread_bytes(stream).is_none_or(|bytes| bytes == 0) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    wait_until("the server reads", || {
+        let unread = unread_bytes(stream);
+        unread.is_none_or(|bytes| bytes == 0).then_some(())
+    });
+}
+
+/// What was sent and not read by the other side.
+fn unread_bytes(stream: &UnixStream) -> Option<i32> {
+    use std::os::fd::AsRawFd;
+    let mut bytes = 0i32;
+    // SAFETY: TIOCOUTQ writes one int to where the pointer says, and the descriptor is open.
+    let result = unsafe { libc::ioctl(stream.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    (result == 0).then_some(bytes)
+}
+
+/// Reads until what came ends with `end`.
+pub fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
+    let mut replies = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    while !replies.ends_with(end) {
+        let shown = || String::from_utf8_lossy(&replies[..replies.len().min(2000)]).into_owned();
+        match stream.read(&mut buffer) {
+            Ok(0) => panic!("the connection ended after {:?}", shown()),
+            Ok(bytes) => replies.extend_from_slice(&buffer[..bytes]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => panic!("{error} after {:?}", shown()),
+        }
+    }
+    replies
+}
+
+/// Sends a request and reads its reply, which ends as said.
+pub fn ask(stream: &mut (impl Read + Write), request: &[u8], end: &[u8]) -> Vec<u8> {
+    stream.write_all(request).expect("the server takes requests");
+    read_until(stream, end)
+}
+
+/// Bytes as a person reads them, shortened in the middle.
+pub fn shown(bytes: &[u8]) -> String {
+    const EDGE_BYTES: usize = 1500;
+    if bytes.len() <= 2 * EDGE_BYTES {
+        return bytes.escape_ascii().to_string().replace("\\r\\n", "\\r\\n\n");
+    }
+    let (head, tail) = (&bytes[..EDGE_BYTES], &bytes[bytes.len() - EDGE_BYTES..]);
+    format!("{} … {}", head.escape_ascii(), tail.escape_ascii()).replace("\\r\\n", "\\r\\n\n")
+}

@@ -1,0 +1,307 @@
+//! Far memory under the server, with real blades: what does not fit into memory is still there, in order, and a
+//! blade that dies costs its items and nothing else.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_blade::{BladeConfig, Server as Blade, Serving};
+use farpool_keyvault::client::{Address as LightAddress, Client as LightClient};
+use farpool_kv::server::{FarSettings, Server, ServerError, Settings, Shared};
+use farpool_pool::Address;
+
+const MEMORY_BYTES: usize = 16 << 20;
+const FAR_BYTES: u64 = 96 << 20;
+
+fn blade(address: &Address) -> Serving {
+    let config = BladeConfig { memory_bytes: 256 << 20, ..BladeConfig::default() };
+    Blade::bind(std::slice::from_ref(address), config).unwrap().serve().unwrap()
+}
+
+struct Running {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<(), ServerError>>>,
+    text: SocketAddr,
+    light: SocketAddr,
+}
+
+impl Running {
+    fn start(threads: usize, blade: &Address) -> Self {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let settings = Settings {
+            addresses: vec![any],
+            keyvault_addresses: vec![any],
+            memory_bytes: MEMORY_BYTES,
+            threads,
+            far: Some(FarSettings {
+                blades: vec![blade.clone()],
+                bytes: FAR_BYTES,
+                deadline: Duration::from_millis(300),
+                allow_remote_tcp: false,
+            }),
+            ..Settings::default()
+        };
+        let server = Server::bind(settings, 1_700_000_000).unwrap();
+        let &[text, light] = server.addresses() else { panic!("two addresses") };
+        let shared = server.shared();
+        let thread = Some(std::thread::spawn(move || server.run()));
+        Self { shared, thread, text, light }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.ask_to_stop();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap().unwrap();
+        }
+    }
+}
+
+struct Text {
+    reader: BufReader<TcpStream>,
+}
+
+impl Text {
+    fn connect(at: SocketAddr) -> Self {
+        let stream = TcpStream::connect(at).unwrap();
+        // A hang fails the test instead of the whole run.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Self { reader: BufReader::new(stream) }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.reader.get_mut().write_all(bytes).unwrap();
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.reader.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, request: &str) -> String {
+        self.send(format!("{request}\r\n").as_bytes());
+        self.line()
+    }
+
+    /// Reads the reply to a `get`: the items in their order.
+    fn items(&mut self) -> Vec<(String, Vec<u8>)> {
+        let mut items = Vec::new();
+        loop {
+            let line = self.line();
+            if line == "END" {
+                return items;
+            }
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words[0], "VALUE", "{line}");
+            let mut value = vec![0; words[3].parse::<usize>().unwrap() + 2];
+            self.reader.read_exact(&mut value).unwrap();
+            value.truncate(value.len() - 2);
+            items.push((words[1].to_owned(), value));
+        }
+    }
+
+    fn get(&mut self, key: &str) -> Option<Vec<u8>> {
+        self.send(format!("get {key}\r\n").as_bytes());
+        self.items().pop().map(|(_, value)| value)
+    }
+
+    fn statistic(&mut self, name: &str) -> u64 {
+        self.send(b"stats\r\n");
+        let mut found = None;
+        loop {
+            let line = self.line();
+            if line == "END" {
+                return found.unwrap_or_else(|| panic!("stats has no {name}"));
+            }
+            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
+                found = value.parse().ok();
+            }
+        }
+    }
+}
+
+fn value(key: usize, round: usize) -> Vec<u8> {
+    let mut value = format!("{key}.{round}.").into_bytes();
+    value.resize(40 + key * 131 % 2000, b'v');
+    value
+}
+
+fn fill(text: &mut Text, keys: usize, round: usize) {
+    for key in 0..keys {
+        let value = value(key, round);
+        text.send(format!("set key{key} 3 0 {} noreply\r\n", value.len()).as_bytes());
+        text.send(&value);
+        text.send(b"\r\n");
+    }
+    assert!(text.ask("version").starts_with("VERSION"));
+}
+
+fn with_blades(test: impl Fn(&Address, Serving)) {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, scheme) in ["tcp", "unix", "shm"].into_iter().enumerate() {
+        let path = folder.path().join(format!("blade{number}.sock"));
+        let address: Address = match scheme {
+            "tcp" => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+            "unix" => Address::Unix(path),
+            _ => Address::Shm(path),
+        };
+        let serving = blade(&address);
+        let bound = serving.addresses()[0].clone();
+        test(&bound, serving);
+    }
+    assert!(Path::new(folder.path()).exists());
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_still_there() {
+    with_blades(|address, blade| {
+        for threads in [1, 3] {
+            let server = Running::start(threads, address);
+            let mut text = Text::connect(server.text);
+            let keys = 40_000;
+            fill(&mut text, keys, 0);
+            assert!(text.statistic("far_items") > 10_000, "{address}");
+            let start = Instant::now();
+            let mut missing = 0;
+            for first in (0..keys).step_by(50) {
+                let names: Vec<String> =
+                    (first..first + 50).map(|key| format!("key{key}")).collect();
+                text.send(format!("get {}\r\n", names.join(" ")).as_bytes());
+                let items = text.items();
+                // In the order of the question; what is missing was counted when it was lost.
+                let mut asked = names.iter();
+                for (name, found) in &items {
+                    assert!(asked.any(|it| it == name), "{name} is out of order");
+                    assert!(
+                        *found == value(name[3..].parse().unwrap(), 0),
+                        "{name} has another value"
+                    );
+                }
+                missing += 50 - items.len() as u64;
+            }
+            let refused = text.statistic("far_refused");
+            assert!(
+                missing <= refused && missing < keys as u64 / 10,
+                "{missing} are missing, {refused} were refused"
+            );
+            eprintln!("{address} {threads} threads: {keys} items in {:?}", start.elapsed());
+            let mut light = LightClient::connect(&LightAddress::Tcp(server.light)).unwrap();
+            let names: Vec<String> = (0..keys).step_by(17).map(|key| format!("key{key}")).collect();
+            let wanted: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+            let found = light.get_many(&wanted).unwrap();
+            for (key, found) in (0..keys).step_by(17).zip(&found) {
+                assert!(found.as_ref().is_none_or(|it| it.bytes == value(key, 0)), "key{key}");
+            }
+            assert!(found.iter().flatten().count() > found.len() * 8 / 10);
+        }
+        blade.shutdown();
+    });
+}
+
+#[test]
+fn every_command_finds_what_is_below() {
+    with_blades(|address, blade| {
+        let server = Running::start(2, address);
+        let mut text = Text::connect(server.text);
+        text.send(b"set number 7 0 2\r\n41\r\nset word 1 0 2\r\nab\r\nset cas 0 0 1\r\nx\r\nset gone 0 0 1\r\nx\r\n");
+        text.send(b"set old 0 0 1\r\nx\r\nset touched 0 0 1\r\nx\r\nset meta 5 0 3\r\nabc\r\nset late 0 2 1\r\nx\r\n");
+        (0..8).for_each(|_| assert_eq!(text.line(), "STORED"));
+        fill(&mut text, 40_000, 0);
+        // In one go: what waits for an item does not overtake what waits before it.
+        text.send(b"incr number 1\r\nget number\r\nappend word 0 0 2\r\ncd\r\nget word\r\n");
+        assert_eq!(text.line(), "42");
+        assert_eq!(text.items(), [("number".to_owned(), b"42".to_vec())]);
+        assert_eq!(text.line(), "STORED");
+        assert_eq!(text.items(), [("word".to_owned(), b"abcd".to_vec())]);
+        text.send(b"gets cas\r\n");
+        let line = text.line();
+        let cas: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!((text.line(), text.line()), ("x".to_owned(), "END".to_owned()));
+        assert_eq!(text.ask(&format!("cas cas 0 0 1 {}\r\ny", cas + 1)), "EXISTS");
+        assert_eq!(text.ask(&format!("cas cas 0 0 1 {cas}\r\ny")), "STORED");
+        assert_eq!(text.ask("delete gone"), "DELETED");
+        assert_eq!(text.get("gone"), None);
+        assert_eq!(text.ask("add old 0 0 1\r\ny"), "NOT_STORED");
+        assert_eq!(text.ask("set old 0 0 3\r\nnew"), "STORED");
+        assert_eq!(text.get("old").unwrap(), b"new");
+        assert_eq!(text.ask("touch touched 100"), "TOUCHED");
+        assert_eq!(text.ask("mg meta v f s k"), "VA 3 f5 s3 kmeta");
+        assert_eq!(text.line(), "abc");
+        // In far memory, and never stored anew since; gone with the others.
+        assert!(text.get("key5").is_some());
+        assert_eq!(text.ask("flush_all"), "OK");
+        assert_eq!(text.get("key7"), None);
+        assert_eq!(text.get("key5"), None);
+        assert_eq!(text.get("late"), None);
+        blade.shutdown();
+    });
+}
+
+/// Rounds of overwriting with more than memory and far memory hold: whatever is there is the newest.
+#[test]
+fn an_old_value_never_comes_back() {
+    with_blades(|address, blade| {
+        let server = Running::start(2, address);
+        let mut text = Text::connect(server.text);
+        let keys = 60_000;
+        for round in 0..5 {
+            fill(&mut text, keys, round);
+            let mut there = 0;
+            for key in (0..keys).step_by(7) {
+                if let Some(found) = text.get(&format!("key{key}")) {
+                    assert!(
+                        found == value(key, round),
+                        "key{key} has an old value in round {round}"
+                    );
+                    there += 1;
+                }
+            }
+            assert!(there > keys / 7 / 2, "{there} of {} are there", keys / 7);
+        }
+        blade.shutdown();
+    });
+}
+
+#[test]
+fn a_dead_blade_costs_its_items_and_nothing_else() {
+    for scheme in ["tcp", "unix"] {
+        let folder = tempfile::tempdir().unwrap();
+        let address = match scheme {
+            "tcp" => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+            _ => Address::Unix(folder.path().join("blade.sock")),
+        };
+        let serving = blade(&address);
+        let bound = serving.addresses()[0].clone();
+        let server = Running::start(2, &bound);
+        let mut text = Text::connect(server.text);
+        let keys = 40_000;
+        fill(&mut text, keys, 0);
+        // Requests are on their way while the blade dies.
+        let names: Vec<String> = (0..2000).map(|key| format!("key{key}")).collect();
+        text.send(format!("get {}\r\n", names.join(" ")).as_bytes());
+        serving.shutdown();
+        for (name, found) in text.items() {
+            assert!(found == value(name[3..].parse().unwrap(), 0), "{name} has another value");
+        }
+        let mut slowest = Duration::ZERO;
+        for key in 0..3000 {
+            let start = Instant::now();
+            if let Some(found) = text.get(&format!("key{key}")) {
+                assert!(found == value(key, 0), "key{key} has another value");
+            }
+            slowest = slowest.max(start.elapsed());
+        }
+        assert!(slowest < Duration::from_secs(5), "somebody waited {slowest:?} for a dead blade");
+        // Memory goes on as before.
+        fill(&mut text, 1000, 1);
+        for key in 0..1000 {
+            assert!(text.get(&format!("key{key}")).unwrap() == value(key, 1));
+        }
+    }
+}

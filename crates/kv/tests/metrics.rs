@@ -1,0 +1,76 @@
+//! `/metrics` says what was done.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use farpool_kv::server::{Server, Settings};
+
+fn scrape(at: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nHost: kv\r\nConnection: close\r\n\r\n").as_bytes(),
+        )
+        .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn figures_follow_what_was_done() {
+    let any = "127.0.0.1:0".parse().unwrap();
+    let settings = Settings {
+        addresses: vec![any],
+        metrics_address: Some(any),
+        threads: 2,
+        ..Settings::default()
+    };
+    let server = Server::bind(settings, 1_700_000_000).unwrap();
+    let (text, metrics) = (server.addresses()[0], server.metrics_address().unwrap());
+    let shared = server.shared();
+    let thread = std::thread::spawn(move || server.run());
+    let mut client = TcpStream::connect(text).unwrap();
+    client
+        .write_all(b"set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\nget a b c\r\nversion\r\nquit\r\n")
+        .unwrap();
+    let mut replies = String::new();
+    client.read_to_string(&mut replies).unwrap();
+    assert!(replies.contains("VERSION"));
+    // Threads leave their figures once a second.
+    let start = Instant::now();
+    let wanted = [
+        "farpool_kv_commands_total{command=\"get\",result=\"hit\"} 2\n",
+        "farpool_kv_commands_total{command=\"get\",result=\"miss\"} 1\n",
+        "farpool_kv_commands_total{command=\"set\",result=\"asked\"} 2\n",
+        "farpool_kv_items 2\n",
+        "farpool_kv_limit_bytes 67108864\n",
+        // Each key was read once: no memory would have held it.
+        "farpool_kv_expected_miss_ratio{memory_times=\"1\"} 1.0\n",
+    ];
+    loop {
+        let scraped = scrape(metrics, "/metrics");
+        assert!(scraped.starts_with("HTTP/1.1 200") && scraped.ends_with("# EOF\n"), "{scraped}");
+        if wanted.iter().all(|line| scraped.contains(line)) {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{scraped}");
+        std::thread::yield_now();
+    }
+    let mut client = TcpStream::connect(text).unwrap();
+    let reads = "get hot\r\n".repeat(20_000);
+    let writer = std::thread::spawn({
+        let mut client = client.try_clone().unwrap();
+        move || client.write_all(format!("{reads}quit\r\n").as_bytes()).unwrap()
+    });
+    client.read_to_string(&mut String::new()).unwrap();
+    writer.join().unwrap();
+    let start = Instant::now();
+    while !scrape(metrics, "/keys").contains("\"key\":\"hot\"") {
+        assert!(start.elapsed() < Duration::from_secs(20), "{}", scrape(metrics, "/keys"));
+        std::thread::yield_now();
+    }
+    shared.ask_to_stop();
+    thread.join().unwrap().unwrap();
+}
