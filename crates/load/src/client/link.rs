@@ -1,0 +1,192 @@
+//! One connection to a server: requests out, replies in, in order.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::reply::{Reader, Said, Wrong};
+use super::request::{Expected, Writer};
+use crate::workload::{KeyNumber, Operation};
+
+/// What one read takes at most.
+const READ_BYTES: usize = 256 << 10;
+/// How long connecting may take.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Server {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Why a run ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("cannot connect to {server}: {source}; is the server running?")]
+    Connect { server: Server, source: std::io::Error },
+    #[error("the server closed a connection")]
+    Closed,
+    #[error("a connection to the server: {0}")]
+    Io(#[from] Errno),
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    #[error("the server did not answer within {0:?}")]
+    Silent(Duration),
+    #[error("a thread cannot start: {0}")]
+    Thread(std::io::Error),
+    #[error("a thread of the client panicked")]
+    Panicked,
+}
+
+/// A request under way: what it waits for, and the moment that counts as its beginning, in ns of the run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) expected: Expected,
+    pub(super) begin_ns: u64,
+}
+
+/// A connection and what is under way on it.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: OwnedFd,
+    out: Vec<u8>,
+    sent: usize,
+    input: Vec<u8>,
+    asked: VecDeque<Asked>,
+    /// Keys of the requests under way, from `first_key` on.
+    keys: Vec<KeyNumber>,
+    first_key: usize,
+    pub(super) bytes_sent: u64,
+    pub(super) bytes_received: u64,
+    /// When the batch that is under way was written.
+    pub(super) batch_begin_ns: u64,
+    /// Keys that were missed and are to be stored.
+    pub(super) to_store: Vec<KeyNumber>,
+}
+
+impl Link {
+    pub(super) fn connect(server: &Server) -> Result<Self, LoadError> {
+        let failed = |source| LoadError::Connect { server: server.clone(), source };
+        let socket: OwnedFd = match server {
+            Server::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
+                stream.set_nodelay(true).map_err(failed)?;
+                stream.into()
+            }
+            Server::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
+        };
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            socket,
+            out: Vec::new(),
+            sent: 0,
+            input: Vec::with_capacity(READ_BYTES),
+            asked: VecDeque::new(),
+            keys: Vec::new(),
+            first_key: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            batch_begin_ns: 0,
+            to_store: Vec::new(),
+        })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Adds a request to what is sent next.
+    pub(super) fn ask(
+        &mut self,
+        writer: &Writer<'_>,
+        operation: Operation,
+        keys: &[KeyNumber],
+        begin_ns: u64,
+    ) {
+        writer.push(&mut self.out, operation, keys);
+        self.keys.extend_from_slice(keys);
+        let expected = Expected { operation, keys: keys.len() };
+        self.asked.push_back(Asked { expected, begin_ns });
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.asked.len()
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.sent < self.out.len()
+    }
+
+    /// Writes what is to be sent, as far as the socket takes it.
+    pub(super) fn flush(&mut self) -> Result<(), LoadError> {
+        while self.sent < self.out.len() {
+            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+            match rustix::net::send(&self.socket, &self.out[self.sent..], flags) {
+                Ok(bytes) => {
+                    self.sent += bytes;
+                    self.bytes_sent += bytes as u64;
+                }
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        self.out.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Reads once and hands every whole reply to `take`, with its keys.
+    pub(super) fn receive(
+        &mut self,
+        reader: &Reader<'_>,
+        mut take: impl FnMut(Asked, Said, &[KeyNumber]),
+    ) -> Result<(), LoadError> {
+        self.input.reserve(READ_BYTES);
+        match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
+            Ok(0) => return Err(LoadError::Closed),
+            Ok(bytes) => self.bytes_received += bytes as u64,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut at = 0;
+        while let Some(&asked) = self.asked.front() {
+            let keys = &self.keys[self.first_key..self.first_key + asked.expected.keys];
+            let Some((bytes, said)) = reader.read(&self.input[at..], asked.expected, keys)? else {
+                break;
+            };
+            take(asked, said, keys);
+            at += bytes;
+            self.first_key += asked.expected.keys;
+            self.asked.pop_front();
+        }
+        if self.asked.is_empty() {
+            self.keys.clear();
+            self.first_key = 0;
+        } else if self.first_key > self.keys.len() / 2 {
+            self.keys.drain(..self.first_key);
+            self.first_key = 0;
+        }
+        self.input.drain(..at);
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! Who asks: connections, schedule, replies, latency.
+
+pub mod echo;
+pub mod link;
+pub mod measured;
+pub mod reply;
+pub mod request;
+pub mod run;
+pub mod value;
