@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint demo rack-demo sim-demo bench man completions install uninstall clean deps
+.PHONY: help build test lint demo rack-demo sim-demo kv-demo bench man completions install uninstall clean deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ rack-demo: deps build ## run five hosts that lend each other memory, and let som
 
 sim-demo: deps build ## capture a real program, simulate far memory for it, write pages with plots
 	scripts/sim-demo.sh $(FARPOOL) $(TARGET_DIR)/sim-demo
+
+kv-demo: deps build ## farpool kv beside memcached and redis under the same load: a table (about 8 minutes)
+	@scripts/install-deps.sh test
+	scripts/kv-demo.sh
 
 bench: deps build ## measure, each row beside this machine's floor
 	$(FARPOOL) bench

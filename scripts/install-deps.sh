@@ -31,6 +31,8 @@ find_missing() {
     [ "$PURPOSE" = build ] && return
     need redis-server redis-server
     need redis-tools redis-cli
+    need memcached memcached
+    need libmemcached-tools memccapable
     need sqlite3 sqlite3
     need python3 python3
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
@@ -101,6 +103,7 @@ install_packages() {
         case $package in
         postgresql) install_postgresql && disable_service postgresql ;;
         redis-server) apt redis-server && disable_service redis-server ;;
+        memcached) apt memcached && disable_service memcached ;;
         etcd-server) apt etcd-server && disable_service etcd ;;
         *) apt "$package" ;;
         esac
@@ -156,10 +159,26 @@ install_libcachesim() {
     fi
 }
 
+# memcached's client libraries talk to the key-value server. Without them that one test says that it is skipped.
+install_kv_clients() {
+    local venv=${CARGO_TARGET_DIR:-target}/kv-clients
+    "$venv/bin/python" -c 'import pymemcache' 2>/dev/null && return
+    echo "install-deps: installing memcached's client libraries into $venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" -q install pymemcache python-memcached emcache meta-memcache; }; then
+        echo "install-deps: memcached's client libraries could not be installed; their test will be skipped" >&2
+        rm -rf "$venv"
+        return
+    fi
+    # These two need libmemcached's headers where there is no wheel; they are skipped one by one.
+    "$venv/bin/pip" -q install pylibmc || true
+    "$venv/bin/pip" -q install libmc || true
+}
+
 find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
 cargo_is_enough || install_rust
 if [ "$PURPOSE" = test ]; then
     install_schemathesis
     install_libcachesim
+    install_kv_clients
 fi

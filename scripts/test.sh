@@ -21,6 +21,9 @@ schemathesis=${CARGO_TARGET_DIR:-$PWD/target}/schemathesis/bin/schemathesis
 libcachesim=${CARGO_TARGET_DIR:-$PWD/target}/libcachesim/bin/python
 [ -x "$libcachesim" ] && export LIBCACHESIM_PYTHON="$libcachesim"
 
+kv_clients=${CARGO_TARGET_DIR:-$PWD/target}/kv-clients/bin/python
+[ -x "$kv_clients" ] && export KV_CLIENTS_PYTHON="$kv_clients"
+
 status=0
 cargo test "${scope[@]}" --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
 

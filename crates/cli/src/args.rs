@@ -6,6 +6,8 @@
 //! `run.when-full` can never drift apart. All their fields are optional: `config.rs` fills what a
 //! stronger source left open from a weaker one.
 
+mod kv;
+mod kv_bench;
 mod plan;
 mod rack;
 mod sim;
@@ -14,6 +16,8 @@ mod trace;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use kv::*;
+pub use kv_bench::*;
 pub use plan::*;
 pub use rack::*;
 pub use sim::*;
@@ -81,6 +85,8 @@ pub enum Command {
     /// Run one of the workloads that `bench` measures
     #[command(hide = true)]
     Workload(farpool_bench::WorkloadArgs),
+    /// Serve a cache: memcached's protocol, on this machine's memory
+    Kv(Box<KvArgs>),
     /// Capture a program's references to memory, or read and write other traces
     Trace(Box<TraceArgs>),
     /// Simulate designs of far memory on a trace

@@ -9,6 +9,7 @@ mod commands;
 mod config;
 mod logging;
 mod notify;
+mod privileges;
 mod probe;
 mod terminal;
 mod values;
@@ -52,6 +53,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             args.settings.fill_from(files()?.blade);
             commands::blade::main(&args)
         }
+        Command::Kv(args) => commands::kv::main(&args),
         Command::Control(mut args) => {
             args.settings.fill_from(files()?.control);
             commands::control::main(args)

@@ -8,6 +8,7 @@ mod rack;
 mod trace;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -39,6 +40,25 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(&farpool_wire::format_bytes(self.0))
+    }
+}
+
+/// A file or device and how much of it, written as `PATH:SIZE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlashPart {
+    pub path: PathBuf,
+    pub size: Size,
+}
+
+impl FromStr for FlashPart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once(':').filter(|(path, _)| !path.is_empty());
+        let (path, size) = parts.ok_or_else(|| {
+            format!("{text:?} is not a file and a size; write it as /data/kv:200GiB")
+        })?;
+        Ok(Self { path: PathBuf::from(path), size: size.parse()? })
     }
 }
 

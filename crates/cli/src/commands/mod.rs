@@ -12,6 +12,8 @@ pub mod courtesy;
 pub mod demo;
 pub mod doctor;
 pub mod generate;
+pub mod kv;
+pub mod kv_bench;
 pub mod limit;
 pub mod node;
 pub mod plan;

@@ -1,7 +1,14 @@
 //! Runs the real binary as a person would, with nothing of this machine's configuration.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What runs longer hangs: it is killed, so that one test fails and not the whole run.
+const LONGEST_RUN: Duration = Duration::from_secs(300);
 
 /// The binary, with an empty home and none of our variables.
 pub fn farpool(home: &Path) -> Command {
@@ -12,12 +19,25 @@ pub fn farpool(home: &Path) -> Command {
         }
     }
     command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("NOTIFY_SOCKET");
+    command.stdin(Stdio::null());
     command
 }
 
 /// Runs to the end: exit code, standard output, standard error.
 pub fn ended(command: &mut Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("the binary starts");
+    let child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let pid = Pid::from_child(&child);
+    let (done, end) = mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if end.recv_timeout(LONGEST_RUN) == Err(mpsc::RecvTimeoutError::Timeout) {
+            // Gone at this very moment is as good.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("it is our child");
+    drop(done);
+    watch.join().expect("the watch ends");
     let text = |bytes| String::from_utf8(bytes).expect("what it prints is text");
-    (status.code().expect("it exits by itself"), text(stdout), text(stderr))
+    (status.code().expect("it exits by itself, in time"), text(stdout), text(stderr))
 }

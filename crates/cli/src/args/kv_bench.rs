@@ -1,0 +1,180 @@
+//! The flags of `farpool kv bench`, and how its values are written.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use farpool_load::client::link::Server;
+
+use crate::values::Span;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:\n  \
+farpool kv bench --closed --connections 8 --depth 32\n  \
+farpool kv bench --workload microblog --rate 50000 --slo p95=10ms\n  \
+farpool kv bench --workload friendfeed --sweep --slo p99=1ms\n  \
+farpool kv bench --echo --server-cpu 0 --client-cpu 1 --closed --connections 8 --depth 32\n\n\
+Workloads: uniform, zipf, zipf:ALPHA, friendfeed, microblog, twitter:cluster1 to twitter:cluster54 (docs/kv-bench.md).\n\
+Exit code 1: a promise of --slo was broken, or a reply was wrong.")]
+pub struct KvBenchArgs {
+    /// The server: IP:PORT or unix:/PATH
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11211", value_parser = server)]
+    pub server: Server,
+    /// Measure the floor instead: a bare echo server in a thread of this program
+    #[arg(long, conflicts_with = "server")]
+    pub echo: bool,
+    /// Bytes of an echo reply: by default those of a hit
+    #[arg(long, value_name = "BYTES", requires = "echo")]
+    pub echo_bytes: Option<usize>,
+    /// Processor of the echo server
+    #[arg(long, value_name = "N", requires = "echo")]
+    pub server_cpu: Option<usize>,
+    /// Processor of the client's first thread; further threads take the next ones
+    #[arg(long, value_name = "N")]
+    pub client_cpu: Option<usize>,
+    /// What is asked
+    #[arg(long, value_name = "NAME", default_value = "uniform")]
+    pub workload: String,
+    /// Keys of the workload
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=1 << 34))]
+    pub keys: u64,
+    /// Length of keys, instead of the workload's (8 to 250)
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(8..=250))]
+    pub key_bytes: Option<u16>,
+    /// Length of values, instead of the workload's
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=1_048_064))]
+    pub value_bytes: Option<u32>,
+    /// get, set, or mixed:SHARE with the share of gets, instead of the workload's
+    #[arg(long, value_name = "WHAT")]
+    pub operation: Option<Operations>,
+    /// Keys of one get, instead of the workload's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub multi_get: Option<u16>,
+    /// The protocol
+    #[arg(long, value_enum, default_value_t = BenchProtocol::Text)]
+    pub protocol: BenchProtocol,
+    /// Send a batch on each connection, and the next when it is answered: the most requests per second
+    #[arg(long, conflicts_with_all = ["rate", "sweep"])]
+    pub closed: bool,
+    /// Requests of a batch
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "closed", value_parser = clap::value_parser!(u16).range(1..))]
+    pub depth: u16,
+    /// Send so many requests per second, whatever the server does
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// Find the highest rate that keeps the promises of --slo; --rate is the first tried
+    #[arg(long, requires = "slo")]
+    pub sweep: bool,
+    /// A promise: pPERCENT=SPAN, as p95=10ms or p99=1ms; may be repeated
+    #[arg(long, value_name = "PROMISE", conflicts_with = "closed")]
+    pub slo: Vec<Promise>,
+    /// How gaps between requests are drawn
+    #[arg(long, value_enum, default_value_t = BenchGaps::Exponential)]
+    pub gaps: BenchGaps,
+    /// Connections, over all threads
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    pub connections: u16,
+    /// Threads of the client
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// How long is measured (of a sweep, each rate)
+    #[arg(long, value_name = "SPAN", default_value = "5s")]
+    pub duration: Span,
+    /// How long the load runs before that
+    #[arg(long, value_name = "SPAN", default_value = "1s")]
+    pub warm_up: Span,
+    /// Do not store the keys first
+    #[arg(long)]
+    pub no_fill: bool,
+    /// Do not store what a get missed (named workloads do, as a cache is used)
+    #[arg(long)]
+    pub no_look_aside: bool,
+    /// The same seed asks for the same
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write all latencies here, as lines of LATENCY_NS COUNT
+    #[arg(long, value_name = "FILE")]
+    pub histogram: Option<PathBuf>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchProtocol {
+    /// memcached's classic commands
+    Text,
+    /// memcached's meta commands
+    Meta,
+    /// Redis's GET, MGET, SET, DEL
+    Redis,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchGaps {
+    Exponential,
+    Constant,
+}
+
+/// Which operations: the share of gets; the others are sets.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Operations {
+    pub get: f64,
+}
+
+impl FromStr for Operations {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share = match text {
+            "get" => Some(1.0),
+            "set" => Some(0.0),
+            _ => text.strip_prefix("mixed:").and_then(|share| share.parse().ok()),
+        };
+        let share = share.filter(|share| (0.0..=1.0).contains(share));
+        let get = share.ok_or_else(|| {
+            format!("{text:?} is no operation; write get, set or mixed:0.9 for 90 % gets")
+        })?;
+        Ok(Self { get })
+    }
+}
+
+/// A share of the requests and the longest time that it may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Promise {
+    pub percent: f64,
+    pub limit: Duration,
+}
+
+impl FromStr for Promise {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no promise; write p95=10ms or p99.9=2ms");
+        let (percent, limit) =
+            text.strip_prefix('p').and_then(|it| it.split_once('=')).ok_or_else(wrong)?;
+        let percent: f64 = percent.parse().map_err(|_| wrong())?;
+        let Span(limit) = limit.parse().map_err(|_| wrong())?;
+        if !(percent > 0.0 && percent < 100.0) {
+            return Err(wrong());
+        }
+        Ok(Self { percent, limit })
+    }
+}
+
+fn server(text: &str) -> Result<Server, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return Ok(Server::Unix(PathBuf::from(path)));
+    }
+    let found = std::net::ToSocketAddrs::to_socket_addrs(text).ok().and_then(|mut it| it.next());
+    found
+        .map(Server::Tcp)
+        .ok_or_else(|| format!("{text:?} is no server; write 127.0.0.1:11211 or unix:/path.sock"))
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: Option<f64> = text.parse().ok().filter(|rate| *rate > 0.0 && *rate < 1e9);
+    rate.ok_or_else(|| format!("{text:?} is no rate; write requests per second, as 50000"))
+}

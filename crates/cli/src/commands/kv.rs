@@ -1,0 +1,347 @@
+//! `farpool kv`: wires to the key-value server; starts, says it is ready, waits for a signal.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use farpool_kv::server::auth::Credentials;
+use farpool_kv::server::{FarSettings, FlashSettings, Server, Settings};
+use farpool_wire::Address;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use crate::args::{KvArgs, KvCommand};
+use crate::commands::{kv_bench, refuse_remote, service};
+use crate::config::UsageError;
+use crate::logging;
+use crate::privileges;
+use crate::values::{FlashPart, Size};
+
+/// memcached's least and largest `-I`.
+const ITEM_BYTES_MIN: u64 = 1 << 10;
+const ITEM_BYTES_MAX: u64 = 1 << 30;
+/// Files, sockets and bells of the server itself.
+const DESCRIPTORS_BESIDE_CLIENTS: u64 = 256;
+/// Fewer requests a turn only make a thread slower.
+const REQUESTS_PER_TURN_MIN: usize = 256;
+
+/// Options of memcached's `-o` about parts that are built otherwise here.
+const WITHOUT_EFFECT: [&str; 28] = [
+    "maxconns_fast",
+    "hashpower",
+    "tail_repair_time",
+    "hash_algorithm",
+    "lru_crawler",
+    "no_lru_crawler",
+    "lru_crawler_sleep",
+    "lru_crawler_tocrawl",
+    "lru_maintainer",
+    "no_lru_maintainer",
+    "hot_lru_pct",
+    "warm_lru_pct",
+    "hot_max_factor",
+    "warm_max_factor",
+    "temporary_ttl",
+    "slab_reassign",
+    "no_slab_reassign",
+    "slab_automove",
+    "slab_automove_ratio",
+    "slab_automove_window",
+    "slab_chunk_max",
+    "slab_sizes",
+    "track_sizes",
+    "watcher_logbuf_size",
+    "worker_logbuf_size",
+    "resp_obj_mem_limit",
+    "read_buf_mem_limit",
+    "modern",
+];
+
+/// Serves until a signal or a client ends it.
+pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
+    if let Some(KvCommand::Bench(args)) = &args.command {
+        return kv_bench::main(args);
+    }
+    let settings = settings(args)?;
+    if args.daemonize {
+        privileges::become_daemon().context("cannot go on in the background")?;
+    }
+    logging::start()?;
+    // Taken before anything is set up, so that no signal can leave a socket file behind.
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;
+    let unix_s =
+        SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?.as_secs();
+    let socket_paths: Vec<_> =
+        [&settings.socket_path, &settings.keyvault_path].into_iter().flatten().cloned().collect();
+    let (memory_bytes, threads) = (settings.memory_bytes as u64, settings.threads);
+    raise_limits(args, settings.connections_max)?;
+    let server = Server::bind(settings, i64::try_from(unix_s).unwrap_or(i64::MAX))?;
+    let mut listen: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
+    listen.extend(socket_paths.iter().map(|path| path.display().to_string()));
+    let pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
+    if let Some(user) = args.user.as_deref().filter(|_| rustix::process::geteuid().is_root()) {
+        give_sockets_to(user, &socket_paths)?;
+        privileges::become_user(user).with_context(|| format!("cannot become {user}"))?;
+    }
+    let shared = server.shared();
+    let handle = signals.handle();
+    let watcher = std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            tracing::info!(signal, "stopping");
+            service::tell_systemd("STOPPING=1");
+            shared.ask_to_stop();
+        }
+    });
+    say_ready(memory_bytes, threads, &listen, args.json)?;
+    let ended = server.run();
+    handle.close();
+    let _ = watcher.join();
+    drop(pid_file);
+    ended?;
+    Ok(0)
+}
+
+/// The file with the process id; removed when dropped.
+struct PidFile(PathBuf);
+
+impl PidFile {
+    fn write(path: &Path) -> anyhow::Result<Self> {
+        let text = format!("{}\n", std::process::id());
+        std::fs::write(path, text)
+            .with_context(|| format!("cannot write the pid file {}", path.display()))?;
+        Ok(Self(path.to_owned()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // Gone already, or no longer ours to remove: either way nothing else can be done.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Descriptors for all clients, core files and memory that stays, as far as asked for.
+fn raise_limits(args: &KvArgs, connections_max: u64) -> anyhow::Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let wanted = connections_max.saturating_add(DESCRIPTORS_BESIDE_CLIENTS);
+    if files.current.is_some_and(|current| current < wanted) {
+        let maximum = files.maximum.map(|maximum| maximum.max(wanted));
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+            .or_else(|_| {
+                setrlimit(
+                    Resource::Nofile,
+                    Rlimit { current: files.maximum, maximum: files.maximum },
+                )
+            });
+        if raised.is_err()
+            || getrlimit(Resource::Nofile).current.is_some_and(|current| current < wanted)
+        {
+            tracing::warn!(
+                wanted,
+                "fewer descriptors than clients may come: raise the limit on open files"
+            );
+        }
+    }
+    if args.core_files {
+        let core = getrlimit(Resource::Core);
+        setrlimit(Resource::Core, Rlimit { current: core.maximum, ..core })
+            .context("core files cannot be allowed")?;
+    }
+    if args.lock_memory {
+        use rustix::mm::{MlockAllFlags, mlockall};
+        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)
+            .context("memory cannot be locked (-k)")?;
+    }
+    Ok(())
+}
+
+/// The new user must be able to remove the sockets' files in the end.
+fn give_sockets_to(user: &str, paths: &[PathBuf]) -> anyhow::Result<()> {
+    for path in paths {
+        privileges::give_file_to(user, path)
+            .with_context(|| format!("cannot give {} to {user}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn say_ready(
+    memory_bytes: u64,
+    threads: usize,
+    listen: &[String],
+    json: bool,
+) -> anyhow::Result<()> {
+    let line = if json {
+        let pid = std::process::id();
+        let fields = json!({
+            "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "threads": threads, "listen": listen,
+        });
+        fields.to_string()
+    } else {
+        format!("ready: {} in {threads} threads on {}", Size(memory_bytes), listen.join(" "))
+    };
+    service::say_ready(&line)
+}
+
+fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
+    refuse_what_is_not_built(args)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut settings = Settings {
+        threads: args.threads.map_or(processors, usize::from),
+        evicts: !args.no_evict,
+        connections_max: args.connections,
+        backlog: args.backlog,
+        verbosity: args.verbose.into(),
+        allows_shutdown: args.allow_shutdown,
+        allows_flush: !args.no_flush,
+        metrics_address: args.metrics,
+        spin_us: args.spin_us,
+        item_bytes_max: item_bytes(&args.item_max)?,
+        ..Settings::default()
+    };
+    if let Some(Size(bytes)) =
+        args.memory.or(args.memory_mib.map(|mebibytes| Size(mebibytes << 20)))
+    {
+        settings.memory_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+    if let Some(requests) = args.requests_per_turn {
+        settings.requests_per_turn = requests.max(REQUESTS_PER_TURN_MIN);
+    }
+    if let Some(path) = &args.socket {
+        settings.socket_path = Some(path.clone());
+        settings.socket_mode = u32::from_str_radix(&args.socket_mode, 8).map_err(|_| {
+            UsageError(format!("{:?} is not a mode in octal; write -a 700", args.socket_mode))
+        })?;
+    } else if args.port != 0 {
+        settings.addresses = addresses(&args.listen, args.port)?;
+    }
+    if let Some(path) = &args.credentials {
+        let credentials = Credentials::read(path).map_err(|error| UsageError(error.to_string()))?;
+        settings.credentials = Some(Arc::new(credentials));
+        settings.credentials_file = Some(path.clone());
+    }
+    take_keyvault(&mut settings, args)?;
+    if let Some(Size(bytes)) = args.far {
+        refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
+        settings.far = Some(FarSettings {
+            blades: args.blade.iter().map(|blade| blade.0.clone()).collect(),
+            bytes,
+            deadline: args.far_deadline.0,
+            allow_remote_tcp: args.allow_remote_tcp,
+        });
+    }
+    if let Some(part) = &args.flash {
+        settings.flash = Some(flash(part));
+    }
+    for option in &args.option {
+        take_option(&mut settings, option)?;
+    }
+    if let Some(flash) = &mut settings.flash {
+        flash.reset = args.flash_reset;
+        #[expect(clippy::cast_precision_loss, reason = "no device writes 2^53 bytes a second")]
+        let rate = args.flash_write_rate.map(|Size(bytes)| bytes as f64);
+        flash.write_bytes_per_s = rate;
+    }
+    Ok(settings)
+}
+
+fn flash(part: &FlashPart) -> FlashSettings {
+    let path = part.path.clone();
+    FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None }
+}
+
+fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
+    if args.udp_port.is_some_and(|port| port != 0) {
+        return Err(UsageError(
+            "UDP is not served: answers to forged addresses flooded others; use -U 0".into(),
+        ));
+    }
+    match args.protocol.as_deref() {
+        None | Some("ascii" | "auto") => Ok(()),
+        Some(other) => Err(UsageError(format!(
+            "the {other} protocol is not served, the text protocol with its meta commands is; use -B ascii"
+        ))),
+    }
+}
+
+/// `-I`: bytes, or with k, m or g.
+fn item_bytes(text: &str) -> Result<usize, UsageError> {
+    let wrong = || {
+        UsageError(format!("{text:?} is not the size of an item; write -I 4m, from 1k to 1024m"))
+    };
+    let bytes = farpool_wire::parse_bytes(text).ok_or_else(wrong)?;
+    if !(ITEM_BYTES_MIN..=ITEM_BYTES_MAX).contains(&bytes) {
+        return Err(wrong());
+    }
+    usize::try_from(bytes).map_err(|_| wrong())
+}
+
+/// `-l`: names or numbers, with or without a port, `notls:` in front or not.
+fn addresses(listen: &[String], port: u16) -> Result<Vec<SocketAddr>, UsageError> {
+    let mut addresses = Vec::new();
+    for text in listen {
+        let text = text.strip_prefix("notls:").unwrap_or(text);
+        let found = if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+            vec![SocketAddr::new(ip, port)]
+        } else {
+            let with_port =
+                if text.contains(':') { text.to_owned() } else { format!("{text}:{port}") };
+            let found = with_port.to_socket_addrs().map_err(|error| {
+                UsageError(format!(
+                    "{text:?} is no address to listen on ({error}); write -l 127.0.0.1 or -l ::1"
+                ))
+            })?;
+            found.collect()
+        };
+        addresses.extend(found);
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+fn take_keyvault(settings: &mut Settings, args: &KvArgs) -> Result<(), UsageError> {
+    for address in &args.keyvault {
+        match &address.0 {
+            Address::Tcp(_) if args.credentials.is_some() => {
+                let how = "KeyVault knows no credentials: with -Y it is served on a unix socket only, whose mode says who may";
+                return Err(UsageError(how.into()));
+            }
+            Address::Tcp(at) => settings.keyvault_addresses.push(*at),
+            Address::Unix(path) | Address::Shm(path) if settings.keyvault_path.is_none() => {
+                settings.keyvault_path = Some(path.clone());
+            }
+            Address::Unix(_) | Address::Shm(_) => {
+                return Err(UsageError(
+                    "KeyVault is served on one unix socket; give --keyvault unix:// once".into(),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_option(settings: &mut Settings, option: &str) -> Result<(), UsageError> {
+    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    match name {
+        "idle_timeout" => {
+            let wrong = || UsageError(format!("{option:?}: idle_timeout is a number of seconds"));
+            settings.idle_timeout_s = value.parse().map_err(|_| wrong())?;
+        }
+        "ext_path" if settings.flash.is_none() => {
+            let part = value.parse().map_err(|error| UsageError(format!("{option:?}: {error}")))?;
+            settings.flash = Some(flash(&part));
+        }
+        "ext_path" => {
+            let once = "flash is one file or device: give ext_path or --flash, and once";
+            return Err(UsageError(once.into()));
+        }
+        _ if WITHOUT_EFFECT.contains(&name) => {}
+        _ => return Err(UsageError(format!("-o {name} is not an option that Farpool knows"))),
+    }
+    Ok(())
+}

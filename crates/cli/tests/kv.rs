@@ -1,0 +1,276 @@
+//! `farpool kv` as a process: what it costs, and how it ends.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{ended, farpool};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What has not come by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server that is killed if a test leaves it running.
+struct Kv {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    address: SocketAddr,
+    _home: TempDir,
+}
+
+impl Kv {
+    fn start(flags: &[&str]) -> Self {
+        let home = tempfile::tempdir().expect("a home");
+        // The test's own numbers of ports must not meet.
+        let address = free_address();
+        let mut command = farpool(home.path());
+        command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the server starts");
+        let output = BufReader::new(child.stdout.take().expect("its output is piped"));
+        let mut kv = Self { child, output, address, _home: home };
+        let mut line = String::new();
+        kv.output.read_line(&mut line).expect("it prints a line");
+        let ready: Value = serde_json::from_str(&line).expect("the line is JSON");
+        assert_eq!(ready["event"], "ready");
+        kv
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+        stream
+    }
+
+    /// Its resident memory without the pages of files, such as its own code.
+    fn resident_bytes(&self) -> usize {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(path).expect("the server lives");
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kibibytes =
+            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+        kibibytes.expect("status has RssAnon in kB") << 10
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process id"), signal).expect("the server takes the signal");
+    }
+
+    /// The exit code, once it has ended.
+    fn ended(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Kv {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("it is bound")
+}
+
+fn ask(stream: &mut TcpStream, request: &[u8], end: &[u8]) -> Vec<u8> {
+    stream.write_all(request).expect("the server takes requests");
+    let mut reply = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    while !reply.ends_with(end) {
+        let bytes = stream.read(&mut buffer).expect("the server answers");
+        assert!(bytes > 0, "the server left after {:?}", String::from_utf8_lossy(&reply));
+        reply.extend_from_slice(&buffer[..bytes]);
+    }
+    reply
+}
+
+fn set_big(stream: &mut TcpStream, bytes: usize) {
+    let set = format!("set big 0 0 {bytes}\r\n{}\r\n", "v".repeat(bytes));
+    assert_eq!(ask(stream, set.as_bytes(), b"\r\n"), b"STORED\r\n");
+}
+
+/// Room for so many descriptors in this process and those it starts; says why not.
+fn allow_descriptors(count: u64) -> bool {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < count) {
+        let wider = Rlimit { current: Some(count), maximum: limit.maximum.map(|it| it.max(count)) };
+        if setrlimit(Resource::Nofile, wider).is_err() {
+            println!("SKIPPED: this user may not open {count} files at a time");
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn ten_thousand_idle_clients_cost_little() {
+    const CLIENTS: usize = 10_000;
+    const BYTES_EACH_MAX: usize = 4 << 10;
+    if !allow_descriptors(CLIENTS as u64 + 200) {
+        return;
+    }
+    let kv = Kv::start(&["-t", "2", "-c", "11000", "-b", "4096"]);
+    let mut first = kv.connect();
+    ask(&mut first, b"mn\r\n", b"MN\r\n");
+    let before = kv.resident_bytes();
+    let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| kv.connect()).collect();
+    for client in &mut clients {
+        // Each has been served once, and has sent half a request.
+        assert_eq!(ask(client, b"get nobody\r\n", b"END\r\n"), b"END\r\n");
+        client.write_all(b"get half").expect("the server takes requests");
+    }
+    let stats = ask(&mut first, b"stats\r\n", b"END\r\n");
+    let connections = format!("STAT curr_connections {}\r\n", CLIENTS + 1);
+    assert!(String::from_utf8_lossy(&stats).contains(&connections));
+    let each = kv.resident_bytes().saturating_sub(before) / CLIENTS;
+    println!("{each} bytes for each idle client");
+    assert!(each <= BYTES_EACH_MAX, "{each} bytes each");
+}
+
+#[test]
+fn long_replies_cost_bounded_memory_read_or_not() {
+    const MEMORY_MAX: usize = 16 << 20;
+    let kv = Kv::start(&["-t", "1", "-m", "64", "-I", "2m"]);
+    let mut reader = kv.connect();
+    set_big(&mut reader, 1 << 20);
+    let before = kv.resident_bytes();
+    let keys = " big".repeat(1000);
+    let mut deaf = kv.connect();
+    deaf.write_all(format!("get{keys}\r\n").as_bytes()).expect("the server takes requests");
+    reader.write_all(format!("get{keys}\r\n").as_bytes()).expect("the server takes requests");
+    let each = b"VALUE big 0 1048576\r\n".len() + (1 << 20) + 2;
+    let mut left = 1000 * each + b"END\r\n".len();
+    let mut buffer = vec![0; 1 << 20];
+    let mut most = 0;
+    while left > 0 {
+        let bytes = reader.read(&mut buffer).expect("the server answers");
+        assert!(bytes > 0, "{left} bytes are missing");
+        left = left.checked_sub(bytes).expect("no more than was asked for");
+        most = most.max(kv.resident_bytes().saturating_sub(before));
+    }
+    println!("{most} bytes for replies of 1 GB to two clients, one of whom does not read");
+    assert!(most <= MEMORY_MAX, "{most} bytes");
+}
+
+#[test]
+fn the_memory_limit_holds_for_values_of_all_sizes() {
+    const LIMIT: usize = 512 << 20;
+    /// All of the process: the store, its index, and some 10 MB of buffers for requests.
+    const RESIDENT_MAX: usize = LIMIT + LIMIT / 20;
+    let kv = Kv::start(&["-t", "2", "-m", "512", "-I", "2m"]);
+    let mut stream = kv.connect();
+    let value = vec![b'v'; 1 << 20];
+    // A fixed sequence of sizes from 1 B to 1 MiB, all magnitudes alike.
+    let mut random: u64 = 1;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let (mut sent, mut most) = (0, 0);
+    while sent < 3 * LIMIT {
+        for _ in 0..100 {
+            let bits = next() % 21;
+            let bytes = usize::try_from(next() % (1 << bits)).expect("below 1 MiB") + 1;
+            let key = next() % 200_000;
+            let head = format!("set key{key} 0 0 {bytes} noreply\r\n");
+            stream.write_all(head.as_bytes()).expect("the server takes requests");
+            stream.write_all(&value[..bytes]).expect("the server takes requests");
+            stream.write_all(b"\r\n").expect("the server takes requests");
+            sent += bytes;
+        }
+        assert_eq!(ask(&mut stream, b"mn\r\n", b"MN\r\n"), b"MN\r\n");
+        let resident = kv.resident_bytes();
+        most = most.max(resident);
+        assert!(resident <= RESIDENT_MAX, "{resident} bytes resident after {sent} sent");
+    }
+    println!("{most} bytes resident at most with a limit of {LIMIT}");
+}
+
+#[test]
+fn sigterm_ends_it_with_all_promised_replies_sent() {
+    let mut kv = Kv::start(&["-t", "3"]);
+    let mut stream = kv.connect();
+    set_big(&mut stream, 1_000_000);
+    // More than the sockets take: part of it is still with the server when the signal comes.
+    let requests = "get big\r\n".repeat(20);
+    stream.write_all(requests.as_bytes()).expect("the server takes requests");
+    let mut reply = vec![0; 1000];
+    stream.read_exact(&mut reply).expect("the first reply has begun");
+    kv.signal(Signal::TERM);
+    stream.read_to_end(&mut reply).expect("the rest comes");
+    let each = b"VALUE big 0 1000000\r\n".len() + 1_000_000 + b"\r\nEND\r\n".len();
+    assert_eq!(reply.len(), 20 * each);
+    assert_eq!(kv.ended(), Some(0));
+    let mut rest = String::new();
+    kv.output.read_line(&mut rest).expect("its output ends");
+    assert_eq!(rest, "", "the ready line is all it prints on standard output");
+}
+
+#[test]
+fn what_is_not_served_is_refused_with_what_to_write_instead() {
+    let home = tempfile::tempdir().expect("a home");
+    for (flags, hint) in [
+        (["-U", "11211"], "use -U 0"),
+        (["-B", "binary"], "use -B ascii"),
+        (["-I", "10g"], "write -I 4m"),
+        (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
+        (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
+    ] {
+        let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
+        assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");
+    }
+}
+
+#[test]
+fn memccapable_finds_all_of_its_27_capabilities() {
+    if Command::new("memccapable").arg("--version").output().is_err() {
+        println!("SKIPPED: memccapable is not installed (apt-get install libmemcached-tools)");
+        return;
+    }
+    let kv = Kv::start(&["-t", "2"]);
+    let port = kv.address.port().to_string();
+    let output = Command::new("memccapable")
+        .args(["-a", "-h", "127.0.0.1", "-p", &port, "-t", "10"])
+        .output()
+        .expect("memccapable starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.matches("[pass]").count(), 27, "{text}");
+    assert!(output.status.success() && !text.contains("[FAIL]"), "{text}");
+}
+
+#[test]
+fn client_libraries_find_what_they_expect() {
+    let Ok(python) = std::env::var("KV_CLIENTS_PYTHON") else {
+        println!(
+            "SKIPPED: memcached's client libraries are not installed (scripts/install-deps.sh test)"
+        );
+        return;
+    };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/kv-clients.py");
+    let output = Command::new(python)
+        .args([script, "--farpool", env!("CARGO_BIN_EXE_farpool")])
+        .output()
+        .expect("Python starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}");
+    assert!(output.status.success() && text.contains(": passed"), "{text}");
+}
