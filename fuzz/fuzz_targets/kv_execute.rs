@@ -1,0 +1,13 @@
+//! Any bytes as a client's stream, executed on a small shard that is full.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../../crates/kv/tests/exercise/mod.rs"]
+mod exercise;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    // The first byte says how fast time goes.
+    if let Some((step_s, stream)) = bytes.split_first() {
+        exercise::execute_any(stream, *step_s);
+    }
+});
