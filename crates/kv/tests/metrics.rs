@@ -25,6 +25,7 @@ fn figures_follow_what_was_done() {
         addresses: vec![any],
         metrics_address: Some(any),
         threads: 2,
+        counts_prefixes: true,
         ..Settings::default()
     };
     let server = Server::bind(settings, 1_700_000_000).unwrap();
@@ -58,6 +59,7 @@ fn figures_follow_what_was_done() {
         assert!(start.elapsed() < Duration::from_secs(20), "{scraped}");
         std::thread::yield_now();
     }
+    assert!(!scrape(metrics, "/metrics").contains("prefix_commands"), "no key had a prefix");
     let mut client = TcpStream::connect(text).unwrap();
     let reads = "get hot\r\n".repeat(20_000);
     let writer = std::thread::spawn({
@@ -69,6 +71,32 @@ fn figures_follow_what_was_done() {
     let start = Instant::now();
     while !scrape(metrics, "/keys").contains("\"key\":\"hot\"") {
         assert!(start.elapsed() < Duration::from_secs(20), "{}", scrape(metrics, "/keys"));
+        std::thread::yield_now();
+    }
+    // Enough for a curve of its own, on whichever shard.
+    let mut client = TcpStream::connect(text).unwrap();
+    let rounds = "get user:1 user:2 user:3 user:4\r\n".repeat(3000);
+    let sets = "set user:1 0 0 1\r\nx\r\nset user:2 0 0 1\r\nx\r\ndelete user:9\r\n";
+    let writer = std::thread::spawn({
+        let mut client = client.try_clone().unwrap();
+        move || client.write_all(format!("{sets}{rounds}quit\r\n").as_bytes()).unwrap()
+    });
+    client.read_to_string(&mut String::new()).unwrap();
+    writer.join().unwrap();
+    let start = Instant::now();
+    loop {
+        let (scraped, keys) = (scrape(metrics, "/metrics"), scrape(metrics, "/keys"));
+        let counted = [("get", 12_000), ("hit", 6000), ("set", 2), ("delete", 1)];
+        let line = |(command, count)| {
+            format!(
+                "farpool_kv_prefix_commands_total{{prefix=\"user\",command=\"{command}\"}} {count}\n"
+            )
+        };
+        let has_curve = keys.split_once("\"expected_misses_alone\":[{").is_some();
+        if counted.into_iter().map(line).all(|line| scraped.contains(&line)) && has_curve {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{scraped}\n{keys}");
         std::thread::yield_now();
     }
     shared.ask_to_stop();

@@ -122,6 +122,9 @@ pub struct KvArgs {
     /// Refuse `flush_all`
     #[arg(short = 'F', long)]
     pub no_flush: bool,
+    /// Count commands by the prefix of the key, which ends before this character (`stats detail dump`, /metrics, /keys)
+    #[arg(short = 'D', long, value_name = "CHARACTER")]
+    pub prefix_delimiter: Option<char>,
     /// Go on in the background
     #[arg(short = 'd', long)]
     pub daemonize: bool,
@@ -166,10 +169,4 @@ pub struct KvWithoutEffect {
     pub large_pages: bool,
     #[arg(short = 'C', hide = true)]
     pub no_cas: bool,
-    #[arg(short = 'X', hide = true)]
-    pub no_dump: bool,
-    #[arg(short = 'W', hide = true)]
-    pub no_watch: bool,
-    #[arg(short = 'D', value_name = "CHARACTER", hide = true)]
-    pub prefix_delimiter: Option<char>,
 }

@@ -208,6 +208,13 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     {
         settings.memory_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
+    if let Some(delimiter) = args.prefix_delimiter {
+        settings.prefix_delimiter = u8::try_from(delimiter)
+            .ok()
+            .filter(u8::is_ascii_graphic)
+            .ok_or_else(|| UsageError(format!("{delimiter:?} cannot end a prefix; write -D :")))?;
+        settings.counts_prefixes = true;
+    }
     if let Some(requests) = args.requests_per_turn {
         settings.requests_per_turn = requests.max(REQUESTS_PER_TURN_MIN);
     }

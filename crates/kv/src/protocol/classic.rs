@@ -247,7 +247,7 @@ fn put(
     };
     match shard.store.insert(&parts, wish.hash) {
         Ok(found) => {
-            shard.observe_stored(wish.hash, found);
+            shard.observe_stored(wish.key, wish.hash, found);
             Outcome::Stored(found)
         }
         Err(StoreError::TooLarge) => {
@@ -263,7 +263,7 @@ fn put(
 
 /// Answers `set` and its kind.
 pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, out: &mut Vec<u8>) {
-    shard.counts.cmd_set += 1;
+    shard.count_set(request.key);
     let Some(value) = request.data.strip_suffix(b"\r\n") else {
         push_unless(out, request.quiet, "CLIENT_ERROR bad data chunk");
         return;
@@ -293,6 +293,7 @@ pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, o
 
 /// Answers `delete`.
 pub fn execute_delete(shard: &mut Shard, key: &[u8], hash: u64, quiet: bool, out: &mut Vec<u8>) {
+    shard.observe_delete(key);
     if let Some(found) = shard.store.find(key, hash) {
         shard.counts.delete_hits += 1;
         shard.store.remove(found);

@@ -177,7 +177,7 @@ const fn store_mode(mode: SetMode, cas: u64) -> StoreMode {
 }
 
 fn set(shard: &mut Shard, wish: &Wish<'_>, out: &mut Vec<u8>) -> Status {
-    shard.counts.cmd_set += 1;
+    shard.count_set(wish.key);
     match classic::store(shard, wish) {
         Outcome::Stored(found) => {
             out.extend_from_slice(&shard.store.cas(found).to_le_bytes());
@@ -192,6 +192,7 @@ fn set(shard: &mut Shard, wish: &Wish<'_>, out: &mut Vec<u8>) -> Status {
 }
 
 fn delete(shard: &mut Shard, key: &[u8], hash: u64, cas: u64) -> Status {
+    shard.observe_delete(key);
     match shard.store.find(key, hash) {
         Some(found) if cas != 0 && cas != shard.store.cas(found) => {
             shard.counts.delete_misses += 1;

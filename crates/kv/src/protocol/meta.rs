@@ -405,7 +405,7 @@ fn push_hit(
 
 fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     let flags = &request.flags;
-    shard.counts.cmd_set += 1;
+    shard.count_set(&request.key);
     let Some(value) = request.data.strip_suffix(b"\r\n") else {
         push_line(out, "CLIENT_ERROR bad data chunk");
         return;
@@ -452,6 +452,7 @@ fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 
 fn delete(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     let flags = &request.flags;
+    shard.observe_delete(&request.key);
     let status = match shard.store.find(&request.key, request.hash) {
         None => {
             shard.counts.delete_misses += 1;

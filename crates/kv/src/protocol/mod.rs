@@ -27,16 +27,41 @@ impl Shard {
     #[inline]
     pub(crate) fn observe_read(&mut self, key: &[u8], hash: u64, found: Option<Found>) {
         if let Some(observer) = &mut self.observer {
-            let bytes = found.map_or(0, |found| self.store.view(found).header().footprint_bytes());
-            observer.read(hash, key, bytes as u64);
+            let bytes = found.map(|found| self.store.view(found).header().footprint_bytes() as u64);
+            observer.read(hash, key, bytes);
+        }
+    }
+
+    /// Tells the observer of a read of an item that is not in memory and takes so many bytes.
+    pub(crate) fn observe_read_below(&mut self, key: &[u8], hash: u64, bytes: u64) {
+        if let Some(observer) = &mut self.observer {
+            observer.read(hash, key, Some(bytes));
         }
     }
 
     /// Tells the observer of a new item.
     #[inline]
-    pub(crate) fn observe_stored(&mut self, hash: u64, found: Found) {
+    pub(crate) fn observe_stored(&mut self, key: &[u8], hash: u64, found: Found) {
         if let Some(observer) = &mut self.observer {
-            observer.stored(hash, self.store.view(found).header().footprint_bytes() as u64);
+            let bytes = self.store.view(found).header().footprint_bytes();
+            observer.stored(hash, key, bytes as u64);
+        }
+    }
+
+    /// Counts a command that stores, and tells the observer.
+    #[inline]
+    pub(crate) fn count_set(&mut self, key: &[u8]) {
+        self.counts.cmd_set += 1;
+        if let Some(observer) = &mut self.observer {
+            observer.set(key);
+        }
+    }
+
+    /// Tells the observer of a command that deletes.
+    #[inline]
+    pub(crate) fn observe_delete(&mut self, key: &[u8]) {
+        if let Some(observer) = &mut self.observer {
+            observer.delete(key);
         }
     }
 }

@@ -87,6 +87,7 @@ pub(super) fn gathered(worker: &Worker, gather: &Gather) -> Vec<u8> {
         GatherFor::Stats => stats::push_general(worker, &gather.sum, &mut reply),
         GatherFor::Items => stats::push_items(&gather.sum, &mut reply),
         GatherFor::Slabs => stats::push_slabs(&gather.sum, &mut reply),
+        GatherFor::Prefixes => stats::push_prefixes(&worker.shared, &mut reply),
     }
     reply
 }
@@ -142,15 +143,26 @@ fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, word
             worker.out.extend_from_slice(b"STAT sizes_status disabled\r\nEND\r\n");
             return;
         }
-        b"detail" => {
-            return push_line(&mut worker.out, "CLIENT_ERROR usage: stats detail on|off|dump");
-        }
+        b"detail" => return stats_detail(worker, client, id, words.get(2)),
         b"cachedump" => {
             return push_line(&mut worker.out, "CLIENT_ERROR stats cachedump not allowed");
         }
         _ => return push_line(&mut worker.out, "ERROR"),
     };
     gather(worker, client, id, what, Ask::Report);
+}
+
+/// `stats detail`: counting by prefix, and what was counted.
+fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: &[u8]) {
+    let on = match what {
+        b"on" => true,
+        b"off" => false,
+        b"dump" => return gather(worker, client, id, GatherFor::Prefixes, Ask::LeaveObserved),
+        _ => return push_line(&mut worker.out, "CLIENT_ERROR usage: stats detail on|off|dump"),
+    };
+    worker.shared.counts_prefixes.store(on, Ordering::Relaxed);
+    let line = GatherFor::Line { line: "OK", quiet: false };
+    gather(worker, client, id, line, Ask::CountPrefixes { on });
 }
 
 fn shutdown(worker: &mut Worker, client: &mut Client, words: &Words<'_>) {

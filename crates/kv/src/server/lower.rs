@@ -415,6 +415,8 @@ impl Worker {
             let Parked::GetKey { with_cas, .. } = first.what else { return };
             self.shard.counts.cmd_get += 1;
             self.shard.counts.get_hits += 1;
+            let bytes = record.item.header().footprint_bytes() as u64;
+            self.shard.observe_read_below(&key, hash, bytes);
             let cas = record.item.wide_cas().unwrap_or(record.stored_as);
             self.reply(&first, own, |_, out| {
                 classic::push_item(&key, &record.item, with_cas.then_some(cas), out);

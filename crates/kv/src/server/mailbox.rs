@@ -35,6 +35,10 @@ pub enum Ask {
     Flush { at_s: u32 },
     /// Change the shard's memory limit.
     SetLimit { bytes: usize },
+    /// Count commands by prefix, or no more.
+    CountPrefixes { on: bool },
+    /// Leave what the observer has seen among the shared things.
+    LeaveObserved,
     /// Say what the shard did and has.
     Report,
     /// Count anew.

@@ -20,10 +20,14 @@ use serde_json::json;
 use super::report::{ShardReport, TierReport};
 use super::settings::Shared;
 use crate::observe::hot::HotKey;
+use crate::observe::prefix::{self, PrefixCounts};
 use crate::observe::{self, Observed};
 
 /// What OpenMetrics text is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Prefixes that metrics tell of: each costs four series.
+const PREFIXES_MAX: usize = 64;
 
 type Labelled = Family<Vec<(&'static str, &'static str)>, Counter>;
 
@@ -65,7 +69,7 @@ async fn answer(
 async fn keys(
     State(shared): State<Arc<Shared>>,
 ) -> ([(header::HeaderName, &'static str); 1], String) {
-    let observed = observed(&shared);
+    let observed = shared.observed_by_all();
     let sampled: u64 = observed.iter().map(|it| it.sampled).sum();
     let mut hot: Vec<&HotKey> = observed.iter().flat_map(|it| &it.hot).collect();
     hot.sort_by_key(|it| std::cmp::Reverse(it.reads - it.error));
@@ -78,22 +82,40 @@ async fn keys(
         })
         .collect();
     let memory_bytes = shared.memory_bytes.load(Ordering::Relaxed);
-    let curve: Vec<serde_json::Value> = observe::join_ratios(observed.iter())
-        .into_iter()
-        .flat_map(|ratios| observe::TIMES.into_iter().zip(ratios))
-        .map(|(times, ratio)| json!({ "memory_bytes": memory_bytes as f64 * times, "miss_ratio": ratio }))
-        .collect();
-    let text =
-        json!({ "reads_sampled": sampled, "hot": hot, "expected_misses": curve }).to_string();
+    let curve = |ratios: Option<[f64; observe::TIMES.len()]>| -> Vec<serde_json::Value> {
+        ratios
+            .into_iter()
+            .flat_map(|ratios| observe::TIMES.into_iter().zip(ratios))
+            .map(|(times, ratio)| json!({ "memory_bytes": memory_bytes as f64 * times, "miss_ratio": ratio }))
+            .collect()
+    };
+    let prefixes: Vec<serde_json::Value> =
+        prefix::join(observed.iter().flat_map(|it| &it.prefixes))
+            .into_iter()
+            .map(|it| {
+                let PrefixCounts { gets, hits, sets, deletes } = it.counts;
+                json!({
+                    "prefix": String::from_utf8_lossy(&it.prefix),
+                    "gets": gets,
+                    "hits": hits,
+                    "sets": sets,
+                    "deletes": deletes,
+                    "expected_misses_alone": curve(it.miss_ratios),
+                })
+            })
+            .collect();
+    let text = json!({
+        "reads_sampled": sampled,
+        "hot": hot,
+        "expected_misses": curve(joined_ratios(&observed)),
+        "prefixes": prefixes,
+    })
+    .to_string();
     ([(header::CONTENT_TYPE, "application/json")], text)
 }
 
-fn observed(shared: &Shared) -> Vec<Observed> {
-    shared
-        .observed
-        .iter()
-        .map(|it| it.lock().unwrap_or_else(PoisonError::into_inner).clone())
-        .collect()
+fn joined_ratios(observed: &[Observed]) -> Option<[f64; observe::TIMES.len()]> {
+    observe::join_ratios(observed.iter().filter_map(|it| Some((it.reads, it.miss_ratios?))))
 }
 
 /// The sum of what all threads left last.
@@ -113,6 +135,7 @@ fn text(shared: &Shared) -> String {
     register_tier(&mut registry, "far", sum.lower_items - sum.flash_items, &sum.far);
     register_tier(&mut registry, "flash", sum.flash_items, &sum.flash);
     register_curve(&mut registry, shared);
+    register_prefixes(&mut registry, shared);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -245,13 +268,34 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
 
 /// What an LRU cache of other sizes would miss of the same reads.
 fn register_curve(registry: &mut Registry, shared: &Shared) {
-    let Some(ratios) = observe::join_ratios(observed(shared).iter()) else { return };
+    let Some(ratios) = joined_ratios(&shared.observed_by_all()) else { return };
     let gauges: Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>> = Family::default();
     for (times, ratio) in observe::TIMES.into_iter().zip(ratios) {
         gauges.get_or_create(&vec![("memory_times", times.to_string())]).set(ratio);
     }
     let help = "Share of the reads that an LRU cache of so many times the memory would miss";
     registry.register("expected_miss_ratio", help, gauges);
+}
+
+/// Commands by prefix, of the busiest.
+fn register_prefixes(registry: &mut Registry, shared: &Shared) {
+    let observed = shared.observed_by_all();
+    let mut prefixes = prefix::join(observed.iter().flat_map(|it| &it.prefixes));
+    if prefixes.is_empty() {
+        return;
+    }
+    prefixes.truncate(PREFIXES_MAX);
+    let commands: Family<Vec<(&'static str, String)>, Counter> = Family::default();
+    for it in &prefixes {
+        let PrefixCounts { gets, hits, sets, deletes } = it.counts;
+        for (command, value) in [("get", gets), ("hit", hits), ("set", sets), ("delete", deletes)] {
+            let name = String::from_utf8_lossy(&it.prefix).into_owned();
+            let labels = vec![("prefix", name), ("command", command.to_owned())];
+            commands.get_or_create(&labels).inc_by(value);
+        }
+    }
+    let help = "Commands on keys by their prefix, and of the reads those that found something";
+    registry.register("prefix_commands", help, commands);
 }
 
 fn counters(registry: &mut Registry, figures: &[(&str, &str, u64)]) {

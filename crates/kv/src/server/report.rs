@@ -159,6 +159,8 @@ pub enum GatherFor {
     Items,
     /// `stats slabs`.
     Slabs,
+    /// `stats detail dump`.
+    Prefixes,
 }
 
 /// A reply to which all shards contribute.

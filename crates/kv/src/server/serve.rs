@@ -369,6 +369,8 @@ impl Worker {
             Ask::Drop
             | Ask::Flush { .. }
             | Ask::SetLimit { .. }
+            | Ask::CountPrefixes { .. }
+            | Ask::LeaveObserved
             | Ask::Report
             | Ask::ResetCounts => return false,
         };
@@ -414,9 +416,12 @@ impl Worker {
                 answers.push(entry.address, Answer::Bytes, |_| {});
                 return;
             }
-            Ask::Flush { .. } | Ask::SetLimit { .. } | Ask::Report | Ask::ResetCounts => {
-                self.do_for_all(entry.what)
-            }
+            Ask::Flush { .. }
+            | Ask::SetLimit { .. }
+            | Ask::CountPrefixes { .. }
+            | Ask::LeaveObserved
+            | Ask::Report
+            | Ask::ResetCounts => self.do_for_all(entry.what),
         };
         answers.push(entry.address, Answer::Report(Box::new(report)), |_| {});
     }
@@ -430,7 +435,10 @@ impl Worker {
                 self.keep_promises();
             }
             Ask::SetLimit { bytes } => limit_was_set = self.shard.store.set_limit(bytes).is_ok(),
+            Ask::CountPrefixes { on } => self.count_prefixes(on),
+            Ask::LeaveObserved => self.leave_observed(),
             Ask::ResetCounts => {
+                self.shard.observer.iter_mut().for_each(|observer| observer.reset());
                 self.shard.store.reset_counts();
                 self.shard.counts = crate::protocol::CommandCounts::default();
                 let connections = self.counts.connections;

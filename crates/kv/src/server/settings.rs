@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::EventfdFlags;
 
@@ -56,6 +56,10 @@ pub struct Settings {
     pub allows_shutdown: bool,
     pub allows_flush: bool,
     pub allows_watch: bool,
+    /// What ends the prefix of a key.
+    pub prefix_delimiter: u8,
+    /// Whether commands are counted by prefix from the start.
+    pub counts_prefixes: bool,
     pub credentials: Option<Arc<Credentials>>,
     pub credentials_file: Option<PathBuf>,
     /// How long a thread looks for work before it sleeps, in microseconds.
@@ -86,6 +90,8 @@ impl Default for Settings {
             allows_shutdown: false,
             allows_flush: true,
             allows_watch: true,
+            prefix_delimiter: b':',
+            counts_prefixes: false,
             credentials: None,
             credentials_file: None,
             spin_us: 0,
@@ -109,6 +115,8 @@ pub struct Shared {
     pub(super) observed: Vec<Mutex<Observed>>,
     pub start_unix_s: i64,
     pub verbosity: AtomicU32,
+    /// Whether commands are counted by prefix now.
+    pub counts_prefixes: AtomicBool,
     pub connections: AtomicU64,
     pub total_connections: AtomicU64,
     pub rejected_connections: AtomicU64,
@@ -133,6 +141,7 @@ impl Shared {
             mailboxes,
             start_unix_s,
             verbosity: AtomicU32::new(settings.verbosity),
+            counts_prefixes: AtomicBool::new(settings.counts_prefixes),
             connections: AtomicU64::new(0),
             total_connections: AtomicU64::new(0),
             rejected_connections: AtomicU64::new(0),
@@ -148,6 +157,12 @@ impl Shared {
     #[must_use]
     pub fn shards(&self) -> usize {
         self.mailboxes.len()
+    }
+
+    /// What each thread's observer told last.
+    pub(super) fn observed_by_all(&self) -> Vec<Observed> {
+        let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.observed.iter().map(read).collect()
     }
 
     /// Asks the server to end: promised replies are sent first.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::report::{ShardReport, TierReport};
 use super::settings::{MEMCACHED_VERSION, Shared};
 use super::worker::Worker;
+use crate::observe::prefix::{self, PrefixCounts};
 
 fn push(out: &mut Vec<u8>, name: &str, value: impl std::fmt::Display) {
     out.extend_from_slice(format!("STAT {name} {value}\r\n").as_bytes());
@@ -191,6 +192,19 @@ pub(super) fn push_slabs(sum: &ShardReport, out: &mut Vec<u8>) {
     out.extend_from_slice(b"END\r\n");
 }
 
+/// `stats detail dump`, from what all shards have left.
+pub(super) fn push_prefixes(shared: &Shared, out: &mut Vec<u8>) {
+    let observed = shared.observed_by_all();
+    for it in prefix::join(observed.iter().flat_map(|it| &it.prefixes)) {
+        let PrefixCounts { gets, hits, sets, deletes } = it.counts;
+        out.extend_from_slice(b"PREFIX ");
+        out.extend_from_slice(&it.prefix);
+        let counts = format!(" get {gets} hit {hits} set {sets} del {deletes}\r\n");
+        out.extend_from_slice(counts.as_bytes());
+    }
+    out.extend_from_slice(b"END\r\n");
+}
+
 const fn yes_or_no(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
@@ -218,8 +232,8 @@ pub(super) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "umask", format!("{:o}", settings.socket_mode));
     push(out, "shutdown_command", yes_or_no(settings.allows_shutdown));
     push(out, "num_threads", settings.threads);
-    push(out, "stat_key_prefix", ":");
-    push(out, "detail_enabled", "no");
+    push(out, "stat_key_prefix", char::from(settings.prefix_delimiter));
+    push(out, "detail_enabled", yes_or_no(shared.counts_prefixes.load(Ordering::Relaxed)));
     push(out, "reqs_per_event", settings.requests_per_turn);
     push(out, "cas_enabled", "yes");
     push(out, "tcp_backlog", settings.backlog);

@@ -19,6 +19,7 @@ use super::mailbox::{Answer, Ask, Batch, Message, Protocol};
 use super::report::{ShardReport, ThreadCounts, TierReport};
 use super::settings::Shared;
 use crate::clock::Clock;
+use crate::observe::Observer;
 use crate::protocol::request::ParseLimits;
 use crate::protocol::{CommandCounts, Shard};
 use crate::store::index::Tier;
@@ -133,7 +134,7 @@ impl Worker {
                 store,
                 clock: Clock::start(shared.start_unix_s),
                 counts: CommandCounts::default(),
-                observer: settings.metrics_address.map(|_| Box::default()),
+                observer: settings.metrics_address.map(|_| Box::new(Observer::sampling())),
             },
             limits: ParseLimits { item_bytes_max },
             counts: ThreadCounts::default(),
@@ -159,6 +160,9 @@ impl Worker {
             shared,
         };
         worker.shard.store.set_now(worker.shard.clock.now_s());
+        if worker.shared.settings.counts_prefixes {
+            worker.count_prefixes(true);
+        }
         Ok(worker)
     }
 
@@ -318,12 +322,7 @@ impl Worker {
         self.keep_promises();
         let report = self.report();
         *self.shared.reports[self.number].lock().unwrap_or_else(PoisonError::into_inner) = report;
-        let memory_bytes = self.shard.store.settings().limit_bytes as u64;
-        if let Some(observer) = &mut self.shard.observer {
-            let observed = observer.tell(memory_bytes);
-            *self.shared.observed[self.number].lock().unwrap_or_else(PoisonError::into_inner) =
-                observed;
-        }
+        self.leave_observed();
         let idle_timeout_s = self.shared.settings.idle_timeout_s;
         if idle_timeout_s == 0 {
             return;
@@ -336,6 +335,25 @@ impl Worker {
                 self.counts.idle_kicks += 1;
                 self.close(number);
             }
+        }
+    }
+
+    /// Leaves what was observed of the shard where whoever asks finds it.
+    pub(super) fn leave_observed(&mut self) {
+        let memory_bytes = self.shard.store.settings().limit_bytes as u64;
+        if let Some(observer) = &mut self.shard.observer {
+            let observed = observer.tell(memory_bytes);
+            *self.shared.observed[self.number].lock().unwrap_or_else(PoisonError::into_inner) =
+                observed;
+        }
+    }
+
+    pub(super) fn count_prefixes(&mut self, on: bool) {
+        let delimiter = self.shared.settings.prefix_delimiter;
+        match (&mut self.shard.observer, on) {
+            (observer, true) => observer.get_or_insert_default().count_prefixes(delimiter),
+            (Some(observer), false) => observer.rest_prefixes(),
+            (None, false) => {}
         }
     }
 
