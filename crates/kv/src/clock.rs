@@ -51,7 +51,13 @@ impl Clock {
     /// Now as Unix time, as the clock sees it.
     #[must_use]
     pub fn unix_s(&self) -> i64 {
-        self.zero_unix_s + i64::from(self.now_s)
+        self.unix_s_of(self.now_s)
+    }
+
+    /// A second of the clock as Unix time.
+    #[must_use]
+    pub fn unix_s_of(&self, clock_s: u32) -> i64 {
+        self.zero_unix_s + i64::from(clock_s)
     }
 
     /// A client's expiry time in seconds of this clock; 0 = never.

@@ -59,9 +59,156 @@ fn prefixes_can_be_counted_from_the_start() {
     let told = String::from_utf8_lossy(&told);
     assert!(told.contains("STAT stat_key_prefix /\r\nSTAT detail_enabled yes\r\n"), "{told}");
     stream.write_all(b"quit\r\n").expect("it still listens");
-    assert!(read_until_end(stream).is_empty());
+    assert!(common::talk::read_to_end(&mut stream).is_empty());
 }
 
-fn read_until_end(mut stream: std::os::unix::net::UnixStream) -> Vec<u8> {
-    common::talk::read_to_end(&mut stream)
+const TOOLS_ITEMS: usize = 50;
+
+/// Items of every kind that a list shows differently.
+fn fill(stream: &mut (impl std::io::Read + Write)) {
+    let mut requests = String::new();
+    for number in 0..TOOLS_ITEMS {
+        let exptime = if number % 2 == 0 { 0 } else { 1_000_000 };
+        let value = "v".repeat(number);
+        requests += &format!("set key:{number}/%+~é 5 {exptime} {number}\r\n{value}\r\n");
+    }
+    requests +=
+        "ms YmluYXJ5IGtleQ== 1 b\r\nx\r\nset gone 0 -1 1\r\nx\r\nset deleted 0 0 1\r\nx\r\n";
+    requests += "delete deleted\r\nget key:1/%+~é\r\nmn\r\n";
+    ask(stream, requests.as_bytes(), b"MN\r\n");
+}
+
+/// A line of `metadump` without what two servers differ in: times, sizes and numbers.
+fn comparable(line: &str) -> String {
+    line.split(' ')
+        .filter(|word| {
+            !["la", "cas", "cls", "size"].contains(&word.split('=').next().unwrap_or(""))
+        })
+        .map(|word| match word.strip_prefix("exp=") {
+            Some(expiry) if expiry.len() == 10 => "exp=far",
+            _ => word,
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn metadump_lists_what_memcached_lists() {
+    if !Memcached::is_there() {
+        return;
+    }
+    let theirs = Memcached::start(&[]);
+    let mut stream = theirs.connect();
+    fill(&mut stream);
+    let dump = ask(&mut stream, b"lru_crawler metadump all\r\n", b"END\r\n");
+    let expected: BTreeSet<String> = lines(&dump).iter().map(|it| comparable(it)).collect();
+    assert_eq!(expected.len(), TOOLS_ITEMS + 1, "{expected:?}");
+    assert!(expected.iter().any(|it| it.ends_with("exp=far fetch=yes")), "{expected:?}");
+    for threads in [1, 3] {
+        let ours = Ours::local(settings(threads));
+        let mut stream = ours.connect();
+        fill(&mut stream);
+        for classes in ["all", "hash", "1", "3,1"] {
+            let request = format!("lru_crawler metadump {classes}\r\n");
+            let dump = ask(&mut stream, request.as_bytes(), b"END\r\n");
+            let given: BTreeSet<String> = lines(&dump).iter().map(|it| comparable(it)).collect();
+            assert_eq!(given, expected, "{threads} threads, {classes}");
+        }
+        for (request, reply) in [
+            ("lru_crawler metadump 2", "END"),
+            ("lru_crawler metadump x", "BADCLASS invalid class id"),
+            ("lru_crawler metadump 0", "BADCLASS invalid class id"),
+            ("lru_crawler metadump 64", "BADCLASS invalid class id"),
+            ("lru_crawler mgdump all", "ERROR"),
+            ("stats cachedump 1", "CLIENT_ERROR bad command line"),
+            ("stats cachedump x 1", "CLIENT_ERROR bad command line format"),
+            ("stats cachedump 64 1", "CLIENT_ERROR Illegal slab id"),
+            ("stats cachedump 63 1", "END"),
+        ] {
+            let reply = format!("{reply}\r\n");
+            let given = ask(&mut stream, format!("{request}\r\n").as_bytes(), b"\r\n");
+            assert_eq!(String::from_utf8_lossy(&given), reply, "{request}");
+        }
+        let all = ask(&mut stream, b"stats cachedump 1 0\r\n", b"END\r\n");
+        assert_eq!(lines(&all).len(), TOOLS_ITEMS, "keys in base64 are not shown");
+        assert!(
+            lines(&all).contains("ITEM key:2/%+~é [2 b; 0 s]"),
+            "{}",
+            common::talk::shown(&all)
+        );
+        let some = ask(&mut stream, b"stats cachedump 1 7\r\n", b"END\r\n");
+        assert_eq!(lines(&some).len(), 7);
+    }
+}
+
+/// More than fits into any buffer, on several threads, with requests in front and behind, slowly read; nothing is
+/// missing and nothing comes twice as long as nothing changes.
+#[test]
+fn a_list_of_any_length_comes_whole_and_in_its_place() {
+    const ITEMS: usize = 200_000;
+    let ours = Ours::local(settings(3));
+    let mut stream = ours.connect();
+    stream.set_read_timeout(Some(common::PATIENCE)).expect("sockets have timeouts");
+    let mut requests = String::new();
+    for number in 0..ITEMS {
+        requests += &format!("set {number} 0 0 3 noreply\r\nabc\r\n");
+    }
+    let mut writer = stream.try_clone().expect("a socket can be cloned");
+    let sender = std::thread::spawn(move || {
+        writer.write_all(requests.as_bytes()).expect("the server takes requests");
+        writer
+            .write_all(b"get 1 2 3\r\nlru_crawler metadump all\r\nget 4 5\r\nstats cachedump 1 3\r\nmn\r\n")
+            .expect("the server takes requests");
+    });
+    let replies = common::talk::read_until(&mut stream, b"MN\r\n");
+    sender.join().expect("the sender does not panic");
+    let text = String::from_utf8(replies).expect("replies are text");
+    let (before, rest) = text.split_once("END\r\n").expect("the first get ends");
+    assert_eq!(before.matches("VALUE ").count(), 3);
+    let (list, rest) = rest.split_once("END\r\n").expect("the list ends");
+    let keys: BTreeSet<&str> = list
+        .lines()
+        .map(|line| line.strip_prefix("key=").expect("a line of the list"))
+        .map(|line| line.split(' ').next().unwrap_or(line))
+        .collect();
+    assert_eq!((keys.len(), list.lines().count()), (ITEMS, ITEMS));
+    assert_eq!(rest.matches("VALUE ").count(), 2);
+    assert_eq!(rest.matches("ITEM ").count(), 3);
+    assert!(rest.ends_with("END\r\nMN\r\n"), "{rest}");
+}
+
+#[test]
+fn lists_can_be_forbidden() {
+    let ours = Ours::local(Settings { allows_dump: false, ..settings(2) });
+    let mut stream = ours.connect();
+    for (request, reply) in [
+        ("lru_crawler metadump all", "ERROR metadump not allowed"),
+        ("stats cachedump 1 0", "CLIENT_ERROR stats cachedump not allowed"),
+    ] {
+        let given = ask(&mut stream, format!("{request}\r\n").as_bytes(), b"\r\n");
+        assert_eq!(String::from_utf8_lossy(&given), format!("{reply}\r\n"));
+    }
+}
+
+#[test]
+fn connections_are_told_with_their_state() {
+    let ours = Ours::tcp(settings(2));
+    let idle: Vec<_> = (0..5).map(|_| ours.connect_tcp()).collect();
+    let mut asking = ours.connect_tcp();
+    let own = asking.local_addr().expect("it is connected");
+    let listen = ours.addresses[0];
+    let told = common::wait_until("all are accepted", || {
+        let told = ask(&mut asking, b"stats conns\r\n", b"END\r\n");
+        let told = String::from_utf8(told).expect("replies are text");
+        (told.matches(&format!(":listen_addr tcp:{listen}\r\n")).count() == 6).then_some(told)
+    });
+    assert_eq!(told.matches(":state conn_read\r\n").count(), 5, "{told}");
+    assert_eq!(told.matches(":state conn_parse_cmd\r\n").count(), 1, "{told}");
+    assert_eq!(told.matches(":state conn_listening\r\n").count(), 1, "{told}");
+    assert!(told.contains(&format!(":addr tcp:{listen}\r\n")), "{told}");
+    for client in idle.iter().chain([&asking]) {
+        let address = client.local_addr().expect("it is connected");
+        assert!(told.contains(&format!(":addr tcp:{address}\r\n")), "{own}: {told}");
+    }
+    assert_eq!(told.matches(":secs_since_last_cmd ").count(), 6, "{told}");
 }

@@ -122,6 +122,12 @@ pub struct KvArgs {
     /// Refuse `flush_all`
     #[arg(short = 'F', long)]
     pub no_flush: bool,
+    /// Refuse to list items: `lru_crawler metadump`, `stats cachedump`
+    #[arg(short = 'X', long)]
+    pub no_dump: bool,
+    /// Refuse `watch`
+    #[arg(short = 'W', long)]
+    pub no_watch: bool,
     /// Count commands by the prefix of the key, which ends before this character (`stats detail dump`, /metrics, /keys)
     #[arg(short = 'D', long, value_name = "CHARACTER")]
     pub prefix_delimiter: Option<char>,

@@ -198,6 +198,8 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         verbosity: args.verbose.into(),
         allows_shutdown: args.allow_shutdown,
         allows_flush: !args.no_flush,
+        allows_dump: !args.no_dump,
+        allows_watch: !args.no_watch,
         metrics_address: args.metrics,
         spin_us: args.spin_us,
         item_bytes_max: item_bytes(&args.item_max)?,

@@ -3,6 +3,7 @@
 
 pub mod classic;
 pub mod light;
+pub mod listing;
 pub mod meta;
 pub mod reply;
 pub mod request;

@@ -3,11 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use super::connection::{Client, Phase};
+use super::dump::{self, Dump, List};
 use super::mailbox::{Address, Ask};
 use super::report::{Gather, GatherFor};
 use super::settings::MEMCACHED_VERSION;
 use super::stats;
 use super::worker::{ConnectionId, Worker};
+use crate::protocol::listing::{SLAB_CLASS, SLAB_CLASSES, lists_our_class};
 use crate::protocol::reply::{push_line, push_unless};
 use crate::protocol::request::AdminRequest;
 use crate::protocol::token::{Words, decimal, signed_32, unsigned_32};
@@ -18,8 +20,6 @@ const VERBOSITY_MAX: u32 = 3;
 const MEMORY_LIMIT_MIN_MIB: u32 = 8;
 /// More MiB than this are taken for bytes.
 const MEMORY_LIMIT_MAX_MIB: u32 = 1_000_000_000;
-/// memcached numbers its slab classes below this.
-const SLAB_CLASSES: u32 = 64;
 
 /// Answers, or begins to gather the answer.
 pub(super) fn answer(
@@ -50,6 +50,9 @@ pub(super) fn answer(
         }
         AdminRequest::Tuning { line } => {
             let words = Words::of(line);
+            if let (b"lru_crawler", b"metadump", 3) = (words.get(0), words.get(1), words.len()) {
+                return metadump(worker, client, id, words.get(2));
+            }
             push_unless(&mut worker.out, is_quiet_tuning(&words), tuning(&words));
         }
     }
@@ -144,12 +147,51 @@ fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, word
             return;
         }
         b"detail" => return stats_detail(worker, client, id, words.get(2)),
-        b"cachedump" => {
-            return push_line(&mut worker.out, "CLIENT_ERROR stats cachedump not allowed");
+        b"cachedump" => return cachedump(worker, client, id, words),
+        b"conns" => {
+            client.dump = Some(Dump::new(List::Connections, usize::MAX));
+            return dump::go_on(worker, client, id);
         }
         _ => return push_line(&mut worker.out, "ERROR"),
     };
     gather(worker, client, id, what, Ask::Report);
+}
+
+/// `lru_crawler metadump`: a line for each item in memory.
+fn metadump(worker: &mut Worker, client: &mut Client, id: ConnectionId, classes: &[u8]) {
+    if !worker.shared.settings.allows_dump {
+        return push_line(&mut worker.out, "ERROR metadump not allowed");
+    }
+    let lines_max = match lists_our_class(classes) {
+        Some(true) => usize::MAX,
+        Some(false) => 0,
+        None => return push_line(&mut worker.out, "BADCLASS invalid class id"),
+    };
+    client.dump = Some(Dump::new(List::Metadump, lines_max));
+    dump::go_on(worker, client, id);
+}
+
+/// `stats cachedump`: class and most items.
+fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
+    if !worker.shared.settings.allows_dump {
+        return push_line(&mut worker.out, "CLIENT_ERROR stats cachedump not allowed");
+    }
+    if words.len() < 4 {
+        return push_line(&mut worker.out, "CLIENT_ERROR bad command line");
+    }
+    let (Some(class), Some(limit)) = (unsigned_32(words.get(2)), unsigned_32(words.get(3))) else {
+        return push_line(&mut worker.out, crate::protocol::request::BAD_FORMAT);
+    };
+    if class >= SLAB_CLASSES {
+        return push_line(&mut worker.out, "CLIENT_ERROR Illegal slab id");
+    }
+    let lines_max = match (class, limit) {
+        (SLAB_CLASS, 0) => usize::MAX,
+        (SLAB_CLASS, limit) => limit as usize,
+        _ => 0,
+    };
+    client.dump = Some(Dump::new(List::Cachedump, lines_max));
+    dump::go_on(worker, client, id);
 }
 
 /// `stats detail`: counting by prefix, and what was counted.
@@ -229,7 +271,6 @@ fn tuning(words: &Words<'_>) -> &'static str {
         (b"lru", b"temp_ttl", 3..) if signed_32(words.get(2)).is_some() => "OK",
         (b"lru_crawler", b"enable" | b"disable", 2) => "OK",
         (b"lru_crawler", b"crawl", 3) => "OK",
-        (b"lru_crawler", b"metadump" | b"mgdump", 3) => "ERROR metadump not allowed",
         (b"lru_crawler", b"tocrawl" | b"sleep", 3) if !number(2) => {
             crate::protocol::request::BAD_FORMAT
         }

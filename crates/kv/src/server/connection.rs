@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use super::dump::Dump;
 use super::report::Gather;
 
 /// Replies of one connection that may be awaited at a time; then it is not read until some came.
@@ -149,6 +150,8 @@ pub struct Client {
     pub has_turn_left: bool,
     pub phase: Phase,
     pub resume: Option<Resume>,
+    /// A long list that is not whole yet; its request stays at the start of `input`.
+    pub dump: Option<Dump>,
     pub replies: Replies,
     /// What could not be sent yet, and how much of it was.
     pub unsent: Vec<u8>,
@@ -168,6 +171,7 @@ impl Client {
             has_turn_left: false,
             phase: Phase::Requests,
             resume: None,
+            dump: None,
             replies: Replies::default(),
             unsent: Vec::new(),
             sent_bytes: 0,
@@ -181,6 +185,14 @@ impl Client {
     #[must_use]
     pub fn is_held_up(&self) -> bool {
         self.replies.len() >= AWAITED_MAX
+    }
+
+    /// Whether kept input can be served as soon as replies can be sent. The next piece of a list comes when nothing is
+    /// awaited any more.
+    #[must_use]
+    pub fn is_served_next(&self) -> bool {
+        let waits = self.dump.is_some() && !self.replies.is_empty();
+        self.has_turn_left && !waits && !self.is_held_up() && self.phase != Phase::Closing
     }
 
     /// Whether everything that was asked is answered and sent.

@@ -385,7 +385,7 @@ impl Worker {
     ) {
         match entry.what {
             Answer::Bytes => self.out.extend_from_slice(bytes),
-            Answer::Report(_) => {
+            Answer::Report(_) | Answer::Listed(_) => {
                 let at = state
                     .passed_on
                     .iter()

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::connection::Ticket;
+use super::dump::{List, Listed};
 use super::report::ShardReport;
 
 /// Where a reply goes.
@@ -39,6 +40,8 @@ pub enum Ask {
     CountPrefixes { on: bool },
     /// Leave what the observer has seen among the shared things.
     LeaveObserved,
+    /// One piece of a list.
+    List { list: List, from: usize, lines_max: usize, bytes_max: usize },
     /// Say what the shard did and has.
     Report,
     /// Count anew.
@@ -58,6 +61,8 @@ pub struct Entry<T> {
 #[derive(Debug)]
 pub enum Answer {
     Bytes,
+    /// A piece of a list; its lines are the bytes.
+    Listed(Listed),
     Report(Box<ShardReport>),
 }
 

@@ -3,6 +3,8 @@
 mod admin;
 pub mod auth;
 mod connection;
+mod conns;
+mod dump;
 mod far;
 mod flash;
 pub mod light;
@@ -118,6 +120,9 @@ impl Server {
             return Err(ServerError::NoAddress);
         }
         let shared = Arc::new(Shared::new(settings, start_unix_s)?);
+        let told = listeners.iter().map(|it| conns::describe_listener(&it.socket)).collect();
+        // The first and only time.
+        let _ = shared.listeners.set(told);
         let mut workers = (0..shared.shards())
             .map(|number| Worker::new(Arc::clone(&shared), number))
             .collect::<Result<Vec<_>, _>>()?;

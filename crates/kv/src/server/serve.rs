@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::admin;
 use super::auth::{Attempt, attempt};
 use super::connection::{AWAITED_MAX, Client, Phase, Resume};
+use super::dump;
 use super::lower::Parked;
 use super::mailbox::{Address, Answer, Ask, Batch, Entry};
 use super::worker::{Connection, ConnectionId, OUT_BYTES_MAX, Worker};
@@ -193,8 +194,12 @@ impl Worker {
                 return Next::Phase;
             }
             Request::Admin(request) => {
-                admin::answer(self, client, id, request);
-                return Next::Phase;
+                if client.dump.is_some() {
+                    dump::go_on(self, client, id);
+                } else {
+                    admin::answer(self, client, id, request);
+                }
+                return if client.dump.is_some() { Next::Rest } else { Next::Phase };
             }
         }
         Next::Request
@@ -289,7 +294,7 @@ impl Worker {
     }
 
     /// Keeps a place for a reply that this shard makes later.
-    fn await_own(&mut self, client: &mut Client, id: ConnectionId) -> Address {
+    pub(super) fn await_own(&mut self, client: &mut Client, id: ConnectionId) -> Address {
         // What is ready comes before what is awaited.
         client.replies.push_ready(&self.out);
         self.out.clear();
@@ -371,6 +376,7 @@ impl Worker {
             | Ask::SetLimit { .. }
             | Ask::CountPrefixes { .. }
             | Ask::LeaveObserved
+            | Ask::List { .. }
             | Ask::Report
             | Ask::ResetCounts => return false,
         };
@@ -416,6 +422,14 @@ impl Worker {
                 answers.push(entry.address, Answer::Bytes, |_| {});
                 return;
             }
+            Ask::List { list, from, lines_max, bytes_max } => {
+                let mut lines = Vec::new();
+                let piece = self.list(list, from, (lines_max, bytes_max), &mut lines);
+                answers.push(entry.address, Answer::Listed(piece), |out| {
+                    out.extend_from_slice(&lines);
+                });
+                return;
+            }
             Ask::Flush { .. }
             | Ask::SetLimit { .. }
             | Ask::CountPrefixes { .. }
@@ -444,7 +458,12 @@ impl Worker {
                 let connections = self.counts.connections;
                 self.counts = super::report::ThreadCounts { connections, ..Default::default() };
             }
-            Ask::Report | Ask::GetKey { .. } | Ask::Request | Ask::Light { .. } | Ask::Drop => {}
+            Ask::Report
+            | Ask::GetKey { .. }
+            | Ask::Request
+            | Ask::Light { .. }
+            | Ask::List { .. }
+            | Ask::Drop => {}
         }
         super::report::ShardReport { limit_was_set, ..self.report() }
     }
@@ -473,6 +492,10 @@ impl Worker {
         let ticket = entry.address.ticket;
         match &entry.what {
             Answer::Bytes => client.replies.arrive(ticket, bytes, &mut self.out),
+            Answer::Listed(piece) => {
+                client.dump.iter_mut().for_each(|dump| dump.take(*piece, bytes.len()));
+                client.replies.arrive(ticket, bytes, &mut self.out);
+            }
             Answer::Report(report) => {
                 let whole = client
                     .replies

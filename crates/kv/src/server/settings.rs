@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::event::EventfdFlags;
 
@@ -56,6 +56,8 @@ pub struct Settings {
     pub allows_shutdown: bool,
     pub allows_flush: bool,
     pub allows_watch: bool,
+    /// `lru_crawler metadump` and `stats cachedump`.
+    pub allows_dump: bool,
     /// What ends the prefix of a key.
     pub prefix_delimiter: u8,
     /// Whether commands are counted by prefix from the start.
@@ -90,6 +92,7 @@ impl Default for Settings {
             allows_shutdown: false,
             allows_flush: true,
             allows_watch: true,
+            allows_dump: true,
             prefix_delimiter: b':',
             counts_prefixes: false,
             credentials: None,
@@ -114,6 +117,8 @@ pub struct Shared {
     /// What each thread's observer told last.
     pub(super) observed: Vec<Mutex<Observed>>,
     pub start_unix_s: i64,
+    /// Where the server listens, as `stats conns` tells it.
+    pub(super) listeners: OnceLock<String>,
     pub verbosity: AtomicU32,
     /// Whether commands are counted by prefix now.
     pub counts_prefixes: AtomicBool,
@@ -140,6 +145,7 @@ impl Shared {
             reports: mailboxes.iter().map(|_| Mutex::default()).collect(),
             mailboxes,
             start_unix_s,
+            listeners: OnceLock::new(),
             verbosity: AtomicU32::new(settings.verbosity),
             counts_prefixes: AtomicBool::new(settings.counts_prefixes),
             connections: AtomicU64::new(0),

@@ -247,7 +247,7 @@ pub(super) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "item_size_max", settings.item_bytes_max);
     push(out, "maxconns_fast", "yes");
     push(out, "flush_enabled", yes_or_no(settings.allows_flush));
-    push(out, "dump_enabled", "no");
+    push(out, "dump_enabled", yes_or_no(settings.allows_dump));
     push(out, "hash_algorithm", "xxh3");
     push(out, "idle_timeout", settings.idle_timeout_s);
     out.extend_from_slice(b"END\r\n");

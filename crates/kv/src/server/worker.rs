@@ -485,7 +485,7 @@ impl Worker {
             interest |= epoll::EventFlags::IN;
         }
         // Input that waits for its turn, and nothing else to wake for: writable at once.
-        if !connection.client.unsent.is_empty() || has_turn_left(&connection.client) {
+        if !connection.client.unsent.is_empty() || connection.client.is_served_next() {
             interest |= epoll::EventFlags::OUT;
         }
         if interest == connection.interest {
@@ -671,7 +671,7 @@ impl Worker {
                 let mut is_open = self.finish(&mut connection);
                 if is_open
                     && connection.client.unsent.is_empty()
-                    && has_turn_left(&connection.client)
+                    && connection.client.is_served_next()
                 {
                     let input = std::mem::take(&mut connection.client.input);
                     is_open = self.process(&mut connection, id, input);
@@ -730,11 +730,6 @@ fn wants_input(client: &Client) -> bool {
         && client.phase != Phase::Closing
         && !client.is_held_up()
         && !client.has_turn_left
-}
-
-/// Whether kept input can be served as soon as replies can be sent.
-fn has_turn_left(client: &Client) -> bool {
-    client.has_turn_left && !client.is_held_up() && client.phase != Phase::Closing
 }
 
 fn send_bytes(socket: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {

@@ -226,6 +226,14 @@ impl Arena {
         self.segments[number].in_use.then(|| SegmentId(u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
+    /// The first segment in use from this number on, and its number.
+    #[must_use]
+    pub fn first_in_use(&self, from: usize) -> Option<(usize, SegmentId)> {
+        let rest = self.segments.get(from..)?;
+        let number = from + rest.iter().position(|segment| segment.in_use)?;
+        Some((number, SegmentId(u32::try_from(number).unwrap_or(u32::MAX))))
+    }
+
     /// All segments in use.
     pub fn segments(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
         let numbered = self.segments.iter().enumerate().filter(|(_, segment)| segment.in_use);

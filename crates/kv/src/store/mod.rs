@@ -15,6 +15,7 @@ pub mod item;
 pub mod lower;
 pub mod mapping;
 pub mod queue;
+pub mod walk;
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
 

@@ -1,0 +1,80 @@
+//! `stats conns`: who is connected, and what for.
+
+use std::fmt::Write;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::net::SocketAddrAny;
+
+use super::connection::{Client, Phase};
+use super::worker::Worker;
+
+/// The address of one end of a socket as memcached shows it: `tcp:`, `tcp6:` or `unix:` in front.
+fn shown(address: rustix::io::Result<SocketAddrAny>) -> String {
+    use rustix::net::{SocketAddrUnix, SocketAddrV4, SocketAddrV6};
+    let Ok(address) = address else { return "unknown:".into() };
+    if let Ok(v4) = SocketAddrV4::try_from(address.clone()) {
+        format!("tcp:{v4}")
+    } else if let Ok(v6) = SocketAddrV6::try_from(address.clone()) {
+        format!("tcp6:{v6}")
+    } else if let Ok(unix) = SocketAddrUnix::try_from(address) {
+        let path = unix.path().unwrap_or_default();
+        format!("unix:{}", path.to_string_lossy())
+    } else {
+        "unknown:".into()
+    }
+}
+
+/// What memcached calls what a connection is doing.
+fn state(client: &Client) -> &'static str {
+    match client.phase {
+        _ if !client.unsent.is_empty() => "conn_mwrite",
+        Phase::Closing => "conn_closing",
+        Phase::Skipping { .. } => "conn_swallow",
+        Phase::Requests if client.dump.is_some() => "conn_parse_cmd",
+        Phase::Requests if !client.is_quiet() => "conn_io_queue",
+        Phase::Requests => "conn_read",
+    }
+}
+
+/// The lines of a socket that listens.
+pub(super) fn describe_listener(socket: &impl AsFd) -> String {
+    let number = socket.as_fd().as_raw_fd();
+    let address = shown(rustix::net::getsockname(socket));
+    format!("STAT {number}:addr {address}\r\nSTAT {number}:state conn_listening\r\n")
+}
+
+impl Worker {
+    /// Appends the lines of this thread's clients; how many clients there are. The first thread tells where the server
+    /// listens, too.
+    pub(super) fn list_connections(&self, out: &mut Vec<u8>) -> usize {
+        let mut text = String::new();
+        if self.number == 0 {
+            text.push_str(self.shared.listeners.get().map_or("", String::as_str));
+        }
+        let mut clients = 0;
+        for connection in self.connections.iter().flatten() {
+            let (socket, client) = (&connection.socket, &connection.client);
+            let number = socket.as_raw_fd();
+            let local = shown(rustix::net::getsockname(socket));
+            let mut remote = shown(
+                rustix::net::getpeername(socket)
+                    .map_err(|errno| errno)
+                    .and_then(|address| address.ok_or(rustix::io::Errno::NOTCONN)),
+            );
+            if remote == "unix:" {
+                remote.clone_from(&local);
+            }
+            let idle_s = self.shard.clock.now_s().saturating_sub(client.last_active_s);
+            // Writing to a string cannot fail.
+            let _ = write!(
+                text,
+                "STAT {number}:addr {remote}\r\nSTAT {number}:listen_addr {local}\r\n\
+                 STAT {number}:state {}\r\nSTAT {number}:secs_since_last_cmd {idle_s}\r\n",
+                state(client),
+            );
+            clients += 1;
+        }
+        out.extend_from_slice(text.as_bytes());
+        clients
+    }
+}
