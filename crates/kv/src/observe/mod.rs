@@ -4,6 +4,7 @@
 
 pub mod curve;
 pub mod hot;
+pub mod journal;
 pub mod prefix;
 
 use curve::MissCurve;

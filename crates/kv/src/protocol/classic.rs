@@ -163,8 +163,43 @@ pub enum Outcome {
     Failed(&'static str),
 }
 
-/// Stores, if mode and CAS number allow it.
+/// Stores, if mode and CAS number allow it, and tells who watches.
 pub fn store(shard: &mut Shard, wish: &Wish<'_>) -> Outcome {
+    let outcome = store_unwatched(shard, wish);
+    if shard.store.journal_mut().is_some() {
+        note_stored(shard, wish, &outcome);
+    }
+    outcome
+}
+
+fn note_stored(shard: &mut Shard, wish: &Wish<'_>, outcome: &Outcome) {
+    let command = match wish.mode {
+        StoreMode::Set => "set",
+        StoreMode::Add => "add",
+        StoreMode::Replace => "replace",
+        StoreMode::Append => "append",
+        StoreMode::Prepend => "prepend",
+        StoreMode::Cas => "cas",
+    };
+    let status = match *outcome {
+        Outcome::Stored(_) => "stored",
+        Outcome::Exists => "exists",
+        Outcome::NotFound => "not_found",
+        Outcome::NotStored => "not_stored",
+        Outcome::Failed(super::request::TOO_LARGE) => "too_large",
+        Outcome::Failed(_) => "no_memory",
+    };
+    let ttl_s = wish.expires_s.saturating_sub(shard.store.now_s());
+    let value_bytes = match *outcome {
+        Outcome::Stored(found) => shard.store.view(found).value().len(),
+        _ => wish.value.len(),
+    };
+    if let Some(journal) = shard.store.journal_mut() {
+        journal.stored(wish.key, (command, status), ttl_s, value_bytes);
+    }
+}
+
+fn store_unwatched(shard: &mut Shard, wish: &Wish<'_>) -> Outcome {
     // A plain set asks nothing of what is there.
     if wish.mode == StoreMode::Set {
         return put(shard, wish, wish.expires_s, 0, [wish.value, b""]);

@@ -1,25 +1,15 @@
 //! The lines of `lru_crawler metadump` and `stats cachedump`, one for each item.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
-
 use super::token::unsigned_32;
 use crate::clock::Clock;
+use crate::observe::journal::shown_key;
 use crate::store::item::mark;
 use crate::store::walk::Walked;
 
-/// What memcached leaves as it is in keys that it shows.
-const SHOWN_AS_THEY_ARE: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// memcached numbers its slab classes below this.
 pub const SLAB_CLASSES: u32 = 64;
 /// The class that all items here are in.
 pub const SLAB_CLASS: u32 = 1;
-
-/// A key as `metadump` and `watch` show it: so that it is one word, whatever it is.
-#[must_use]
-pub fn shown_key(key: &[u8]) -> PercentEncode<'_> {
-    percent_encode(key, SHOWN_AS_THEY_ARE)
-}
 
 /// Whether `metadump` is to list our only class; None if there is no such class. Several are parted by commas.
 #[must_use]

@@ -11,6 +11,8 @@ pub mod token;
 
 use crate::clock::Clock;
 use crate::observe::Observer;
+use crate::observe::journal::ReadStatus;
+use crate::store::item::ItemView;
 use crate::store::{Found, Store};
 
 /// What requests are answered from.
@@ -31,13 +33,27 @@ impl Shard {
             let bytes = found.map(|found| self.store.view(found).header().footprint_bytes() as u64);
             observer.read(hash, key, bytes);
         }
+        if self.store.journal_mut().is_some() {
+            let value_bytes = found.map(|found| self.store.view(found).value().len());
+            self.note_read(key, value_bytes);
+        }
     }
 
-    /// Tells the observer of a read of an item that is not in memory and takes so many bytes.
-    pub(crate) fn observe_read_below(&mut self, key: &[u8], hash: u64, bytes: u64) {
-        if let Some(observer) = &mut self.observer {
-            observer.read(hash, key, Some(bytes));
+    /// Tells who watches of a read.
+    fn note_read(&mut self, key: &[u8], value_bytes: Option<usize>) {
+        let missing = self.store.missing();
+        if let Some(journal) = self.store.journal_mut() {
+            let status = value_bytes.map_or(missing, |_| ReadStatus::Found);
+            journal.read(key, status, value_bytes.unwrap_or(0));
         }
+    }
+
+    /// Tells the observer of a read of an item that is not in memory.
+    pub(crate) fn observe_read_below(&mut self, hash: u64, item: &ItemView<'_>) {
+        if let Some(observer) = &mut self.observer {
+            observer.read(hash, item.key(), Some(item.header().footprint_bytes() as u64));
+        }
+        self.note_read(item.key(), Some(item.value().len()));
     }
 
     /// Tells the observer of a new item.

@@ -8,6 +8,7 @@ use super::mailbox::{Address, Ask};
 use super::report::{Gather, GatherFor};
 use super::settings::MEMCACHED_VERSION;
 use super::stats;
+use super::watch;
 use super::worker::{ConnectionId, Worker};
 use crate::protocol::listing::{SLAB_CLASS, SLAB_CLASSES, lists_our_class};
 use crate::protocol::reply::{push_line, push_unless};
@@ -44,10 +45,7 @@ pub(super) fn answer(
         }
         AdminRequest::Stats { line } => answer_stats(worker, client, id, &Words::of(line)),
         AdminRequest::Shutdown { line } => shutdown(worker, client, &Words::of(line)),
-        // Nobody can watch: as a memcached that was started with -W says.
-        AdminRequest::Watch { .. } => {
-            push_line(&mut worker.out, "CLIENT_ERROR watch commands not allowed")
-        }
+        AdminRequest::Watch { line } => watch::begin(worker, client, id, &Words::of(line)),
         AdminRequest::Tuning { line } => {
             let words = Words::of(line);
             if let (b"lru_crawler", b"metadump", 3) = (words.get(0), words.get(1), words.len()) {

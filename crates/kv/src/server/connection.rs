@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use super::dump::Dump;
 use super::report::Gather;
+use super::watch::Watch;
 
 /// Replies of one connection that may be awaited at a time; then it is not read until some came.
 pub const AWAITED_MAX: usize = 4096;
@@ -153,6 +154,8 @@ pub struct Client {
     /// A long list that is not whole yet; its request stays at the start of `input`.
     pub dump: Option<Dump>,
     pub replies: Replies,
+    /// It is told what happens, and nothing that it sends is looked at.
+    pub watch: Option<Watch>,
     /// What could not be sent yet, and how much of it was.
     pub unsent: Vec<u8>,
     pub sent_bytes: usize,
@@ -173,6 +176,7 @@ impl Client {
             resume: None,
             dump: None,
             replies: Replies::default(),
+            watch: None,
             unsent: Vec::new(),
             sent_bytes: 0,
             is_authenticated,

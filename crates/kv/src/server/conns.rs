@@ -29,6 +29,7 @@ fn state(client: &Client) -> &'static str {
     match client.phase {
         _ if !client.unsent.is_empty() => "conn_mwrite",
         Phase::Closing => "conn_closing",
+        _ if client.watch.is_some() => "conn_watch",
         Phase::Skipping { .. } => "conn_swallow",
         Phase::Requests if client.dump.is_some() => "conn_parse_cmd",
         Phase::Requests if !client.is_quiet() => "conn_io_queue",

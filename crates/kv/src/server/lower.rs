@@ -274,6 +274,7 @@ impl Worker {
 
     /// Takes what lower tiers have answered. `now` is given when it is time to look at deadlines.
     pub(super) fn poll_lower(&mut self, now: Option<Instant>) {
+        self.note_client(None);
         let Some(lower) = &mut self.lower else { return };
         let store = &mut self.shard.store;
         let mut outcomes = [(Tier::Far, None), (Tier::Flash, None)];
@@ -415,8 +416,7 @@ impl Worker {
             let Parked::GetKey { with_cas, .. } = first.what else { return };
             self.shard.counts.cmd_get += 1;
             self.shard.counts.get_hits += 1;
-            let bytes = record.item.header().footprint_bytes() as u64;
-            self.shard.observe_read_below(&key, hash, bytes);
+            self.shard.observe_read_below(hash, &record.item);
             let cas = record.item.wide_cas().unwrap_or(record.stored_as);
             self.reply(&first, own, |_, out| {
                 classic::push_item(&key, &record.item, with_cas.then_some(cas), out);

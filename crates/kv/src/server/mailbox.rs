@@ -4,13 +4,14 @@
 //! the lock (held for one push) and the wake-up are paid per batch and not per request.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::connection::Ticket;
 use super::dump::{List, Listed};
 use super::report::ShardReport;
+use super::watch::Told;
 
 /// Where a reply goes.
 #[derive(Debug, Clone, Copy)]
@@ -114,6 +115,8 @@ pub enum Message {
         batch: Batch<Ask>,
     },
     Answers(Batch<Answer>),
+    /// What this thread's watchers are to be told.
+    Told(Arc<Told>),
     /// Finish what clients were promised, then end.
     Stop,
 }

@@ -15,6 +15,7 @@ mod report;
 mod serve;
 mod settings;
 mod stats;
+mod watch;
 mod worker;
 
 use std::net::{SocketAddr, TcpListener};

@@ -86,6 +86,12 @@ pub struct ThreadCounts {
     pub flush_commands: u64,
     /// Requests that went to another shard.
     pub forwarded: u64,
+    /// Events that watchers were to be told, and those that did not fit into the journal.
+    pub journal_written: u64,
+    pub journal_dropped: u64,
+    /// Lines that watchers were sent, and those they were too slow for.
+    pub watcher_sent: u64,
+    pub watcher_skipped: u64,
 }
 
 impl ShardReport {
@@ -137,6 +143,10 @@ impl ShardReport {
             auth_errors,
             flush_commands,
             forwarded,
+            journal_written,
+            journal_dropped,
+            watcher_sent,
+            watcher_skipped,
         );
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
         add_fields!(self, other, lower_items, flash_items, late);

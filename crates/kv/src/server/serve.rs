@@ -57,6 +57,7 @@ impl Worker {
             let client = &mut connection.client;
             match client.phase {
                 Phase::Closing => return input.len(),
+                _ if client.watch.is_some() => return input.len(),
                 Phase::Skipping { bytes } => {
                     let skipped = bytes.min(input.len() - at);
                     at += skipped;
@@ -106,7 +107,7 @@ impl Worker {
     }
 
     /// Replies made while something is awaited wait behind it.
-    fn settle(&mut self, client: &mut Client) {
+    pub(super) fn settle(&mut self, client: &mut Client) {
         if !client.replies.is_empty() {
             client.replies.push_ready(&self.out);
             self.out.clear();
@@ -182,6 +183,9 @@ impl Worker {
             Request::Refused { reply, quiet } => push_unless(&mut self.out, quiet, reply),
             Request::Skipped { reply, quiet, skip_bytes, drop } => {
                 if let Some(key) = drop {
+                    if let Some(journal) = self.shard.store.journal_mut() {
+                        journal.stored(key.word, ("set", "too_large"), 0, 0);
+                    }
                     self.drop_key(client, id, key);
                 }
                 self.shard.counts.store_too_large += u64::from(drop.is_some());
@@ -335,6 +339,7 @@ impl Worker {
 
     /// Answers what another thread asks of this shard.
     pub(super) fn answer_asks(&mut self, from: usize, batch: &Batch<Ask>) {
+        self.note_client(None);
         let mut answers = std::mem::take(&mut self.answers[from]);
         let keys = |entry: usize| {
             let start = if entry == 0 { 0 } else { batch.entries[entry - 1].end };

@@ -10,6 +10,7 @@ use rustix::event::EventfdFlags;
 use super::auth::Credentials;
 use super::mailbox::Mailbox;
 use super::report::ShardReport;
+use super::watch::Watchers;
 use crate::observe::Observed;
 use crate::tier::flash::FlashSettings;
 
@@ -122,6 +123,7 @@ pub struct Shared {
     pub verbosity: AtomicU32,
     /// Whether commands are counted by prefix now.
     pub counts_prefixes: AtomicBool,
+    pub(super) watchers: Watchers,
     pub connections: AtomicU64,
     pub total_connections: AtomicU64,
     pub rejected_connections: AtomicU64,
@@ -148,6 +150,7 @@ impl Shared {
             listeners: OnceLock::new(),
             verbosity: AtomicU32::new(settings.verbosity),
             counts_prefixes: AtomicBool::new(settings.counts_prefixes),
+            watchers: Watchers::default(),
             connections: AtomicU64::new(0),
             total_connections: AtomicU64::new(0),
             rejected_connections: AtomicU64::new(0),

@@ -18,6 +18,7 @@ use super::lower::Lower;
 use super::mailbox::{Answer, Ask, Batch, Message, Protocol};
 use super::report::{ShardReport, ThreadCounts, TierReport};
 use super::settings::Shared;
+use super::watch::CloseReason;
 use crate::clock::Clock;
 use crate::observe::Observer;
 use crate::protocol::request::ParseLimits;
@@ -61,7 +62,7 @@ pub(super) struct Connection {
     /// Tells it from an earlier connection of the same number.
     pub(super) generation: u32,
     interest: epoll::EventFlags,
-    is_local: bool,
+    pub(super) is_local: bool,
     /// What it needs if it speaks KeyVault.
     pub(super) light: Option<Light>,
     /// The thread that is to serve it from now on.
@@ -69,7 +70,7 @@ pub(super) struct Connection {
 }
 
 /// Which connection of the thread.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ConnectionId {
     pub(super) number: u32,
     pub(super) generation: u32,
@@ -231,6 +232,7 @@ impl Worker {
             if !events.is_empty() || std::mem::take(&mut self.ports_busy) {
                 self.last_work = now;
             }
+            self.keep_journal();
             if self.lower_is_busy() {
                 let is_due = now.duration_since(self.last_lower_look) >= LOWER_LOOK;
                 if is_due {
@@ -256,6 +258,7 @@ impl Worker {
                 self.poll_lower(None);
             }
             self.send_batches();
+            self.send_journal();
             if self.stop_at.is_some_and(|at| now >= at) || self.is_finished() {
                 if !self.close_lower() {
                     self.shared.is_flash_unclean.store(true, Ordering::Relaxed);
@@ -289,7 +292,7 @@ impl Worker {
 
     fn close_ended_ports(&mut self) {
         while let Some(number) = self.ended_ports.pop() {
-            self.close(number);
+            self.close(number, CloseReason::Normal);
         }
     }
 
@@ -333,7 +336,7 @@ impl Worker {
             });
             if is_idle {
                 self.counts.idle_kicks += 1;
-                self.close(number);
+                self.close(number, CloseReason::IdleTimeout);
             }
         }
     }
@@ -366,6 +369,7 @@ impl Worker {
                 }
                 Message::Asks { from, batch } => self.answer_asks(from, &batch),
                 Message::Answers(batch) => self.deliver(&batch),
+                Message::Told(told) => self.tell_watchers(&told),
                 Message::Stop => self.stop_at = Some(Instant::now() + DRAIN),
             }
         }
@@ -398,6 +402,7 @@ impl Worker {
         let light = (protocol == Protocol::KeyVault).then(Light::default);
         let mut connection =
             Connection { socket, client, generation, interest, is_local, light, moves_to: None };
+        self.note_opened(&connection);
         let mut is_open = true;
         if !input.is_empty() {
             is_open = self.process(&mut connection, ConnectionId { number, generation }, input);
@@ -422,9 +427,10 @@ impl Worker {
     }
 
     /// Closes a connection; what it was promised is lost with it.
-    fn close(&mut self, number: usize) {
-        if self.connections[number].take().is_some() {
+    fn close(&mut self, number: usize, reason: CloseReason) {
+        if let Some(connection) = self.connections[number].take() {
             let number = u32::try_from(number).expect("numbers of connections are u32");
+            self.note_closed(number, &connection, reason);
             self.turns.leave(number);
             self.free.push(number);
             self.counts.connections -= 1;
@@ -464,7 +470,7 @@ impl Worker {
     }
 
     /// Watches for what the connection needs next, or closes it.
-    fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
+    pub(super) fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
         if let Some(to) = connection.moves_to {
             self.connections[number] = Some(connection);
             return self.hand_over(number, to);
@@ -474,7 +480,7 @@ impl Worker {
         let is_open = is_open && !is_done && self.watch(number, &mut connection);
         self.connections[number] = Some(connection);
         if !is_open {
-            self.close(number);
+            self.close(number, if is_done { CloseReason::Normal } else { CloseReason::Error });
         }
     }
 
@@ -513,6 +519,7 @@ impl Worker {
 
     /// Serves bytes in the client's protocol; how many are done.
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
+        self.note_client(Some(connection));
         if connection.light.is_some() {
             self.serve_light(connection, id, input)
         } else {

@@ -10,6 +10,7 @@ use super::arena::{Queue, Segment, SegmentId};
 use super::index::{Entry, EntryAt, Place, Tier};
 use super::item::{AccessTime, Header, mark};
 use super::{Opening, SHARD_BYTES_MIN, Store, StoreError};
+use crate::observe::journal::Leaving;
 
 /// Segments kept back for items that go on: one for the class of the segment that is emptied.
 const RESERVE_SEGMENTS: usize = 1;
@@ -193,12 +194,29 @@ impl Store {
         if !header.has(mark::FETCHED) {
             self.counts.evicted_unfetched += 1;
         }
+        self.note_leaving(place, header);
         if let Some(outbox) = &mut self.outbox {
             let stored_as = self.arena.item(place).stored_as(self.arena.segment(id).first_cas);
             outbox.push(hash, stored_as, self.arena.item(place));
         }
         self.drop_item(at, place, header);
         true
+    }
+
+    /// Tells who watches that an item makes room.
+    fn note_leaving(&mut self, place: Place, header: Header) {
+        let Some(journal) = &mut self.journal else { return };
+        let view = self.arena.item(place);
+        let accessed_s = self.arena.segment(SegmentId::of(place)).birth_s + header.access.seconds();
+        let expires_s = view.expires_s();
+        let leaving = Leaving {
+            key: view.key(),
+            was_fetched: header.has(mark::FETCHED),
+            ttl_s: (expires_s != 0).then(|| expires_s.saturating_sub(self.now_s)),
+            idle_s: self.now_s.saturating_sub(accessed_s),
+            value_bytes: view.value().len(),
+        };
+        journal.left(leaving, self.outbox.is_some());
     }
 
     fn drop_item(&mut self, at: EntryAt, place: Place, header: Header) {
@@ -235,6 +253,7 @@ impl Store {
         let Some(to) = self.segment_to_go_on(queue, header.footprint_bytes(), from, stored_as)
         else {
             self.counts.evictions += 1;
+            self.note_leaving(place, header);
             self.drop_item(at, place, header);
             return true;
         };

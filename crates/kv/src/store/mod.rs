@@ -19,6 +19,8 @@ pub mod walk;
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
 
+use crate::observe::journal::{Journal, ReadStatus};
+
 use arena::{Arena, Queue, Segment, SegmentId};
 use ghost::Ghost;
 use index::{Entry, EntryAt, Index, Place, Tier};
@@ -134,6 +136,10 @@ pub struct Store {
     sample: usize,
     looked_for_expired_s: u32,
     has_evicted: bool,
+    /// Why the last [`Self::find`] that found nothing did.
+    missing: ReadStatus,
+    /// What watchers are told.
+    journal: Option<Box<Journal>>,
 }
 
 impl Store {
@@ -168,6 +174,8 @@ impl Store {
             sample: 0,
             looked_for_expired_s: 0,
             has_evicted: false,
+            missing: ReadStatus::NotFound,
+            journal: None,
         })
     }
 
@@ -278,20 +286,42 @@ impl Store {
     /// The item of a key, if it is there, has not expired and was not flushed.
     #[inline]
     pub fn find(&mut self, key: &[u8], hash: u64) -> Option<Found> {
-        let (at, entry) = self.entry_of(key, hash)?;
+        let Some((at, entry)) = self.entry_of(key, hash) else {
+            self.missing = ReadStatus::NotFound;
+            return None;
+        };
         let found = Found { at, place: entry.place() };
         let expires_s = self.view(found).expires_s();
         if self.flushed_cas != 0 && self.is_flushed(found.place) {
             self.counts.get_flushed += 1;
+            self.missing = ReadStatus::Flushed;
             self.remove(found);
             return None;
         }
         if expires_s != 0 && expires_s <= self.now_s {
             self.counts.get_expired += 1;
+            self.missing = ReadStatus::Expired;
             self.remove(found);
             return None;
         }
         Some(found)
+    }
+
+    /// Why the last [`Self::find`] that found nothing did.
+    #[must_use]
+    pub const fn missing(&self) -> ReadStatus {
+        self.missing
+    }
+
+    /// From now on events are written down there, or nowhere.
+    pub fn set_journal(&mut self, journal: Option<Box<Journal>>) {
+        self.journal = journal;
+    }
+
+    /// Where events are written down, while somebody watches.
+    #[inline]
+    pub fn journal_mut(&mut self) -> Option<&mut Journal> {
+        self.journal.as_deref_mut()
     }
 
     #[inline]
