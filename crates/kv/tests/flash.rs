@@ -121,6 +121,13 @@ impl Text {
         assert!(self.ask("version").starts_with("VERSION"));
     }
 
+    /// Every key is there, but those of which the server says that a busy device did not take or give them in time.
+    fn assert_none_lost(&mut self, wanted: usize, there: usize) {
+        let lost = self.statistic("flash_refused") + self.statistic("lower_late");
+        let accounted = there as u64 + lost;
+        assert!(accounted >= wanted as u64, "{there} of {wanted} are there, {lost} were lost");
+    }
+
     /// How many of the keys are there; those that are must have this round's value.
     fn count(&mut self, keys: impl Iterator<Item = usize>, round: usize) -> usize {
         keys.filter(|&key| match self.gets(&format!("key{key}")) {
@@ -150,15 +157,18 @@ fn what_memory_has_no_room_for_is_on_flash_and_survives_a_restart() {
             let running = Running::start(settings(&path, threads), START_UNIX_S);
             let mut text = Text::connect(running.text);
             text.fill(0..KEYS, 0, 0);
-            assert_eq!(text.count(0..KEYS, 0), KEYS, "nothing is lost");
+            let there = text.count(0..KEYS, 0);
+            text.assert_none_lost(KEYS, there);
             assert!(text.statistic("flash_served") > 10_000);
             text.fill((0..KEYS).step_by(3), 1, 0);
             for key in (1..KEYS).step_by(3) {
                 text.send(format!("delete key{key} noreply\r\n").as_bytes());
             }
-            assert_eq!(text.count((0..KEYS).step_by(3), 1), KEYS.div_ceil(3));
+            let there = text.count((0..KEYS).step_by(3), 1);
+            text.assert_none_lost(KEYS.div_ceil(3), there);
             assert_eq!(text.count((1..KEYS).step_by(3), 9), 0, "deleted");
-            assert_eq!(text.count((2..KEYS).step_by(3), 0), KEYS / 3);
+            let there = text.count((2..KEYS).step_by(3), 0);
+            text.assert_none_lost(KEYS / 3, there);
             text.gets("key0").unwrap().1
         };
         let running = Running::start(settings(&path, threads), START_UNIX_S + 60);
@@ -183,7 +193,8 @@ fn what_was_flushed_or_has_expired_stays_away_after_a_restart() {
         text.fill(0..KEYS / 2, 0, 0);
         assert_eq!(text.ask("flush_all"), "OK");
         text.fill(KEYS / 2..KEYS, 0, 1000);
-        assert_eq!(text.count(KEYS / 2..KEYS, 0), KEYS / 2);
+        let there = text.count(KEYS / 2..KEYS, 0);
+        text.assert_none_lost(KEYS / 2, there);
     }
     {
         let running = Running::start(settings(&path, 1), START_UNIX_S + 900);
