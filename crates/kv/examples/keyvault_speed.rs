@@ -1,8 +1,12 @@
-//! How fast a running server answers KeyVault: one at a time, and with many in flight.
+//! How fast a running server answers: one request at a time, and with many in flight.
 //!
-//! `keyvault_speed ADDR [DEPTH [SECONDS]]` with ADDR as `tcp:127.0.0.1:PORT`, `unix:PATH` or `shared:PATH`. 100,000 keys of
-//! 12 bytes with values of 64 bytes, drawn uniformly; one connection to shard 0.
+//! `keyvault_speed ADDR [DEPTH [SECONDS]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, and as
+//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of 64
+//! bytes, drawn uniformly; one connection. Each round prints its rate, its round trips if DEPTH is 1, and the
+//! processor time of this client for each request.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use farpool_keyvault::client::{Address, Connection};
@@ -10,6 +14,12 @@ use farpool_keyvault::frame::Status;
 use farpool_keyvault::message::{Request, SetMode};
 
 const KEYS: u64 = 100_000;
+const VALUE: [u8; 64] = [b'x'; 64];
+const ROUNDS: usize = 3;
+/// Requests of one batch while the keys are stored.
+const FILL_BATCH: usize = 256;
+
+type Error = Box<dyn std::error::Error>;
 
 fn key(number: u64) -> [u8; 12] {
     let mut key = *b"key000000000";
@@ -21,42 +31,128 @@ fn key(number: u64) -> [u8; 12] {
     key
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let address = arguments.next().ok_or("give tcp:IP:PORT, unix:PATH or shared:PATH")?;
-    let depth: usize = arguments.next().map_or(Ok(1), |depth| depth.parse())?;
-    let seconds: f64 = arguments.next().map_or(Ok(2.0), |seconds| seconds.parse())?;
-    let address = match address.split_once(':') {
-        Some(("tcp", at)) => Address::Tcp(at.parse()?),
-        Some(("unix", path)) => Address::Unix(path.into()),
-        Some(("shared", path)) => Address::Shared(path.into()),
-        _ => return Err("give tcp:IP:PORT, unix:PATH or shared:PATH".into()),
-    };
-    let unchecked = matches!(address, Address::Shared(_));
-    let mut connection = Connection::connect(&address, 0, 1024, unchecked)?;
-    let value = [b'x'; 64];
-    for number in 0..KEYS {
-        let key = key(number);
-        let set = Request::Set {
-            mode: SetMode::Set,
-            key: &key,
-            value: &value,
-            client_flags: 0,
-            exptime: 0,
-            cas: 0,
+/// A client of either protocol. Replies are checked for what they are.
+enum Client {
+    Light(Connection),
+    Text { stream: TcpStream, out: Vec<u8>, input: Vec<u8>, unanswered: usize, reply: Vec<u8> },
+}
+
+impl Client {
+    fn connect(address: &str) -> Result<Self, Error> {
+        let light = match address.split_once(':') {
+            Some(("text", at)) => {
+                let stream = TcpStream::connect(at)?;
+                stream.set_nodelay(true)?;
+                let (out, input, reply) = (Vec::new(), Vec::new(), b"STORED\r\n".to_vec());
+                return Ok(Self::Text { stream, out, input, unanswered: 0, reply });
+            }
+            Some(("tcp", at)) => Address::Tcp(at.parse()?),
+            Some(("unix", path)) => Address::Unix(path.into()),
+            Some(("shared", path)) => Address::Shared(path.into()),
+            _ => return Err("give text:IP:PORT, tcp:IP:PORT, unix:PATH or shared:PATH".into()),
         };
-        connection.send(&set)?;
-        if !connection.has_credit() {
-            connection.flush()?;
-            while connection.unanswered() > 0 {
-                connection.receive(|answer| assert_eq!(answer.status, Status::Ok))?;
+        // Memory needs no checksums; sockets have them here, the text protocol never.
+        let unchecked = matches!(light, Address::Shared(_));
+        Ok(Self::Light(Connection::connect(&light, 0, 1024, unchecked)?))
+    }
+
+    fn set(&mut self, key: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Light(connection) => {
+                let mode = SetMode::Set;
+                let set =
+                    Request::Set { mode, key, value: &VALUE, client_flags: 0, exptime: 0, cas: 0 };
+                connection.send(&set)?;
+            }
+            Self::Text { out, unanswered, .. } => {
+                out.extend_from_slice(b"set ");
+                out.extend_from_slice(key);
+                out.extend_from_slice(b" 0 0 64\r\n");
+                out.extend_from_slice(&VALUE);
+                out.extend_from_slice(b"\r\n");
+                *unanswered += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, key: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Light(connection) => {
+                connection.send(&Request::Get { key })?;
+            }
+            Self::Text { out, unanswered, .. } => {
+                out.extend_from_slice(b"get ");
+                out.extend_from_slice(key);
+                out.extend_from_slice(b"\r\n");
+                *unanswered += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn unanswered(&self) -> usize {
+        match self {
+            Self::Light(connection) => connection.unanswered() as usize,
+            Self::Text { unanswered, .. } => *unanswered,
+        }
+    }
+
+    /// From now on replies to gets are expected.
+    fn expect_values(&mut self) {
+        if let Self::Text { reply, .. } = self {
+            *reply = [&b"VALUE key000000000 0 64\r\n"[..], &VALUE, b"\r\nEND\r\n"].concat();
+        }
+    }
+
+    /// Sends what is to be sent and waits for at least one reply; how many came.
+    fn exchange(&mut self, body_bytes: usize) -> Result<usize, Error> {
+        match self {
+            Self::Light(connection) => {
+                let mut answered = 0;
+                connection.flush()?;
+                connection.receive(|answer| {
+                    assert!(answer.status == Status::Ok && answer.body.len() == body_bytes);
+                    answered += 1;
+                })?;
+                Ok(answered)
+            }
+            Self::Text { stream, out, input, unanswered, reply } => {
+                stream.write_all(out)?;
+                out.clear();
+                let mut buffer = [0; 64 << 10];
+                let bytes = stream.read(&mut buffer)?;
+                assert!(bytes > 0, "the server left");
+                input.extend_from_slice(&buffer[..bytes]);
+                let whole = input.len() / reply.len() * reply.len();
+                for answer in input[..whole].chunks(reply.len()) {
+                    assert!(answer[..5] == reply[..5] && answer.ends_with(b"\r\n"));
+                }
+                input.drain(..whole);
+                let answered = whole / reply.len();
+                *unanswered -= answered;
+                Ok(answered)
             }
         }
     }
-    connection.flush()?;
-    while connection.unanswered() > 0 {
-        connection.receive(|_| {})?;
+}
+
+fn main() -> Result<(), Error> {
+    let mut arguments = std::env::args().skip(1);
+    let address = arguments.next().ok_or("give text:, tcp:, unix: or shared: and an address")?;
+    let depth: usize = arguments.next().map_or(Ok(1), |depth| depth.parse())?;
+    let seconds: f64 = arguments.next().map_or(Ok(2.0), |seconds| seconds.parse())?;
+    let mut client = Client::connect(&address)?;
+    for number in 0..KEYS {
+        client.set(&key(number))?;
+        if client.unanswered() == FILL_BATCH || number + 1 == KEYS {
+            while client.unanswered() > 0 {
+                // The CAS number of the new item.
+                client.exchange(8)?;
+            }
+        }
     }
+    client.expect_values();
     let mut state = 88_172_645_463_325_252u64;
     let mut draw = || {
         state ^= state << 13;
@@ -64,30 +160,42 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         state ^= state << 17;
         key(state % KEYS)
     };
-    for _ in 0..3 {
-        let start = Instant::now();
-        let mut answered = 0u64;
-        let mut rounds = Vec::with_capacity(4_000_000);
+    for _ in 0..ROUNDS {
+        let (start, cpu) = (Instant::now(), processor_time());
+        let mut answered = 0;
+        let mut round_trips_ns = Vec::with_capacity(4_000_000);
         let mut sent = Instant::now();
         while start.elapsed() < Duration::from_secs_f64(seconds) {
-            while (connection.unanswered() as usize) < depth {
-                connection.send(&Request::Get { key: &draw() })?;
+            while client.unanswered() < depth {
+                client.get(&draw())?;
             }
-            connection.flush()?;
-            connection.receive(|answer| {
-                assert!(answer.status == Status::Ok && answer.body.len() == 80);
-                answered += 1;
-            })?;
+            // Client flags, CAS number and value of the item.
+            answered += client.exchange(80)?;
             if depth == 1 {
                 let now = Instant::now();
-                rounds.push((now - sent).as_nanos());
+                round_trips_ns.push((now - sent).as_nanos());
                 sent = now;
             }
         }
+        round_trips_ns.sort_unstable();
+        let at = |percent: usize| {
+            round_trips_ns.get(round_trips_ns.len() * percent / 100).copied().unwrap_or(0)
+        };
         let rate = answered as f64 / start.elapsed().as_secs_f64();
-        rounds.sort_unstable();
-        let at = |share: usize| rounds.get(rounds.len() * share / 100).copied().unwrap_or(0);
-        println!("depth {depth}: {rate:.0} requests/s, p50 {} ns, p99 {} ns", at(50), at(99));
+        let each_ns = (processor_time() - cpu).as_nanos() / answered.max(1) as u128;
+        println!(
+            "{address} depth {depth}: {rate:.0} requests/s, p50 {} ns, p99 {} ns, client {each_ns} ns/request",
+            at(50),
+            at(99)
+        );
+        while client.unanswered() > 0 {
+            client.exchange(80)?;
+        }
     }
     Ok(())
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 use common::talk::{ask, exchange, read_to_end, read_until, shown};
 use common::{Ours, PATIENCE, unix_s, wait_until};
@@ -296,4 +297,35 @@ fn a_request_that_never_ends_costs_no_more_than_what_came() {
 fn send(mut stream: UnixStream, request: &[u8]) -> UnixStream {
     stream.write_all(request).expect("the server takes requests");
     stream
+}
+
+/// Who is there stays until he goes; whoever comes is refused; the address is free for a successor.
+#[test]
+fn a_server_that_drains_keeps_its_clients_and_takes_no_more() {
+    let patient = Settings { drain: Duration::from_secs(3600), ..Settings::default() };
+    let ours = Ours::local(patient.clone());
+    let mut stays = ours.connect();
+    ask(&mut stays, b"set a 0 0 1\r\nx\r\n", b"\r\n");
+    ours.shared.ask_to_drain();
+    wait_until("the address is free", || (!ours.socket.exists()).then_some(()));
+    assert!(UnixStream::connect(&ours.socket).is_err());
+    assert_eq!(ask(&mut stays, b"get a\r\n", b"END\r\n"), b"VALUE a 0 1\r\nx\r\nEND\r\n");
+    drop(stays);
+    ours.ended().expect("it ends when nobody is there any more");
+
+    let ours = Ours::local(patient);
+    let mut stays = ours.connect();
+    ask(&mut stays, b"version\r\n", b"\r\n");
+    ours.shared.ask_to_drain();
+    wait_until("the address is free", || (!ours.socket.exists()).then_some(()));
+    ours.shared.ask_to_stop();
+    assert!(read_to_end(&mut stays).is_empty());
+    ours.ended().expect("asked twice, it ends at once");
+
+    let ours = Ours::local(Settings { drain: Duration::from_millis(200), ..Settings::default() });
+    let mut stays = ours.connect();
+    ask(&mut stays, b"version\r\n", b"\r\n");
+    ours.shared.ask_to_drain();
+    assert!(read_to_end(&mut stays).is_empty());
+    ours.ended().expect("it waits no longer than it was told");
 }

@@ -131,6 +131,9 @@ pub struct KvArgs {
     /// Count commands by the prefix of the key, which ends before this character (`stats detail dump`, /metrics, /keys)
     #[arg(short = 'D', long, value_name = "CHARACTER")]
     pub prefix_delimiter: Option<char>,
+    /// At SIGTERM and SIGINT, serve the clients that are there for so long, but nobody new; a second signal ends at once
+    #[arg(long, value_name = "SPAN")]
+    pub drain: Option<Span>,
     /// Go on in the background
     #[arg(short = 'd', long)]
     pub daemonize: bool,

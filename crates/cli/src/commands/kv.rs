@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farpool_kv::server::auth::Credentials;
@@ -90,9 +90,17 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
     let shared = server.shared();
     let handle = signals.handle();
     let watcher = std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
+        let mut signals = signals.forever();
+        if let Some(signal) = signals.next() {
             tracing::info!(signal, "stopping");
             service::tell_systemd("STOPPING=1");
+            if shared.settings.drain.is_zero() {
+                shared.ask_to_stop();
+            } else {
+                shared.ask_to_drain();
+            }
+        }
+        if signals.next().is_some() {
             shared.ask_to_stop();
         }
     });
@@ -201,6 +209,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         allows_dump: !args.no_dump,
         allows_watch: !args.no_watch,
         metrics_address: args.metrics,
+        drain: args.drain.map_or(Duration::ZERO, |span| span.0),
         spin_us: args.spin_us,
         item_bytes_max: item_bytes(&args.item_max)?,
         ..Settings::default()

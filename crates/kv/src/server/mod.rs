@@ -26,8 +26,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -179,7 +180,7 @@ impl Server {
                 .name("kv-far".into())
                 .spawn(move || far::keep(&pool, &shared))
         });
-        let accepted = self.accept_until_stopped();
+        let accepted = self.accept_until_stopped().and_then(|()| self.drain());
         for mailbox in &self.shared.mailboxes {
             mailbox.put(Message::Stop);
         }
@@ -188,10 +189,7 @@ impl Server {
         if let Some(Ok(keeper)) = keeper {
             let _ = keeper.join();
         }
-        for path in &self.socket_paths {
-            // Gone already is as good.
-            let _ = std::fs::remove_file(path);
-        }
+        self.stop_listening();
         accepted?;
         ended.map(|_| ())
     }
@@ -211,7 +209,7 @@ impl Server {
 
     fn accept_until_stopped(&self) -> Result<(), ServerError> {
         let mut next_thread = 0;
-        while !self.shared.is_asked_to_stop.load(Ordering::Relaxed) {
+        while !self.is_asked_to_stop() && !self.shared.is_draining.load(Ordering::Relaxed) {
             let mut fds: Vec<PollFd<'_>> = std::iter::once(self.shared.stop.as_fd())
                 .chain(self.listeners.iter().map(|listener| listener.socket.as_fd()))
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -222,6 +220,48 @@ impl Server {
             }
             for listener in &self.listeners {
                 self.accept_all(listener, &mut next_thread);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        self.shared.is_asked_to_stop.load(Ordering::Relaxed)
+    }
+
+    /// Refuses whoever comes from now on, and leaves the addresses to a successor.
+    fn stop_listening(&mut self) {
+        self.listeners.clear();
+        for path in self.socket_paths.drain(..) {
+            // Gone already is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Lets those who are there stay for a while, unless the server is to end at once.
+    fn drain(&mut self) -> Result<(), ServerError> {
+        if self.is_asked_to_stop() {
+            return Ok(());
+        }
+        self.stop_listening();
+        let deadline = Instant::now() + self.shared.settings.drain;
+        tracing::info!(
+            clients = self.shared.connections.load(Ordering::Relaxed),
+            "draining: nobody new is served"
+        );
+        // What woke the accepting loop is read, so that only a further request ends the wait early.
+        let mut counter = [0; 8];
+        let _ = rustix::io::read(&self.shared.stop, &mut counter);
+        while !self.is_asked_to_stop() && self.shared.connections.load(Ordering::Relaxed) > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let mut fds = [PollFd::new(&self.shared.stop, PollFlags::IN)];
+            let wait = Timespec::try_from(left.min(DRAIN_LOOK)).ok();
+            match poll(&mut fds, wait.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
         }
         Ok(())
@@ -259,8 +299,10 @@ impl Server {
     }
 }
 
+/// Between two looks at whether all clients have gone.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// How long nobody is accepted after descriptors ran out.
-const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 fn join(thread: JoinHandle<Result<(), WorkerError>>) -> Result<(), ServerError> {
     thread.join().map_err(|_| ServerError::Panicked)?.map_err(ServerError::Worker)

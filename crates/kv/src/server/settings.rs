@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
@@ -24,7 +25,7 @@ pub struct FarSettings {
     /// For all shards together.
     pub bytes: u64,
     /// A blade that does not answer for so long is lost, and its items are misses.
-    pub deadline: std::time::Duration,
+    pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
 }
@@ -63,6 +64,8 @@ pub struct Settings {
     pub prefix_delimiter: u8,
     /// Whether commands are counted by prefix from the start.
     pub counts_prefixes: bool,
+    /// How long clients that are there may stay once the server is to drain.
+    pub drain: Duration,
     pub credentials: Option<Arc<Credentials>>,
     pub credentials_file: Option<PathBuf>,
     /// How long a thread looks for work before it sleeps, in microseconds.
@@ -96,6 +99,7 @@ impl Default for Settings {
             allows_dump: true,
             prefix_delimiter: b':',
             counts_prefixes: false,
+            drain: Duration::ZERO,
             credentials: None,
             credentials_file: None,
             spin_us: 0,
@@ -132,6 +136,8 @@ pub struct Shared {
     pub quiet_threads: AtomicUsize,
     /// What is on flash is not all that should be there.
     pub is_flash_unclean: AtomicBool,
+    /// Nobody new is served; those who are there may stay for a while.
+    pub is_draining: AtomicBool,
     /// A client asked the server to end.
     pub is_asked_to_stop: AtomicBool,
     /// Becomes readable when the server is to end.
@@ -157,6 +163,7 @@ impl Shared {
             memory_bytes: AtomicU64::new(settings.memory_bytes as u64),
             quiet_threads: AtomicUsize::new(0),
             is_flash_unclean: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             is_asked_to_stop: AtomicBool::new(false),
             stop: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             settings,
@@ -172,6 +179,12 @@ impl Shared {
     pub(super) fn observed_by_all(&self) -> Vec<Observed> {
         let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.observed.iter().map(read).collect()
+    }
+
+    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new is served from now on.
+    pub fn ask_to_drain(&self) {
+        self.is_draining.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
     /// Asks the server to end: promised replies are sent first.
