@@ -18,12 +18,16 @@ struct Kv {
 
 impl Kv {
     fn start() -> Self {
+        Self::start_with(&["-t", "1"])
+    }
+
+    fn start_with(flags: &[&str]) -> Self {
         let home = tempfile::tempdir().expect("a home");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
         drop(listener);
         let mut command = farpool(home.path());
-        command.args(["kv", "--json", "-t", "1", "-p", &address.port().to_string()]);
+        command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the server starts");
         let mut line = String::new();
         let output = child.stdout.take().expect("its output is piped");
@@ -34,7 +38,10 @@ impl Kv {
 
     fn bench(&self, flags: &[&str]) -> Value {
         let mut command = farpool(self.home.path());
-        command.args(["kv", "bench", "--json", "--server", &self.address.to_string()]);
+        command.args(["kv", "bench", "--json"]);
+        if !flags.contains(&"--server") {
+            command.args(["--server", &self.address.to_string()]);
+        }
         command.args(["--keys", "5000", "--duration", "300ms", "--warm-up", "100ms"]).args(flags);
         let (code, output, errors) = ended(&mut command);
         assert_eq!(code, 0, "{flags:?}: {errors}");
@@ -70,6 +77,35 @@ fn every_mode_measures_a_real_server() {
     }
     let swept = kv.bench(&["--sweep", "--rate", "500", "--slo", "p50=2s", "--connections", "2"]);
     assert!(swept["asked_per_s"].as_f64() >= Some(500.0), "{swept}");
+}
+
+/// Three shards: answers come in any order, reads of several keys are parted; more is asked than there are credits for.
+#[test]
+fn keyvault_is_measured_with_every_value_checked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("kv.sock");
+    let address = format!("unix://{}", socket.display());
+    let kv = Kv::start_with(&["-t", "3", "--keyvault", &address]);
+    let keyvault = |flags: &[&str]| {
+        let at = format!("unix:{}", socket.display());
+        kv.bench(&[&["--protocol", "keyvault", "--server", &at], flags].concat())
+    };
+    let closed = keyvault(&["--closed", "--connections", "4", "--depth", "2000"]);
+    assert!(closed["requests"].as_u64() > Some(10_000), "{closed}");
+    assert_eq!(closed["hits"], closed["keys"], "every key is there: {closed}");
+    let many = keyvault(&["--closed", "--depth", "4", "--multi-get", "100", "--no-fill"]);
+    assert_eq!(many["hits"], many["keys"], "{many}");
+    assert_eq!(many["keys"].as_u64(), many["requests"].as_u64().map(|it| it * 100), "{many}");
+    let sets = keyvault(&["--closed", "--depth", "8", "--operation", "set", "--no-fill"]);
+    assert_eq!((&sets["hits"], &sets["refused"]), (&sets["requests"], &0.into()), "{sets}");
+    let open = keyvault(&["--workload", "friendfeed", "--rate", "2000", "--slo", "p50=5s"]);
+    assert_eq!(open["promises_kept"], true, "{open}");
+    // The text port is no KeyVault port.
+    let mut command = farpool(kv.home.path());
+    command.args(["kv", "bench", "--closed", "--protocol", "keyvault", "--no-fill"]);
+    command.args(["--server", &kv.address.to_string(), "--duration", "1s"]);
+    let (code, _, errors) = ended(&mut command);
+    assert!(code != 0 && errors.contains("--keyvault"), "{code}: {errors}");
 }
 
 #[test]

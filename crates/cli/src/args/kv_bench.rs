@@ -110,6 +110,9 @@ pub enum BenchProtocol {
     Meta,
     /// Redis's GET, MGET, SET, DEL
     Redis,
+    /// The light protocol of docs/KV-PROTOCOL.md over a socket; --server is then an address of `farpool kv --keyvault`
+    #[value(name = "keyvault")]
+    KeyVault,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -7,10 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farpool_keyvault::frame::FrameError;
 use rustix::io::Errno;
 
+use super::light::Light;
 use super::reply::{Reader, Said, Wrong};
-use super::request::{Expected, Writer};
+use super::request::{Expected, Protocol, Writer};
 use crate::workload::{KeyNumber, Operation};
 
 /// What one read takes at most.
@@ -43,6 +45,12 @@ pub enum LoadError {
     Closed,
     #[error("a connection to the server: {0}")]
     Io(#[from] Errno),
+    #[error("the server does not speak KeyVault here ({0}); give the address of its --keyvault")]
+    Greeting(String),
+    #[error("an answer of the server: {0}")]
+    Frame(#[from] FrameError),
+    #[error("the server answered request {0}, which is not under way")]
+    Unasked(u32),
     #[error(transparent)]
     Wrong(#[from] Wrong),
     #[error("the server did not answer within {0:?}")]
@@ -67,6 +75,8 @@ pub(super) struct Link {
     out: Vec<u8>,
     sent: usize,
     input: Vec<u8>,
+    /// What the connection needs if it speaks KeyVault; then the three fields behind it stay empty.
+    light: Option<Light>,
     asked: VecDeque<Asked>,
     /// Keys of the requests under way, from `first_key` on.
     keys: Vec<KeyNumber>,
@@ -80,15 +90,24 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn connect(server: &Server) -> Result<Self, LoadError> {
+    pub(super) fn connect(server: &Server, protocol: Protocol) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Connect { server: server.clone(), source };
-        let socket: OwnedFd = match server {
+        let greets = protocol == Protocol::KeyVault;
+        let (socket, light): (OwnedFd, _) = match server {
             Server::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
+                let mut stream =
+                    TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
                 stream.set_nodelay(true).map_err(failed)?;
-                stream.into()
+                stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
+                let light = greets.then(|| Light::greet(&mut stream)).transpose()?;
+                (stream.into(), light)
             }
-            Server::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
+            Server::Unix(path) => {
+                let mut stream = UnixStream::connect(path).map_err(failed)?;
+                stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
+                let light = greets.then(|| Light::greet(&mut stream)).transpose()?;
+                (stream.into(), light)
+            }
         };
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self {
@@ -96,6 +115,7 @@ impl Link {
             out: Vec::new(),
             sent: 0,
             input: Vec::with_capacity(READ_BYTES),
+            light,
             asked: VecDeque::new(),
             keys: Vec::new(),
             first_key: 0,
@@ -118,18 +138,21 @@ impl Link {
         keys: &[KeyNumber],
         begin_ns: u64,
     ) {
+        let asked = Asked { expected: Expected { operation, keys: keys.len() }, begin_ns };
+        if let Some(light) = &mut self.light {
+            return light.ask(writer.workload, asked, keys, &mut self.out);
+        }
         writer.push(&mut self.out, operation, keys);
         self.keys.extend_from_slice(keys);
-        let expected = Expected { operation, keys: keys.len() };
-        self.asked.push_back(Asked { expected, begin_ns });
+        self.asked.push_back(asked);
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.asked.is_empty()
+        self.under_way() == 0
     }
 
     pub(super) fn under_way(&self) -> usize {
-        self.asked.len()
+        self.light.as_ref().map_or(self.asked.len(), Light::under_way)
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -167,6 +190,11 @@ impl Link {
             Ok(bytes) => self.bytes_received += bytes as u64,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
+        }
+        if let Some(light) = &mut self.light {
+            let done = light.receive(reader.workload, &self.input, &mut self.out, take)?;
+            self.input.drain(..done);
+            return Ok(());
         }
         let mut at = 0;
         while let Some(&asked) = self.asked.front() {

@@ -1,6 +1,7 @@
 //! Who asks: connections, schedule, replies, latency.
 
 pub mod echo;
+mod light;
 pub mod link;
 pub mod measured;
 pub mod reply;

@@ -205,7 +205,8 @@ impl Reader<'_> {
     }
 }
 
-fn miss(said: &mut Said, position: usize) {
+/// Notes that the key at this position is not there.
+pub(super) fn miss(said: &mut Said, position: usize) {
     said.misses += 1;
     said.missed |= if position < 64 { 1 << position } else { 0 };
 }

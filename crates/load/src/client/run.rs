@@ -138,8 +138,9 @@ impl<'a> Runner<'a> {
         (number, threads): (u64, u64),
     ) -> Result<Self, LoadError> {
         let Plan { workload, protocol, echo_bytes, .. } = plan;
-        let links =
-            (0..connections).map(|_| Link::connect(&plan.server)).collect::<Result<Vec<_>, _>>()?;
+        let links = (0..connections)
+            .map(|_| Link::connect(&plan.server, *protocol))
+            .collect::<Result<Vec<_>, _>>()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (at, link) in links.iter().enumerate() {
             let data = epoll::EventData::new_u64(at as u64);
@@ -243,7 +244,9 @@ impl<'a> Runner<'a> {
             }
         });
         self.links[number].to_store = missed;
-        received
+        received?;
+        // Requests that waited for credits.
+        self.flush(number)
     }
 
     /// Figures begin anew, after the warm-up.

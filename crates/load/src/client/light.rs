@@ -1,0 +1,327 @@
+//! KeyVault on one connection: frames out, answers in any order. docs/KV-PROTOCOL.md has the protocol.
+//!
+//! A read of several keys is one MULTIGET for each shard that owns some of them; it counts as answered when
+//! all have come. Requests beyond the credits wait here.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+
+use farpool_keyvault::frame::{BROADCAST, HEADER_BYTES, Header, Status, VERSION};
+use farpool_keyvault::frame::{begin, finish, frame_length};
+use farpool_keyvault::message::{Hello, Item, KeyList, Request, SetMode, read_found};
+use farpool_keyvault::owner::{hash_key, shard_of};
+
+use super::link::{Asked, LoadError};
+use super::reply::{Said, Wrong, miss};
+use super::request::Expected;
+use super::value::{self, push_key, push_value};
+use crate::workload::{KeyNumber, Operation, Workload};
+
+/// Requests that may be unanswered on one connection; the server may grant fewer.
+const CREDITS: u32 = 1024;
+
+/// A request under way.
+#[derive(Debug)]
+struct Open {
+    asked: Asked,
+    keys: Vec<KeyNumber>,
+    frames_left: usize,
+    said: Said,
+}
+
+/// One frame under way: whose it is, and the positions of its keys in the request.
+#[derive(Debug)]
+struct Frame {
+    /// The number of its request among all of the connection.
+    request: u64,
+    positions: Vec<u16>,
+}
+
+/// What a connection that speaks KeyVault needs.
+#[derive(Debug)]
+pub(super) struct Light {
+    connection: u16,
+    shards: usize,
+    credits: usize,
+    open: VecDeque<Option<Open>>,
+    /// The number of the first of `open`.
+    first_open: u64,
+    frames: VecDeque<Option<Frame>>,
+    /// The number of the first of `frames`, on the wire.
+    first_frame: u32,
+    frames_under_way: usize,
+    requests_under_way: usize,
+    /// Requests that have no credit yet.
+    held: VecDeque<(Asked, Vec<KeyNumber>)>,
+}
+
+impl Light {
+    /// Says hello on a socket that still waits, and learns how many shards there are.
+    pub(super) fn greet(socket: &mut (impl Read + Write)) -> Result<Self, LoadError> {
+        let hello =
+            Hello { version: VERSION, shard: BROADCAST, credits: CREDITS, unchecked: false };
+        let mut out = Vec::new();
+        push_frame(&mut out, (0, BROADCAST, 0), &Request::Hello(hello));
+        let failed = |error: std::io::Error| LoadError::Greeting(error.to_string());
+        socket.write_all(&out).map_err(failed)?;
+        let mut answer = vec![0; HEADER_BYTES];
+        socket.read_exact(&mut answer).map_err(failed)?;
+        let length = frame_length(&answer).and_then(Result::ok).unwrap_or(HEADER_BYTES);
+        answer.resize(length, 0);
+        socket.read_exact(&mut answer[HEADER_BYTES..]).map_err(failed)?;
+        let header =
+            Header::read(&answer, true).map_err(|error| LoadError::Greeting(error.to_string()))?;
+        let granted =
+            Hello::read(&answer[HEADER_BYTES..]).filter(|_| header.status == Some(Status::Ok));
+        let granted = granted.ok_or_else(|| LoadError::Greeting(format!("{:?}", header.status)))?;
+        Ok(Self {
+            connection: header.connection,
+            shards: usize::from(granted.shard.max(1)),
+            credits: granted.credits as usize,
+            open: VecDeque::new(),
+            first_open: 0,
+            frames: VecDeque::new(),
+            first_frame: 1,
+            frames_under_way: 0,
+            requests_under_way: 0,
+            held: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.requests_under_way + self.held.len()
+    }
+
+    /// Adds a request to what is sent next, or keeps it until there are credits for it.
+    pub(super) fn ask(
+        &mut self,
+        workload: &Workload,
+        asked: Asked,
+        keys: &[KeyNumber],
+        out: &mut Vec<u8>,
+    ) {
+        if self.held.is_empty() && self.has_credits() {
+            self.push(workload, asked, keys.to_vec(), out);
+        } else {
+            self.held.push_back((asked, keys.to_vec()));
+        }
+    }
+
+    /// A request takes at most one credit for each shard.
+    fn has_credits(&self) -> bool {
+        self.frames_under_way == 0 || self.frames_under_way + self.shards <= self.credits
+    }
+
+    fn push(&mut self, workload: &Workload, asked: Asked, keys: Vec<KeyNumber>, out: &mut Vec<u8>) {
+        let request = self.first_open + self.open.len() as u64;
+        let frames_before = self.frames_under_way;
+        if keys.len() > 1 {
+            self.push_multi_get(workload, request, &keys, out);
+        } else if let Some(&key) = keys.first() {
+            self.push_one(workload, request, (asked.expected.operation, key), out);
+        }
+        let frames_left = self.frames_under_way - frames_before;
+        self.open.push_back(Some(Open { asked, keys, frames_left, said: Said::default() }));
+        self.requests_under_way += 1;
+    }
+
+    fn push_one(
+        &mut self,
+        workload: &Workload,
+        request: u64,
+        (operation, key): (Operation, KeyNumber),
+        out: &mut Vec<u8>,
+    ) {
+        let mut name = Vec::with_capacity(250);
+        push_key(&mut name, key, workload.key_bytes(key));
+        let mut value = Vec::new();
+        let body = match operation {
+            Operation::Get => Request::Get { key: &name },
+            Operation::Delete => Request::Delete { key: &name, cas: 0 },
+            Operation::Set => {
+                push_value(&mut value, key, workload.value_bytes(key));
+                let exptime = i32::try_from(workload.lifetime_s(key)).unwrap_or(i32::MAX);
+                let mode = SetMode::Set;
+                Request::Set { mode, key: &name, value: &value, client_flags: 0, exptime, cas: 0 }
+            }
+        };
+        self.push_request(shard_of(hash_key(&name), self.shards), &body, (request, vec![0]), out);
+    }
+
+    fn push_multi_get(
+        &mut self,
+        workload: &Workload,
+        request: u64,
+        keys: &[KeyNumber],
+        out: &mut Vec<u8>,
+    ) {
+        let mut lists = vec![(KeyList::default(), Vec::new()); self.shards];
+        let mut name = Vec::with_capacity(250);
+        for (position, &key) in (0u16..).zip(keys) {
+            name.clear();
+            push_key(&mut name, key, workload.key_bytes(key));
+            let (list, positions) = &mut lists[shard_of(hash_key(&name), self.shards)];
+            // Keys are whole and fewer than a MULTIGET takes.
+            list.push(&name);
+            positions.push(position);
+        }
+        for (shard, (list, positions)) in lists.into_iter().enumerate() {
+            if !positions.is_empty() {
+                let body = Request::MultiGet(list.keys());
+                self.push_request(shard, &body, (request, positions), out);
+            }
+        }
+    }
+
+    fn push_request(
+        &mut self,
+        shard: usize,
+        body: &Request<'_>,
+        (request, positions): (u64, Vec<u16>),
+        out: &mut Vec<u8>,
+    ) {
+        let number = self.first_frame.wrapping_add(u32::try_from(self.frames.len()).unwrap_or(0));
+        let shard = u16::try_from(shard).unwrap_or(BROADCAST);
+        push_frame(out, (self.connection, shard, number), body);
+        self.frames.push_back(Some(Frame { request, positions }));
+        self.frames_under_way += 1;
+    }
+
+    /// Takes every whole answer that `input` begins with and hands requests that are answered whole to `take`; how many
+    /// bytes are done. Requests that waited for credits are added to `out`.
+    pub(super) fn receive(
+        &mut self,
+        workload: &Workload,
+        input: &[u8],
+        out: &mut Vec<u8>,
+        mut take: impl FnMut(Asked, Said, &[KeyNumber]),
+    ) -> Result<usize, LoadError> {
+        let mut at = 0;
+        while let Some(length) = frame_length(&input[at..]) {
+            let Some(frame) = input.get(at..at + length?) else { break };
+            let header = Header::read(frame, true)?;
+            self.take_answer(workload, &header, &frame[HEADER_BYTES..], &mut take)?;
+            at += frame.len();
+        }
+        while self.has_credits()
+            && let Some((asked, keys)) = self.held.pop_front()
+        {
+            self.push(workload, asked, keys, out);
+        }
+        Ok(at)
+    }
+
+    fn take_answer(
+        &mut self,
+        workload: &Workload,
+        header: &Header,
+        body: &[u8],
+        take: &mut impl FnMut(Asked, Said, &[KeyNumber]),
+    ) -> Result<(), LoadError> {
+        let at = header.request.wrapping_sub(self.first_frame) as usize;
+        let frame = self.frames.get_mut(at).and_then(Option::take);
+        let frame = frame.ok_or(LoadError::Unasked(header.request))?;
+        self.frames_under_way -= 1;
+        while matches!(self.frames.front(), Some(None)) {
+            self.frames.pop_front();
+            self.first_frame = self.first_frame.wrapping_add(1);
+        }
+        let place = usize::try_from(frame.request - self.first_open).unwrap_or(usize::MAX);
+        let Some(Some(open)) = self.open.get_mut(place) else {
+            return Err(LoadError::Unasked(header.request));
+        };
+        judge(workload, header, body, &frame.positions, open)?;
+        open.frames_left -= 1;
+        if open.frames_left == 0 {
+            if let Some(Some(Open { asked, keys, said, .. })) =
+                self.open.get_mut(place).map(Option::take)
+            {
+                take(asked, said, &keys);
+            }
+            self.requests_under_way -= 1;
+        }
+        while matches!(self.open.front(), Some(None)) {
+            self.open.pop_front();
+            self.first_open += 1;
+        }
+        Ok(())
+    }
+}
+
+fn push_frame(out: &mut Vec<u8>, (connection, shard, number): (u16, u16, u32), body: &Request<'_>) {
+    let opcode = body.opcode();
+    let header = Header { length: 0, opcode, status: None, shard, connection, request: number };
+    let start = begin(out, header);
+    body.write(out);
+    finish(out, start, true);
+}
+
+/// What an answer says; a value that is not the key's ends the run.
+fn judge(
+    workload: &Workload,
+    header: &Header,
+    body: &[u8],
+    positions: &[u16],
+    open: &mut Open,
+) -> Result<(), Wrong> {
+    let Expected { operation, .. } = open.asked.expected;
+    let key_at = |index: usize| {
+        let position = positions.get(index).copied().map(usize::from)?;
+        Some((position, *open.keys.get(position)?))
+    };
+    let wrong = || {
+        let line = format!("{:?} with {} bytes", header.status, body.len());
+        let key = key_at(0).map_or_else(String::new, |(_, key)| name(workload, key));
+        Wrong::Line { operation, key, line }
+    };
+    let said = &mut open.said;
+    match (operation, header.status) {
+        (Operation::Get, Some(Status::Ok)) if positions.len() > 1 || open.keys.len() > 1 => {
+            let (looked_at, found) = read_found(body).ok_or_else(wrong)?;
+            if usize::from(looked_at) != positions.len() {
+                return Err(wrong());
+            }
+            let mut next = 0;
+            for (index, item) in found {
+                let index = usize::from(index);
+                let (_, key) = key_at(index).filter(|_| index >= next).ok_or_else(wrong)?;
+                check(workload, key, &item)?;
+                (next..index).filter_map(key_at).for_each(|(position, _)| miss(said, position));
+                said.hits += 1;
+                next = index + 1;
+            }
+            (next..positions.len())
+                .filter_map(key_at)
+                .for_each(|(position, _)| miss(said, position));
+        }
+        (Operation::Get, Some(Status::Ok)) => {
+            let (_, key) = key_at(0).ok_or_else(wrong)?;
+            check(workload, key, &Item::read(body).ok_or_else(wrong)?)?;
+            said.hits += 1;
+        }
+        (Operation::Get, Some(Status::NotFound)) => miss(said, 0),
+        (Operation::Set | Operation::Delete, Some(Status::Ok)) => said.hits += 1,
+        (Operation::Delete, Some(Status::NotFound)) => said.misses += 1,
+        (_, Some(Status::NotStored | Status::TooLarge | Status::OutOfMemory)) => said.refused += 1,
+        _ => return Err(wrong()),
+    }
+    Ok(())
+}
+
+fn check(workload: &Workload, key: KeyNumber, item: &Item<'_>) -> Result<(), Wrong> {
+    let expected = workload.value_bytes(key);
+    if item.client_flags != 0 {
+        let flags = item.client_flags.to_string();
+        return Err(Wrong::Flags { key: name(workload, key), flags });
+    }
+    if !value::is_right(item.value, key, expected) {
+        return Err(Wrong::Value { key: name(workload, key), expected, found: item.value.len() });
+    }
+    Ok(())
+}
+
+fn name(workload: &Workload, key: KeyNumber) -> String {
+    let mut name = Vec::new();
+    push_key(&mut name, key, workload.key_bytes(key));
+    String::from_utf8_lossy(&name).into_owned()
+}
