@@ -11,6 +11,8 @@ use farpool_keyvault::frame::{begin, finish, frame_length};
 use farpool_keyvault::message::{Hello, Item, KeyList, Request, SetMode, read_found};
 use farpool_keyvault::owner::{hash_key, shard_of};
 
+use smallvec::{SmallVec, smallvec};
+
 use super::link::{Asked, LoadError};
 use super::reply::{Said, Wrong, miss};
 use super::request::Expected;
@@ -24,7 +26,7 @@ const CREDITS: u32 = 1024;
 #[derive(Debug)]
 struct Open {
     asked: Asked,
-    keys: Vec<KeyNumber>,
+    keys: SmallVec<[KeyNumber; 1]>,
     frames_left: usize,
     said: Said,
 }
@@ -34,7 +36,7 @@ struct Open {
 struct Frame {
     /// The number of its request among all of the connection.
     request: u64,
-    positions: Vec<u16>,
+    positions: SmallVec<[u16; 1]>,
 }
 
 /// What a connection that speaks KeyVault needs.
@@ -52,7 +54,11 @@ pub(super) struct Light {
     frames_under_way: usize,
     requests_under_way: usize,
     /// Requests that have no credit yet.
-    held: VecDeque<(Asked, Vec<KeyNumber>)>,
+    held: VecDeque<(Asked, SmallVec<[KeyNumber; 1]>)>,
+    /// The key that is written now.
+    name: Vec<u8>,
+    /// Its value.
+    value: Vec<u8>,
 }
 
 impl Light {
@@ -85,6 +91,8 @@ impl Light {
             frames_under_way: 0,
             requests_under_way: 0,
             held: VecDeque::new(),
+            name: Vec::new(),
+            value: Vec::new(),
         })
     }
 
@@ -101,9 +109,9 @@ impl Light {
         out: &mut Vec<u8>,
     ) {
         if self.held.is_empty() && self.has_credits() {
-            self.push(workload, asked, keys.to_vec(), out);
+            self.push(workload, asked, keys.into(), out);
         } else {
-            self.held.push_back((asked, keys.to_vec()));
+            self.held.push_back((asked, keys.into()));
         }
     }
 
@@ -112,7 +120,13 @@ impl Light {
         self.frames_under_way == 0 || self.frames_under_way + self.shards <= self.credits
     }
 
-    fn push(&mut self, workload: &Workload, asked: Asked, keys: Vec<KeyNumber>, out: &mut Vec<u8>) {
+    fn push(
+        &mut self,
+        workload: &Workload,
+        asked: Asked,
+        keys: SmallVec<[KeyNumber; 1]>,
+        out: &mut Vec<u8>,
+    ) {
         let request = self.first_open + self.open.len() as u64;
         let frames_before = self.frames_under_way;
         if keys.len() > 1 {
@@ -132,20 +146,24 @@ impl Light {
         (operation, key): (Operation, KeyNumber),
         out: &mut Vec<u8>,
     ) {
-        let mut name = Vec::with_capacity(250);
+        let (mut name, mut value) =
+            (std::mem::take(&mut self.name), std::mem::take(&mut self.value));
+        name.clear();
         push_key(&mut name, key, workload.key_bytes(key));
-        let mut value = Vec::new();
         let body = match operation {
             Operation::Get => Request::Get { key: &name },
             Operation::Delete => Request::Delete { key: &name, cas: 0 },
             Operation::Set => {
+                value.clear();
                 push_value(&mut value, key, workload.value_bytes(key));
                 let exptime = i32::try_from(workload.lifetime_s(key)).unwrap_or(i32::MAX);
                 let mode = SetMode::Set;
                 Request::Set { mode, key: &name, value: &value, client_flags: 0, exptime, cas: 0 }
             }
         };
-        self.push_request(shard_of(hash_key(&name), self.shards), &body, (request, vec![0]), out);
+        let shard = if self.shards == 1 { 0 } else { shard_of(hash_key(&name), self.shards) };
+        self.push_request(shard, &body, (request, smallvec![0]), out);
+        (self.name, self.value) = (name, value);
     }
 
     fn push_multi_get(
@@ -155,7 +173,7 @@ impl Light {
         keys: &[KeyNumber],
         out: &mut Vec<u8>,
     ) {
-        let mut lists = vec![(KeyList::default(), Vec::new()); self.shards];
+        let mut lists = vec![(KeyList::default(), SmallVec::new()); self.shards];
         let mut name = Vec::with_capacity(250);
         for (position, &key) in (0u16..).zip(keys) {
             name.clear();
@@ -177,7 +195,7 @@ impl Light {
         &mut self,
         shard: usize,
         body: &Request<'_>,
-        (request, positions): (u64, Vec<u16>),
+        (request, positions): (u64, SmallVec<[u16; 1]>),
         out: &mut Vec<u8>,
     ) {
         let number = self.first_frame.wrapping_add(u32::try_from(self.frames.len()).unwrap_or(0));
