@@ -55,6 +55,9 @@ pub struct KvBenchArgs {
     /// The protocol
     #[arg(long, value_enum, default_value_t = BenchProtocol::Text)]
     pub protocol: BenchProtocol,
+    /// KeyVault without checksums, as memcached's protocols are
+    #[arg(long)]
+    pub no_checksums: bool,
     /// Send a batch on each connection, and the next when it is answered: the most requests per second
     #[arg(long, conflicts_with_all = ["rate", "sweep"])]
     pub closed: bool,

@@ -41,7 +41,7 @@ pub fn main(args: &KvBenchArgs) -> anyhow::Result<u8> {
         BenchProtocol::Text => Protocol::Text,
         BenchProtocol::Meta => Protocol::Meta,
         BenchProtocol::Redis => Protocol::Redis,
-        BenchProtocol::KeyVault => Protocol::KeyVault,
+        BenchProtocol::KeyVault => Protocol::KeyVault { checked: !args.no_checksums },
     };
     let plan = Plan {
         server: echo.as_ref().map_or_else(|| args.server.clone(), |it| Server::Tcp(it.address())),

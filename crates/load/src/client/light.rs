@@ -43,6 +43,7 @@ struct Frame {
 #[derive(Debug)]
 pub(super) struct Light {
     connection: u16,
+    checked: bool,
     shards: usize,
     credits: usize,
     open: VecDeque<Option<Open>>,
@@ -63,11 +64,15 @@ pub(super) struct Light {
 
 impl Light {
     /// Says hello on a socket that still waits, and learns how many shards there are.
-    pub(super) fn greet(socket: &mut (impl Read + Write)) -> Result<Self, LoadError> {
+    /// Frames carry checksums if `checked`.
+    pub(super) fn greet(
+        socket: &mut (impl Read + Write),
+        checked: bool,
+    ) -> Result<Self, LoadError> {
         let hello =
-            Hello { version: VERSION, shard: BROADCAST, credits: CREDITS, unchecked: false };
+            Hello { version: VERSION, shard: BROADCAST, credits: CREDITS, unchecked: !checked };
         let mut out = Vec::new();
-        push_frame(&mut out, (0, BROADCAST, 0), &Request::Hello(hello));
+        push_frame(&mut out, (0, BROADCAST, 0), &Request::Hello(hello), true);
         let failed = |error: std::io::Error| LoadError::Greeting(error.to_string());
         socket.write_all(&out).map_err(failed)?;
         let mut answer = vec![0; HEADER_BYTES];
@@ -82,6 +87,7 @@ impl Light {
         let granted = granted.ok_or_else(|| LoadError::Greeting(format!("{:?}", header.status)))?;
         Ok(Self {
             connection: header.connection,
+            checked: !granted.unchecked,
             shards: usize::from(granted.shard.max(1)),
             credits: granted.credits as usize,
             open: VecDeque::new(),
@@ -200,7 +206,7 @@ impl Light {
     ) {
         let number = self.first_frame.wrapping_add(u32::try_from(self.frames.len()).unwrap_or(0));
         let shard = u16::try_from(shard).unwrap_or(BROADCAST);
-        push_frame(out, (self.connection, shard, number), body);
+        push_frame(out, (self.connection, shard, number), body, self.checked);
         self.frames.push_back(Some(Frame { request, positions }));
         self.frames_under_way += 1;
     }
@@ -217,7 +223,7 @@ impl Light {
         let mut at = 0;
         while let Some(length) = frame_length(&input[at..]) {
             let Some(frame) = input.get(at..at + length?) else { break };
-            let header = Header::read(frame, true)?;
+            let header = Header::read(frame, self.checked)?;
             self.take_answer(workload, &header, &frame[HEADER_BYTES..], &mut take)?;
             at += frame.len();
         }
@@ -266,12 +272,17 @@ impl Light {
     }
 }
 
-fn push_frame(out: &mut Vec<u8>, (connection, shard, number): (u16, u16, u32), body: &Request<'_>) {
+fn push_frame(
+    out: &mut Vec<u8>,
+    (connection, shard, number): (u16, u16, u32),
+    body: &Request<'_>,
+    checked: bool,
+) {
     let opcode = body.opcode();
     let header = Header { length: 0, opcode, status: None, shard, connection, request: number };
     let start = begin(out, header);
     body.write(out);
-    finish(out, start, true);
+    finish(out, start, checked);
 }
 
 /// What an answer says; a value that is not the key's ends the run.

@@ -92,20 +92,25 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn connect(server: &Server, protocol: Protocol) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Connect { server: server.clone(), source };
-        let greets = protocol == Protocol::KeyVault;
+        let checked = match protocol {
+            Protocol::KeyVault { checked } => Some(checked),
+            _ => None,
+        };
         let (socket, light): (OwnedFd, _) = match server {
             Server::Tcp(address) => {
                 let mut stream =
                     TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
                 stream.set_nodelay(true).map_err(failed)?;
                 stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
-                let light = greets.then(|| Light::greet(&mut stream)).transpose()?;
+                let light =
+                    checked.map(|checked| Light::greet(&mut stream, checked)).transpose()?;
                 (stream.into(), light)
             }
             Server::Unix(path) => {
                 let mut stream = UnixStream::connect(path).map_err(failed)?;
                 stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
-                let light = greets.then(|| Light::greet(&mut stream)).transpose()?;
+                let light =
+                    checked.map(|checked| Light::greet(&mut stream, checked)).transpose()?;
                 (stream.into(), light)
             }
         };

@@ -12,8 +12,8 @@ pub enum Protocol {
     Meta,
     /// Redis's, for comparisons: GET or MGET, SET, DEL.
     Redis,
-    /// The light protocol of docs/KV-PROTOCOL.md, over sockets, with checksums.
-    KeyVault,
+    /// The light protocol of docs/KV-PROTOCOL.md, over sockets.
+    KeyVault { checked: bool },
     /// Any bytes, of which a bare echo server sends some back: the floor.
     Echo,
 }
@@ -38,7 +38,9 @@ impl Writer<'_> {
     pub fn push(&self, out: &mut Vec<u8>, operation: Operation, keys: &[KeyNumber]) {
         match (operation, self.protocol) {
             (_, Protocol::Echo) => out.extend_from_slice(&ECHO_REQUEST),
-            (_, Protocol::KeyVault) => debug_assert!(false, "a connection numbers its frames"),
+            (_, Protocol::KeyVault { .. }) => {
+                debug_assert!(false, "a connection numbers its frames")
+            }
             (Operation::Get, Protocol::Text) => {
                 out.extend_from_slice(b"get");
                 for &key in keys {
