@@ -1,8 +1,8 @@
 //! How fast a running server answers: one request at a time, and with many in flight.
 //!
-//! `keyvault_speed ADDR [DEPTH [SECONDS]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, and as
+//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, and as
 //! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of 64
-//! bytes, drawn uniformly; one connection. Each round prints its rate, its round trips if DEPTH is 1, and the
+//! bytes, drawn uniformly; one connection, with SHARD to that shard and for its keys only. Each round prints its rate, its round trips if DEPTH is 1, and the
 //! processor time of this client for each request.
 
 use std::io::{Read, Write};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use farpool_keyvault::client::{Address, Connection};
 use farpool_keyvault::frame::Status;
 use farpool_keyvault::message::{Request, SetMode};
+use farpool_keyvault::owner::{hash_key, shard_of};
 
 const KEYS: u64 = 100_000;
 const VALUE: [u8; 64] = [b'x'; 64];
@@ -38,7 +39,7 @@ enum Client {
 }
 
 impl Client {
-    fn connect(address: &str) -> Result<Self, Error> {
+    fn connect(address: &str, shard: u16) -> Result<Self, Error> {
         let light = match address.split_once(':') {
             Some(("text", at)) => {
                 let stream = TcpStream::connect(at)?;
@@ -53,7 +54,7 @@ impl Client {
         };
         // Memory needs no checksums; sockets have them here, the text protocol never.
         let unchecked = matches!(light, Address::Shared(_));
-        Ok(Self::Light(Connection::connect(&light, 0, 1024, unchecked)?))
+        Ok(Self::Light(Connection::connect(&light, shard, 1024, unchecked)?))
     }
 
     fn set(&mut self, key: &[u8]) -> Result<(), Error> {
@@ -89,6 +90,13 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    fn shards(&self) -> usize {
+        match self {
+            Self::Light(connection) => usize::from(connection.granted().shard),
+            Self::Text { .. } => 1,
+        }
     }
 
     fn unanswered(&self) -> usize {
@@ -142,14 +150,20 @@ fn main() -> Result<(), Error> {
     let address = arguments.next().ok_or("give text:, tcp:, unix: or shared: and an address")?;
     let depth: usize = arguments.next().map_or(Ok(1), |depth| depth.parse())?;
     let seconds: f64 = arguments.next().map_or(Ok(2.0), |seconds| seconds.parse())?;
-    let mut client = Client::connect(&address)?;
-    for number in 0..KEYS {
-        client.set(&key(number))?;
-        if client.unanswered() == FILL_BATCH || number + 1 == KEYS {
-            while client.unanswered() > 0 {
-                // The CAS number of the new item.
-                client.exchange(8)?;
-            }
+    let shard: Option<u16> = arguments.next().map(|shard| shard.parse()).transpose()?;
+    let mut client = Client::connect(&address, shard.unwrap_or(0))?;
+    let shards = client.shards();
+    let is_asked = |key: &[u8]| {
+        shard.is_none_or(|shard| shard_of(hash_key(key), shards) == usize::from(shard))
+    };
+    let keys: Vec<_> = (0..KEYS).map(key).filter(|key| is_asked(key)).collect();
+    for batch in keys.chunks(FILL_BATCH) {
+        for key in batch {
+            client.set(key)?;
+        }
+        while client.unanswered() > 0 {
+            // The CAS number of the new item.
+            client.exchange(8)?;
         }
     }
     client.expect_values();
@@ -158,7 +172,7 @@ fn main() -> Result<(), Error> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        key(state % KEYS)
+        keys[(state % keys.len() as u64) as usize]
     };
     for _ in 0..ROUNDS {
         let (start, cpu) = (Instant::now(), processor_time());

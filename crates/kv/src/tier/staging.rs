@@ -7,7 +7,8 @@ use super::pages::{PAGE_BYTES, Pages};
 /// Pages of memory that are lent to a lane: nobody can touch them until they are given back.
 #[derive(Debug)]
 pub(super) struct Lent {
-    pages: Pages,
+    /// None once they were given back.
+    pages: Option<Pages>,
     /// Completions still to come.
     left: usize,
     failed: bool,
@@ -35,7 +36,11 @@ impl Lent {
         // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until all
         // completions have come; a value dropped before that leaks it (see `Drop`).
         let sent = unsafe { lane.read(&reads) };
-        Self { pages, left: if sent.is_ok() { count } else { 0 }, failed: sent.is_err() }
+        Self {
+            pages: Some(pages),
+            left: if sent.is_ok() { count } else { 0 },
+            failed: sent.is_err(),
+        }
     }
 
     /// Stores the first `count` pages from `first` on, likewise.
@@ -57,7 +62,11 @@ impl Lent {
             .collect();
         // SAFETY: as in `read`; what is lent for reading is only shown for reading meanwhile.
         let sent = unsafe { lane.write(&writes) };
-        Self { pages, left: if sent.is_ok() { count } else { 0 }, failed: sent.is_err() }
+        Self {
+            pages: Some(pages),
+            left: if sent.is_ok() { count } else { 0 },
+            failed: sent.is_err(),
+        }
     }
 
     /// Takes one completion.
@@ -72,13 +81,13 @@ impl Lent {
 
     /// What is being written: it does not change meanwhile.
     pub(super) fn written(&self) -> &[u8] {
-        self.pages.bytes()
+        self.pages.as_ref().map_or(&[], Pages::bytes)
     }
 
     /// The memory back, and whether all went well. Only when done.
     pub(super) fn give_back(mut self) -> (Pages, bool) {
         assert!(self.is_done(), "memory comes back when all pages have");
-        let pages = std::mem::replace(&mut self.pages, Pages::new(0).expect("one page of memory"));
+        let pages = self.pages.take().expect("it is given back once: `self` is gone then");
         (pages, !self.failed)
     }
 }
@@ -87,9 +96,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if self.left > 0 {
             // The lane may still write here: better lost than used twice.
-            let pages =
-                std::mem::replace(&mut self.pages, Pages::new(0).expect("one page of memory"));
-            std::mem::forget(pages);
+            std::mem::forget(self.pages.take());
         }
     }
 }
