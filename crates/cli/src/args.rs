@@ -8,6 +8,7 @@
 
 mod kv;
 mod kv_bench;
+mod kv_top;
 mod plan;
 mod rack;
 mod sim;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 pub use kv::*;
 pub use kv_bench::*;
+pub use kv_top::*;
 pub use plan::*;
 pub use rack::*;
 pub use sim::*;

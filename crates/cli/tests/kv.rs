@@ -274,3 +274,50 @@ fn client_libraries_find_what_they_expect() {
     print!("{text}");
     assert!(output.status.success() && text.contains(": passed"), "{text}");
 }
+
+#[test]
+fn top_shows_what_is_asked_of_any_memcached() {
+    let kv = Kv::start(&["-t", "2", "-D", ":"]);
+    let mut stream = kv.connect();
+    let busy = std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut asked = 0u64;
+        // Until the server is gone.
+        while Instant::now() < deadline
+            && stream.write_all(b"set user:1 0 0 1\r\nx\r\nget user:1 page:2\r\n").is_ok()
+        {
+            let mut reply = [0; 64];
+            if !matches!(stream.read(&mut reply), Ok(bytes) if bytes > 0) {
+                break;
+            }
+            asked += 1;
+        }
+        asked
+    });
+    let home = tempfile::tempdir().expect("a home");
+    let address = kv.address.to_string();
+    let top = |flags: &[&str]| {
+        let mut command = farpool(home.path());
+        command
+            .args(["kv", "top", "--server", &address, "--interval", "200ms", "--count", "2"])
+            .args(flags);
+        let (code, output, errors) = ended(&mut command);
+        assert_eq!(code, 0, "{errors}");
+        output
+    };
+    let text = top(&[]);
+    assert!(text.contains("gets/s") && text.contains("user") && text.contains("page"), "{text}");
+    let json = top(&["--json", "--prefixes", "1"]);
+    let looks: Vec<Value> =
+        json.lines().map(|it| serde_json::from_str(it).expect("JSON")).collect();
+    assert_eq!(looks.len(), 2);
+    assert!(looks[1]["gets_per_s"].as_f64() > Some(1.0), "{json}");
+    assert_eq!(looks[1]["prefixes"][0]["prefix"], "user", "{json}");
+    assert!(looks[1]["hit_ratio"].as_f64().is_some_and(|it| (0.3..0.7).contains(&it)), "{json}");
+    drop(kv);
+    assert!(busy.join().expect("it does not panic") > 10);
+    let mut command = farpool(home.path());
+    command.args(["kv", "top", "--server", &address]);
+    let (code, _, errors) = ended(&mut command);
+    assert!(code != 0 && errors.contains(&address), "{code}: {errors}");
+}

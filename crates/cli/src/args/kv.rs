@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::KvBenchArgs;
+use super::{KvBenchArgs, KvTopArgs};
 use crate::values::{BladeAddress, FlashPart, Size, Span};
 
 /// What `farpool kv` does beside serving.
@@ -13,6 +13,8 @@ use crate::values::{BladeAddress, FlashPart, Size, Span};
 pub enum KvCommand {
     /// Measure a memcached: requests per second, latency at a rate, the highest rate that keeps a promise
     Bench(Box<KvBenchArgs>),
+    /// Show what a memcached does, second after second: rates, hits, tiers, prefixes
+    Top(KvTopArgs),
 }
 
 #[derive(Debug, Args)]

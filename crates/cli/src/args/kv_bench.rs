@@ -170,7 +170,7 @@ impl FromStr for Promise {
     }
 }
 
-fn server(text: &str) -> Result<Server, String> {
+pub(super) fn server(text: &str) -> Result<Server, String> {
     if let Some(path) = text.strip_prefix("unix:") {
         return Ok(Server::Unix(PathBuf::from(path)));
     }

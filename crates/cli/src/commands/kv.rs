@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::args::{KvArgs, KvCommand};
-use crate::commands::{kv_bench, refuse_remote, service};
+use crate::commands::{kv_bench, kv_top, refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
 use crate::privileges;
@@ -62,8 +62,10 @@ const WITHOUT_EFFECT: [&str; 28] = [
 
 /// Serves until a signal or a client ends it.
 pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
-    if let Some(KvCommand::Bench(args)) = &args.command {
-        return kv_bench::main(args);
+    match &args.command {
+        Some(KvCommand::Bench(args)) => return kv_bench::main(args),
+        Some(KvCommand::Top(args)) => return kv_top::main(args),
+        None => {}
     }
     let settings = settings(args)?;
     if args.daemonize {

@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod generate;
 pub mod kv;
 pub mod kv_bench;
+pub mod kv_top;
 pub mod limit;
 pub mod node;
 pub mod plan;
