@@ -61,6 +61,8 @@ install: man completions ## install under PREFIX (default /usr/local); DESTDIR i
 	install -Dm755 $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_capture_qemu.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' examples/systemd/farpool-kv.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
 	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	install -Dm644 $(TARGET_DIR)/completions/_farpool $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	install -Dm644 $(TARGET_DIR)/completions/farpool.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
@@ -68,6 +70,7 @@ install: man completions ## install under PREFIX (default /usr/local); DESTDIR i
 uninstall: ## remove what install put under PREFIX
 	rm -rf $(DESTDIR)$(PREFIX)/lib/farpool
 	rm -f $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/share/man/man1/farpool{,-*}.1
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish

@@ -172,7 +172,7 @@ fn main() -> Result<(), Error> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        keys[(state % keys.len() as u64) as usize]
+        keys[usize::try_from(state % keys.len() as u64).unwrap_or(0)]
     };
     for _ in 0..ROUNDS {
         let (start, cpu) = (Instant::now(), processor_time());

@@ -153,7 +153,7 @@ impl Journal {
         self.written += 1;
     }
 
-    /// A key was read.
+    /// A key was looked for.
     pub fn read(&mut self, key: &[u8], status: ReadStatus, value_bytes: usize) {
         let (name, class) = match status {
             ReadStatus::Found => ("found", 1),

@@ -165,10 +165,15 @@ pub enum Outcome {
 
 /// Stores, if mode and CAS number allow it, and tells who watches.
 pub fn store(shard: &mut Shard, wish: &Wish<'_>) -> Outcome {
-    let outcome = store_unwatched(shard, wish);
-    if shard.store.journal_mut().is_some() {
-        note_stored(shard, wish, &outcome);
+    if shard.store.journal_mut().is_none() {
+        return store_unwatched(shard, wish);
     }
+    if wish.mode == StoreMode::Set {
+        // memcached looks for what is there in every mode, and tells of it.
+        shard.store.find(wish.key, wish.hash);
+    }
+    let outcome = store_unwatched(shard, wish);
+    note_stored(shard, wish, &outcome);
     outcome
 }
 

@@ -528,7 +528,13 @@ fn arithmetic(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
             ..ItemParts::default()
         };
         answer = match shard.store.insert(&parts, request.hash) {
-            Ok(found) => Ok((found, flags.initial)),
+            Ok(found) => {
+                let value_bytes = shard.store.view(found).value().len();
+                if let Some(journal) = shard.store.journal_mut() {
+                    journal.stored(&request.key, ("add", "stored"), 0, value_bytes);
+                }
+                Ok((found, flags.initial))
+            }
             Err(_) => return push_line(out, "SERVER_ERROR Out of memory allocating new item"),
         };
         is_new = true;

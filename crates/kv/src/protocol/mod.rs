@@ -33,27 +33,16 @@ impl Shard {
             let bytes = found.map(|found| self.store.view(found).header().footprint_bytes() as u64);
             observer.read(hash, key, bytes);
         }
-        if self.store.journal_mut().is_some() {
-            let value_bytes = found.map(|found| self.store.view(found).value().len());
-            self.note_read(key, value_bytes);
-        }
     }
 
-    /// Tells who watches of a read.
-    fn note_read(&mut self, key: &[u8], value_bytes: Option<usize>) {
-        let missing = self.store.missing();
-        if let Some(journal) = self.store.journal_mut() {
-            let status = value_bytes.map_or(missing, |_| ReadStatus::Found);
-            journal.read(key, status, value_bytes.unwrap_or(0));
-        }
-    }
-
-    /// Tells the observer of a read of an item that is not in memory.
+    /// Tells the observer, and who watches, of a read of an item that is not in memory.
     pub(crate) fn observe_read_below(&mut self, hash: u64, item: &ItemView<'_>) {
         if let Some(observer) = &mut self.observer {
             observer.read(hash, item.key(), Some(item.header().footprint_bytes() as u64));
         }
-        self.note_read(item.key(), Some(item.value().len()));
+        if let Some(journal) = self.store.journal_mut() {
+            journal.read(item.key(), ReadStatus::Found, item.value().len());
+        }
     }
 
     /// Tells the observer of a new item.

@@ -161,6 +161,8 @@ pub struct Client {
     pub sent_bytes: usize,
     /// False until a client that must says who it is.
     pub is_authenticated: bool,
+    /// It is sent away for what it sent.
+    pub is_refused: bool,
     pub last_active_s: u32,
     pub requests: u64,
 }
@@ -180,6 +182,7 @@ impl Client {
             unsent: Vec::new(),
             sent_bytes: 0,
             is_authenticated,
+            is_refused: false,
             last_active_s: now_s,
             requests: 0,
         }

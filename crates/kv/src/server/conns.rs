@@ -59,7 +59,6 @@ impl Worker {
             let local = shown(rustix::net::getsockname(socket));
             let mut remote = shown(
                 rustix::net::getpeername(socket)
-                    .map_err(|errno| errno)
                     .and_then(|address| address.ok_or(rustix::io::Errno::NOTCONN)),
             );
             if remote == "unix:" {

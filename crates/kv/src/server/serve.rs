@@ -194,6 +194,7 @@ impl Worker {
                 return Next::Phase;
             }
             Request::Close => {
+                client.is_refused = true;
                 client.phase = Phase::Closing;
                 return Next::Phase;
             }

@@ -477,10 +477,12 @@ impl Worker {
         }
         self.watch_port(number, &connection);
         let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
+        let is_refused = connection.client.is_refused;
         let is_open = is_open && !is_done && self.watch(number, &mut connection);
         self.connections[number] = Some(connection);
         if !is_open {
-            self.close(number, if is_done { CloseReason::Normal } else { CloseReason::Error });
+            let is_normal = is_done && !is_refused;
+            self.close(number, if is_normal { CloseReason::Normal } else { CloseReason::Error });
         }
     }
 

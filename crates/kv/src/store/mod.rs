@@ -136,8 +136,6 @@ pub struct Store {
     sample: usize,
     looked_for_expired_s: u32,
     has_evicted: bool,
-    /// Why the last [`Self::find`] that found nothing did.
-    missing: ReadStatus,
     /// What watchers are told.
     journal: Option<Box<Journal>>,
 }
@@ -174,7 +172,6 @@ impl Store {
             sample: 0,
             looked_for_expired_s: 0,
             has_evicted: false,
-            missing: ReadStatus::NotFound,
             journal: None,
         })
     }
@@ -283,34 +280,39 @@ impl Store {
         });
     }
 
-    /// The item of a key, if it is there, has not expired and was not flushed.
+    /// The item of a key, if it is there, has not expired and was not flushed. Who watches is told of the look.
     #[inline]
     pub fn find(&mut self, key: &[u8], hash: u64) -> Option<Found> {
-        let Some((at, entry)) = self.entry_of(key, hash) else {
-            self.missing = ReadStatus::NotFound;
-            return None;
-        };
+        let found = self.find_untold(key, hash);
+        if self.journal.is_some() {
+            self.note_look(key, found);
+        }
+        found.ok()
+    }
+
+    #[inline]
+    fn find_untold(&mut self, key: &[u8], hash: u64) -> Result<Found, ReadStatus> {
+        let (at, entry) = self.entry_of(key, hash).ok_or(ReadStatus::NotFound)?;
         let found = Found { at, place: entry.place() };
         let expires_s = self.view(found).expires_s();
         if self.flushed_cas != 0 && self.is_flushed(found.place) {
             self.counts.get_flushed += 1;
-            self.missing = ReadStatus::Flushed;
             self.remove(found);
-            return None;
+            return Err(ReadStatus::Flushed);
         }
         if expires_s != 0 && expires_s <= self.now_s {
             self.counts.get_expired += 1;
-            self.missing = ReadStatus::Expired;
             self.remove(found);
-            return None;
+            return Err(ReadStatus::Expired);
         }
-        Some(found)
+        Ok(found)
     }
 
-    /// Why the last [`Self::find`] that found nothing did.
-    #[must_use]
-    pub const fn missing(&self) -> ReadStatus {
-        self.missing
+    fn note_look(&mut self, key: &[u8], found: Result<Found, ReadStatus>) {
+        let value_bytes = found.map_or(0, |found| self.view(found).value().len());
+        if let Some(journal) = &mut self.journal {
+            journal.read(key, found.err().unwrap_or(ReadStatus::Found), value_bytes);
+        }
     }
 
     /// From now on events are written down there, or nowhere.
