@@ -1,7 +1,9 @@
 //! Spoiled streams, as many as a test has time for; fuzz/ goes on from here.
 
 mod exercise;
+mod exercise_light;
 
+use farpool_keyvault::frame::{Header, Opcode, begin, finish};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -51,6 +53,37 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..120).prop_map(|pieces| pieces.concat())
 }
 
+/// Frames whose bodies are nearly right: keys, numbers and lengths by chance.
+fn frames() -> impl Strategy<Value = Vec<u8>> {
+    let body = prop_oneof![
+        4 => prop::collection::vec(prop_oneof![3 => 0u8..4, 1 => any::<u8>()], 0..60),
+        2 => prop::collection::vec(any::<u8>(), 0..300),
+        1 => (0u8..6, 1u8..8).prop_map(|(mode, key)| {
+            let mut body = vec![mode, key];
+            body.resize(24, 0);
+            body.extend_from_slice(b"fill12345");
+            body
+        }),
+        1 => prop::collection::vec(select(&["a", "fill1", "x"][..]), 1..5).prop_map(|keys| {
+            let mut body = u16::try_from(keys.len()).unwrap_or(0).to_le_bytes().to_vec();
+            for key in keys {
+                body.push(u8::try_from(key.len()).unwrap_or(0));
+                body.extend_from_slice(key.as_bytes());
+            }
+            body
+        }),
+    ];
+    let frame = (select(Opcode::ALL), any::<u32>(), body).prop_map(|(opcode, request, body)| {
+        let mut frame = Vec::new();
+        let header = Header { length: 0, opcode, status: None, shard: 0, connection: 0, request };
+        let start = begin(&mut frame, header);
+        frame.extend_from_slice(&body);
+        finish(&mut frame, start, true);
+        frame
+    });
+    prop::collection::vec(frame, 0..40).prop_map(|frames| frames.concat())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
@@ -65,5 +98,15 @@ proptest! {
     #[test]
     fn streams_are_executed_within_bounds(bytes in stream(), step_s in 0u8..9) {
         exercise::execute_any(&bytes, step_s);
+    }
+
+    #[test]
+    fn frames_are_answered_within_bounds(bytes in frames(), spoil in prop::option::of((any::<prop::sample::Index>(), any::<u8>()))) {
+        let mut bytes = bytes;
+        if let Some((at, byte)) = spoil.filter(|_| !bytes.is_empty()) {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        exercise_light::answer_any(&bytes);
     }
 }

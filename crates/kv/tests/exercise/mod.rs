@@ -1,7 +1,12 @@
 //! What must hold for any bytes whatever: used by the mutation test and by fuzz/.
 
+use std::sync::Arc;
+
 use farpool_keyvault::owner::hash_key;
 use farpool_kv::clock::Clock;
+use farpool_kv::observe::Observer;
+use farpool_kv::observe::journal::{Journal, Kinds};
+use farpool_kv::observe::prefix::PREFIXES_MAX;
 use farpool_kv::protocol::classic::{self, Change, GetProgress};
 use farpool_kv::protocol::request::{
     AdminRequest, KeyRequest, LINE_BYTES_MAX, ParseLimits, Request, Scan, scan,
@@ -77,7 +82,7 @@ pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
 }
 
 /// A small shard that is full.
-fn full_shard() -> Shard {
+pub fn full_shard() -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,
         item_bytes_max: ITEM_BYTES_MAX,
@@ -88,9 +93,13 @@ fn full_shard() -> Shard {
         store,
         clock: Clock::start(1_700_000_000),
         counts: CommandCounts::default(),
-        observer: Some(Box::default()),
+        observer: Some(Box::new(Observer::sampling())),
     };
     shard.store.set_now(shard.clock.now_s());
+    // Somebody looks at everything. The delimiter stands in the keys that streams are made of.
+    shard.observer.iter_mut().for_each(|observer| observer.count_prefixes(b'm'));
+    let kinds = Kinds::FETCHERS.with(Kinds::MUTATIONS).with(Kinds::EVICTIONS);
+    shard.store.set_journal(Some(Box::new(Journal::new(kinds, Arc::default()))));
     let value = [b'v'; 50 << 10];
     for number in 0..=SHARD_BYTES_MIN / value.len() {
         let key = format!("fill{number}");
@@ -116,6 +125,12 @@ pub fn execute_any(bytes: &[u8], step_s: u8) {
         shard.clock.set_uptime(uptime_s);
         shard.store.set_now(shard.clock.now_s());
         shard.store.free_expired();
+        let observed =
+            shard.observer.as_mut().map(|observer| observer.tell(SHARD_BYTES_MIN as u64));
+        assert!(observed.is_some_and(|it| it.prefixes.len() <= PREFIXES_MAX + 1));
+        if let Some((lines, _)) = shard.store.journal_mut().and_then(Journal::take) {
+            assert!(lines.iter().all(|(_, line)| line.ends_with('\n') && line.is_ascii()));
+        }
     });
 }
 

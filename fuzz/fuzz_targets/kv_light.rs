@@ -1,0 +1,10 @@
+//! Any bytes as KeyVault frames, answered by a small shard that is full, and as a server's answers.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../../crates/kv/tests/exercise/mod.rs"]
+mod exercise;
+#[path = "../../crates/kv/tests/exercise_light/mod.rs"]
+mod exercise_light;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise_light::answer_any(bytes));
