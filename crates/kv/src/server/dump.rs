@@ -3,7 +3,8 @@
 
 use super::connection::Client;
 use super::mailbox::{Address, Ask};
-use super::worker::{ConnectionId, Worker};
+use super::sockets::ConnectionId;
+use super::worker::Worker;
 use crate::protocol::listing;
 
 /// memcached's `stats cachedump` gives no more than this.

@@ -21,7 +21,8 @@ use smallvec::SmallVec;
 use super::connection::{Client, Phase, Ticket};
 use super::lower::Parked;
 use super::mailbox::{Address, Answer, Ask, Entry};
-use super::worker::{Connection, ConnectionId, Worker};
+use super::sockets::{Connection, ConnectionId};
+use super::worker::Worker;
 use crate::protocol::light;
 
 /// The most requests that one connection may have unanswered.
@@ -96,7 +97,7 @@ impl Worker {
                 break;
             }
             at += done;
-            if self.out.len() >= super::worker::OUT_BYTES_MAX
+            if self.out.len() >= super::sockets::OUT_BYTES_MAX
                 && (!self.send(connection) || !connection.client.unsent.is_empty())
             {
                 connection.client.has_turn_left = at < input.len();

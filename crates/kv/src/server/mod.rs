@@ -14,6 +14,7 @@ mod metrics;
 mod report;
 mod serve;
 mod settings;
+mod sockets;
 mod stats;
 mod watch;
 mod worker;

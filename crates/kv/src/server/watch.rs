@@ -12,7 +12,8 @@ use rustix::net::{SocketAddrV4, SocketAddrV6};
 
 use super::connection::Client;
 use super::mailbox::Message;
-use super::worker::{Connection, ConnectionId, Worker};
+use super::sockets::{Connection, ConnectionId};
+use super::worker::Worker;
 use crate::observe::journal::{Journal, Kinds, Lines, Peer};
 use crate::protocol::reply::push_line;
 use crate::protocol::token::Words;
