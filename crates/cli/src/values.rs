@@ -62,6 +62,25 @@ impl FromStr for FlashPart {
     }
 }
 
+/// How much memory the items of a prefix may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaPart {
+    pub prefix: String,
+    pub size: Size,
+}
+
+impl FromStr for QuotaPart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('=').filter(|(prefix, _)| !prefix.is_empty());
+        let (prefix, size) = parts.ok_or_else(|| {
+            format!("{text:?} is not a prefix and a size; write it as user:=1GiB")
+        })?;
+        Ok(Self { prefix: prefix.to_owned(), size: size.parse()? })
+    }
+}
+
 /// Bytes a second, written as a [`Size`], or `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyRate(pub u64);

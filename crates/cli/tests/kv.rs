@@ -234,6 +234,8 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-I", "10g"], "write -I 4m"),
         (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
         (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
+        (["--quota", "1GiB"], "write it as user:=1GiB"),
+        (["-D", "é"], "write -D :"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
         assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");
@@ -277,8 +279,14 @@ fn client_libraries_find_what_they_expect() {
 
 #[test]
 fn top_shows_what_is_asked_of_any_memcached() {
-    let kv = Kv::start(&["-t", "2", "-D", ":"]);
+    let kv = Kv::start(&["-t", "2", "-D", ":", "-W", "-X", "--quota", "user:=1MiB"]);
     let mut stream = kv.connect();
+    let quotas = ask(&mut stream, b"stats quotas\r\n", b"END\r\n");
+    assert_eq!(quotas, b"QUOTA user: limit 1048576 used 0 items 0 evictions 0\r\nEND\r\n");
+    let refused = ask(&mut stream, b"watch\r\n", b"\r\n");
+    assert_eq!(refused, b"CLIENT_ERROR watch commands not allowed\r\n");
+    let refused = ask(&mut stream, b"lru_crawler metadump all\r\n", b"\r\n");
+    assert_eq!(refused, b"ERROR metadump not allowed\r\n");
     let busy = std::thread::spawn(move || {
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut asked = 0u64;

@@ -212,3 +212,35 @@ fn connections_are_told_with_their_state() {
     }
     assert_eq!(told.matches(":secs_since_last_cmd ").count(), 6, "{told}");
 }
+
+#[test]
+fn quotas_hold_over_all_threads_and_are_told() {
+    const LIMIT: u64 = 1 << 20;
+    let quotas = vec![(b"big:".to_vec(), LIMIT), (b"none:".to_vec(), 1000)];
+    let ours = Ours::local(Settings { quotas, ..settings(3) });
+    let mut stream = ours.connect();
+    let value = "v".repeat(500);
+    let mut requests = String::from("set other 0 0 1\r\nx\r\n");
+    for number in 0..10_000 {
+        requests += &format!("set big:{number} 0 0 500 noreply\r\n{value}\r\n");
+    }
+    requests += &format!("set none:1 0 0 500\r\n{value}\r\nget other\r\nmn\r\n");
+    let replies = ask(&mut stream, requests.as_bytes(), b"MN\r\n");
+    let wanted = "STORED\r\nSERVER_ERROR out of memory storing object\r\nVALUE other 0 1\r\nx\r\nEND\r\nMN\r\n";
+    assert_eq!(String::from_utf8_lossy(&replies), wanted);
+    let told = ask(&mut stream, b"stats quotas\r\n", b"END\r\n");
+    let told = String::from_utf8(told).expect("text");
+    let big: Vec<&str> = told
+        .lines()
+        .find_map(|it| it.strip_prefix("QUOTA big: "))
+        .expect("it is told")
+        .split(' ')
+        .collect();
+    let figure = |name: &str| -> u64 {
+        let at = big.iter().position(|it| *it == name).expect("it has its name");
+        big[at + 1].parse().expect("a number")
+    };
+    assert!(figure("limit") <= LIMIT && figure("used") <= figure("limit"), "{told}");
+    assert!(figure("used") > LIMIT * 9 / 10, "{told}");
+    assert_eq!(figure("items") + figure("evictions"), 10_000, "{told}");
+}

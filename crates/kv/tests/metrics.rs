@@ -26,6 +26,7 @@ fn figures_follow_what_was_done() {
         metrics_address: Some(any),
         threads: 2,
         counts_prefixes: true,
+        quotas: vec![(b"user:".to_vec(), 1 << 20)],
         ..Settings::default()
     };
     let server = Server::bind(settings, 1_700_000_000).unwrap();
@@ -92,6 +93,8 @@ fn figures_follow_what_was_done() {
                 "farpool_kv_prefix_commands_total{{prefix=\"user\",command=\"{command}\"}} {count}\n"
             )
         };
+        let quota = "farpool_kv_quota_bytes{prefix=\"user:\",what=\"limit\"} 1048576\n";
+        assert!(scraped.contains(quota), "{scraped}");
         let has_curve = keys.split_once("\"expected_misses_alone\":[{").is_some();
         if counted.into_iter().map(line).all(|line| scraped.contains(&line)) && has_curve {
             break;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::{KvBenchArgs, KvTopArgs};
-use crate::values::{BladeAddress, FlashPart, Size, Span};
+use crate::values::{BladeAddress, FlashPart, QuotaPart, Size, Span};
 
 /// What `farpool kv` does beside serving.
 #[derive(Debug, Subcommand)]
@@ -124,6 +124,9 @@ pub struct KvArgs {
     /// Refuse `flush_all`
     #[arg(short = 'F', long)]
     pub no_flush: bool,
+    /// Items whose key begins with PREFIX take at most SIZE of memory together; may be repeated, the longest prefix holds
+    #[arg(long, value_name = "PREFIX=SIZE")]
+    pub quota: Vec<QuotaPart>,
     /// Refuse to list items: `lru_crawler metadump`, `stats cachedump`
     #[arg(short = 'X', long)]
     pub no_dump: bool,

@@ -214,6 +214,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         drain: args.drain.map_or(Duration::ZERO, |span| span.0),
         spin_us: args.spin_us,
         item_bytes_max: item_bytes(&args.item_max)?,
+        quotas: args.quota.iter().map(|it| (it.prefix.clone().into(), it.size.0)).collect(),
         ..Settings::default()
     };
     if let Some(Size(bytes)) =

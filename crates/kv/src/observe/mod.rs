@@ -11,6 +11,8 @@ use curve::MissCurve;
 use hot::{HotKey, HotKeys};
 use prefix::{PrefixReport, Prefixes};
 
+use crate::store::quota::QuotaReport;
+
 /// Keys that the curve of a shard follows.
 const CURVE_KEYS: usize = 8192;
 /// Counters for hot keys of a shard.
@@ -50,6 +52,8 @@ pub struct Observed {
     /// Reads among which the hot keys were counted.
     pub sampled: u64,
     pub prefixes: Vec<PrefixReport>,
+    /// What the store says of its quotas.
+    pub quotas: Vec<QuotaReport>,
 }
 
 impl Observer {
@@ -134,6 +138,7 @@ impl Observer {
             hot: hot.hottest(HOT_REPORTED),
             sampled: hot.sampled(),
             prefixes,
+            ..Observed::default()
         }
     }
 }

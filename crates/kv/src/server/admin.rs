@@ -90,6 +90,7 @@ pub(super) fn gathered(worker: &Worker, gather: &Gather) -> Vec<u8> {
         GatherFor::Items => stats::push_items(&gather.sum, &mut reply),
         GatherFor::Slabs => stats::push_slabs(&gather.sum, &mut reply),
         GatherFor::Prefixes => stats::push_prefixes(&worker.shared, &mut reply),
+        GatherFor::Quotas => stats::push_quotas(&worker.shared, &mut reply),
     }
     reply
 }
@@ -136,6 +137,7 @@ fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, word
         b"" => GatherFor::Stats,
         b"items" => GatherFor::Items,
         b"slabs" => GatherFor::Slabs,
+        b"quotas" => return gather(worker, client, id, GatherFor::Quotas, Ask::LeaveObserved),
         b"reset" => {
             let line = GatherFor::Line { line: "RESET", quiet: false };
             return gather(worker, client, id, line, Ask::ResetCounts);

@@ -136,6 +136,7 @@ fn text(shared: &Shared) -> String {
     register_tier(&mut registry, "flash", sum.flash_items, &sum.flash);
     register_curve(&mut registry, shared);
     register_prefixes(&mut registry, shared);
+    register_quotas(&mut registry, shared);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -296,6 +297,30 @@ fn register_prefixes(registry: &mut Registry, shared: &Shared) {
     }
     let help = "Commands on keys by their prefix, and of the reads those that found something";
     registry.register("prefix_commands", help, commands);
+}
+
+/// What quotas bound, and what they cost.
+fn register_quotas(registry: &mut Registry, shared: &Shared) {
+    let quotas = shared.quotas();
+    if quotas.is_empty() {
+        return;
+    }
+    let bytes: Family<Vec<(&'static str, String)>, Gauge<u64, AtomicU64>> = Family::default();
+    let evictions: Family<Vec<(&'static str, String)>, Counter> = Family::default();
+    for it in quotas {
+        let prefix = ("prefix", String::from_utf8_lossy(&it.prefix).into_owned());
+        for (what, value) in [("limit", it.limit_bytes), ("used", it.used_bytes)] {
+            bytes.get_or_create(&vec![prefix.clone(), ("what", what.to_owned())]).set(value);
+        }
+        evictions.get_or_create(&vec![prefix]).inc_by(it.evictions);
+    }
+    let help = "What the items of a prefix may take, and take";
+    registry.register_with_unit("quota", help, Unit::Bytes, bytes);
+    registry.register(
+        "quota_evictions",
+        "Items that had to go for their prefix's quota",
+        evictions,
+    );
 }
 
 fn counters(registry: &mut Registry, figures: &[(&str, &str, u64)]) {

@@ -171,6 +171,8 @@ pub enum GatherFor {
     Slabs,
     /// `stats detail dump`.
     Prefixes,
+    /// `stats quotas`.
+    Quotas,
 }
 
 /// A reply to which all shards contribute.

@@ -13,6 +13,7 @@ use super::mailbox::Mailbox;
 use super::report::ShardReport;
 use super::watch::Watchers;
 use crate::observe::Observed;
+use crate::store::quota::QuotaReport;
 use crate::tier::flash::FlashSettings;
 
 /// The version that `version` and `stats` tell: clients decide by it what they may ask.
@@ -62,6 +63,8 @@ pub struct Settings {
     pub allows_dump: bool,
     /// What ends the prefix of a key.
     pub prefix_delimiter: u8,
+    /// How much memory items of some prefixes may take, over all shards.
+    pub quotas: Vec<(Vec<u8>, u64)>,
     /// Whether commands are counted by prefix from the start.
     pub counts_prefixes: bool,
     /// How long clients that are there may stay once the server is to drain.
@@ -98,6 +101,7 @@ impl Default for Settings {
             allows_watch: true,
             allows_dump: true,
             prefix_delimiter: b':',
+            quotas: Vec::new(),
             counts_prefixes: false,
             drain: Duration::ZERO,
             credentials: None,
@@ -179,6 +183,21 @@ impl Shared {
     pub(super) fn observed_by_all(&self) -> Vec<Observed> {
         let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.observed.iter().map(read).collect()
+    }
+
+    /// What all shards' quotas are used for, in the order in which they hold.
+    pub(super) fn quotas(&self) -> Vec<QuotaReport> {
+        let mut shards = self.observed_by_all().into_iter().map(|it| it.quotas);
+        let mut sums = shards.next().unwrap_or_default();
+        for shard in shards {
+            for (sum, it) in sums.iter_mut().zip(shard) {
+                sum.limit_bytes += it.limit_bytes;
+                sum.used_bytes += it.used_bytes;
+                sum.items += it.items;
+                sum.evictions += it.evictions;
+            }
+        }
+        sums
     }
 
     /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new is served from now on.

@@ -6,6 +6,7 @@ use super::report::{ShardReport, TierReport};
 use super::settings::{MEMCACHED_VERSION, Shared};
 use super::worker::Worker;
 use crate::observe::prefix::{self, PrefixCounts};
+use crate::store::quota::QuotaReport;
 
 fn push(out: &mut Vec<u8>, name: &str, value: impl std::fmt::Display) {
     out.extend_from_slice(format!("STAT {name} {value}\r\n").as_bytes());
@@ -206,6 +207,20 @@ pub(super) fn push_prefixes(shared: &Shared, out: &mut Vec<u8>) {
         out.extend_from_slice(&it.prefix);
         let counts = format!(" get {gets} hit {hits} set {sets} del {deletes}\r\n");
         out.extend_from_slice(counts.as_bytes());
+    }
+    out.extend_from_slice(b"END\r\n");
+}
+
+/// `stats quotas`, from what all shards have left.
+pub(super) fn push_quotas(shared: &Shared, out: &mut Vec<u8>) {
+    for it in shared.quotas() {
+        out.extend_from_slice(b"QUOTA ");
+        out.extend_from_slice(&it.prefix);
+        let QuotaReport { limit_bytes, used_bytes, items, evictions, .. } = it;
+        let figures = format!(
+            " limit {limit_bytes} used {used_bytes} items {items} evictions {evictions}\r\n"
+        );
+        out.extend_from_slice(figures.as_bytes());
     }
     out.extend_from_slice(b"END\r\n");
 }

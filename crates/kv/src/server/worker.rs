@@ -20,7 +20,7 @@ use super::settings::Shared;
 use super::sockets::{Connection, OUT_BYTES_MAX, READ_BYTES};
 use super::watch::CloseReason;
 use crate::clock::Clock;
-use crate::observe::Observer;
+use crate::observe::{Observed, Observer};
 use crate::protocol::request::ParseLimits;
 use crate::protocol::{CommandCounts, Shard};
 use crate::store::index::Tier;
@@ -92,11 +92,13 @@ impl Worker {
         let settings = &shared.settings;
         let shards = shared.shards();
         let item_bytes_max = settings.item_bytes_max;
-        let store = Store::new(StoreSettings {
+        let mut store = Store::new(StoreSettings {
             limit_bytes: settings.memory_bytes / shards,
             item_bytes_max,
             evicts: settings.evicts,
         })?;
+        let share = |(prefix, bytes): &(Vec<u8>, u64)| (prefix.clone(), bytes / shards as u64);
+        store.set_quotas(settings.quotas.iter().map(share));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = epoll::EventData::new_u64(TOKEN_WAKE);
         epoll::add(&epoll, &shared.mailboxes[number].wake, wake, epoll::EventFlags::IN)?;
@@ -316,11 +318,14 @@ impl Worker {
     /// Leaves what was observed of the shard where whoever asks finds it.
     pub(super) fn leave_observed(&mut self) {
         let memory_bytes = self.shard.store.settings().limit_bytes as u64;
-        if let Some(observer) = &mut self.shard.observer {
-            let observed = observer.tell(memory_bytes);
-            *self.shared.observed[self.number].lock().unwrap_or_else(PoisonError::into_inner) =
-                observed;
+        let quotas = self.shard.store.quotas();
+        if self.shard.observer.is_none() && quotas.is_empty() {
+            return;
         }
+        let observed = self.shard.observer.as_mut().map(|observer| observer.tell(memory_bytes));
+        let observed = Observed { quotas, ..observed.unwrap_or_default() };
+        *self.shared.observed[self.number].lock().unwrap_or_else(PoisonError::into_inner) =
+            observed;
     }
 
     pub(super) fn count_prefixes(&mut self, on: bool) {

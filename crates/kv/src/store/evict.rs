@@ -204,7 +204,7 @@ impl Store {
     }
 
     /// Tells who watches that an item makes room.
-    fn note_leaving(&mut self, place: Place, header: Header) {
+    pub(super) fn note_leaving(&mut self, place: Place, header: Header) {
         let Some(journal) = &mut self.journal else { return };
         let view = self.arena.item(place);
         let accessed_s = self.arena.segment(SegmentId::of(place)).birth_s + header.access.seconds();
@@ -229,6 +229,7 @@ impl Store {
         let footprint = header.footprint_bytes();
         self.items -= 1;
         self.item_bytes -= footprint as u64;
+        self.quotas.died(self.arena.item(place).key(), footprint);
         let segment = self.arena.segment_mut(SegmentId::of(place));
         segment.live_bytes -= footprint;
         segment.live_items -= 1;
@@ -277,6 +278,7 @@ impl Store {
         // The copy counts anew what the original stops counting.
         self.items += 1;
         self.item_bytes += moved.footprint_bytes() as u64;
+        self.quotas.born(self.arena.item(new).key(), moved.footprint_bytes());
         self.unaccount(place, header);
         true
     }

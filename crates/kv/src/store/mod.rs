@@ -15,6 +15,7 @@ pub mod item;
 pub mod lower;
 pub mod mapping;
 pub mod queue;
+pub mod quota;
 pub mod walk;
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
@@ -136,6 +137,7 @@ pub struct Store {
     sample: usize,
     looked_for_expired_s: u32,
     has_evicted: bool,
+    quotas: quota::Quotas,
     /// What watchers are told.
     journal: Option<Box<Journal>>,
 }
@@ -172,6 +174,7 @@ impl Store {
             sample: 0,
             looked_for_expired_s: 0,
             has_evicted: false,
+            quotas: quota::Quotas::default(),
             journal: None,
         })
     }
@@ -486,6 +489,7 @@ impl Store {
         let footprint = self.arena.item(place).header().footprint_bytes();
         self.items -= 1;
         self.item_bytes -= footprint as u64;
+        self.quotas.died(self.arena.item(place).key(), footprint);
         let id = SegmentId::of(place);
         let segment = self.arena.segment_mut(id);
         segment.live_bytes -= footprint;
@@ -528,6 +532,9 @@ impl Store {
     ) -> Result<Found, StoreError> {
         self.check_size(parts)?;
         let kept = cas.is_some();
+        // Eight bytes more, in case the CAS number turns out too old for the segment.
+        let footprint = parts.header(AccessTime(0), 0).footprint_bytes() + if kept { 8 } else { 0 };
+        self.make_quota_room(parts.key, hash, footprint)?;
         let cas = cas.unwrap_or_else(|| self.next_cas());
         let old = self.entry_of(parts.key, hash);
         if let Some((at, entry)) = old
@@ -537,8 +544,6 @@ impl Store {
         }
         let queue = self.queue_for(old.map(|(_, entry)| entry.place()), hash);
         let class = ttl_class(parts.expires_s, self.now_s);
-        // Eight bytes more, in case the CAS number turns out too old for the segment.
-        let footprint = parts.header(AccessTime(0), 0).footprint_bytes() + if kept { 8 } else { 0 };
         let id = self.segment_for(queue, class, footprint, cas)?;
         let segment = self.arena.segment_mut(id);
         segment.last_expiry_s = segment.last_expiry_s.max(expiry_or_never(parts.expires_s));
@@ -552,6 +557,7 @@ impl Store {
         self.queue_bytes[queue as usize] += header.footprint_bytes();
         self.items += 1;
         self.item_bytes += header.footprint_bytes() as u64;
+        self.quotas.born(parts.key, header.footprint_bytes());
         // Making room may have moved or evicted what the key had.
         let at = match self.entry_of(parts.key, hash) {
             Some((at, entry)) => {

@@ -1,0 +1,198 @@
+//! Quotas: how much memory the items of a prefix may take together.
+//!
+//! Who would go beyond makes room among his own: the oldest items of the prefix go, those that were read since get another
+//! round. Others are not touched, and a quota promises nobody memory: it only bounds.
+//!
+//! Invariant: `used_bytes` of a quota is the sum of its items' footprints in memory.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::arena::SegmentId;
+use super::index::{Entry, Place, Tier};
+use super::item::mark;
+use super::{Found, Store, StoreError};
+
+/// Items that get another round before one must go whatever was read: it bounds the work for one insertion.
+const ROUNDS_MAX: usize = 32;
+/// Hashes of items that are gone are let be until they are more than those that are there, and these.
+const STALE_MIN: usize = 64;
+
+/// How much one prefix may take of a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaReport {
+    pub prefix: Vec<u8>,
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+    pub items: u64,
+    /// Items that had to go for it.
+    pub evictions: u64,
+}
+
+#[derive(Debug)]
+struct Quota {
+    report: QuotaReport,
+    /// Hashes of its keys, oldest first; of some that are gone, too.
+    order: VecDeque<u64>,
+}
+
+/// All quotas of a shard, longer prefixes before shorter ones.
+#[derive(Debug, Default)]
+pub(super) struct Quotas(Vec<Quota>);
+
+impl Quotas {
+    /// The quota that holds for a key: that of the longest prefix.
+    fn number_of(&self, key: &[u8]) -> Option<usize> {
+        self.0.iter().position(|it| key.starts_with(&it.report.prefix))
+    }
+
+    /// An item of this key and size is there.
+    #[inline]
+    pub(super) fn born(&mut self, key: &[u8], footprint: usize) {
+        if !self.0.is_empty()
+            && let Some(number) = self.number_of(key)
+        {
+            let report = &mut self.0[number].report;
+            report.used_bytes += footprint as u64;
+            report.items += 1;
+        }
+    }
+
+    /// It is not any more.
+    #[inline]
+    pub(super) fn died(&mut self, key: &[u8], footprint: usize) {
+        if !self.0.is_empty()
+            && let Some(number) = self.number_of(key)
+        {
+            let report = &mut self.0[number].report;
+            report.used_bytes -= footprint as u64;
+            report.items -= 1;
+        }
+    }
+}
+
+impl Store {
+    /// Bounds the memory of items by their prefixes, in this shard. Only for an empty store.
+    pub fn set_quotas(&mut self, limits: impl IntoIterator<Item = (Vec<u8>, u64)>) {
+        let quota = |(prefix, limit_bytes)| Quota {
+            report: QuotaReport { prefix, limit_bytes, used_bytes: 0, items: 0, evictions: 0 },
+            order: VecDeque::new(),
+        };
+        let mut quotas: Vec<Quota> = limits.into_iter().map(quota).collect();
+        quotas.sort_by_key(|it| std::cmp::Reverse(it.report.prefix.len()));
+        self.quotas = Quotas(quotas);
+    }
+
+    /// What the quotas bound, longest prefix first.
+    #[must_use]
+    pub fn quotas(&self) -> Vec<QuotaReport> {
+        self.quotas.0.iter().map(|it| it.report.clone()).collect()
+    }
+
+    /// Makes room under the key's quota, if it has one, for an item of this size in place of what the key has.
+    #[inline]
+    pub(super) fn make_quota_room(
+        &mut self,
+        key: &[u8],
+        hash: u64,
+        footprint: usize,
+    ) -> Result<(), StoreError> {
+        if self.quotas.0.is_empty() {
+            return Ok(());
+        }
+        match self.quotas.number_of(key) {
+            Some(number) => self.make_room_in(number, (key, hash), footprint as u64),
+            None => Ok(()),
+        }
+    }
+
+    fn make_room_in(
+        &mut self,
+        number: usize,
+        (key, hash): (&[u8], u64),
+        footprint: u64,
+    ) -> Result<(), StoreError> {
+        let old = self.entry_of(key, hash).map(|(_, entry)| entry.place());
+        let old_bytes =
+            old.map_or(0, |place| self.arena.item(place).header().footprint_bytes() as u64);
+        let limit_bytes = self.quotas.0[number].report.limit_bytes;
+        if footprint > limit_bytes {
+            return Err(StoreError::OutOfMemory);
+        }
+        // Everything once, and what goes on a second time: then there is nothing left to take.
+        let mut looks_left = self.quotas.0[number].order.len() + ROUNDS_MAX + 1;
+        let mut rounds = 0;
+        while self.quotas.0[number].report.used_bytes - old_bytes + footprint > limit_bytes {
+            looks_left = looks_left.saturating_sub(1);
+            if !self.settings.evicts || looks_left == 0 {
+                return Err(StoreError::OutOfMemory);
+            }
+            let oldest = self.quotas.0[number].order.pop_front();
+            let oldest = oldest.ok_or(StoreError::OutOfMemory)?;
+            if oldest == hash && old.is_some() {
+                // It is replaced, which makes room by itself.
+                self.quotas.0[number].order.push_back(oldest);
+            } else {
+                rounds += usize::from(self.let_go(number, oldest, rounds < ROUNDS_MAX));
+            }
+        }
+        if old.is_none() {
+            self.quotas.0[number].order.push_back(hash);
+            self.forget_stale(number);
+        }
+        Ok(())
+    }
+
+    /// Evicts the item of this hash, if it is there; true if it was read and goes on instead.
+    fn let_go(&mut self, number: usize, hash: u64, may_go_on: bool) -> bool {
+        let (quotas, arena) = (&self.quotas, &self.arena);
+        let is_ours = |place: Place| {
+            let key = arena.item(place).key();
+            farpool_keyvault::owner::hash_key(key) == hash && quotas.number_of(key) == Some(number)
+        };
+        let found =
+            self.index.find(hash, |entry| entry.tier() == Tier::Memory && is_ours(entry.place()));
+        let Some((at, entry)) = found else { return false };
+        let place = entry.place();
+        if may_go_on && entry.hits() > 0 {
+            self.index.set(at, Entry::new(Tier::Memory, place, entry.hits() - 1));
+            self.quotas.0[number].order.push_back(hash);
+            return true;
+        }
+        let header = self.arena.item(place).header();
+        self.counts.evictions += 1;
+        self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
+        self.quotas.0[number].report.evictions += 1;
+        self.note_leaving(place, header);
+        if let Some(outbox) = &mut self.outbox {
+            let first_cas = self.arena.segment(SegmentId::of(place)).first_cas;
+            let item = self.arena.item(place);
+            outbox.push(hash, item.stored_as(first_cas), item);
+        }
+        self.remove(Found { at, place });
+        false
+    }
+
+    /// Takes hashes out that nothing belongs to any more, or twice, once they are too many.
+    fn forget_stale(&mut self, number: usize) {
+        let Quota { report, order } = &self.quotas.0[number];
+        let items = usize::try_from(report.items).unwrap_or(usize::MAX);
+        if order.len() <= items.saturating_mul(2).saturating_add(STALE_MIN) {
+            return;
+        }
+        let order = std::mem::take(&mut self.quotas.0[number].order);
+        let newest = order.back().copied();
+        let mut seen = HashSet::new();
+        let (index, arena) = (&self.index, &self.arena);
+        let is_there = |hash: u64| {
+            let same =
+                |place: Place| farpool_keyvault::owner::hash_key(arena.item(place).key()) == hash;
+            index.find(hash, |it| it.tier() == Tier::Memory && same(it.place())).is_some()
+        };
+        // The newest is the one that is being stored.
+        let kept = order
+            .into_iter()
+            .filter(|&hash| (Some(hash) == newest || is_there(hash)) && seen.insert(hash))
+            .collect();
+        self.quotas.0[number].order = kept;
+    }
+}
