@@ -142,6 +142,19 @@ fn fill(text: &mut Text, keys: usize, round: usize) {
     assert!(text.ask("version").starts_with("VERSION"));
 }
 
+/// Stores once more what a busy machine's blade did not take in time, until it took nearly all.
+fn fill_until_taken(text: &mut Text, keys: usize, round: usize) {
+    const ATTEMPTS: usize = 10;
+    for _ in 0..ATTEMPTS {
+        let before = text.statistic("far_refused");
+        fill(text, keys, round);
+        if text.statistic("far_refused") - before < keys as u64 / 10 {
+            return;
+        }
+    }
+    panic!("the blade refused a tenth of the items in each of {ATTEMPTS} rounds");
+}
+
 fn with_blades(test: impl Fn(&Address, Serving)) {
     let folder = tempfile::tempdir().unwrap();
     for (number, scheme) in ["tcp", "unix", "shm"].into_iter().enumerate() {
@@ -186,7 +199,10 @@ fn what_memory_has_no_room_for_is_still_there() {
                 missing += 50 - items.len() as u64;
             }
             let refused = text.statistic("far_refused");
-            assert!(missing <= refused, "{missing} are missing, {refused} were refused");
+            assert!(
+                missing <= refused && missing < keys as u64 / 10,
+                "{missing} are missing, {refused} were refused"
+            );
             eprintln!("{address} {threads} threads: {keys} items in {:?}", start.elapsed());
             let mut light = LightClient::connect(&LightAddress::Tcp(server.light)).unwrap();
             let names: Vec<String> = (0..keys).step_by(17).map(|key| format!("key{key}")).collect();
@@ -248,8 +264,7 @@ fn an_old_value_never_comes_back() {
         let mut text = Text::connect(server.text);
         let keys = 60_000;
         for round in 0..5 {
-            let refused_before = text.statistic("far_refused");
-            fill(&mut text, keys, round);
+            fill_until_taken(&mut text, keys, round);
             let mut there = 0;
             for key in (0..keys).step_by(7) {
                 if let Some(found) = text.get(&format!("key{key}")) {
@@ -260,11 +275,7 @@ fn an_old_value_never_comes_back() {
                     there += 1;
                 }
             }
-            // A busy machine's blade does not take everything in time; the rest is held.
-            let refused = text.statistic("far_refused") - refused_before;
-            let held = keys.saturating_sub(usize::try_from(refused).unwrap_or(keys));
-            let (looked_for, least) = (keys / 7, held / 7 / 2);
-            assert!(there >= least, "{there} of {looked_for} are there, {refused} were refused");
+            assert!(there > keys / 7 / 2, "{there} of {} are there", keys / 7);
         }
         blade.shutdown();
     });
