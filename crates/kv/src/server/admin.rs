@@ -59,8 +59,7 @@ pub(super) fn answer(
 
 /// Has every shard do something, and keeps a place for the reply.
 fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: GatherFor, ask: Ask) {
-    client.replies.push_ready(&worker.out);
-    worker.out.clear();
+    worker.push_ready(client);
     let shards = worker.shared.shards();
     let mut gather = Gather::new(what, shards);
     let own = worker.do_for_all(ask);

@@ -72,7 +72,7 @@ pub(super) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) 
         return;
     }
     let Dump { list, from, lines_left, bytes_left, .. } = dump;
-    let address: Address = worker.await_own(client, id);
+    let address: Address = worker.await_slow(client, id);
     let ask = Ask::List { list, from, lines_max: lines_left, bytes_max: bytes_left };
     // This thread's own shard, too, so that the client who asks is in its place meanwhile.
     worker.asks[dump.shard].push(address, ask, |_| {});

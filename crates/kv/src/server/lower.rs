@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
-use super::mailbox::{Address, Answer, Batch};
+use super::mailbox::{Address, Answer, Batch, GetKey};
+use super::serve::{GET_END, get_key};
 use super::worker::Worker;
 use crate::protocol::classic;
 use crate::store::Store;
@@ -29,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Parked {
     /// One key of a `get`.
-    GetKey { with_cas: bool, touch: Option<i32> },
+    GetKey(GetKey),
     /// Any other request: its bytes.
     Request,
     /// A KeyVault frame; of a MULTIGET, which key is waited for.
@@ -198,7 +199,7 @@ impl Lower {
 
 /// Whether a request reads and changes nothing.
 const fn is_plain(request: &ParkedRequest) -> bool {
-    matches!(request.what, Parked::GetKey { touch: None, .. })
+    matches!(request.what, Parked::GetKey(GetKey { touch: None, .. }))
 }
 
 impl Worker {
@@ -413,13 +414,16 @@ impl Worker {
         };
         if stays {
             let first = requests.remove(0);
-            let Parked::GetKey { with_cas, .. } = first.what else { return };
+            let Parked::GetKey(read) = first.what else { return };
             self.shard.counts.cmd_get += 1;
             self.shard.counts.get_hits += 1;
             self.shard.observe_read_below(hash, &record.item);
             let cas = record.item.wide_cas().unwrap_or(record.stored_as);
             self.reply(&first, own, |_, out| {
-                classic::push_item(&key, &record.item, with_cas.then_some(cas), out);
+                classic::push_item(&key, &record.item, read.with_cas.then_some(cas), out);
+                if read.is_last {
+                    out.extend_from_slice(GET_END);
+                }
             });
             if let Some(lower) = &mut self.lower {
                 lower.answers(tier).served += 1;
@@ -483,9 +487,7 @@ impl Worker {
                 continue;
             }
             self.reply(&request, own, |worker, out| match request.what {
-                Parked::GetKey { with_cas, touch } => {
-                    classic::get_one(&mut worker.shard, (key, hash), with_cas, touch, out);
-                }
+                Parked::GetKey(read) => get_key(&mut worker.shard, (key, hash), read, out),
                 Parked::Request => worker.answer_forwarded(&request.bytes, out),
                 Parked::Light { checked, .. } => {
                     worker.answer_passed_on(&request.bytes, checked, out)

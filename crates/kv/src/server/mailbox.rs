@@ -1,10 +1,12 @@
 //! How threads talk: each has one mailbox, into which every other thread puts whole batches.
 //!
 //! A batch is one message per round of the sender's loop, whatever number of requests it carries, so
-//! the lock (held for one push) and the wake-up are paid per batch and not per request.
+//! the lock (held for one push) is paid per batch and not per request. A thread that is awake looks into
+//! its mailbox every round; only one that sleeps is woken.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -12,6 +14,11 @@ use super::connection::Ticket;
 use super::dump::{List, Listed};
 use super::report::ShardReport;
 use super::watch::Told;
+use crate::protocol::request::StoreMode;
+
+/// What a batch keeps for its next use, at most: entries, and bytes of requests or replies.
+const KEPT_ENTRIES: usize = 4096;
+const KEPT_BYTES: usize = 1 << 20;
 
 /// Where a reply goes.
 #[derive(Debug, Clone, Copy)]
@@ -22,11 +29,33 @@ pub struct Address {
     pub ticket: Ticket,
 }
 
+/// How one key of a `get` is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GetKey {
+    pub with_cas: bool,
+    pub touch: Option<i32>,
+    /// It is the last key of its line.
+    pub is_last: bool,
+}
+
+/// A classic command that stores, but for key and data.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreHead {
+    pub mode: StoreMode,
+    pub key_bytes: u8,
+    pub quiet: bool,
+    pub client_flags: u32,
+    pub exptime: i32,
+    pub cas: u64,
+}
+
 /// What a thread asks another's shard.
 #[derive(Debug, Clone, Copy)]
 pub enum Ask {
-    /// One key of a `get`: its bytes are the key.
-    GetKey { with_cas: bool, touch: Option<i32> },
+    /// One key of a `get`: its bytes are the key. With the last key the reply ends, too.
+    GetKey { hash: u64, read: GetKey },
+    /// A classic command that stores: its bytes are the key and the data.
+    Store { hash: u64, store: StoreHead },
     /// Any other request on one key: its bytes are the request, data included.
     Request,
     /// A KeyVault frame: its bytes are the frame.
@@ -58,10 +87,14 @@ pub struct Entry<T> {
     pub end: usize,
 }
 
+const _: () = assert!(size_of::<Entry<Ask>>() <= 64, "an ask fits a cache line");
+
 /// What another shard answers.
 #[derive(Debug)]
 pub enum Answer {
     Bytes,
+    /// The reply waits for a lower tier and comes later: what is ready need not wait for it.
+    Parked,
     /// A piece of a list; its lines are the bytes.
     Listed(Listed),
     Report(Box<ShardReport>),
@@ -90,6 +123,21 @@ impl<T> Batch<T> {
     pub fn push(&mut self, address: Address, what: T, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.bytes);
         self.entries.push(Entry { address, what, end: self.bytes.len() });
+    }
+
+    /// The bytes of an entry.
+    #[must_use]
+    pub fn bytes_of(&self, entry: usize) -> &[u8] {
+        let start = if entry == 0 { 0 } else { self.entries[entry - 1].end };
+        &self.bytes[start..self.entries[entry].end]
+    }
+
+    /// Empties it for its next use. What one large batch took is given back.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.entries.shrink_to(KEPT_ENTRIES);
+        self.bytes.clear();
+        self.bytes.shrink_to(KEPT_BYTES);
     }
 }
 
@@ -125,33 +173,57 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Mailbox {
     messages: Mutex<Vec<Message>>,
-    /// Readable when something may have come.
+    /// The owner waits for `wake` and looks nowhere else. Set before he looks into the mailbox for the last time, so
+    /// that whoever puts something in later sees it.
+    is_asleep: AtomicBool,
+    /// Readable when something has come for an owner who sleeps.
     pub wake: OwnedFd,
 }
 
 impl Mailbox {
     pub fn new() -> rustix::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Self { messages: Mutex::new(Vec::new()), wake })
+        Ok(Self { messages: Mutex::new(Vec::new()), is_asleep: AtomicBool::new(false), wake })
     }
 
-    /// Puts a message in and wakes the owner if it may be asleep.
+    fn messages(&self) -> MutexGuard<'_, Vec<Message>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a message in and wakes the owner if he sleeps.
     pub fn put(&self, message: Message) {
-        let was_empty = {
-            let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-            messages.push(message);
-            messages.len() == 1
-        };
-        if was_empty {
+        self.messages().push(message);
+        // The lock orders this look after the owner's last one, or his mark before it.
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
             // Fails only when the counter is full, and then the owner is awake.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Takes everything out.
-    pub fn take(&self) -> Vec<Message> {
+    /// To be called by the owner before he waits; false if something has come, and then he must not.
+    pub fn fall_asleep(&self) -> bool {
+        self.is_asleep.store(true, Ordering::Relaxed);
+        let is_empty = self.messages().is_empty();
+        if !is_empty {
+            self.wake_up();
+        }
+        is_empty
+    }
+
+    /// To be called by the owner when he has waited.
+    pub fn wake_up(&self) {
+        self.is_asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes back the wake-up.
+    pub fn hear(&self) {
         let mut counter = [0; 8];
         let _ = rustix::io::read(&self.wake, &mut counter);
-        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes everything out, in exchange for an empty list.
+    pub fn take_into(&self, list: &mut Vec<Message>) {
+        debug_assert!(list.is_empty(), "messages are taken in exchange for nothing");
+        std::mem::swap(list, &mut *self.messages());
     }
 }

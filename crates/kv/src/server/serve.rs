@@ -7,21 +7,23 @@ use smallvec::SmallVec;
 
 use super::admin;
 use super::auth::{Attempt, attempt};
-use super::connection::{AWAITED_MAX, Client, Phase, Resume};
+use super::connection::{Client, Phase, Resume};
 use super::dump;
 use super::lower::Parked;
-use super::mailbox::{Address, Answer, Ask, Batch, Entry};
+use super::mailbox::{Address, Answer, Ask, Batch, Entry, GetKey, StoreHead};
 use super::sockets::{Connection, ConnectionId, OUT_BYTES_MAX};
 use super::worker::Worker;
 use crate::protocol::classic::{self, Change, GetProgress};
 use crate::protocol::meta;
 use crate::protocol::reply::{push_line, push_unless};
-use crate::protocol::request::{KeyRequest, KeyWord, Request, Scan, StoreMode, scan};
+use crate::protocol::request::{KeyRequest, KeyWord, Request, Scan, StoreMode, StoreRequest, scan};
 use crate::protocol::token::split;
 use farpool_keyvault::owner::{hash_key, shard_of};
 
 /// Requests that are looked at together.
 const BATCH: usize = 32;
+/// What ends the reply to a `get`.
+pub(super) const GET_END: &[u8] = b"END\r\n";
 
 #[derive(Debug)]
 struct Planned<'a> {
@@ -82,7 +84,6 @@ impl Worker {
             for request in &planned {
                 let next = self.answer(&mut connection.client, id, request);
                 self.settle_victims();
-                self.settle(&mut connection.client);
                 if next == Next::Rest {
                     connection.client.has_turn_left = true;
                     break;
@@ -93,6 +94,7 @@ impl Worker {
                     break;
                 }
             }
+            self.settle(&mut connection.client);
             if self.out.len() >= OUT_BYTES_MAX && !self.send(connection) {
                 connection.client.phase = Phase::Closing;
                 return input.len();
@@ -107,7 +109,7 @@ impl Worker {
         at
     }
 
-    /// Replies made while something is awaited wait behind it.
+    /// What was made while something is awaited waits behind it. `out` always comes behind the client's replies.
     pub(super) fn settle(&mut self, client: &mut Client) {
         if !client.replies.is_empty() {
             client.replies.push_ready(&self.out);
@@ -159,7 +161,9 @@ impl Worker {
                 }
                 Scan::Request { bytes, request } => {
                     let hash = first_key(&request).map_or(0, hash_key);
-                    self.shard.store.prefetch_entry(hash);
+                    if self.owns(hash) {
+                        self.shard.store.prefetch_entry(hash);
+                    }
                     let is_plain = matches!(request, Request::Keys(_) | Request::Refused { .. });
                     planned.push(Planned { request, bytes: &input[at..at + bytes], hash });
                     at += bytes;
@@ -170,9 +174,16 @@ impl Worker {
             }
         }
         if planned.len() > 1 {
-            planned.iter().for_each(|it: &Planned<'_>| self.shard.store.prefetch_item(it.hash));
+            let owned = planned.iter().filter(|it: &&Planned<'_>| self.owns(it.hash));
+            owned.for_each(|it| self.shard.store.prefetch_item(it.hash));
         }
         planned
+    }
+
+    /// Whether a key of this hash belongs to this thread's shard.
+    #[inline]
+    fn owns(&self, hash: u64) -> bool {
+        shard_of(hash, self.shared.shards()) == self.number
     }
 
     fn answer(&mut self, client: &mut Client, id: ConnectionId, planned: &Planned<'_>) -> Next {
@@ -233,36 +244,66 @@ impl Worker {
             client.resume = Some(Resume { done_bytes: start + done_bytes });
             return Next::Rest;
         }
-        for key in split(&keys[start..]) {
-            if self.out.len() >= OUT_BYTES_MAX || client.replies.len() >= AWAITED_MAX {
-                let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
-                client.resume = Some(Resume { done_bytes });
-                return Next::Rest;
-            }
-            let hash = hash_key(key);
-            let owner = shard_of(hash, self.shared.shards());
-            if owner == self.number {
-                if self.is_below((key, hash), false) {
-                    let address = self.await_own(client, id);
-                    self.park(
-                        (key, hash),
-                        (self.number, address),
-                        Parked::GetKey { with_cas, touch },
-                        b"",
-                    );
-                    continue;
+        self.answer_get_mixed(client, id, (keys, start), (with_cas, touch))
+    }
+
+    /// Answers a `get` whose keys may belong to other shards or lie in lower tiers, from byte `start` on.
+    fn answer_get_mixed(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        (keys, start): (&[u8], usize),
+        (with_cas, touch): (bool, Option<i32>),
+    ) -> Next {
+        let mut words = split(&keys[start..]).peekable();
+        let mut ahead: [(&[u8], u64); BATCH] = [(b"", 0); BATCH];
+        while words.peek().is_some() {
+            let mut count = 0;
+            for (slot, key) in ahead.iter_mut().zip(std::iter::from_fn(|| words.next())) {
+                *slot = (key, hash_key(key));
+                if self.owns(slot.1) {
+                    self.shard.store.prefetch_entry(slot.1);
                 }
-                let mut out = std::mem::take(&mut self.out);
-                classic::get_one(&mut self.shard, (key, hash), with_cas, touch, &mut out);
-                self.out = out;
-                // What is ready stays behind what is awaited.
-                self.settle(client);
-            } else {
-                self.forward(client, id, owner, Ask::GetKey { with_cas, touch }, key);
+                count += 1;
+            }
+            let ahead = &ahead[..count];
+            if count > 1 {
+                let owned = ahead.iter().filter(|it| self.owns(it.1));
+                owned.for_each(|&(_, hash)| self.shard.store.prefetch_item(hash));
+            }
+            for (number, &(key, hash)) in ahead.iter().enumerate() {
+                if self.out.len() >= OUT_BYTES_MAX || client.is_held_up() {
+                    let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
+                    client.resume = Some(Resume { done_bytes });
+                    return Next::Rest;
+                }
+                let is_last = number + 1 == ahead.len() && words.peek().is_none();
+                self.answer_get_key(client, id, (key, hash), GetKey { with_cas, touch, is_last });
             }
         }
-        self.out.extend_from_slice(b"END\r\n");
         Next::Request
+    }
+
+    /// Answers one key of a `get`, or has it answered.
+    #[inline]
+    fn answer_get_key(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        (key, hash): (&[u8], u64),
+        read: GetKey,
+    ) {
+        let owner = shard_of(hash, self.shared.shards());
+        if owner != self.number {
+            return self.forward(client, id, owner, Ask::GetKey { hash, read }, [key, b""]);
+        }
+        if self.is_below((key, hash), false) {
+            let address = self.await_slow(client, id);
+            return self.park((key, hash), (self.number, address), Parked::GetKey(read), b"");
+        }
+        let mut out = std::mem::take(&mut self.out);
+        get_key(&mut self.shard, (key, hash), read, &mut out);
+        self.out = out;
     }
 
     fn answer_keys(
@@ -282,15 +323,20 @@ impl Worker {
         let hash = prepared.as_ref().map_or(planned.hash, |prepared| prepared.hash);
         let owner = shard_of(hash, self.shared.shards());
         if owner != self.number {
-            self.forward(client, id, owner, Ask::Request, planned.bytes);
-            return;
+            return match request {
+                KeyRequest::Store(store) if self.lower.is_none() => {
+                    let ask = Ask::Store { hash, store: StoreHead::of(store) };
+                    self.forward(client, id, owner, ask, [store.key, store.data]);
+                }
+                _ => self.forward(client, id, owner, Ask::Request, [planned.bytes, b""]),
+            };
         }
         let key =
             prepared.as_ref().map_or_else(|| first_key(&planned.request), |it| Some(&it.key[..]));
         if let Some(key) = key
             && self.is_below((key, hash), is_plain_set(request))
         {
-            let address = self.await_own(client, id);
+            let address = self.await_slow(client, id);
             return self.park((key, hash), (self.number, address), Parked::Request, planned.bytes);
         }
         match prepared {
@@ -299,13 +345,17 @@ impl Worker {
         }
     }
 
-    /// Keeps a place for a reply that this shard makes later.
-    pub(super) fn await_own(&mut self, client: &mut Client, id: ConnectionId) -> Address {
-        // What is ready comes before what is awaited.
+    /// What is ready comes before what is to be awaited.
+    pub(super) fn push_ready(&mut self, client: &mut Client) {
+        client.replies.prepare(&mut self.spare_buffers);
         client.replies.push_ready(&self.out);
         self.out.clear();
-        let ticket = client.replies.push_awaited();
-        Address { connection: id.number, generation: id.generation, ticket }
+    }
+
+    /// Keeps a place for a reply that takes its time.
+    pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Address {
+        self.push_ready(client);
+        id.address(client.replies.push_slow())
     }
 
     /// Asks another shard and keeps a place for its answer.
@@ -315,10 +365,14 @@ impl Worker {
         id: ConnectionId,
         owner: usize,
         ask: Ask,
-        bytes: &[u8],
+        bytes: [&[u8]; 2],
     ) {
-        let address = self.await_own(client, id);
-        self.asks[owner].push(address, ask, |batch| batch.extend_from_slice(bytes));
+        self.push_ready(client);
+        let address = id.address(client.replies.push_awaited());
+        self.asks[owner].push(address, ask, |batch| {
+            batch.extend_from_slice(bytes[0]);
+            batch.extend_from_slice(bytes[1]);
+        });
         self.counts.forwarded += 1;
     }
 
@@ -335,7 +389,7 @@ impl Worker {
         if owner == self.number {
             drop_item(&mut self.shard, key, hash);
         } else {
-            self.forward(client, id, owner, Ask::Drop, key);
+            self.forward(client, id, owner, Ask::Drop, [key, b""]);
         }
     }
 
@@ -343,15 +397,18 @@ impl Worker {
     pub(super) fn answer_asks(&mut self, from: usize, batch: &Batch<Ask>) {
         self.note_client(None);
         let mut answers = std::mem::take(&mut self.answers[from]);
-        let keys = |entry: usize| {
-            let start = if entry == 0 { 0 } else { batch.entries[entry - 1].end };
-            &batch.bytes[start..batch.entries[entry].end]
-        };
-        for number in 0..batch.entries.len() {
-            let entry = &batch.entries[number];
-            if !self.park_ask(from, entry, keys(number)) {
-                self.answer_ask(entry, keys(number), &mut answers);
-                self.settle_victims();
+        for (turn, entries) in batch.entries.chunks(BATCH).enumerate() {
+            let hashes = || entries.iter().filter_map(|entry| entry.what.hash());
+            hashes().for_each(|hash| self.shard.store.prefetch_entry(hash));
+            hashes().for_each(|hash| self.shard.store.prefetch_item(hash));
+            for (number, entry) in entries.iter().enumerate() {
+                let bytes = batch.bytes_of(turn * BATCH + number);
+                if self.park_ask(from, entry, bytes) {
+                    answers.push(entry.address, Answer::Parked, |_| {});
+                } else {
+                    self.answer_ask(entry, bytes, &mut answers);
+                    self.settle_victims();
+                }
             }
         }
         self.answers[from] = answers;
@@ -363,12 +420,11 @@ impl Worker {
             return false;
         }
         let (what, key, hash) = match entry.what {
-            Ask::GetKey { with_cas, touch } => {
-                let hash = hash_key(bytes);
+            Ask::GetKey { hash, read } => {
                 if !self.is_below((bytes, hash), false) {
                     return false;
                 }
-                (Parked::GetKey { with_cas, touch }, bytes.to_vec(), hash)
+                (Parked::GetKey(read), bytes.to_vec(), hash)
             }
             Ask::Light { checked } => match self.next_below(bytes, 0) {
                 Some((key_number, key, hash)) => (Parked::Light { checked, key_number }, key, hash),
@@ -378,7 +434,8 @@ impl Worker {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,
             },
-            Ask::Drop
+            Ask::Store { .. }
+            | Ask::Drop
             | Ask::Flush { .. }
             | Ask::SetLimit { .. }
             | Ask::CountPrefixes { .. }
@@ -407,10 +464,16 @@ impl Worker {
 
     fn answer_ask(&mut self, entry: &Entry<Ask>, bytes: &[u8], answers: &mut Batch<Answer>) {
         let report = match entry.what {
-            Ask::GetKey { with_cas, touch } => {
-                let key = (bytes, hash_key(bytes));
+            Ask::GetKey { hash, read } => {
                 answers.push(entry.address, Answer::Bytes, |out| {
-                    classic::get_one(&mut self.shard, key, with_cas, touch, out);
+                    get_key(&mut self.shard, (bytes, hash), read, out);
+                });
+                return;
+            }
+            Ask::Store { hash, store } => {
+                let store = store.with(bytes);
+                answers.push(entry.address, Answer::Bytes, |out| {
+                    classic::execute_store(&mut self.shard, &store, hash, out);
                 });
                 return;
             }
@@ -467,6 +530,7 @@ impl Worker {
             }
             Ask::Report
             | Ask::GetKey { .. }
+            | Ask::Store { .. }
             | Ask::Request
             | Ask::Light { .. }
             | Ask::List { .. }
@@ -499,6 +563,7 @@ impl Worker {
         let ticket = entry.address.ticket;
         match &entry.what {
             Answer::Bytes => client.replies.arrive(ticket, bytes, &mut self.out),
+            Answer::Parked => client.replies.note_slow(),
             Answer::Listed(piece) => {
                 client.dump.iter_mut().for_each(|dump| dump.take(*piece, bytes.len()));
                 client.replies.arrive(ticket, bytes, &mut self.out);
@@ -514,6 +579,44 @@ impl Worker {
                 }
             }
         }
+    }
+}
+
+impl Ask {
+    /// The hash of its key, if it came along.
+    const fn hash(&self) -> Option<u64> {
+        match *self {
+            Self::GetKey { hash, .. } | Self::Store { hash, .. } => Some(hash),
+            _ => None,
+        }
+    }
+}
+
+impl StoreHead {
+    fn of(request: &StoreRequest<'_>) -> Self {
+        let StoreRequest { mode, key, client_flags, exptime, cas, quiet, .. } = *request;
+        let key_bytes = u8::try_from(key.len()).expect("the parser refuses longer keys");
+        Self { mode, key_bytes, quiet, client_flags, exptime, cas }
+    }
+
+    /// The whole request again: `bytes` are its key and its data.
+    fn with(self, bytes: &[u8]) -> StoreRequest<'_> {
+        let Self { mode, key_bytes, quiet, client_flags, exptime, cas } = self;
+        let (key, data) = bytes.split_at(usize::from(key_bytes).min(bytes.len()));
+        StoreRequest { mode, key, client_flags, exptime, cas, quiet, data }
+    }
+}
+
+/// Appends what one key of a `get` is answered, and the end if it is the last.
+pub(super) fn get_key(
+    shard: &mut crate::protocol::Shard,
+    key: (&[u8], u64),
+    read: GetKey,
+    out: &mut Vec<u8>,
+) {
+    classic::get_one(shard, key, read.with_cas, read.touch, out);
+    if read.is_last {
+        out.extend_from_slice(GET_END);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::connection::{Client, Phase};
+use super::connection::{Client, Phase, Ticket};
 use super::light::Light;
 use super::mailbox::{Address, Answer, Batch, Message, Protocol};
 use super::watch::CloseReason;
@@ -41,6 +41,13 @@ pub(super) struct ConnectionId {
     pub(super) generation: u32,
 }
 
+impl ConnectionId {
+    /// Where the reply with this number goes.
+    pub(super) const fn address(self, ticket: Ticket) -> Address {
+        Address { connection: self.number, generation: self.generation, ticket }
+    }
+}
+
 impl Worker {
     pub(super) fn add(
         &mut self,
@@ -69,7 +76,7 @@ impl Worker {
         self.next_generation = self.next_generation.wrapping_add(1);
         self.counts.connections += 1;
         let is_known = self.shared.settings.credentials.is_none();
-        let client = Client::new(is_known, self.shard.clock.now_s());
+        let client = Client::new(is_known, self.shard.clock.now_s(), self.limits.item_bytes_max);
         let generation = self.next_generation;
         let light = (protocol == Protocol::KeyVault).then(Light::default);
         let mut connection =
@@ -270,10 +277,8 @@ impl Worker {
     /// Sends what is ready at the end of a turn.
     pub(super) fn finish(&mut self, connection: &mut Connection) -> bool {
         self.push_answers(connection);
-        let mut out = std::mem::take(&mut self.out);
-        connection.client.replies.drain(&mut out);
-        self.out = out;
-        self.send(connection)
+        let is_due = connection.client.replies.settle(&mut self.out, &mut self.spare_buffers);
+        !is_due || self.send(connection)
     }
 
     /// Sends the replies made so far, after what is still unsent; false when the connection is over.
@@ -327,6 +332,9 @@ impl Worker {
             let number = first.address.connection as usize;
             let connection = self.connections.get_mut(number).and_then(Option::take);
             let mut connection = connection.filter(|it| it.generation == first.address.generation);
+            if let Some(connection) = &mut connection {
+                connection.client.replies.resume(&mut self.out);
+            }
             let mut entry = first;
             loop {
                 let bytes = &batch.bytes[start..entry.end];

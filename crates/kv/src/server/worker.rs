@@ -12,7 +12,7 @@ use farpool_keyvault::arbiter::LeastRecentlyGranted;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::connection::Client;
+use super::connection::{Client, SpareBuffers};
 use super::lower::Lower;
 use super::mailbox::{Answer, Ask, Batch, Message};
 use super::report::{ShardReport, ThreadCounts, TierReport};
@@ -42,6 +42,7 @@ const RING_SPIN: Duration = Duration::from_micros(50);
 const LOOKS: u32 = 64;
 /// While a lower tier owes answers, its deadlines are looked at so often.
 const LOWER_LOOK: Duration = Duration::from_millis(5);
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const TOKEN_WAKE: u64 = u64::MAX;
 /// A blade has answered.
 pub(super) const TOKEN_LOWER: u64 = u64::MAX - 1;
@@ -60,6 +61,12 @@ pub struct Worker {
     pub(super) asks: Vec<Batch<Ask>>,
     /// What other threads are answered at the end of the round.
     pub(super) answers: Vec<Batch<Answer>>,
+    /// Batches that were answered or delivered, for their memory.
+    spare_asks: Vec<Batch<Ask>>,
+    spare_answers: Vec<Batch<Answer>>,
+    pub(super) spare_buffers: SpareBuffers,
+    /// Messages that are taken out of the mailbox.
+    messages: Vec<Message>,
     /// Replies to the connection that is served now.
     pub(super) out: Vec<u8>,
     pub(super) connections: Vec<Option<Connection>>,
@@ -115,6 +122,10 @@ impl Worker {
             counts: ThreadCounts::default(),
             asks: (0..shards).map(|_| Batch::default()).collect(),
             answers: (0..shards).map(|_| Batch::default()).collect(),
+            spare_asks: Vec::new(),
+            spare_answers: Vec::new(),
+            spare_buffers: SpareBuffers::default(),
+            messages: Vec::new(),
             out: Vec::with_capacity(OUT_BYTES_MAX),
             epoll,
             lower: None,
@@ -186,12 +197,16 @@ impl Worker {
                 looks = 0;
             }
             events.clear();
-            let (wait, sleeps) = self.wait_limit();
+            let (mut wait, sleeps) = self.wait_limit();
+            if wait != Some(AT_ONCE) && !self.shared.mailboxes[self.number].fall_asleep() {
+                wait = Some(AT_ONCE);
+            }
             let waited = epoll::wait(
                 &self.epoll,
                 rustix::buffer::spare_capacity(&mut events),
                 wait.as_ref(),
             );
+            self.shared.mailboxes[self.number].wake_up();
             if sleeps {
                 self.rings_wake_up();
             }
@@ -217,7 +232,7 @@ impl Worker {
             for event in &events {
                 match event.data.u64() {
                     TOKEN_LOWER => {}
-                    TOKEN_WAKE => self.take_messages(),
+                    TOKEN_WAKE => self.shared.mailboxes[self.number].hear(),
                     // A ring's bell: all rings are looked at anyway.
                     token if token & TOKEN_BELL != 0 => {}
                     token => {
@@ -227,6 +242,8 @@ impl Worker {
                     }
                 }
             }
+            // After the clients, so that what others asked and what they are asked travels together.
+            self.take_messages();
             if self.lower_is_busy() {
                 // Over shared memory, what was just asked has come already.
                 self.poll_lower(None);
@@ -244,16 +261,15 @@ impl Worker {
 
     /// How long to wait, and whether the rings were told that nobody looks meanwhile.
     fn wait_limit(&mut self) -> (Option<Timespec>, bool) {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut spin = Duration::from_micros(self.shared.settings.spin_us);
         if !self.turns.is_empty() {
             spin = spin.max(RING_SPIN);
         }
         if self.ports_busy || !spin.is_zero() && self.last_work.elapsed() < spin {
-            return (Some(at_once), false);
+            return (Some(AT_ONCE), false);
         }
         if !self.turns.is_empty() && !self.rings_fall_asleep() {
-            return (Some(at_once), true);
+            return (Some(AT_ONCE), true);
         }
         let limit = match &self.lower {
             Some(lower) if lower.has_at_hand() => Duration::ZERO,
@@ -338,28 +354,43 @@ impl Worker {
     }
 
     fn take_messages(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        for message in shared.mailboxes[self.number].take() {
+        let mut messages = std::mem::take(&mut self.messages);
+        self.shared.mailboxes[self.number].take_into(&mut messages);
+        for message in messages.drain(..) {
             match message {
                 Message::Client { socket, is_local, protocol, input } => {
                     self.add((socket, is_local), protocol, input)
                 }
-                Message::Asks { from, batch } => self.answer_asks(from, &batch),
-                Message::Answers(batch) => self.deliver(&batch),
+                Message::Asks { from, mut batch } => {
+                    self.answer_asks(from, &batch);
+                    batch.clear();
+                    self.spare_asks.push(batch);
+                }
+                Message::Answers(mut batch) => {
+                    self.deliver(&batch);
+                    batch.clear();
+                    self.spare_answers.push(batch);
+                }
                 Message::Told(told) => self.tell_watchers(&told),
                 Message::Stop => self.stop_at = Some(Instant::now() + DRAIN),
             }
         }
+        self.messages = messages;
+        // Threads give about as many batches as they get.
+        self.spare_asks.truncate(self.asks.len());
+        self.spare_answers.truncate(self.answers.len());
     }
 
     fn send_batches(&mut self) {
         for to in 0..self.asks.len() {
             if !self.asks[to].is_empty() {
-                let batch = std::mem::take(&mut self.asks[to]);
+                let spare = self.spare_asks.pop().unwrap_or_default();
+                let batch = std::mem::replace(&mut self.asks[to], spare);
                 self.shared.mailboxes[to].put(Message::Asks { from: self.number, batch });
             }
             if !self.answers[to].is_empty() {
-                let batch = std::mem::take(&mut self.answers[to]);
+                let spare = self.spare_answers.pop().unwrap_or_default();
+                let batch = std::mem::replace(&mut self.answers[to], spare);
                 self.shared.mailboxes[to].put(Message::Answers(batch));
             }
         }
