@@ -73,6 +73,9 @@ pub struct KvBenchArgs {
     /// A promise: pPERCENT=SPAN, as p95=10ms or p99=1ms; may be repeated
     #[arg(long, value_name = "PROMISE", conflicts_with = "closed")]
     pub slo: Vec<Promise>,
+    /// Try a rate of the sweep so often before it counts as broken: on machines that pause by themselves
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub tries: u16,
     /// How gaps between requests are drawn
     #[arg(long, value_enum, default_value_t = BenchGaps::Exponential)]
     pub gaps: BenchGaps,

@@ -128,18 +128,25 @@ fn keeps(measured: &Measured, promise: Promise) -> bool {
 
 /// Tries rates; the last that kept all promises, with its figures.
 fn sweep(args: &KvBenchArgs, plan: Plan) -> anyhow::Result<(Plan, Measured)> {
-    let progress = terminal::counter("rates tried");
+    let progress = terminal::counter("runs");
     let mut sweep = Sweep::new(args.rate.unwrap_or(SWEEP_FIRST_RATE), SWEEP_MOST_RATE);
     let mut best = None;
     while let Some(rate) = sweep.next() {
-        let tried = Plan { pace: pace(args, rate), ..plan.clone() };
-        let measured = run(&tried)?;
-        let held = args.slo.iter().all(|promise| keeps(&measured, *promise));
-        progress.inc(1);
-        if held && rate >= sweep.held() {
-            best = Some((tried, measured));
+        let plan = Plan { pace: pace(args, rate), ..plan.clone() };
+        let mut held = None;
+        for number in 0..u64::from(args.tries) {
+            let tried = Plan { seed: plan.seed + number, ..plan.clone() };
+            let measured = run(&tried)?;
+            progress.inc(1);
+            if args.slo.iter().all(|promise| keeps(&measured, *promise)) {
+                held = Some((tried, measured));
+                break;
+            }
         }
-        sweep.take(rate, held);
+        sweep.take(rate, held.is_some());
+        if held.is_some() && rate >= sweep.held() {
+            best = held;
+        }
     }
     progress.finish_and_clear();
     best.context("no rate keeps the promises, however low: is the server busy with something else?")
