@@ -9,64 +9,16 @@ little room for the page cache, as extstore reads through it and farpool kv does
 the last.
 """
 
-import argparse, contextlib, json, os, pathlib, shutil, signal, socket, subprocess, sys, tempfile, time
+import argparse, os, pathlib, shutil, sys, tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-FARPOOL = str(ROOT / "target/release/farpool")
-CLIENT_CPU = str(os.cpu_count() - 1)
+from kvbench import CLIENT_CPU, FARPOOL, ROOT, bench, free_port, server, stats
+
 MEMORY_MIB = 256
 # Beside the servers' own memory: what the kernel may cache of files.
 CGROUP_BYTES = (MEMORY_MIB + 256) << 20
 FLASH_KEYS = 2_500_000
 FLASH_GIB = 5
 FAR_KEYS = 3_000_000
-
-
-def free_port():
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return it.getsockname()[1]
-
-
-@contextlib.contextmanager
-def server(command, port, cpu="0", cgroup=None):
-    def enter():
-        if cgroup:
-            (cgroup / "cgroup.procs").write_text("0")
-    process = subprocess.Popen(["taskset", "-c", cpu] + command, stdout=subprocess.DEVNULL, preexec_fn=enter)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"{' '.join(command)} does not listen")
-                time.sleep(0.02)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def bench(seconds, *flags):
-    command = [FARPOOL, "kv", "bench", "--json", "--client-cpu", CLIENT_CPU, "--closed", "--warm-up", "500ms", "--connections", "1"]
-    if "--connections" in flags:
-        command = command[:-2]
-    done = subprocess.run(command + ["--duration", f"{seconds}s", *map(str, flags)], stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1) or not done.stdout:
-        sys.exit(f"kv bench {' '.join(map(str, flags))} ended with {done.returncode}")
-    return json.loads(done.stdout)
-
-
-def stats(port):
-    with socket.create_connection(("127.0.0.1", port)) as it:
-        it.sendall(b"stats\r\n")
-        text = b""
-        while not text.endswith(b"END\r\n"):
-            text += it.recv(65536)
-    return dict(line.split(" ")[1:3] for line in text.decode().splitlines() if line.startswith("STAT "))
 
 
 def far(seconds, blade_cpu):
@@ -133,8 +85,6 @@ def main():
     parser.add_argument("--blade-cpu", default=CLIENT_CPU, help="processor of the blade")
     parser.add_argument("--folder", default=str(ROOT / "target"), help="where flash lies: on the device to be measured")
     args = parser.parse_args()
-    if not os.access(FARPOOL, os.X_OK):
-        sys.exit("no release build: make build")
     for tier in args.tiers or ["far", "flash"]:
         if tier == "far":
             far(args.seconds, args.blade_cpu)
