@@ -23,9 +23,19 @@ pub fn answer(
     checked: bool,
     out: &mut Vec<u8>,
 ) {
+    answer_by(header, checked, out, |out| execute(shard, request, hash, out));
+}
+
+/// Appends an answer whose body `execute` makes; only with status OK it has one.
+pub(crate) fn answer_by(
+    header: &Header,
+    checked: bool,
+    out: &mut Vec<u8>,
+    execute: impl FnOnce(&mut Vec<u8>) -> Status,
+) {
     let start = begin(out, Header { status: Some(Status::Ok), ..*header });
     let body_at = out.len();
-    let status = execute(shard, request, hash, out);
+    let status = execute(out);
     if status != Status::Ok {
         out.truncate(body_at);
         let head = Header { status: Some(status), ..*header }.to_bytes();
@@ -94,7 +104,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
     }
 }
 
-fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
+pub(crate) fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
     let found = shard.store.find(key, hash);
     shard.counts.cmd_get += 1;
     shard.observe_read(key, hash, found);
@@ -109,13 +119,18 @@ fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
 }
 
 fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Status {
-    let view = shard.store.view(found);
-    if view.value().len() + HEADER_BYTES + FOUND_BYTES > FRAME_BYTES_MAX {
+    let item = item_of(shard, found);
+    if item.value.len() + HEADER_BYTES + FOUND_BYTES > FRAME_BYTES_MAX {
         return Status::TooLarge;
     }
-    Item { client_flags: view.client_flags(), cas: shard.store.cas(found), value: view.value() }
-        .write(out);
+    item.write(out);
     Status::Ok
+}
+
+/// What answers tell of an item.
+pub(crate) fn item_of(shard: &Shard, found: Found) -> Item<'_> {
+    let view = shard.store.view(found);
+    Item { client_flags: view.client_flags(), cas: shard.store.cas(found), value: view.value() }
 }
 
 /// Looks keys up until the answer is as long as a frame can be; the client asks for the rest again.
@@ -136,13 +151,7 @@ fn read_many(shard: &mut Shard, keys: Keys<'_>, out: &mut Vec<u8>) -> Status {
                 break;
             }
             let found = read(shard, key, hash).unwrap_or(found);
-            let view = shard.store.view(found);
-            let item = Item {
-                client_flags: view.client_flags(),
-                cas: shard.store.cas(found),
-                value: view.value(),
-            };
-            item.write_found(index, out);
+            item_of(shard, found).write_found(index, out);
         } else {
             shard.counts.cmd_get += 1;
             shard.counts.get_misses += 1;

@@ -19,8 +19,9 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::connection::{Client, Phase, Ticket};
+use super::gather::Gathered;
 use super::lower::Parked;
-use super::mailbox::{Address, Answer, Ask, Entry};
+use super::mailbox::{Address, Answer, Ask, Batch, Entry};
 use super::sockets::{Connection, ConnectionId};
 use super::worker::Worker;
 use crate::protocol::light;
@@ -207,7 +208,7 @@ impl Worker {
         id: ConnectionId,
         planned: &Planned<'_>,
     ) {
-        let Planned { header, request, hash, .. } = planned;
+        let Planned { header, request, .. } = planned;
         let checked = !state.unchecked;
         if !state.has_greeted && !matches!(request, Request::Hello(_)) {
             connection.client.phase = Phase::Closing;
@@ -223,63 +224,79 @@ impl Worker {
             }
             Request::Flush { delay_s } => self.flush(state, id, header, delay_s),
             Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
+            _ => self.answer_on_keys(state, id, planned),
+        }
+    }
+
+    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys.
+    fn answer_on_keys(&mut self, state: &Light, id: ConnectionId, planned: &Planned<'_>) {
+        let Planned { header, request, hash, frame } = planned;
+        let checked = !state.unchecked;
+        let shards = self.shared.shards();
+        let owner = shard_of(*hash, shards);
+        if let Request::MultiGet(keys) = *request
+            && let Some(other) = light::foreign_key_owner(keys, owner, shards)
+        {
+            let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
+            let status = Status::WrongShard;
+            return light::answer_status(header, status, &other, checked, &mut self.out);
+        }
+        let address =
+            Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
+        if owner != self.number {
+            self.asks[owner].push(address, Ask::Light { checked }, |bytes| {
+                bytes.extend_from_slice(frame);
+            });
+            self.counts.forwarded += 1;
+            return;
+        }
+        let from = (self.number, address);
+        match *request {
+            Request::MultiGet(keys) => match self.gather(keys, (header, checked), from) {
+                Gathered::AllInMemory => {}
+                Gathered::Waits => return,
+                Gathered::Whole(gathering) => return gathering.write(&mut self.out),
+            },
             _ => {
-                let shards = self.shared.shards();
-                let owner = shard_of(*hash, shards);
-                if let Request::MultiGet(keys) = *request
-                    && let Some(other) = light::foreign_key_owner(keys, owner, shards)
-                {
-                    let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
-                    return light::answer_status(
-                        header,
-                        Status::WrongShard,
-                        &other,
-                        checked,
-                        &mut self.out,
-                    );
+                if let Some(key) = self.key_below(request, *hash) {
+                    return self.park((key, *hash), from, Parked::Light { checked }, frame);
                 }
-                if owner == self.number
-                    && let Some((key_number, key, hash)) = self.first_below(request, 0)
-                {
-                    let address = Address {
-                        connection: id.number,
-                        generation: id.generation,
-                        ticket: Ticket(0),
-                    };
-                    let what = Parked::Light { checked, key_number };
-                    return self.park((&key, hash), (self.number, address), what, planned.frame);
-                }
-                if owner == self.number {
-                    let shard = &mut self.shard;
-                    light::answer(shard, header, request, *hash, checked, &mut self.out);
-                    return;
-                }
-                let ask = Ask::Light { checked };
-                let address =
-                    Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
-                self.asks[owner].push(address, ask, |bytes| bytes.extend_from_slice(planned.frame));
-                self.counts.forwarded += 1;
             }
         }
+        light::answer(&mut self.shard, header, request, *hash, checked, &mut self.out);
     }
 
-    /// The next key of a frame, from number `first` on, that is in a lower tier. A MULTIGET waits for one after the other.
-    pub(super) fn next_below(&self, frame: &[u8], first: usize) -> Option<(usize, Vec<u8>, u64)> {
-        let header = Header::read(frame, false).ok()?;
-        self.first_below(&Request::read(header.opcode, frame.get(HEADER_BYTES..)?).ok()?, first)
-    }
-
-    fn first_below(&self, request: &Request<'_>, first: usize) -> Option<(usize, Vec<u8>, u64)> {
+    /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.
+    fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<&'a [u8]> {
         self.lower.as_ref()?;
         let replaces = matches!(request, Request::Set { mode: SetMode::Set, cas: 0, .. });
-        let below = |(number, key): (usize, &[u8])| {
-            let hash = hash_key(key);
-            self.is_below((key, hash), replaces).then(|| (number, key.to_vec(), hash))
+        request.key().filter(|key| self.is_below((key, hash), replaces))
+    }
+
+    /// Has another thread's frame wait if it must; whether it does, or is answered already.
+    pub(super) fn park_light_ask(
+        &mut self,
+        (from, address): (usize, Address),
+        frame: &[u8],
+        checked: bool,
+        answers: &mut Batch<Answer>,
+    ) -> bool {
+        let Ok(Planned { header, request, hash, .. }) = self.plan_frame(frame, false) else {
+            return false;
         };
-        match request {
-            Request::MultiGet(keys) => keys.iter().enumerate().skip(first).find_map(below),
-            _ => request.key().filter(|_| first == 0).and_then(|key| below((0, key))),
+        if let Request::MultiGet(keys) = request {
+            match self.gather(keys, (&header, checked), (from, address)) {
+                Gathered::AllInMemory => return false,
+                Gathered::Waits => {}
+                Gathered::Whole(gathering) => {
+                    answers.push(address, Answer::Bytes, |out| gathering.write(out));
+                }
+            }
+            return true;
         }
+        let Some(key) = self.key_below(&request, hash) else { return false };
+        self.park((key, hash), (from, address), Parked::Light { checked }, frame);
+        true
     }
 
     fn greet(

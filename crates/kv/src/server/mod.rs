@@ -7,6 +7,7 @@ mod conns;
 mod dump;
 mod far;
 mod flash;
+mod gather;
 pub mod light;
 mod lower;
 mod mailbox;

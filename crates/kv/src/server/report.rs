@@ -56,6 +56,8 @@ impl TierReport {
 
     fn add(&mut self, other: &Self) {
         add_fields!(self, other, capacity_bytes, served, promoted, broken);
+        let reads_at_once = self.counts.reads_at_once.max(other.counts.reads_at_once);
+        self.counts.reads_at_once = reads_at_once;
         add_fields!(
             self.counts,
             other.counts,

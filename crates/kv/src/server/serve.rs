@@ -349,7 +349,7 @@ impl Worker {
         };
         for number in 0..batch.entries.len() {
             let entry = &batch.entries[number];
-            if !self.park_ask(from, entry, keys(number)) {
+            if !self.park_ask(from, entry, keys(number), &mut answers) {
                 self.answer_ask(entry, keys(number), &mut answers);
                 self.settle_victims();
             }
@@ -358,7 +358,13 @@ impl Worker {
     }
 
     /// Has another thread's request wait if its key is in a lower tier.
-    fn park_ask(&mut self, from: usize, entry: &Entry<Ask>, bytes: &[u8]) -> bool {
+    fn park_ask(
+        &mut self,
+        from: usize,
+        entry: &Entry<Ask>,
+        bytes: &[u8],
+        answers: &mut Batch<Answer>,
+    ) -> bool {
         if self.lower.is_none() {
             return false;
         }
@@ -370,10 +376,9 @@ impl Worker {
                 }
                 (Parked::GetKey { with_cas, touch }, bytes.to_vec(), hash)
             }
-            Ask::Light { checked } => match self.next_below(bytes, 0) {
-                Some((key_number, key, hash)) => (Parked::Light { checked, key_number }, key, hash),
-                None => return false,
-            },
+            Ask::Light { checked } => {
+                return self.park_light_ask((from, entry.address), bytes, checked, answers);
+            }
             Ask::Request => match self.forwarded_below(bytes) {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,

@@ -77,6 +77,7 @@ fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
         ("items", items),
         ("limit_bytes", tier.capacity_bytes),
         ("reads", counts.reads),
+        ("reads_at_once", counts.reads_at_once),
         ("reads_failed", counts.reads_failed),
         ("reads_gone", counts.reads_gone),
         ("served", tier.served),
