@@ -59,7 +59,8 @@ pub fn answer_status(
 
 fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8>) -> Status {
     match *request {
-        Request::Get { key } => match read(shard, key, hash) {
+        // Where nothing is leased a copy is as good.
+        Request::Get { key } | Request::GetLease { key } => match read(shard, key, hash) {
             Some(found) => push_item(shard, found, out),
             None => Status::NotFound,
         },
@@ -100,7 +101,11 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
             out,
         ),
         Request::Noop => Status::Ok,
-        Request::Hello(_) | Request::Flush { .. } | Request::Share { .. } => Status::Unsupported,
+        Request::Hello(_)
+        | Request::Flush { .. }
+        | Request::Share { .. }
+        | Request::Leases { .. }
+        | Request::Release(_) => Status::Unsupported,
     }
 }
 
@@ -118,7 +123,7 @@ pub(crate) fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
     found
 }
 
-fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Status {
+pub(super) fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Status {
     let item = item_of(shard, found);
     if item.value.len() + HEADER_BYTES + FOUND_BYTES > FRAME_BYTES_MAX {
         return Status::TooLarge;
@@ -270,6 +275,7 @@ pub const fn is_on_keys(opcode: Opcode) -> bool {
     matches!(
         opcode,
         Opcode::Get
+            | Opcode::GetLease
             | Opcode::MultiGet
             | Opcode::GetAndTouch
             | Opcode::Set

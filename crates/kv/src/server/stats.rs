@@ -60,6 +60,17 @@ pub(super) fn push_general(worker: &Worker, sum: &ShardReport, out: &mut Vec<u8>
             ("items_moved", sum.store.moved),
         ],
     );
+    if shared.settings.keyvault_leases {
+        push_all(
+            out,
+            &[
+                ("leases", sum.store.leases),
+                ("leases_refused", sum.store.leases_refused),
+                ("leases_held", sum.leases_held),
+                ("leased_bytes", sum.leased_bytes),
+            ],
+        );
+    }
     push_tier("far", sum.lower_items - sum.flash_items, &sum.far, out);
     push_tier("flash", sum.flash_items, &sum.flash, out);
     if sum.far.capacity_bytes + sum.flash.capacity_bytes > 0 {
