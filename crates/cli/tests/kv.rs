@@ -47,14 +47,17 @@ impl Kv {
         stream
     }
 
-    /// Its resident memory without the pages of files, such as its own code.
+    /// Its resident memory without the pages of files, such as its own code; with what it shares with clients.
     fn resident_bytes(&self) -> usize {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).expect("the server lives");
-        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kibibytes =
-            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
-        kibibytes.expect("status has RssAnon in kB") << 10
+        let kibibytes = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            let number =
+                line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+            number.expect("status has it in kB")
+        };
+        (kibibytes("RssAnon:") + kibibytes("RssShmem:")) << 10
     }
 
     fn signal(&self, signal: Signal) {
@@ -171,10 +174,21 @@ fn long_replies_cost_bounded_memory_read_or_not() {
 
 #[test]
 fn the_memory_limit_holds_for_values_of_all_sizes() {
+    the_memory_limit_holds(&[]);
+}
+
+#[test]
+fn the_memory_limit_holds_for_memory_that_clients_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = format!("unix://{}/kv.sock", folder.path().display());
+    the_memory_limit_holds(&["--keyvault", &address, "--keyvault-leases"]);
+}
+
+fn the_memory_limit_holds(flags: &[&str]) {
     const LIMIT: usize = 512 << 20;
     /// All of the process: the store, its index, and some 10 MB of buffers for requests.
     const RESIDENT_MAX: usize = LIMIT + LIMIT / 20;
-    let kv = Kv::start(&["-t", "2", "-m", "512", "-I", "2m"]);
+    let kv = Kv::start(&[&["-t", "2", "-m", "512", "-I", "2m"], flags].concat());
     let mut stream = kv.connect();
     let value = vec![b'v'; 1 << 20];
     // A fixed sequence of sizes from 1 B to 1 MiB, all magnitudes alike.
@@ -240,6 +254,9 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
         assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");
     }
+    let flags = ["--keyvault", "tcp://127.0.0.1:0", "--keyvault-leases"];
+    let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
+    assert!(code == 2 && error.contains("give --keyvault unix:///PATH"), "{code}, {error}");
 }
 
 #[test]

@@ -54,6 +54,10 @@ codes! {
         MultiGet = 0x11,
         /// Reads and sets the expiry.
         GetAndTouch = 0x12,
+        /// As `Get`, but the answer may say where the value lies instead of carrying it.
+        GetLease = 0x13,
+        /// Values that were leased are not read any more.
+        Release = 0x14,
         Set = 0x20,
         Delete = 0x21,
         Touch = 0x22,
@@ -63,6 +67,8 @@ codes! {
         Flush = 0x30,
         /// Moves the connection into shared memory; unix sockets only.
         Share = 0x40,
+        /// Hands out the memory of the shard's items, to be read; unix sockets only, before `Share`.
+        Leases = 0x41,
     }
 }
 

@@ -4,11 +4,14 @@
 //! over TCP, unix sockets and shared memory. docs/KV-PROTOCOL.md describes every byte.
 //!
 //! [`frame`] and [`message`] are the format, pure; [`ring`] is shared memory's two directions, [`share`] how two
-//! processes come to have it; [`owner`] says which shard has a key, [`arbiter`] whose turn it is; [`client`] is the client.
+//! processes come to have it; [`items`] is a server's memory as its clients read it, [`lease`] what they read there; [`owner`] says
+//! which shard has a key, [`arbiter`] whose turn it is; [`client`] is the client.
 
 pub mod arbiter;
 pub mod client;
 pub mod frame;
+pub mod items;
+pub mod lease;
 pub mod message;
 pub mod owner;
 pub mod ring;

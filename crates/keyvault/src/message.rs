@@ -1,5 +1,11 @@
 //! The bodies of frames. docs/KV-PROTOCOL.md shows each byte by byte.
 
+mod lease;
+
+pub use lease::{
+    LEASES_RELEASED_MAX, LeaseIdList, LeaseIds, LeasedItem, LeasesGranted, MaybeLeased,
+};
+
 use crate::frame::{FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Opcode};
 
 /// The longest key, as memcached's.
@@ -52,15 +58,52 @@ pub struct Hello {
 pub enum Request<'a> {
     Hello(Hello),
     Noop,
-    Get { key: &'a [u8] },
+    Get {
+        key: &'a [u8],
+    },
     MultiGet(Keys<'a>),
-    GetAndTouch { key: &'a [u8], exptime: i32 },
-    Set { mode: SetMode, key: &'a [u8], value: &'a [u8], client_flags: u32, exptime: i32, cas: u64 },
-    Delete { key: &'a [u8], cas: u64 },
-    Touch { key: &'a [u8], exptime: i32 },
-    Change { key: &'a [u8], delta: u64, subtracts: bool, initial: Option<u64>, exptime: i32 },
-    Flush { delay_s: u32 },
-    Share { request_bytes: u32, answer_bytes: u32 },
+    GetAndTouch {
+        key: &'a [u8],
+        exptime: i32,
+    },
+    GetLease {
+        key: &'a [u8],
+    },
+    Release(LeaseIds<'a>),
+    Set {
+        mode: SetMode,
+        key: &'a [u8],
+        value: &'a [u8],
+        client_flags: u32,
+        exptime: i32,
+        cas: u64,
+    },
+    Delete {
+        key: &'a [u8],
+        cas: u64,
+    },
+    Touch {
+        key: &'a [u8],
+        exptime: i32,
+    },
+    Change {
+        key: &'a [u8],
+        delta: u64,
+        subtracts: bool,
+        initial: Option<u64>,
+        exptime: i32,
+    },
+    Flush {
+        delay_s: u32,
+    },
+    Share {
+        request_bytes: u32,
+        answer_bytes: u32,
+    },
+    /// Values shorter than `bytes_min` are to come as copies.
+    Leases {
+        bytes_min: u32,
+    },
 }
 
 /// The keys of a MULTIGET, already checked.
@@ -151,6 +194,8 @@ impl<'a> Request<'a> {
             Opcode::Get => Self::Get { key: body.key()? },
             Opcode::MultiGet => Self::MultiGet(read_keys(body)?),
             Opcode::GetAndTouch => Self::GetAndTouch { exptime: body.i32()?, key: body.key()? },
+            Opcode::GetLease => Self::GetLease { key: body.key()? },
+            Opcode::Release => Self::Release(LeaseIds::read(body)?),
             Opcode::Set => read_set(body)?,
             Opcode::Delete => Self::Delete { cas: body.u64()?, key: body.key()? },
             Opcode::Touch => Self::Touch { exptime: body.i32()?, key: body.key()? },
@@ -179,6 +224,14 @@ impl<'a> Request<'a> {
                 body.end()?;
                 Self::Share { request_bytes, answer_bytes }
             }
+            Opcode::Leases => {
+                let (bytes_min, zero) = (body.u32()?, body.u32()?);
+                body.end()?;
+                if zero != 0 {
+                    return None;
+                }
+                Self::Leases { bytes_min }
+            }
         })
     }
 
@@ -197,6 +250,9 @@ impl<'a> Request<'a> {
             Self::Change { .. } => Opcode::Change,
             Self::Flush { .. } => Opcode::Flush,
             Self::Share { .. } => Opcode::Share,
+            Self::Leases { .. } => Opcode::Leases,
+            Self::GetLease { .. } => Opcode::GetLease,
+            Self::Release(_) => Opcode::Release,
         }
     }
 
@@ -206,12 +262,18 @@ impl<'a> Request<'a> {
         match *self {
             Self::Get { key }
             | Self::GetAndTouch { key, .. }
+            | Self::GetLease { key }
             | Self::Set { key, .. }
             | Self::Delete { key, .. }
             | Self::Touch { key, .. }
             | Self::Change { key, .. } => Some(key),
             Self::MultiGet(keys) => keys.iter().next(),
-            Self::Hello(_) | Self::Noop | Self::Flush { .. } | Self::Share { .. } => None,
+            Self::Hello(_)
+            | Self::Noop
+            | Self::Flush { .. }
+            | Self::Release(_)
+            | Self::Share { .. }
+            | Self::Leases { .. } => None,
         }
     }
 
@@ -220,7 +282,8 @@ impl<'a> Request<'a> {
         match *self {
             Self::Hello(hello) => write_hello(hello, out),
             Self::Noop => {}
-            Self::Get { key } => out.extend_from_slice(key),
+            Self::Get { key } | Self::GetLease { key } => out.extend_from_slice(key),
+            Self::Release(ids) => ids.write(out),
             Self::MultiGet(keys) => {
                 out.extend_from_slice(&keys.count.to_le_bytes());
                 out.extend_from_slice(keys.bytes);
@@ -255,6 +318,10 @@ impl<'a> Request<'a> {
             Self::Share { request_bytes, answer_bytes } => {
                 out.extend_from_slice(&request_bytes.to_le_bytes());
                 out.extend_from_slice(&answer_bytes.to_le_bytes());
+            }
+            Self::Leases { bytes_min } => {
+                out.extend_from_slice(&bytes_min.to_le_bytes());
+                out.extend_from_slice(&[0; 4]);
             }
         }
     }
@@ -451,10 +518,13 @@ mod tests {
             round_trip(&Request::Change { key, delta, subtracts, initial, exptime });
             round_trip(&Request::Flush { delay_s: client_flags });
             round_trip(&Request::Share { request_bytes: client_flags, answer_bytes: 7 });
+            round_trip(&Request::Leases { bytes_min: client_flags });
+            round_trip(&Request::GetLease { key });
             let item = Item { client_flags, cas, value };
             let mut body = Vec::new();
             item.write(&mut body);
             prop_assert_eq!(Item::read(&body), Some(item));
+            prop_assert_eq!(MaybeLeased::read(&body), Some(MaybeLeased::Copy(item)));
         }
 
         #[test]
@@ -483,7 +553,7 @@ mod tests {
                 request.write(&mut again);
                 prop_assert_eq!(again.len(), body.len());
             }
-            let _ = read_found(&body);
+            let _ = (read_found(&body), MaybeLeased::read(&body), LeasesGranted::read(&body));
         }
     }
 }

@@ -108,15 +108,15 @@ pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
     Ok((requests, Ring { shared, offset, ring_bytes: sizes.answer_bytes }))
 }
 
-/// Sends bytes with file descriptors over a unix socket.
+/// Sends bytes with at most three file descriptors over a unix socket.
 pub fn send_with_files(
     socket: impl AsFd,
     bytes: &[u8],
-    files: [BorrowedFd<'_>; 3],
+    files: &[BorrowedFd<'_>],
 ) -> Result<usize, Errno> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+    if !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(Errno::INVAL);
     }
     rustix::net::sendmsg(
@@ -127,11 +127,11 @@ pub fn send_with_files(
     )
 }
 
-/// Receives bytes and the three file descriptors that came with them.
+/// Receives bytes and the file descriptors that came with them, at most three.
 pub fn receive_with_files(
     socket: impl AsFd,
     bytes: &mut [u8],
-) -> Result<(usize, Option<[OwnedFd; 3]>), Errno> {
+) -> Result<(usize, Vec<OwnedFd>), Errno> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::net::recvmsg(
@@ -140,7 +140,7 @@ pub fn receive_with_files(
         &mut ancillary,
         RecvFlags::CMSG_CLOEXEC,
     )?;
-    let files: Vec<OwnedFd> = ancillary
+    let files = ancillary
         .drain()
         .filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(files) => Some(files),
@@ -148,5 +148,5 @@ pub fn receive_with_files(
         })
         .flatten()
         .collect();
-    Ok((received.bytes, files.try_into().ok()))
+    Ok((received.bytes, files))
 }

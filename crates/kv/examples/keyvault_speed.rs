@@ -1,9 +1,12 @@
 //! How fast a running server answers: one request at a time, and with many in flight.
 //!
-//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, and as
-//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of 64
-//! bytes, drawn uniformly; one connection, with SHARD to that shard and for its keys only. Each round prints its rate, its round trips if DEPTH is 1, and the
-//! processor time of this client for each request.
+//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, as
+//! `lease:PATH` for values that are read where they lie (the server needs `--keyvault-leases`), and as
+//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of BYTES (64), or as many as take
+//! 256 MiB together, drawn uniformly; one connection, with SHARD (a number, or `any`) to that shard and for its keys only. Each round prints its rate, its
+//! round trips if DEPTH is 1, and the processor time of this client for each request.
+//!
+//! A value is read from front to back once it has come, copied or leased: one byte of every 64-byte line.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,11 +14,16 @@ use std::time::{Duration, Instant};
 
 use farpool_keyvault::client::{Address, Connection};
 use farpool_keyvault::frame::Status;
+use farpool_keyvault::lease::Leases;
 use farpool_keyvault::message::{Request, SetMode};
 use farpool_keyvault::owner::{hash_key, shard_of};
 
 const KEYS: u64 = 100_000;
-const VALUE: [u8; 64] = [b'x'; 64];
+/// All values together: they must fit into the server's memory.
+const VALUES_BYTES: u64 = 256 << 20;
+const FILL: u8 = b'x';
+const VALUE_BYTES: usize = 64;
+const LINE_BYTES: usize = 64;
 const ROUNDS: usize = 3;
 /// Requests of one batch while the keys are stored.
 const FILL_BATCH: usize = 256;
@@ -33,43 +41,75 @@ fn key(number: u64) -> [u8; 12] {
 }
 
 /// A client of either protocol. Replies are checked for what they are.
-enum Client {
-    Light(Connection),
+struct Client {
+    value: Vec<u8>,
+    link: Link,
+}
+
+enum Link {
+    Light { connection: Connection, leases: Option<Leases> },
     Text { stream: TcpStream, out: Vec<u8>, input: Vec<u8>, unanswered: usize, reply: Vec<u8> },
 }
 
+/// Whether a value is what was stored, of which every line is looked at.
+fn is_right(value: &[u8], bytes: usize) -> bool {
+    value.len() == bytes && value.iter().step_by(LINE_BYTES).all(|&byte| byte == FILL)
+}
+
 impl Client {
-    fn connect(address: &str, shard: u16) -> Result<Self, Error> {
-        let light = match address.split_once(':') {
+    fn connect(address: &str, shard: u16, value_bytes: usize) -> Result<Self, Error> {
+        let value = vec![FILL; value_bytes];
+        let (light, is_leasing) = match address.split_once(':') {
             Some(("text", at)) => {
                 let stream = TcpStream::connect(at)?;
                 stream.set_nodelay(true)?;
                 let (out, input, reply) = (Vec::new(), Vec::new(), b"STORED\r\n".to_vec());
-                return Ok(Self::Text { stream, out, input, unanswered: 0, reply });
+                let link = Link::Text { stream, out, input, unanswered: 0, reply };
+                return Ok(Self { value, link });
             }
-            Some(("tcp", at)) => Address::Tcp(at.parse()?),
-            Some(("unix", path)) => Address::Unix(path.into()),
-            Some(("shared", path)) => Address::Shared(path.into()),
-            _ => return Err("give text:IP:PORT, tcp:IP:PORT, unix:PATH or shared:PATH".into()),
+            Some(("tcp", at)) => (Address::Tcp(at.parse()?), false),
+            Some(("unix", path)) => (Address::Unix(path.into()), false),
+            Some(("shared", path)) => (Address::Shared(path.into()), false),
+            Some(("lease", path)) => (Address::Shared(path.into()), true),
+            _ => {
+                return Err(
+                    "give text:IP:PORT, tcp:IP:PORT, or unix:, shared: or lease:PATH".into()
+                );
+            }
         };
         // Memory needs no checksums; sockets have them here, the text protocol never.
         let unchecked = matches!(light, Address::Shared(_));
-        Ok(Self::Light(Connection::connect(&light, shard, 1024, unchecked)?))
+        let connection = if is_leasing {
+            Connection::connect_leasing(&light, shard, 1024, unchecked, 0)?
+        } else {
+            Connection::connect(&light, shard, 1024, unchecked)?
+        };
+        let leases = connection.leases().cloned();
+        if is_leasing && leases.is_none() {
+            return Err("the server gives no leases: start it with --keyvault-leases".into());
+        }
+        Ok(Self { value, link: Link::Light { connection, leases } })
     }
 
     fn set(&mut self, key: &[u8]) -> Result<(), Error> {
-        match self {
-            Self::Light(connection) => {
+        let value = &self.value[..];
+        match &mut self.link {
+            Link::Light { connection, .. } => {
                 let mode = SetMode::Set;
-                let set =
-                    Request::Set { mode, key, value: &VALUE, client_flags: 0, exptime: 0, cas: 0 };
-                connection.send(&set)?;
+                connection.send(&Request::Set {
+                    mode,
+                    key,
+                    value,
+                    client_flags: 0,
+                    exptime: 0,
+                    cas: 0,
+                })?;
             }
-            Self::Text { out, unanswered, .. } => {
+            Link::Text { out, unanswered, .. } => {
                 out.extend_from_slice(b"set ");
                 out.extend_from_slice(key);
-                out.extend_from_slice(b" 0 0 64\r\n");
-                out.extend_from_slice(&VALUE);
+                out.extend_from_slice(format!(" 0 0 {}\r\n", value.len()).as_bytes());
+                out.extend_from_slice(value);
                 out.extend_from_slice(b"\r\n");
                 *unanswered += 1;
             }
@@ -78,11 +118,14 @@ impl Client {
     }
 
     fn get(&mut self, key: &[u8]) -> Result<(), Error> {
-        match self {
-            Self::Light(connection) => {
+        match &mut self.link {
+            Link::Light { connection, leases: None } => {
                 connection.send(&Request::Get { key })?;
             }
-            Self::Text { out, unanswered, .. } => {
+            Link::Light { connection, leases: Some(_) } => {
+                connection.send(&Request::GetLease { key })?;
+            }
+            Link::Text { out, unanswered, .. } => {
                 out.extend_from_slice(b"get ");
                 out.extend_from_slice(key);
                 out.extend_from_slice(b"\r\n");
@@ -93,39 +136,60 @@ impl Client {
     }
 
     fn shards(&self) -> usize {
-        match self {
-            Self::Light(connection) => usize::from(connection.granted().shard),
-            Self::Text { .. } => 1,
+        match &self.link {
+            Link::Light { connection, .. } => usize::from(connection.granted().shard),
+            Link::Text { .. } => 1,
         }
     }
 
     fn unanswered(&self) -> usize {
-        match self {
-            Self::Light(connection) => connection.unanswered() as usize,
-            Self::Text { unanswered, .. } => *unanswered,
+        match &self.link {
+            Link::Light { connection, .. } => connection.unanswered() as usize,
+            Link::Text { unanswered, .. } => *unanswered,
+        }
+    }
+
+    /// Whether one more request may be sent: RELEASEs take credits, too.
+    fn has_credit(&self) -> bool {
+        match &self.link {
+            Link::Light { connection, .. } => connection.has_credit(),
+            Link::Text { .. } => true,
         }
     }
 
     /// From now on replies to gets are expected.
     fn expect_values(&mut self) {
-        if let Self::Text { reply, .. } = self {
-            *reply = [&b"VALUE key000000000 0 64\r\n"[..], &VALUE, b"\r\nEND\r\n"].concat();
+        if let Link::Text { reply, .. } = &mut self.link {
+            let head = format!("VALUE key000000000 0 {}\r\n", self.value.len());
+            *reply = [head.as_bytes(), &self.value, b"\r\nEND\r\n"].concat();
         }
     }
 
-    /// Sends what is to be sent and waits for at least one reply; how many came.
-    fn exchange(&mut self, body_bytes: usize) -> Result<usize, Error> {
-        match self {
-            Self::Light(connection) => {
-                let mut answered = 0;
+    /// Sends what is to be sent and waits for at least one reply, with values if those are `gets`; how many came, and how many
+    /// of them were leases.
+    fn exchange(&mut self, gets: bool) -> Result<(usize, usize), Error> {
+        let value_bytes = self.value.len();
+        match &mut self.link {
+            Link::Light { connection, leases } => {
+                let (mut answered, mut leased) = (0, 0);
                 connection.flush()?;
                 connection.receive(|answer| {
-                    assert!(answer.status == Status::Ok && answer.body.len() == body_bytes);
+                    assert!(answer.status == Status::Ok, "{:?}", answer.status);
                     answered += 1;
+                    if !gets {
+                        return;
+                    }
+                    if let Some(leases) = leases {
+                        let value = leases.read(answer.body).expect("an answer to GETLEASE");
+                        assert!(is_right(&value, value_bytes));
+                        leased += usize::from(value.is_leased());
+                    } else {
+                        assert!(is_right(&answer.body[16..], value_bytes));
+                    }
                 })?;
-                Ok(answered)
+                Ok((answered, leased))
             }
-            Self::Text { stream, out, input, unanswered, reply } => {
+            Link::Text { stream, out, input, unanswered, reply } => {
                 stream.write_all(out)?;
                 out.clear();
                 let mut buffer = [0; 64 << 10];
@@ -139,7 +203,7 @@ impl Client {
                 input.drain(..whole);
                 let answered = whole / reply.len();
                 *unanswered -= answered;
-                Ok(answered)
+                Ok((answered, 0))
             }
         }
     }
@@ -150,20 +214,23 @@ fn main() -> Result<(), Error> {
     let address = arguments.next().ok_or("give text:, tcp:, unix: or shared: and an address")?;
     let depth: usize = arguments.next().map_or(Ok(1), |depth| depth.parse())?;
     let seconds: f64 = arguments.next().map_or(Ok(2.0), |seconds| seconds.parse())?;
-    let shard: Option<u16> = arguments.next().map(|shard| shard.parse()).transpose()?;
-    let mut client = Client::connect(&address, shard.unwrap_or(0))?;
+    let shard: Option<u16> =
+        arguments.next().filter(|it| it != "any").map(|shard| shard.parse()).transpose()?;
+    let value_bytes: usize = arguments.next().map_or(Ok(VALUE_BYTES), |bytes| bytes.parse())?;
+    let mut client = Client::connect(&address, shard.unwrap_or(0), value_bytes)?;
     let shards = client.shards();
     let is_asked = |key: &[u8]| {
         shard.is_none_or(|shard| shard_of(hash_key(key), shards) == usize::from(shard))
     };
-    let keys: Vec<_> = (0..KEYS).map(key).filter(|key| is_asked(key)).collect();
-    for batch in keys.chunks(FILL_BATCH) {
+    let count = KEYS.min(VALUES_BYTES / value_bytes.max(1) as u64).max(1);
+    let keys: Vec<_> = (0..count).map(key).filter(|key| is_asked(key)).collect();
+    let batch = (FILL_BATCH * VALUE_BYTES / value_bytes.max(1)).clamp(1, FILL_BATCH);
+    for batch in keys.chunks(batch) {
         for key in batch {
             client.set(key)?;
         }
         while client.unanswered() > 0 {
-            // The CAS number of the new item.
-            client.exchange(8)?;
+            client.exchange(false)?;
         }
     }
     client.expect_values();
@@ -176,15 +243,15 @@ fn main() -> Result<(), Error> {
     };
     for _ in 0..ROUNDS {
         let (start, cpu) = (Instant::now(), processor_time());
-        let mut answered = 0;
+        let (mut answered, mut leased) = (0, 0);
         let mut round_trips_ns = Vec::with_capacity(4_000_000);
         let mut sent = Instant::now();
         while start.elapsed() < Duration::from_secs_f64(seconds) {
-            while client.unanswered() < depth {
+            while client.unanswered() < depth && client.has_credit() {
                 client.get(&draw())?;
             }
-            // Client flags, CAS number and value of the item.
-            answered += client.exchange(80)?;
+            let came = client.exchange(true)?;
+            (answered, leased) = (answered + came.0, leased + came.1);
             if depth == 1 {
                 let now = Instant::now();
                 round_trips_ns.push((now - sent).as_nanos());
@@ -198,12 +265,13 @@ fn main() -> Result<(), Error> {
         let rate = answered as f64 / start.elapsed().as_secs_f64();
         let each_ns = (processor_time() - cpu).as_nanos() / answered.max(1) as u128;
         println!(
-            "{address} depth {depth}: {rate:.0} requests/s, p50 {} ns, p99 {} ns, client {each_ns} ns/request",
+            "{address} depth {depth}, {value_bytes} bytes: {rate:.0} requests/s, p50 {} ns, p99 {} ns, client {each_ns} ns/request{}",
             at(50),
-            at(99)
+            at(99),
+            if leased > 0 { format!(", {leased} of {answered} leased") } else { String::new() }
         );
         while client.unanswered() > 0 {
-            client.exchange(80)?;
+            client.exchange(true)?;
         }
     }
     Ok(())

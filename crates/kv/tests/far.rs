@@ -9,7 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_blade::{BladeConfig, Server as Blade, Serving};
-use farpool_keyvault::client::{Address as LightAddress, Client as LightClient};
+use farpool_keyvault::client::{Address as LightAddress, Client as LightClient, Connection};
+use farpool_keyvault::frame::Status;
+use farpool_keyvault::message::{Item, KeyList, Request, SetMode, read_found};
+use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_kv::server::{FarSettings, Server, ServerError, Settings, Shared};
 use farpool_pool::Address;
 
@@ -315,6 +318,176 @@ fn a_dead_blade_costs_its_items_and_nothing_else() {
         fill(&mut text, 1000, 1);
         for key in 0..1000 {
             assert!(text.get(&format!("key{key}")).unwrap() == value(key, 1));
+        }
+    }
+}
+
+/// The first `count` keys that a shard owns. They left memory first.
+fn keys_of(shard: usize, shards: usize, count: usize) -> Vec<usize> {
+    let is_of = |key: &usize| shard_of(hash_key(format!("key{key}").as_bytes()), shards) == shard;
+    (0..).filter(is_of).take(count).collect()
+}
+
+fn multi_get(connection: &mut Connection, keys: &[usize]) -> u32 {
+    let mut list = KeyList::default();
+    keys.iter().for_each(|key| assert!(list.push(format!("key{key}").as_bytes())));
+    connection.send(&Request::MultiGet(list.keys())).unwrap()
+}
+
+/// Every answer by its request's number: status and body.
+fn answers(connection: &mut Connection) -> std::collections::HashMap<u32, (Status, Vec<u8>)> {
+    connection.flush().unwrap();
+    let mut all = std::collections::HashMap::new();
+    while connection.unanswered() > 0 {
+        let take = |answer: farpool_keyvault::client::Answer<'_>| {
+            let answered = (answer.status, answer.body.to_vec());
+            assert!(all.insert(answer.request, answered).is_none(), "answered twice");
+        };
+        connection.receive(take).unwrap();
+    }
+    all
+}
+
+/// What an answer to a MULTIGET of all keys tells of each.
+fn found_in(answer: &(Status, Vec<u8>), keys: usize) -> Vec<Option<Vec<u8>>> {
+    assert_eq!(answer.0, Status::Ok);
+    let (looked_at, items) = read_found(&answer.1).unwrap();
+    assert_eq!(usize::from(looked_at), keys);
+    let mut found = vec![None; keys];
+    items.into_iter().for_each(|(at, item)| found[usize::from(at)] = Some(item.value.to_vec()));
+    found
+}
+
+/// Whether the blade took and gave everything in time.
+fn is_whole(text: &mut Text) -> bool {
+    let names =
+        ["far_refused", "far_reads_failed", "far_reads_gone", "far_zones_lost", "lower_late"];
+    names.into_iter().map(|name| text.statistic(name)).sum::<u64>() == 0
+}
+
+/// Begins anew when a busy machine's blade did not take or give everything in time: one run must lose nothing.
+fn without_loss(mut run: impl FnMut() -> bool) {
+    const ATTEMPTS: usize = 10;
+    assert!((0..ATTEMPTS).any(|_| run()), "the blade was late in each of {ATTEMPTS} runs");
+}
+
+fn read_many_at_once(address: &Address, threads: usize) -> bool {
+    let server = Running::start(threads, address);
+    let mut text = Text::connect(server.text);
+    fill(&mut text, 40_000, 0);
+    assert_eq!(text.statistic("far_reads_at_once"), 0);
+    let mut at_once_before = 0;
+    // Asked through another shard's thread, and more of it directly.
+    for (asked, count) in [(1, 150), (0, 400)] {
+        let light = LightAddress::Tcp(server.light);
+        let asked = u16::try_from(asked % threads).unwrap();
+        let mut connection = Connection::connect(&light, asked, 8, false).unwrap();
+        let keys = &keys_of(0, threads, 550)[550 - count..];
+        let number = multi_get(&mut connection, keys);
+        let found = found_in(&answers(&mut connection)[&number], count);
+        for (key, found) in keys.iter().zip(&found) {
+            assert!(found.as_ref().is_none_or(|it| *it == value(*key, 0)), "key{key}");
+        }
+        if !is_whole(&mut text) {
+            return false;
+        }
+        assert!(found.iter().all(Option::is_some));
+        let at_once = text.statistic("far_reads_at_once");
+        assert!(
+            at_once > at_once_before && at_once > count as u64 / 3,
+            "{at_once} reads at once for {count} items ({at_once_before} before)"
+        );
+        at_once_before = at_once;
+    }
+    true
+}
+
+/// One after the other, never more than one read would be under way.
+#[test]
+fn a_multiget_reads_all_its_keys_at_once() {
+    with_blades(|address, blade| {
+        for threads in [1, 3] {
+            without_loss(|| read_many_at_once(address, threads));
+        }
+        blade.shutdown();
+    });
+}
+
+/// A MULTIGET, then changes of some of its keys and reads, then the same MULTIGET, all sent together.
+fn change_behind_a_multiget(address: &Address, threads: usize) -> bool {
+    let server = Running::start(threads, address);
+    let mut text = Text::connect(server.text);
+    fill(&mut text, 40_000, 0);
+    let light = LightAddress::Tcp(server.light);
+    let asked = u16::try_from(threads - 1).unwrap();
+    let mut connection = Connection::connect(&light, asked, 64, false).unwrap();
+    let mut keys = keys_of(0, threads, 40);
+    // The last one is in memory.
+    let is_of = |key: &usize| shard_of(hash_key(format!("key{key}").as_bytes()), threads) == 0;
+    keys.push((0..40_000).rev().find(is_of).unwrap());
+    let name = |at: usize| format!("key{}", keys[at]).into_bytes();
+    let set = |connection: &mut Connection, at: usize, value: &[u8]| {
+        let (key, mode) = (&name(at)[..], SetMode::Set);
+        let set = Request::Set { mode, key, value, client_flags: 0, exptime: 0, cas: 0 };
+        connection.send(&set).unwrap()
+    };
+    let before = multi_get(&mut connection, &keys);
+    let stored = [0, 40].map(|at| set(&mut connection, at, b"new"));
+    let deleted = connection.send(&Request::Delete { key: &name(1), cas: 0 }).unwrap();
+    let [first, last] =
+        [0, 40].map(|at| connection.send(&Request::Get { key: &name(at) }).unwrap());
+    let after = multi_get(&mut connection, &keys);
+    let answers = answers(&mut connection);
+    let old = found_in(&answers[&before], keys.len());
+    for (key, found) in keys.iter().zip(&old) {
+        assert!(found.as_ref().is_none_or(|it| *it == value(*key, 0)), "key{key}");
+    }
+    if !is_whole(&mut text) {
+        return false;
+    }
+    assert!(old.iter().all(Option::is_some));
+    stored.into_iter().chain([deleted]).for_each(|it| assert_eq!(answers[&it].0, Status::Ok));
+    for number in [first, last] {
+        assert_eq!(Item::read(&answers[&number].1).unwrap().value, b"new");
+    }
+    let mut expected = old;
+    (expected[0], expected[40]) = (Some(b"new".to_vec()), Some(b"new".to_vec()));
+    expected[1] = None;
+    assert!(found_in(&answers[&after], keys.len()) == expected);
+    true
+}
+
+#[test]
+fn a_multiget_that_waits_keeps_its_place() {
+    with_blades(|address, blade| {
+        for threads in [1, 2] {
+            without_loss(|| change_behind_a_multiget(address, threads));
+        }
+        blade.shutdown();
+    });
+}
+
+#[test]
+fn multigets_outlive_a_dead_blade() {
+    let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let serving = blade(&address);
+    let server = Running::start(2, &serving.addresses()[0].clone());
+    let mut text = Text::connect(server.text);
+    fill(&mut text, 40_000, 0);
+    let mut connection =
+        Connection::connect(&LightAddress::Tcp(server.light), 0, 64, false).unwrap();
+    let asked: Vec<(u32, Vec<usize>)> = (0..20)
+        .map(|round| {
+            let keys = keys_of(round % 2, 2, 100 * (round + 1)).split_off(100 * round);
+            (multi_get(&mut connection, &keys), keys)
+        })
+        .collect();
+    connection.flush().unwrap();
+    serving.shutdown();
+    let answers = answers(&mut connection);
+    for (number, keys) in asked {
+        for (key, found) in keys.iter().zip(found_in(&answers[&number], keys.len())) {
+            assert!(found.is_none_or(|it| it == value(*key, 0)), "key{key}");
         }
     }
 }

@@ -88,6 +88,10 @@ pub struct KvArgs {
     /// clients on this host); may be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     pub keyvault: Vec<BladeAddress>,
+    /// Let KeyVault's clients on this host read values where they lie, without a copy: whoever may open its unix socket can
+    /// then read every item
+    #[arg(long, requires = "keyvault", conflicts_with = "lock_memory")]
+    pub keyvault_leases: bool,
     /// Serve figures for Prometheus at http://IP:PORT/metrics
     #[arg(long, value_name = "IP:PORT", env = "FARPOOL_KV_METRICS", hide_env_values = true)]
     pub metrics: Option<SocketAddr>,

@@ -343,6 +343,11 @@ fn take_keyvault(settings: &mut Settings, args: &KvArgs) -> Result<(), UsageErro
             }
         }
     }
+    if args.keyvault_leases && settings.keyvault_path.is_none() {
+        let how = "leases are for clients on this host; give --keyvault unix:///PATH, too";
+        return Err(UsageError(how.into()));
+    }
+    settings.keyvault_leases = args.keyvault_leases;
     Ok(())
 }
 

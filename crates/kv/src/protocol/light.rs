@@ -23,9 +23,19 @@ pub fn answer(
     checked: bool,
     out: &mut Vec<u8>,
 ) {
+    answer_by(header, checked, out, |out| execute(shard, request, hash, out));
+}
+
+/// Appends an answer whose body `execute` makes; only with status OK it has one.
+pub(crate) fn answer_by(
+    header: &Header,
+    checked: bool,
+    out: &mut Vec<u8>,
+    execute: impl FnOnce(&mut Vec<u8>) -> Status,
+) {
     let start = begin(out, Header { status: Some(Status::Ok), ..*header });
     let body_at = out.len();
-    let status = execute(shard, request, hash, out);
+    let status = execute(out);
     if status != Status::Ok {
         out.truncate(body_at);
         let head = Header { status: Some(status), ..*header }.to_bytes();
@@ -49,7 +59,8 @@ pub fn answer_status(
 
 fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8>) -> Status {
     match *request {
-        Request::Get { key } => match read(shard, key, hash) {
+        // Where nothing is leased a copy is as good.
+        Request::Get { key } | Request::GetLease { key } => match read(shard, key, hash) {
             Some(found) => push_item(shard, found, out),
             None => Status::NotFound,
         },
@@ -90,11 +101,15 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
             out,
         ),
         Request::Noop => Status::Ok,
-        Request::Hello(_) | Request::Flush { .. } | Request::Share { .. } => Status::Unsupported,
+        Request::Hello(_)
+        | Request::Flush { .. }
+        | Request::Share { .. }
+        | Request::Leases { .. }
+        | Request::Release(_) => Status::Unsupported,
     }
 }
 
-fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
+pub(crate) fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
     let found = shard.store.find(key, hash);
     shard.counts.cmd_get += 1;
     shard.observe_read(key, hash, found);
@@ -108,14 +123,19 @@ fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
     found
 }
 
-fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Status {
-    let view = shard.store.view(found);
-    if view.value().len() + HEADER_BYTES + FOUND_BYTES > FRAME_BYTES_MAX {
+pub(super) fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Status {
+    let item = item_of(shard, found);
+    if item.value.len() + HEADER_BYTES + FOUND_BYTES > FRAME_BYTES_MAX {
         return Status::TooLarge;
     }
-    Item { client_flags: view.client_flags(), cas: shard.store.cas(found), value: view.value() }
-        .write(out);
+    item.write(out);
     Status::Ok
+}
+
+/// What answers tell of an item.
+pub(crate) fn item_of(shard: &Shard, found: Found) -> Item<'_> {
+    let view = shard.store.view(found);
+    Item { client_flags: view.client_flags(), cas: shard.store.cas(found), value: view.value() }
 }
 
 /// Looks keys up until the answer is as long as a frame can be; the client asks for the rest again.
@@ -136,13 +156,7 @@ fn read_many(shard: &mut Shard, keys: Keys<'_>, out: &mut Vec<u8>) -> Status {
                 break;
             }
             let found = read(shard, key, hash).unwrap_or(found);
-            let view = shard.store.view(found);
-            let item = Item {
-                client_flags: view.client_flags(),
-                cas: shard.store.cas(found),
-                value: view.value(),
-            };
-            item.write_found(index, out);
+            item_of(shard, found).write_found(index, out);
         } else {
             shard.counts.cmd_get += 1;
             shard.counts.get_misses += 1;
@@ -261,6 +275,7 @@ pub const fn is_on_keys(opcode: Opcode) -> bool {
     matches!(
         opcode,
         Opcode::Get
+            | Opcode::GetLease
             | Opcode::MultiGet
             | Opcode::GetAndTouch
             | Opcode::Set

@@ -4,53 +4,41 @@
 //! shard's thread. A request for another shard than the thread's own is passed on and answered when
 //! that shard has; answers come in any order.
 
-use std::os::fd::{AsFd, OwnedFd};
-
 use farpool_keyvault::frame::{
     BROADCAST, FrameError, HEADER_BYTES, Header, Opcode, Status, VERSION, begin, finish,
     frame_length,
 };
 use farpool_keyvault::message::{Hello, Request, SetMode};
 use farpool_keyvault::owner::{hash_key, shard_of};
-use farpool_keyvault::ring::{Popped, Reader, Writer, frame_bytes_max};
-use farpool_keyvault::share::{self, Ring, RingSizes};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
+use farpool_keyvault::share::RingSizes;
 use smallvec::SmallVec;
 
 use super::connection::{Client, Phase, Ticket};
+use super::gather::Gathered;
 use super::lower::Parked;
-use super::mailbox::{Address, Answer, Ask, Entry};
+use super::mailbox::{Address, Answer, Ask, Batch, Entry};
+use super::port::Port;
 use super::sockets::{Connection, ConnectionId};
 use super::worker::Worker;
+use crate::protocol::lease::{self, LeaseTable};
 use crate::protocol::light;
 
 /// The most requests that one connection may have unanswered.
 pub const CREDITS_MAX: u32 = 1024;
 /// Frames that are looked at together.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// What a connection of this kind needs beside its client.
 #[derive(Debug, Default)]
 pub struct Light {
     has_greeted: bool,
-    unchecked: bool,
+    pub(super) unchecked: bool,
     credits: u32,
     /// Requests that other shards have, by their numbers; a broadcast with how many are left.
     passed_on: Vec<(Header, usize)>,
     pub(super) port: Option<Port>,
-}
-
-/// The server's ends of the rings.
-#[derive(Debug)]
-pub struct Port {
-    requests: Reader<Ring>,
-    answers: Writer<Ring>,
-    answer_bytes_max: usize,
-    wake_server: OwnedFd,
-    wake_client: OwnedFd,
-    /// Answers that found the ring full: the client was granted more than it makes room for.
-    held: Vec<u8>,
+    /// What it reads where items lie, if it may.
+    pub(super) leases: Option<LeaseTable>,
 }
 
 /// What a stream of frames begins with.
@@ -167,7 +155,9 @@ impl Worker {
         }
         let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
         let hash = request.key().map_or(0, hash_key);
-        self.shard.store.prefetch_entry(hash);
+        if self.owns(hash) {
+            self.shard.store.prefetch_entry(hash);
+        }
         Ok(Planned { header, request, frame, hash })
     }
 
@@ -207,7 +197,7 @@ impl Worker {
         id: ConnectionId,
         planned: &Planned<'_>,
     ) {
-        let Planned { header, request, hash, .. } = planned;
+        let Planned { header, request, .. } = planned;
         let checked = !state.unchecked;
         if !state.has_greeted && !matches!(request, Request::Hello(_)) {
             connection.client.phase = Phase::Closing;
@@ -217,69 +207,106 @@ impl Worker {
             Request::Hello(hello) => {
                 self.greet(connection, state, id, (header, hello), planned.frame)
             }
+            Request::Share { .. } if !connection.is_local => {
+                light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
+            }
             Request::Share { request_bytes, answer_bytes } => {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
                 self.share(connection, state, header, sizes);
             }
             Request::Flush { delay_s } => self.flush(state, id, header, delay_s),
             Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
-            _ => {
-                let shards = self.shared.shards();
-                let owner = shard_of(*hash, shards);
-                if let Request::MultiGet(keys) = *request
-                    && let Some(other) = light::foreign_key_owner(keys, owner, shards)
-                {
-                    let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
-                    return light::answer_status(
-                        header,
-                        Status::WrongShard,
-                        &other,
-                        checked,
-                        &mut self.out,
-                    );
-                }
-                if owner == self.number
-                    && let Some((key_number, key, hash)) = self.first_below(request, 0)
-                {
-                    let address = Address {
-                        connection: id.number,
-                        generation: id.generation,
-                        ticket: Ticket(0),
-                    };
-                    let what = Parked::Light { checked, key_number };
-                    return self.park((&key, hash), (self.number, address), what, planned.frame);
-                }
-                if owner == self.number {
+            Request::Leases { bytes_min } => {
+                self.grant_leases(connection, state, header, bytes_min);
+            }
+            Request::Release(ids) => match &mut state.leases {
+                Some(leases) => {
                     let shard = &mut self.shard;
-                    light::answer(shard, header, request, *hash, checked, &mut self.out);
-                    return;
+                    lease::answer_release(shard, leases, header, ids, checked, &mut self.out);
                 }
-                let ask = Ask::Light { checked };
-                let address =
-                    Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
-                self.asks[owner].push(address, ask, |bytes| bytes.extend_from_slice(planned.frame));
-                self.counts.forwarded += 1;
+                None => {
+                    light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out)
+                }
+            },
+            _ => self.answer_on_keys(state, id, planned),
+        }
+    }
+
+    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys.
+    fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, planned: &Planned<'_>) {
+        let Planned { header, request, hash, frame } = planned;
+        let checked = !state.unchecked;
+        let shards = self.shared.shards();
+        let owner = shard_of(*hash, shards);
+        if let Request::MultiGet(keys) = *request
+            && let Some(other) = light::foreign_key_owner(keys, owner, shards)
+        {
+            let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
+            let status = Status::WrongShard;
+            return light::answer_status(header, status, &other, checked, &mut self.out);
+        }
+        let address =
+            Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
+        if owner != self.number {
+            self.asks[owner].push(address, Ask::Light { checked }, |bytes| {
+                bytes.extend_from_slice(frame);
+            });
+            self.counts.forwarded += 1;
+            return;
+        }
+        let from = (self.number, address);
+        match *request {
+            Request::MultiGet(keys) => match self.gather(keys, (header, checked), from) {
+                Gathered::AllInMemory => {}
+                Gathered::Waits => return,
+                Gathered::Whole(gathering) => return gathering.write(&mut self.out),
+            },
+            _ => {
+                if let Some(key) = self.key_below(request, *hash) {
+                    return self.park((key, *hash), from, Parked::Light { checked }, frame);
+                }
             }
         }
+        let (shard, out) = (&mut self.shard, &mut self.out);
+        match (request, &mut state.leases) {
+            (Request::GetLease { key }, Some(leases)) => {
+                lease::answer_get(shard, leases, header, (key, *hash), checked, out);
+            }
+            _ => light::answer(shard, header, request, *hash, checked, out),
+        }
     }
 
-    /// The next key of a frame, from number `first` on, that is in a lower tier. A MULTIGET waits for one after the other.
-    pub(super) fn next_below(&self, frame: &[u8], first: usize) -> Option<(usize, Vec<u8>, u64)> {
-        let header = Header::read(frame, false).ok()?;
-        self.first_below(&Request::read(header.opcode, frame.get(HEADER_BYTES..)?).ok()?, first)
-    }
-
-    fn first_below(&self, request: &Request<'_>, first: usize) -> Option<(usize, Vec<u8>, u64)> {
+    /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.
+    fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<&'a [u8]> {
         self.lower.as_ref()?;
         let replaces = matches!(request, Request::Set { mode: SetMode::Set, cas: 0, .. });
-        let below = |(number, key): (usize, &[u8])| {
-            let hash = hash_key(key);
-            self.is_below((key, hash), replaces).then(|| (number, key.to_vec(), hash))
+        request.key().filter(|key| self.is_below((key, hash), replaces))
+    }
+
+    /// Has another thread's frame wait if it must; whether it does, or is answered already.
+    pub(super) fn park_light_ask(
+        &mut self,
+        (from, address): (usize, Address),
+        frame: &[u8],
+        checked: bool,
+        answers: &mut Batch<Answer>,
+    ) -> bool {
+        let Ok(Planned { header, request, hash, .. }) = self.plan_frame(frame, false) else {
+            return false;
         };
-        match request {
-            Request::MultiGet(keys) => keys.iter().enumerate().skip(first).find_map(below),
-            _ => request.key().filter(|_| first == 0).and_then(|key| below((0, key))),
+        if let Request::MultiGet(keys) = request {
+            match self.gather(keys, (&header, checked), (from, address)) {
+                Gathered::AllInMemory => return false,
+                Gathered::Waits => {}
+                Gathered::Whole(gathering) => {
+                    answers.push(address, Answer::Bytes, |out| gathering.write(out));
+                }
+            }
+            return true;
         }
+        let Some(key) = self.key_below(&request, hash) else { return false };
+        self.park((key, hash), (from, address), Parked::Light { checked }, frame);
+        true
     }
 
     fn greet(
@@ -318,36 +345,6 @@ impl Worker {
         granted.write(&mut self.out);
         finish(&mut self.out, start, true);
         state.unchecked = hello.unchecked;
-    }
-
-    /// Moves a connection into shared memory: the answer carries memory and the two bells.
-    fn share(
-        &mut self,
-        connection: &mut Connection,
-        state: &mut Light,
-        header: &Header,
-        sizes: RingSizes,
-    ) {
-        let checked = !state.unchecked;
-        let mut reply = Vec::new();
-        let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
-        reply.extend_from_slice(&u32::try_from(sizes.request_bytes).unwrap_or(0).to_le_bytes());
-        reply.extend_from_slice(&u32::try_from(sizes.answer_bytes).unwrap_or(0).to_le_bytes());
-        finish(&mut reply, start, checked);
-        // What is ready goes first; only then do descriptors travel with their own bytes.
-        let shared = self.send(connection)
-            && connection.client.unsent.is_empty()
-            && make_port(sizes)
-                .and_then(|(port, file)| {
-                    let files = [file.as_fd(), port.wake_server.as_fd(), port.wake_client.as_fd()];
-                    let sent = share::send_with_files(&connection.socket, &reply, files)?;
-                    if sent == reply.len() { Ok(port) } else { Err(Errno::MSGSIZE) }
-                })
-                .map(|port| state.port = Some(port))
-                .is_ok();
-        if !shared {
-            light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
-        }
     }
 
     fn flush(&mut self, state: &mut Light, id: ConnectionId, header: &Header, delay_s: u32) {
@@ -400,165 +397,5 @@ impl Worker {
                 }
             }
         }
-    }
-
-    /// Looks at every ring once, least recently granted first; whether any had a request.
-    pub(super) fn serve_ports(&mut self) -> bool {
-        let mut turns = std::mem::take(&mut self.turns);
-        let any = turns.round(|number| self.serve_port(number as usize));
-        turns.members().for_each(|number| self.check_port(number as usize));
-        self.turns = turns;
-        any
-    }
-
-    fn serve_port(&mut self, number: usize) -> bool {
-        let Some(connection) = self.connections[number].as_mut() else { return false };
-        let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
-            return false;
-        };
-        if !port.held.is_empty() {
-            // Who does not take his answers is not asked for more requests.
-            let held = std::mem::take(&mut port.held);
-            let done = port.push_some(&held, &mut Vec::new());
-            port.held.extend_from_slice(&held[done..]);
-            return false;
-        }
-        if !port.requests.has_frame() {
-            return false;
-        }
-        let mut frames = std::mem::take(&mut self.frames);
-        frames.clear();
-        let mut count = 0;
-        let mut is_broken = false;
-        while count < BATCH {
-            match port.requests.pop(&mut frames) {
-                Popped::Frame => count += 1,
-                Popped::Nothing => break,
-                Popped::Broken => {
-                    is_broken = true;
-                    break;
-                }
-            }
-        }
-        let Some(mut connection) = self.connections[number].take() else { return false };
-        connection.client.last_active_s = self.shard.clock.now_s();
-        let id = ConnectionId {
-            number: u32::try_from(number).unwrap_or(0),
-            generation: connection.generation,
-        };
-        let done = self.serve_light(&mut connection, id, &frames);
-        is_broken |= done < frames.len();
-        self.frames = frames;
-        is_broken |= !self.finish(&mut connection) || !self.watch(number, &mut connection);
-        if is_broken {
-            connection.client.phase = Phase::Closing;
-        }
-        self.connections[number] = Some(connection);
-        true
-    }
-
-    /// Puts the answers made so far into the connection's ring.
-    pub(super) fn push_answers(&mut self, connection: &mut Connection) {
-        if let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) {
-            let long = port.push_all(&self.out);
-            self.out.clear();
-            self.out.extend_from_slice(&long);
-        }
-    }
-
-    /// Ends connections of rings whose other side broke the rules.
-    fn check_port(&mut self, number: usize) {
-        let is_over = self.connections[number].as_ref().is_some_and(|connection| {
-            connection.client.phase == Phase::Closing && connection.light.is_some()
-        });
-        if is_over {
-            self.ended_ports.push(number);
-        }
-    }
-
-    /// Prepares all rings for a sleep; false if a request has come meanwhile.
-    pub(super) fn rings_fall_asleep(&mut self) -> bool {
-        let mut all_asleep = true;
-        self.for_each_port(|port| {
-            all_asleep &= port.held.is_empty() && port.requests.fall_asleep()
-        });
-        all_asleep
-    }
-
-    pub(super) fn rings_wake_up(&mut self) {
-        self.for_each_port(|port| {
-            port.requests.wake_up();
-            let mut counter = [0; 8];
-            let _ = rustix::io::read(&port.wake_server, &mut counter);
-        });
-    }
-
-    fn for_each_port(&mut self, mut each: impl FnMut(&mut Port)) {
-        let members: SmallVec<[u32; 16]> = self.turns.members().collect();
-        for number in members {
-            let connection = self.connections[number as usize].as_mut();
-            if let Some(port) =
-                connection.and_then(|it| it.light.as_mut()).and_then(|light| light.port.as_mut())
-            {
-                each(port);
-            }
-        }
-    }
-}
-
-fn make_port(sizes: RingSizes) -> Result<(Port, OwnedFd), Errno> {
-    let file = share::create(sizes)?;
-    let (requests, answers) = share::map(&file, sizes)?;
-    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let port = Port {
-        requests: Reader::new(requests),
-        answers: Writer::new(answers),
-        answer_bytes_max: frame_bytes_max(sizes.answer_bytes),
-        wake_server: bell()?,
-        wake_client: bell()?,
-        held: Vec::new(),
-    };
-    Ok((port, file))
-}
-
-impl Port {
-    /// What the thread waits for while it sleeps.
-    pub(super) fn bell(&self) -> &OwnedFd {
-        &self.wake_server
-    }
-
-    /// Puts answers into the ring as far as it takes them; those that are too long for it come back, for
-    /// the socket.
-    fn push_all(&mut self, answers: &[u8]) -> Vec<u8> {
-        let mut long = Vec::new();
-        if !self.held.is_empty() {
-            self.held.extend_from_slice(answers);
-            let held = std::mem::take(&mut self.held);
-            let done = self.push_some(&held, &mut long);
-            self.held.extend_from_slice(&held[done..]);
-        } else {
-            let done = self.push_some(answers, &mut long);
-            self.held.extend_from_slice(&answers[done..]);
-        }
-        long
-    }
-
-    /// Pushes frames while there is room; how many bytes are done.
-    fn push_some(&mut self, answers: &[u8], long: &mut Vec<u8>) -> usize {
-        let mut at = 0;
-        while let Some(Ok(length)) = frame_length(&answers[at..]) {
-            let frame = &answers[at..at + length];
-            if length > self.answer_bytes_max {
-                long.extend_from_slice(frame);
-            } else if !self.answers.push(frame) {
-                break;
-            }
-            at += length;
-        }
-        if at > 0 && self.answers.reader_sleeps() {
-            // Fails only when the counter is full, and then the client is awake.
-            let _ = rustix::io::write(&self.wake_client, &1u64.to_ne_bytes());
-        }
-        at
     }
 }

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use farpool_keyvault::message::Item;
 use rustix::event::epoll;
 
+use super::gather::{GatheringId, Gatherings};
 use super::mailbox::{Address, Answer, Batch, GetKey};
 use super::serve::{GET_END, get_key};
 use super::worker::Worker;
@@ -33,8 +35,10 @@ pub(super) enum Parked {
     GetKey(GetKey),
     /// Any other request: its bytes.
     Request,
-    /// A KeyVault frame; of a MULTIGET, which key is waited for.
-    Light { checked: bool, key_number: usize },
+    /// A KeyVault frame.
+    Light { checked: bool },
+    /// One key of a MULTIGET.
+    Part { gathering: GatheringId, index: u16 },
 }
 
 #[derive(Debug)]
@@ -71,6 +75,8 @@ pub(super) struct Lower {
     pub(super) flash: Option<Flash>,
     /// By the hash of their key.
     waiting: HashMap<u64, Waiting>,
+    /// MULTIGETs whose keys are among those.
+    pub(super) gatherings: Gatherings,
     watched: Vec<RawFd>,
     /// What left far memory for flash.
     fallen: Outbox,
@@ -199,7 +205,7 @@ impl Lower {
 
 /// Whether a request reads and changes nothing.
 const fn is_plain(request: &ParkedRequest) -> bool {
-    matches!(request.what, Parked::GetKey(GetKey { touch: None, .. }))
+    matches!(request.what, Parked::GetKey(GetKey { touch: None, .. }) | Parked::Part { .. })
 }
 
 impl Worker {
@@ -414,17 +420,10 @@ impl Worker {
         };
         if stays {
             let first = requests.remove(0);
-            let Parked::GetKey(read) = first.what else { return };
             self.shard.counts.cmd_get += 1;
             self.shard.counts.get_hits += 1;
             self.shard.observe_read_below(hash, &record.item);
-            let cas = record.item.wide_cas().unwrap_or(record.stored_as);
-            self.reply(&first, own, |_, out| {
-                classic::push_item(&key, &record.item, read.with_cas.then_some(cas), out);
-                if read.is_last {
-                    out.extend_from_slice(GET_END);
-                }
-            });
+            self.answer_from_record(&first, record, own);
             if let Some(lower) = &mut self.lower {
                 lower.answers(tier).served += 1;
             }
@@ -448,6 +447,37 @@ impl Worker {
             return;
         }
         self.execute_parked(hash, &key, requests, own);
+    }
+
+    /// Answers a plain read with what came.
+    fn answer_from_record(
+        &mut self,
+        request: &ParkedRequest,
+        record: &Record<'_>,
+        own: &mut Batch<Answer>,
+    ) {
+        let item = &record.item;
+        let cas = item.wide_cas().unwrap_or(record.stored_as);
+        match request.what {
+            Parked::GetKey(read) => {
+                self.reply((request.from, request.address), own, |_, out| {
+                    classic::push_item(item.key(), item, read.with_cas.then_some(cas), out);
+                    if read.is_last {
+                        out.extend_from_slice(GET_END);
+                    }
+                });
+            }
+            Parked::Part { gathering, index } => {
+                let item = Item { client_flags: item.client_flags(), cas, value: item.value() };
+                if let Some(lower) = &mut self.lower {
+                    lower.gatherings.take(gathering, index, Some(item));
+                }
+                self.answer_gathering(gathering, own);
+            }
+            Parked::Request | Parked::Light { .. } => {
+                debug_assert!(false, "only plain reads are answered so");
+            }
+        }
     }
 
     fn remove_below(&mut self, hash: u64, at: (Tier, Place)) {
@@ -478,37 +508,32 @@ impl Worker {
         own: &mut Batch<Answer>,
     ) {
         for request in requests {
-            // A MULTIGET goes on to the next of its keys that is below.
-            if let Parked::Light { checked, key_number } = request.what
-                && let Some((number, key, hash)) = self.next_below(&request.bytes, key_number + 1)
-            {
-                let what = Parked::Light { checked, key_number: number };
-                self.park((&key, hash), (request.from, request.address), what, &request.bytes);
+            if let Parked::Part { gathering, index } = request.what {
+                self.execute_part((key, hash), (gathering, index), own);
                 continue;
             }
-            self.reply(&request, own, |worker, out| match request.what {
+            self.reply((request.from, request.address), own, |worker, out| match request.what {
                 Parked::GetKey(read) => get_key(&mut worker.shard, (key, hash), read, out),
                 Parked::Request => worker.answer_forwarded(&request.bytes, out),
-                Parked::Light { checked, .. } => {
-                    worker.answer_passed_on(&request.bytes, checked, out)
-                }
+                Parked::Light { checked } => worker.answer_passed_on(&request.bytes, checked, out),
+                Parked::Part { .. } => {}
             });
             self.settle_victims();
         }
     }
 
-    fn reply(
+    pub(super) fn reply(
         &mut self,
-        request: &ParkedRequest,
+        (from, address): (usize, Address),
         own: &mut Batch<Answer>,
         write: impl FnOnce(&mut Self, &mut Vec<u8>),
     ) {
-        if request.from == self.number {
-            own.push(request.address, Answer::Bytes, |out| write(self, out));
+        if from == self.number {
+            own.push(address, Answer::Bytes, |out| write(self, out));
             return;
         }
-        let mut answers = std::mem::take(&mut self.answers[request.from]);
-        answers.push(request.address, Answer::Bytes, |out| write(self, out));
-        self.answers[request.from] = answers;
+        let mut answers = std::mem::take(&mut self.answers[from]);
+        answers.push(address, Answer::Bytes, |out| write(self, out));
+        self.answers[from] = answers;
     }
 }

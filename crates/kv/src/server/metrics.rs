@@ -132,6 +132,7 @@ fn text(shared: &Shared) -> String {
     let sum = sum(shared);
     register_commands(&mut registry, &sum);
     register_store(&mut registry, shared, &sum);
+    register_leases(&mut registry, shared, &sum);
     register_tier(&mut registry, "far", sum.lower_items - sum.flash_items, &sum.far);
     register_tier(&mut registry, "flash", sum.flash_items, &sum.flash);
     register_curve(&mut registry, shared);
@@ -227,6 +228,24 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ("index", "Of that, the index", sum.index_bytes),
         ],
     );
+}
+
+/// Values that clients read where they lie.
+fn register_leases(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
+    if !shared.settings.keyvault_leases {
+        return;
+    }
+    let store = &sum.store;
+    counters(
+        registry,
+        &[
+            ("leases", "Values handed over without a copy", store.leases),
+            ("leases_refused", "Values copied because too many were leased", store.leases_refused),
+        ],
+    );
+    gauges(registry, None, &[("leases_held", "Values that clients read now", sum.leases_held)]);
+    let help = "Memory that makes no room because clients read in it";
+    gauges(registry, Some(Unit::Bytes), &[("leased", help, sum.leased_bytes)]);
 }
 
 fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierReport) {

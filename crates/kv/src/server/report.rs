@@ -22,6 +22,9 @@ pub struct ShardReport {
     pub used_bytes: u64,
     pub limit_bytes: u64,
     pub limit_was_set: bool,
+    /// Values that clients read where they lie, and the segments that this pins.
+    pub leases_held: u64,
+    pub leased_bytes: u64,
     /// Items in tiers below memory.
     pub lower_items: u64,
     /// Of them, those on flash.
@@ -56,6 +59,8 @@ impl TierReport {
 
     fn add(&mut self, other: &Self) {
         add_fields!(self, other, capacity_bytes, served, promoted, broken);
+        let reads_at_once = self.counts.reads_at_once.max(other.counts.reads_at_once);
+        self.counts.reads_at_once = reads_at_once;
         add_fields!(
             self.counts,
             other.counts,
@@ -130,6 +135,8 @@ impl ShardReport {
             reclaimed,
             moved,
             total_items,
+            leases,
+            leases_refused,
         );
         add_fields!(
             self.thread,
@@ -149,7 +156,7 @@ impl ShardReport {
             watcher_skipped,
         );
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
-        add_fields!(self, other, lower_items, flash_items, late);
+        add_fields!(self, other, leases_held, leased_bytes, lower_items, flash_items, late);
         self.far.add(&other.far);
         self.flash.add(&other.flash);
         self.limit_was_set &= other.limit_was_set;

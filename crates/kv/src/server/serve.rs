@@ -182,7 +182,7 @@ impl Worker {
 
     /// Whether a key of this hash belongs to this thread's shard.
     #[inline]
-    fn owns(&self, hash: u64) -> bool {
+    pub(super) fn owns(&self, hash: u64) -> bool {
         shard_of(hash, self.shared.shards()) == self.number
     }
 
@@ -403,7 +403,7 @@ impl Worker {
             hashes().for_each(|hash| self.shard.store.prefetch_item(hash));
             for (number, entry) in entries.iter().enumerate() {
                 let bytes = batch.bytes_of(turn * BATCH + number);
-                if self.park_ask(from, entry, bytes) {
+                if self.park_ask(from, entry, bytes, &mut answers) {
                     answers.push(entry.address, Answer::Parked, |_| {});
                 } else {
                     self.answer_ask(entry, bytes, &mut answers);
@@ -415,7 +415,13 @@ impl Worker {
     }
 
     /// Has another thread's request wait if its key is in a lower tier.
-    fn park_ask(&mut self, from: usize, entry: &Entry<Ask>, bytes: &[u8]) -> bool {
+    fn park_ask(
+        &mut self,
+        from: usize,
+        entry: &Entry<Ask>,
+        bytes: &[u8],
+        answers: &mut Batch<Answer>,
+    ) -> bool {
         if self.lower.is_none() {
             return false;
         }
@@ -426,10 +432,9 @@ impl Worker {
                 }
                 (Parked::GetKey(read), bytes.to_vec(), hash)
             }
-            Ask::Light { checked } => match self.next_below(bytes, 0) {
-                Some((key_number, key, hash)) => (Parked::Light { checked, key_number }, key, hash),
-                None => return false,
-            },
+            Ask::Light { checked } => {
+                return self.park_light_ask((from, entry.address), bytes, checked, answers);
+            }
             Ask::Request => match self.forwarded_below(bytes) {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,

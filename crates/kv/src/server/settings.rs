@@ -39,6 +39,8 @@ pub struct Settings {
     /// Where KeyVault is spoken.
     pub keyvault_addresses: Vec<SocketAddr>,
     pub keyvault_path: Option<PathBuf>,
+    /// Whether its clients may read the memory of all items, so that values need no copies.
+    pub keyvault_leases: bool,
     /// Where figures for Prometheus are served.
     pub metrics_address: Option<SocketAddr>,
     /// Permissions of the sockets.
@@ -84,6 +86,7 @@ impl Default for Settings {
             socket_path: None,
             keyvault_addresses: Vec::new(),
             keyvault_path: None,
+            keyvault_leases: false,
             metrics_address: None,
             socket_mode: 0o700,
             memory_bytes: 64 << 20,

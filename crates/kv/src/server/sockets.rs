@@ -107,7 +107,8 @@ impl Worker {
 
     /// Closes a connection; what it was promised is lost with it.
     pub(super) fn close(&mut self, number: usize, reason: CloseReason) {
-        if let Some(connection) = self.connections[number].take() {
+        if let Some(mut connection) = self.connections[number].take() {
+            self.end_leases(&mut connection);
             let number = u32::try_from(number).expect("numbers of connections are u32");
             self.note_closed(number, &connection, reason);
             self.turns.leave(number);

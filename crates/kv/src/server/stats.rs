@@ -60,6 +60,17 @@ pub(super) fn push_general(worker: &Worker, sum: &ShardReport, out: &mut Vec<u8>
             ("items_moved", sum.store.moved),
         ],
     );
+    if shared.settings.keyvault_leases {
+        push_all(
+            out,
+            &[
+                ("leases", sum.store.leases),
+                ("leases_refused", sum.store.leases_refused),
+                ("leases_held", sum.leases_held),
+                ("leased_bytes", sum.leased_bytes),
+            ],
+        );
+    }
     push_tier("far", sum.lower_items - sum.flash_items, &sum.far, out);
     push_tier("flash", sum.flash_items, &sum.flash, out);
     if sum.far.capacity_bytes + sum.flash.capacity_bytes > 0 {
@@ -77,6 +88,7 @@ fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
         ("items", items),
         ("limit_bytes", tier.capacity_bytes),
         ("reads", counts.reads),
+        ("reads_at_once", counts.reads_at_once),
         ("reads_failed", counts.reads_failed),
         ("reads_gone", counts.reads_gone),
         ("served", tier.served),

@@ -13,6 +13,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::connection::{Client, SpareBuffers};
+use super::light::Light;
 use super::lower::Lower;
 use super::mailbox::{Answer, Ask, Batch, Message};
 use super::report::{ShardReport, ThreadCounts, TierReport};
@@ -99,11 +100,13 @@ impl Worker {
         let settings = &shared.settings;
         let shards = shared.shards();
         let item_bytes_max = settings.item_bytes_max;
-        let mut store = Store::new(StoreSettings {
+        let store_settings = StoreSettings {
             limit_bytes: settings.memory_bytes / shards,
             item_bytes_max,
             evicts: settings.evicts,
-        })?;
+        };
+        let make = if settings.keyvault_leases { Store::leasing } else { Store::new };
+        let mut store = make(store_settings)?;
         let share = |(prefix, bytes): &(Vec<u8>, u64)| (prefix.clone(), bytes / shards as u64);
         store.set_quotas(settings.quotas.iter().map(share));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -312,6 +315,7 @@ impl Worker {
         let now_s = self.shard.clock.now_s();
         self.shard.store.set_now(now_s);
         self.shard.store.free_expired();
+        self.shard.store.cut_strays();
         self.keep_promises();
         let report = self.report();
         *self.shared.reports[self.number].lock().unwrap_or_else(PoisonError::into_inner) = report;
@@ -322,7 +326,9 @@ impl Worker {
         }
         for number in 0..self.connections.len() {
             let is_idle = self.connections[number].as_ref().is_some_and(|connection| {
-                now_s.saturating_sub(connection.client.last_active_s) >= idle_timeout_s
+                let is_reading = connection.light.as_ref().is_some_and(Light::holds_leases);
+                let idle_s = now_s.saturating_sub(connection.client.last_active_s);
+                idle_s >= idle_timeout_s && !is_reading
             });
             if is_idle {
                 self.counts.idle_kicks += 1;
@@ -409,6 +415,8 @@ impl Worker {
             used_bytes: store.used_bytes() as u64,
             limit_bytes: store.settings().limit_bytes as u64,
             limit_was_set: true,
+            leases_held: store.leases_held().leases as u64,
+            leased_bytes: store.leases_held().bytes as u64,
             lower_items: store.lower_items() as u64,
             flash_items: store.flash_items() as u64,
             far: self.lower.as_ref().map_or_else(TierReport::default, |lower| {

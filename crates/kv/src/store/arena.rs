@@ -4,7 +4,14 @@
 //! it. An item that is large beside a segment has a mapping of its own, a *lone* segment; its memory
 //! goes back to the kernel when it goes. Nothing is ever moved to make room between items, so
 //! sizes that shift cannot break the memory into pieces nobody can use.
+//!
+//! Where clients may lease values, all of this lies in one file in memory that they map: usual segments first, lone ones in
+//! an area behind. That file is mostly holes; whoever reads a hole has the kernel put a page there, so
+//! [`Arena::cut_strays`] gives back what is not ours.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::extents::Extents;
 use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
@@ -23,6 +30,13 @@ const SEGMENTS_WANTED: usize = 256;
 const LONE_SHARE: usize = 4;
 /// Lone segments take whole pages.
 const PAGE_BYTES: usize = 4096;
+/// What the kernel counts the memory of a file in.
+const BLOCK_BYTES: usize = 512;
+/// The area for lone segments in shared memory, in times of that for usual ones: address space for holes between them. When no
+/// hole is long enough, an item gets memory that is not shared, and cannot be leased.
+const LONE_AREA_TIMES: usize = 2;
+/// Shared memory beyond the limit that is let be: the last huge page of the usual segments, and what the index leaves.
+const STRAY_BYTES_MAX: usize = 4 << 20;
 
 /// Which of the two queues of S3-FIFO a segment stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,15 +86,49 @@ pub struct Segment {
     pub newer: Option<SegmentId>,
     /// Filled; it stands in its queue.
     pub is_sealed: bool,
-    /// A mapping of its own, for one large item.
-    lone: Option<Mapping>,
+    /// Clients that read values in it: its bytes stay as they are. See [`super::lease`].
+    pub leases: u32,
+    /// Everything in it is gone but for those clients: it is freed when they are done.
+    pub is_held: bool,
+    /// Memory of its own, for one large item.
+    lone: Option<Lone>,
     in_use: bool,
+}
+
+/// The memory of a lone segment.
+#[derive(Debug)]
+enum Lone {
+    Own(Mapping),
+    /// A part of the arena's shared memory.
+    Shared {
+        at: usize,
+        bytes: usize,
+    },
+}
+
+impl Lone {
+    fn len(&self) -> usize {
+        match self {
+            Self::Own(mapping) => mapping.len(),
+            Self::Shared { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// What an arena needs whose memory other processes may read.
+#[derive(Debug)]
+struct SharedMemory {
+    /// What they map it with.
+    reader: OwnedFd,
+    /// Free parts of the area for lone segments.
+    lone: Extents,
 }
 
 /// All segments of a shard.
 #[derive(Debug)]
 pub struct Arena {
     memory: Mapping,
+    shared: Option<SharedMemory>,
     segment_bytes: usize,
     segments: Vec<Segment>,
     usual: usize,
@@ -93,20 +141,22 @@ pub struct Arena {
 
 impl Arena {
     /// An arena for about `limit_bytes` that can grow to `reserve_bytes`; how far it does is the
-    /// caller's decision. None when the kernel refuses even the address space of the limit.
+    /// caller's decision. Other processes may read it if it `is_shared`. None when the kernel refuses even the address
+    /// space of the limit.
     #[must_use]
-    pub fn new(limit_bytes: usize, reserve_bytes: usize) -> Option<Self> {
+    pub fn new(limit_bytes: usize, reserve_bytes: usize, is_shared: bool) -> Option<Self> {
         let segment_bytes = (limit_bytes / SEGMENTS_WANTED)
             .next_power_of_two()
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
         // Half of the numbers stay for lone segments.
         let number = |bytes: usize| bytes.div_ceil(segment_bytes).clamp(1, SEGMENTS_MAX / 2);
-        let (usual, mut memory) = [number(reserve_bytes), number(limit_bytes)]
+        let (usual, (mut memory, shared)) = [number(reserve_bytes), number(limit_bytes)]
             .into_iter()
-            .find_map(|usual| Some((usual, Mapping::zeroed(usual * segment_bytes)?)))?;
-        memory.wish_huge_pages();
+            .find_map(|usual| Some((usual, take_memory(usual * segment_bytes, is_shared)?)))?;
+        memory.wish_huge_pages(0..usual * segment_bytes);
         Some(Self {
             memory,
+            shared,
             segment_bytes,
             segments: Vec::new(),
             usual,
@@ -147,13 +197,18 @@ impl Arena {
 
     /// Opens a segment for items like one of `footprint_bytes`. None when numbers or memory run out.
     pub fn open(&mut self, footprint_bytes: usize, segment: Segment) -> Option<SegmentId> {
-        let lone = if self.is_lone(footprint_bytes) {
-            Some(Mapping::zeroed(self.segment_bytes_for(footprint_bytes))?)
+        let is_lone = self.is_lone(footprint_bytes);
+        let number = if is_lone { self.lone_number()? } else { self.usual_number()? };
+        let lone = if is_lone {
+            let lone = self.lone_memory(self.segment_bytes_for(footprint_bytes));
+            if lone.is_none() {
+                self.free_lone.push(u32::try_from(number).expect("below SEGMENTS_MAX"));
+            }
+            Some(lone?)
         } else {
             None
         };
-        let number = if lone.is_some() { self.lone_number()? } else { self.usual_number()? };
-        self.in_use_bytes += lone.as_ref().map_or(self.segment_bytes, |lone| lone.len());
+        self.in_use_bytes += lone.as_ref().map_or(self.segment_bytes, Lone::len);
         self.segments[number] = Segment { lone, in_use: true, ..segment };
         Some(SegmentId(u32::try_from(number).expect("below SEGMENTS_MAX")))
     }
@@ -182,6 +237,13 @@ impl Arena {
         Some(number)
     }
 
+    fn lone_memory(&mut self, bytes: usize) -> Option<Lone> {
+        match self.shared.as_mut().and_then(|shared| shared.lone.take(bytes)) {
+            Some(at) => Some(Lone::Shared { at, bytes }),
+            None => Mapping::zeroed(bytes).map(Lone::Own),
+        }
+    }
+
     fn make_known(&mut self, segments: usize) {
         while self.segments.len() < segments {
             self.segments.push(Segment::new(Queue::Small, 0, 0, 0));
@@ -192,10 +254,15 @@ impl Arena {
     pub fn free(&mut self, id: SegmentId) {
         let segment = &mut self.segments[id.index()];
         assert!(segment.in_use, "a segment is freed once");
+        assert!(segment.leases == 0, "what clients read stays");
         segment.in_use = false;
         if let Some(lone) = segment.lone.take() {
             self.in_use_bytes -= lone.len();
             self.free_lone.push(id.0);
+            if let (Lone::Shared { at, bytes }, Some(shared)) = (lone, &mut self.shared) {
+                self.memory.release(at..at + bytes);
+                shared.lone.give(at, bytes);
+            }
         } else {
             self.in_use_bytes -= self.segment_bytes;
             self.free_usual.push(id.0);
@@ -208,6 +275,58 @@ impl Arena {
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
         }
+    }
+
+    /// As [`Self::release_free`], for one segment, if the free ones and those in use take more than `limit_bytes`: it was
+    /// in use when the limit was lowered.
+    pub fn release_above(&mut self, id: SegmentId, limit_bytes: usize) {
+        let kept_bytes = self.in_use_bytes + self.free_usual.len() * self.segment_bytes;
+        if id.index() < self.usual && kept_bytes > limit_bytes {
+            let at = id.index() * self.segment_bytes;
+            self.memory.release(at..at + self.segment_bytes);
+        }
+    }
+
+    /// Gives memory back that readers have the kernel put into holes, once it is more than the limit leaves.
+    pub fn cut_strays(&mut self, limit_bytes: usize) {
+        let Some(shared) = &self.shared else { return };
+        let Ok(status) = rustix::fs::fstat(&shared.reader) else { return };
+        let there_bytes =
+            usize::try_from(status.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
+        if there_bytes <= limit_bytes.max(self.in_use_bytes).saturating_add(STRAY_BYTES_MAX) {
+            return;
+        }
+        self.memory.release(self.untouched * self.segment_bytes..self.usual * self.segment_bytes);
+        for (at, bytes) in shared.lone.iter() {
+            self.memory.release(at..at + bytes);
+        }
+        self.release_free();
+    }
+
+    /// What other processes map to read this arena, and how much of it there is.
+    #[must_use]
+    pub fn readable_by_others(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        self.shared.as_ref().map(|shared| (shared.reader.as_fd(), self.memory.len()))
+    }
+
+    /// Where these bytes of the item at `place` lie in the memory that others map; None if it is not in there.
+    #[must_use]
+    pub fn shared_at(&self, place: Place, offset: usize) -> Option<usize> {
+        self.shared.as_ref()?;
+        let id = SegmentId::of(place);
+        if id.index() < self.usual {
+            return Some(self.usual_at(place) + offset);
+        }
+        match self.segments[id.index()].lone {
+            Some(Lone::Shared { at, .. }) => Some(at + offset),
+            _ => None,
+        }
+    }
+
+    /// The memory that a segment takes.
+    #[must_use]
+    pub fn taken_bytes(&self, id: SegmentId) -> usize {
+        self.segment(id).lone.as_ref().map_or(self.segment_bytes, Lone::len)
     }
 
     #[must_use]
@@ -245,8 +364,7 @@ impl Arena {
     /// Bytes that still fit into an open segment.
     #[must_use]
     pub fn room_bytes(&self, id: SegmentId) -> usize {
-        let segment = self.segment(id);
-        segment.lone.as_ref().map_or(self.segment_bytes, |lone| lone.len()) - segment.used_bytes
+        self.taken_bytes(id) - self.segment(id).used_bytes
     }
 
     /// Writes an item behind what the segment holds. The caller has checked that it fits.
@@ -293,7 +411,10 @@ impl Arena {
             let at = id.index() * self.segment_bytes;
             return &mut self.memory[at..at + self.segment_bytes];
         }
-        self.segments[id.index()].lone.as_deref_mut().expect("a lone segment has its mapping")
+        match self.segments[id.index()].lone.as_mut().expect("a lone segment has its memory") {
+            Lone::Own(mapping) => mapping,
+            Lone::Shared { at, bytes } => &mut self.memory[*at..*at + *bytes],
+        }
     }
 
     /// The bytes from an item's start to the end of its memory.
@@ -303,7 +424,10 @@ impl Arena {
         if id.index() < self.usual {
             return &self.memory[self.usual_at(place)..];
         }
-        self.segments[id.index()].lone.as_deref().expect("a lone segment has its mapping")
+        match self.segments[id.index()].lone.as_ref().expect("a lone segment has its memory") {
+            Lone::Own(mapping) => mapping,
+            Lone::Shared { at, bytes } => &self.memory[*at..*at + *bytes],
+        }
     }
 
     /// The item at `place`.
@@ -354,6 +478,18 @@ impl Arena {
     }
 }
 
+/// Memory for usual segments; in shared memory, for lone ones behind them, too.
+fn take_memory(usual_bytes: usize, is_shared: bool) -> Option<(Mapping, Option<SharedMemory>)> {
+    if !is_shared {
+        return Some((Mapping::zeroed(usual_bytes)?, None));
+    }
+    let all_bytes = usual_bytes.checked_mul(1 + LONE_AREA_TIMES)?;
+    let (mut memory, reader) = Mapping::readable_by_others(all_bytes).ok()?;
+    memory.refuse_huge_pages(usual_bytes..all_bytes);
+    let lone = Extents::new(usual_bytes, all_bytes);
+    Some((memory, Some(SharedMemory { reader, lone })))
+}
+
 impl Segment {
     /// An empty segment.
     #[must_use]
@@ -370,6 +506,8 @@ impl Segment {
             older: None,
             newer: None,
             is_sealed: false,
+            leases: 0,
+            is_held: false,
             lone: None,
             in_use: false,
         }

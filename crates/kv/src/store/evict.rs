@@ -79,11 +79,11 @@ impl Store {
         let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
         let lowered = limit_bytes < self.settings.limit_bytes;
         self.settings.limit_bytes = limit_bytes;
-        self.make_room(0)?;
+        let made = self.make_room(0);
         if lowered {
             self.arena.release_free();
         }
-        Ok(())
+        made
     }
 
     /// As many places as there are items when the first must go.
@@ -101,11 +101,12 @@ impl Store {
         let small_first = self.queue_bytes[Queue::Small as usize] > self.small_bytes_max();
         let order =
             if small_first { [Queue::Small, Queue::Main] } else { [Queue::Main, Queue::Small] };
-        if let Some(id) = order.into_iter().find_map(|queue| self.queues[queue as usize].oldest()) {
+        if let Some(id) = order.into_iter().find_map(|queue| self.oldest_unleased(queue)) {
             return Some((id, Why::Turn));
         }
         // Everything lies in open segments: the fullest is closed.
-        let open = self.open.iter_mut().flatten().filter(|open| open.is_some());
+        let makes_room = |id: SegmentId| self.arena.segment(id).leases == 0;
+        let open = self.open.iter_mut().flatten().filter(|open| open.is_some_and(makes_room));
         let fullest =
             open.max_by_key(|open| open.map(|id| self.arena.segment(id).used_bytes))?.take()?;
         self.seal(fullest);
@@ -124,7 +125,8 @@ impl Store {
             let id = self.arena.sample(self.sample)?;
             let segment = self.arena.segment(id);
             let hollow = segment.dead_bytes() * 100 >= segment.used_bytes * HOLES_PERCENT;
-            (segment.is_sealed && !segment.is_lone() && hollow).then_some(id)
+            let makes_room = segment.is_sealed && segment.leases == 0;
+            (makes_room && !segment.is_lone() && hollow).then_some(id)
         })
     }
 

@@ -2,20 +2,32 @@
 //!
 //! The allocator is not used for what is large, because what it keeps would be memory that the
 //! limit does not see.
+//!
+//! Memory that other processes shall read is a file in memory ([`Mapping::readable_by_others`]). It is not sealed against
+//! future writers: the kernel refuses to take pages back out of such a file (`MADV_REMOVE` is EPERM). What
+//! keeps others from writing is that they get a descriptor that only reads, and a mode that lets nobody open it anew.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// An anonymous private mapping; no memory is behind a page before it is written.
+/// Only the owner, who has it already, may open the file of shared memory again, and only to read.
+const FILE_MODE: Mode = Mode::RUSR;
+
+/// A mapping that this process alone writes; no memory is behind a page before it is written.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<u8>,
     bytes: usize,
+    /// A file in memory, which other processes may read.
+    is_shared: bool,
 }
 
-// SAFETY: the mapping is private to this value; whoever owns the value owns the memory.
+// SAFETY: only this value writes to the mapping; whoever owns the value owns the memory.
 unsafe impl Send for Mapping {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Mapping {}
@@ -34,13 +46,45 @@ impl Mapping {
             )
         }
         .ok()?;
-        Some(Self { address: NonNull::new(address.cast())?, bytes })
+        Some(Self { address: NonNull::new(address.cast())?, bytes, is_shared: false })
+    }
+
+    /// `bytes` of zeros that others can map with the descriptor that comes back, to read them. The size stays.
+    pub fn readable_by_others(bytes: usize) -> Result<(Self, OwnedFd), Errno> {
+        let bytes = bytes.max(1);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("farpool-kv-items", flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        rustix::fs::fchmod(&file, FILE_MODE)?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let reader = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file is new, its size is sealed, and
+        // the descriptor that can write is closed below: nobody but this mapping ever changes it.
+        let address = unsafe {
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+            mmap(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE, &file, 0)
+        }?;
+        let address = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
+        Ok((Self { address, bytes, is_shared: true }, reader))
     }
 
     /// Asks for huge pages: far fewer misses of the address translation. A wish, not a promise.
-    pub fn wish_huge_pages(&mut self) {
-        // SAFETY: advice on our own mapping; it changes how memory is backed, never what it holds.
-        let _ = unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
+    pub fn wish_huge_pages(&mut self, range: Range<usize>) {
+        self.advise(range, Advice::LinuxHugepage);
+    }
+
+    /// Asks for none: what is taken and given back in small pieces must not take whole ones.
+    pub fn refuse_huge_pages(&mut self, range: Range<usize>) {
+        self.advise(range, Advice::LinuxNoHugepage);
+    }
+
+    fn advise(&mut self, range: Range<usize>, advice: Advice) {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        // SAFETY: the range lies in our own mapping, and `&mut self` says nobody reads it now. Advice changes how memory is
+        // backed; where it takes memory away (`release`), zeros are what the caller asked for.
+        let _ =
+            unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
     }
 
     /// The same memory as words.
@@ -58,17 +102,11 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr().cast(), self.bytes / 8) }
     }
 
-    /// Gives the memory behind `range` back; it reads as zeros afterwards.
-    pub fn release(&mut self, range: std::ops::Range<usize>) {
-        assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the range lies in our own mapping, and `&mut self` says nobody reads it now.
-        let _ = unsafe {
-            madvise(
-                self.address.as_ptr().add(range.start).cast(),
-                range.len(),
-                Advice::LinuxDontNeed,
-            )
-        };
+    /// Gives the memory behind `range` back; it reads as zeros afterwards. The range is of whole pages.
+    pub fn release(&mut self, range: Range<usize>) {
+        // A shared file keeps what is only not needed; it has to be cut out.
+        let advice = if self.is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
+        self.advise(range, advice);
     }
 }
 

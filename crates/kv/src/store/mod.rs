@@ -9,9 +9,11 @@
 
 pub mod arena;
 pub mod evict;
+pub mod extents;
 pub mod ghost;
 pub mod index;
 pub mod item;
+pub mod lease;
 pub mod lower;
 pub mod mapping;
 pub mod queue;
@@ -88,6 +90,9 @@ pub struct StoreCounts {
     pub moved: u64,
     /// Items ever stored.
     pub total_items: u64,
+    /// Leases given, and those that were asked for and could not be.
+    pub leases: u64,
+    pub leases_refused: u64,
 }
 
 /// Which lists of open segments there are: one for each queue, and one for items that go on, whose
@@ -138,6 +143,7 @@ pub struct Store {
     looked_for_expired_s: u32,
     has_evicted: bool,
     quotas: quota::Quotas,
+    leases: lease::LeasesHeld,
     /// What watchers are told.
     journal: Option<Box<Journal>>,
 }
@@ -145,6 +151,10 @@ pub struct Store {
 impl Store {
     /// An empty shard. Fails when the kernel refuses the address space.
     pub fn new(settings: StoreSettings) -> Result<Self, StoreError> {
+        Self::with_memory(settings, false)
+    }
+
+    fn with_memory(settings: StoreSettings, is_shared: bool) -> Result<Self, StoreError> {
         let settings =
             StoreSettings { limit_bytes: settings.limit_bytes.max(SHARD_BYTES_MIN), ..settings };
         let index = Index::new().map_err(|_| StoreError::OutOfMemory)?;
@@ -152,6 +162,7 @@ impl Store {
             arena: Arena::new(
                 settings.limit_bytes,
                 settings.limit_bytes.saturating_mul(LIMIT_GROWTH),
+                is_shared,
             )
             .ok_or(StoreError::OutOfMemory)?,
             index_bytes: index.bytes(),
@@ -175,6 +186,7 @@ impl Store {
             looked_for_expired_s: 0,
             has_evicted: false,
             quotas: quota::Quotas::default(),
+            leases: lease::LeasesHeld::default(),
             journal: None,
         })
     }
@@ -470,6 +482,9 @@ impl Store {
         value: &[u8],
         cas: u64,
     ) -> Result<Found, StoreError> {
+        if self.arena.segment(SegmentId::of(found.place)).leases > 0 {
+            return self.overwrite_elsewhere(found, hash, value, cas);
+        }
         let found = self.set_cas(found, hash, cas)?;
         let header = self.view(found).header();
         debug_assert_eq!(header.value_bytes as usize, value.len(), "the length stays");
@@ -503,7 +518,7 @@ impl Store {
         let queue = self.arena.segment(id).queue as usize;
         self.queues[queue].remove(&mut self.arena, id);
         self.queue_bytes[queue] -= self.arena.segment(id).used_bytes;
-        self.arena.free(id);
+        self.free_or_hold(id);
     }
 
     const fn check_size(&self, parts: &ItemParts<'_>) -> Result<(), StoreError> {
@@ -590,6 +605,9 @@ impl Store {
         let old = self.arena.item(place).header();
         let id = SegmentId::of(place);
         let segment = self.arena.segment(id);
+        if segment.leases > 0 {
+            return false;
+        }
         let Some(delta) =
             cas.checked_sub(segment.first_cas).and_then(|delta| u32::try_from(delta).ok())
         else {

@@ -130,6 +130,8 @@ pub struct LogCounts {
     pub records_written: u64,
     pub bytes_written: u64,
     pub reads: u64,
+    /// The most reads that were under way at a time.
+    pub reads_at_once: u64,
     pub reads_failed: u64,
     /// Reads whose bytes were not what was written, or of zones used again.
     pub reads_gone: u64,
@@ -439,6 +441,7 @@ impl<M: Medium> Log<M> {
             let operation = self.number(Operation::Read { place, seal, token, skip_bytes });
             self.medium.start_read(pages, (zone, first), count, operation);
             self.reading += 1;
+            self.counts.reads_at_once = self.counts.reads_at_once.max(self.reading as u64);
         }
     }
 

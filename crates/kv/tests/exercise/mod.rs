@@ -81,14 +81,15 @@ pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
     assert_eq!(parts, whole);
 }
 
-/// A small shard that is full.
-pub fn full_shard() -> Shard {
+/// A small shard that is full; whether its values can be leased.
+pub fn full_shard(leases: bool) -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,
         item_bytes_max: ITEM_BYTES_MAX,
         evicts: true,
     };
-    let store = Store::new(settings).expect("there is address space");
+    let make = if leases { Store::leasing } else { Store::new };
+    let store = make(settings).expect("there is address space");
     let mut shard = Shard {
         store,
         clock: Clock::start(1_700_000_000),
@@ -112,7 +113,7 @@ pub fn full_shard() -> Shard {
 /// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock goes on by
 /// `step_s` with each request.
 pub fn execute_any(bytes: &[u8], step_s: u8) {
-    let mut shard = full_shard();
+    let mut shard = full_shard(false);
     let mut out = Vec::new();
     let mut uptime_s = 0;
     read_all(&[bytes], |request| {

@@ -1,7 +1,7 @@
 //! KeyVault on one connection: frames out, answers in any order. docs/KV-PROTOCOL.md has the protocol.
 //!
 //! A read of several keys is one MULTIGET for each shard that owns some of them; it counts as answered when
-//! all have come. Requests beyond the credits wait here.
+//! all have come, and what an answer leaves out is asked for again. Requests beyond the credits wait here.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -56,6 +56,8 @@ pub(super) struct Light {
     requests_under_way: usize,
     /// Requests that have no credit yet.
     held: VecDeque<(Asked, SmallVec<[KeyNumber; 1]>)>,
+    /// Keys that answers left out, to be asked for again: the request and their positions in it.
+    left_out: Vec<(u64, SmallVec<[u16; 1]>)>,
     /// The key that is written now.
     name: Vec<u8>,
     /// Its value.
@@ -97,6 +99,7 @@ impl Light {
             frames_under_way: 0,
             requests_under_way: 0,
             held: VecDeque::new(),
+            left_out: Vec::new(),
             name: Vec::new(),
             value: Vec::new(),
         })
@@ -197,6 +200,26 @@ impl Light {
         }
     }
 
+    /// Asks for the keys that an answer left out: all are of one shard.
+    fn push_rest(
+        &mut self,
+        workload: &Workload,
+        request: u64,
+        positions: SmallVec<[u16; 1]>,
+        out: &mut Vec<u8>,
+    ) {
+        let place = usize::try_from(request - self.first_open).unwrap_or(usize::MAX);
+        let Some(Some(open)) = self.open.get(place) else { return };
+        let (mut list, mut name) = (KeyList::default(), Vec::with_capacity(250));
+        for key in positions.iter().filter_map(|&at| open.keys.get(usize::from(at)).copied()) {
+            name.clear();
+            push_key(&mut name, key, workload.key_bytes(key));
+            list.push(&name);
+        }
+        let shard = shard_of(hash_key(&name), self.shards);
+        self.push_request(shard, &Request::MultiGet(list.keys()), (request, positions), out);
+    }
+
     fn push_request(
         &mut self,
         shard: usize,
@@ -227,6 +250,10 @@ impl Light {
             self.take_answer(workload, &header, &frame[HEADER_BYTES..], &mut take)?;
             at += frame.len();
         }
+        // The answers have freed the credits for these.
+        for (request, positions) in std::mem::take(&mut self.left_out) {
+            self.push_rest(workload, request, positions, out);
+        }
         while self.has_credits()
             && let Some((asked, keys)) = self.held.pop_front()
         {
@@ -254,7 +281,11 @@ impl Light {
         let Some(Some(open)) = self.open.get_mut(place) else {
             return Err(LoadError::Unasked(header.request));
         };
-        judge(workload, header, body, &frame.positions, open)?;
+        let looked_at = judge(workload, header, body, &frame.positions, open)?;
+        if looked_at < frame.positions.len() {
+            self.left_out.push((frame.request, frame.positions[looked_at..].into()));
+            return Ok(());
+        }
         open.frames_left -= 1;
         if open.frames_left == 0 {
             if let Some(Some(Open { asked, keys, said, .. })) =
@@ -285,14 +316,14 @@ fn push_frame(
     finish(out, start, checked);
 }
 
-/// What an answer says; a value that is not the key's ends the run.
+/// What an answer says, and of how many keys; a value that is not the key's ends the run.
 fn judge(
     workload: &Workload,
     header: &Header,
     body: &[u8],
     positions: &[u16],
     open: &mut Open,
-) -> Result<(), Wrong> {
+) -> Result<usize, Wrong> {
     let Expected { operation, .. } = open.asked.expected;
     let key_at = |index: usize| {
         let position = positions.get(index).copied().map(usize::from)?;
@@ -307,21 +338,23 @@ fn judge(
     match (operation, header.status) {
         (Operation::Get, Some(Status::Ok)) if positions.len() > 1 || open.keys.len() > 1 => {
             let (looked_at, found) = read_found(body).ok_or_else(wrong)?;
-            if usize::from(looked_at) != positions.len() {
+            let looked_at = usize::from(looked_at);
+            // None at all would be asked for for ever.
+            if looked_at == 0 || looked_at > positions.len() {
                 return Err(wrong());
             }
             let mut next = 0;
             for (index, item) in found {
                 let index = usize::from(index);
-                let (_, key) = key_at(index).filter(|_| index >= next).ok_or_else(wrong)?;
+                let is_next = index >= next && index < looked_at;
+                let (_, key) = key_at(index).filter(|_| is_next).ok_or_else(wrong)?;
                 check(workload, key, &item)?;
                 (next..index).filter_map(key_at).for_each(|(position, _)| miss(said, position));
                 said.hits += 1;
                 next = index + 1;
             }
-            (next..positions.len())
-                .filter_map(key_at)
-                .for_each(|(position, _)| miss(said, position));
+            (next..looked_at).filter_map(key_at).for_each(|(position, _)| miss(said, position));
+            return Ok(looked_at);
         }
         (Operation::Get, Some(Status::Ok)) => {
             let (_, key) = key_at(0).ok_or_else(wrong)?;
@@ -334,7 +367,7 @@ fn judge(
         (_, Some(Status::NotStored | Status::TooLarge | Status::OutOfMemory)) => said.refused += 1,
         _ => return Err(wrong()),
     }
-    Ok(())
+    Ok(positions.len())
 }
 
 fn check(workload: &Workload, key: KeyNumber, item: &Item<'_>) -> Result<(), Wrong> {
@@ -353,4 +386,91 @@ fn name(workload: &Workload, key: KeyNumber) -> String {
     let mut name = Vec::new();
     push_key(&mut name, key, workload.key_bytes(key));
     String::from_utf8_lossy(&name).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_keyvault::message::{Keys, begin_found, finish_found};
+
+    use super::*;
+
+    const KEYS: [KeyNumber; 5] =
+        [KeyNumber(1), KeyNumber(2), KeyNumber(3), KeyNumber(4), KeyNumber(5)];
+
+    fn light() -> Light {
+        Light {
+            connection: 1,
+            checked: true,
+            shards: 1,
+            credits: 1,
+            open: VecDeque::new(),
+            first_open: 0,
+            frames: VecDeque::new(),
+            first_frame: 1,
+            frames_under_way: 0,
+            requests_under_way: 0,
+            held: VecDeque::new(),
+            left_out: Vec::new(),
+            name: Vec::new(),
+            value: Vec::new(),
+        }
+    }
+
+    /// A server's answer to the MULTIGET in `out` that looks at so many keys and finds all but the key 4.
+    fn answer(
+        workload: &Workload,
+        out: &mut Vec<u8>,
+        looked_at: u16,
+        wanted: &[KeyNumber],
+    ) -> Vec<u8> {
+        let header = Header::read(out, true).unwrap();
+        let body = out.split_off(HEADER_BYTES);
+        let Ok(Request::MultiGet(keys)) = Request::read(header.opcode, &body) else {
+            panic!("{header:?}");
+        };
+        let names = |keys: Keys<'_>| keys.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let wanted_names: Vec<Vec<u8>> =
+            wanted.iter().map(|&key| name(workload, key).into_bytes()).collect();
+        assert_eq!(names(keys), wanted_names);
+        out.clear();
+        let mut answer = Vec::new();
+        let start = begin(&mut answer, Header { status: Some(Status::Ok), ..header });
+        let at = begin_found(&mut answer);
+        for (index, &key) in (0..looked_at).zip(wanted).filter(|(_, key)| key.0 != 4) {
+            let mut value = Vec::new();
+            push_value(&mut value, key, workload.value_bytes(key));
+            Item { client_flags: 0, cas: 1, value: &value }.write_found(index, &mut answer);
+        }
+        finish_found(&mut answer, at, looked_at);
+        finish(&mut answer, start, true);
+        answer
+    }
+
+    #[test]
+    fn what_an_answer_leaves_out_is_asked_for_again() {
+        let workload = Workload::named("uniform", 100).unwrap();
+        let (mut light, mut out) = (light(), Vec::new());
+        let expected = Expected { operation: Operation::Get, keys: KEYS.len() };
+        light.ask(&workload, Asked { expected, begin_ns: 0 }, &KEYS, &mut out);
+        let mut taken = Vec::new();
+        for (looked_at, wanted) in [(2, &KEYS[..]), (1, &KEYS[2..]), (2, &KEYS[3..])] {
+            assert!(taken.is_empty() && light.under_way() == 1);
+            let answer = answer(&workload, &mut out, looked_at, wanted);
+            let take = |_, said, keys: &[KeyNumber]| taken.push((said, keys.to_vec()));
+            assert_eq!(light.receive(&workload, &answer, &mut out, take).unwrap(), answer.len());
+        }
+        let said = Said { hits: 4, misses: 1, refused: 0, missed: 1 << 3 };
+        assert_eq!(taken, [(said, KEYS.to_vec())]);
+        assert!(out.is_empty() && light.under_way() == 0);
+    }
+
+    #[test]
+    fn an_answer_that_looked_at_nothing_ends_the_run() {
+        let workload = Workload::named("uniform", 100).unwrap();
+        let (mut light, mut out) = (light(), Vec::new());
+        let expected = Expected { operation: Operation::Get, keys: KEYS.len() };
+        light.ask(&workload, Asked { expected, begin_ns: 0 }, &KEYS, &mut out);
+        let answer = answer(&workload, &mut out, 0, &KEYS);
+        assert!(light.receive(&workload, &answer, &mut out, |_, _, _| {}).is_err());
+    }
 }

@@ -1,0 +1,101 @@
+//! The memory in which a server keeps the items of one shard, as its clients see it: mapped, and only to be read.
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A shard's item memory.
+#[derive(Debug)]
+pub struct ItemMemory {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the value, and nothing in this process writes to it.
+unsafe impl Send for ItemMemory {}
+// SAFETY: as above.
+unsafe impl Sync for ItemMemory {}
+
+impl ItemMemory {
+    /// Maps `bytes` of a file that a server handed out. Refuses one that is shorter or could become so: reading
+    /// behind its end would end the process.
+    pub fn map(file: impl AsFd, bytes: u64) -> Result<Self, Errno> {
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
+        let is_whole = seals.contains(SealFlags::SHRINK) && length >= bytes as u64;
+        if !is_whole || bytes == 0 || isize::try_from(bytes).is_err() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let address = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, flags, &file, 0)
+        }?;
+        Ok(Self { address: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?, bytes })
+    }
+
+    /// Whether so many bytes from there on lie inside.
+    #[must_use]
+    pub const fn holds(&self, at: u64, bytes: u64) -> bool {
+        match at.checked_add(bytes) {
+            Some(end) => end <= self.bytes as u64,
+            None => false,
+        }
+    }
+
+    /// The bytes of a value that is leased; None if they do not lie inside.
+    #[must_use]
+    pub fn value(&self, at: u64, bytes: u64) -> Option<&[u8]> {
+        if !self.holds(at, bytes) {
+            return None;
+        }
+        let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
+        // SAFETY: inside the mapping (checked above), which lives as long as `self`, and whose file cannot shrink. The server
+        // does not change these bytes while they are leased: that is what a lease is. One that breaks its word can
+        // show bytes that change, as it could have sent others; any bytes are bytes, and nothing is read outside.
+        Some(unsafe { std::slice::from_raw_parts(self.address.as_ptr().add(at), bytes) })
+    }
+}
+
+impl Drop for ItemMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nothing borrows from it any more.
+        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_there_and_stays_is_mapped_and_read() {
+        let make = || {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("test", flags).unwrap();
+            ftruncate(&file, 8192).unwrap();
+            rustix::io::pwrite(&file, b"value", 5000).unwrap();
+            file
+        };
+        let file = make();
+        assert_eq!(ItemMemory::map(&file, 8192).err(), Some(Errno::INVAL), "it could shrink");
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        for bytes in [0, 8193, u64::MAX, 1 << 63] {
+            assert!(ItemMemory::map(&file, bytes).is_err(), "{bytes}");
+        }
+        let memory = ItemMemory::map(&file, 8192).unwrap();
+        assert_eq!(memory.value(5000, 5), Some(&b"value"[..]));
+        assert_eq!(memory.value(8192, 0), Some(&b""[..]));
+        for (at, bytes) in
+            [(8192, 1), (8190, 3), (0, 8193), (u64::MAX, 1), (1, u64::MAX), (9000, 0)]
+        {
+            assert_eq!(memory.value(at, bytes), None, "{at} {bytes}");
+        }
+    }
+}

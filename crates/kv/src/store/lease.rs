@@ -1,0 +1,165 @@
+//! Leases: clients on the same host read a value where it lies, instead of a copy of it.
+//!
+//! As long as a segment has a lease, nothing that lies in it changes its bytes, and it is neither freed nor used again. All else
+//! goes on: its items may be replaced, deleted, flushed, expire or be evicted, and a segment that holds nothing else any more is
+//! *held* until its last lease ends. So a lease shows the value as it was when it was given.
+//!
+//! What leases pin cannot make room. It is bounded by [`LEASED_PERCENT_MAX`], and whoever makes room takes other segments
+//! first, so there is always one to take.
+
+use std::os::fd::BorrowedFd;
+
+use super::arena::{Queue, SegmentId};
+use super::item::ItemParts;
+use super::{Found, Store, StoreError, StoreSettings};
+
+/// The share of the memory for items that leased segments may take: enough for clients that read what they lease at once, and
+/// three quarters stay to make room in. Beyond it values are copied.
+pub const LEASED_PERCENT_MAX: usize = 25;
+
+/// The right to read a value; it is given back with [`Store::release`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a lease that is not released pins its segment for ever"]
+pub struct Lease(SegmentId);
+
+/// A lease, and where its value lies in the memory that clients map.
+#[derive(Debug)]
+pub struct LeasedValue {
+    pub lease: Lease,
+    /// Offset in that memory.
+    pub at: usize,
+    pub bytes: usize,
+}
+
+/// What leases take of a shard.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct LeasesHeld {
+    pub leases: usize,
+    /// Segments with leases, and their memory.
+    pub segments: usize,
+    pub bytes: usize,
+}
+
+impl Store {
+    /// As [`Store::new`], with items in memory that other processes may read, so that leases can be given.
+    pub fn leasing(settings: StoreSettings) -> Result<Self, StoreError> {
+        Self::with_memory(settings, true)
+    }
+
+    /// What clients map to read items, and how many bytes of it there are. None without leases.
+    #[must_use]
+    pub fn readable_by_others(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        self.arena.readable_by_others()
+    }
+
+    #[must_use]
+    pub const fn leases_held(&self) -> LeasesHeld {
+        self.leases
+    }
+
+    const fn leased_bytes_max(&self) -> usize {
+        let beside = self.index_bytes + self.ghost.bytes();
+        self.settings.limit_bytes.saturating_sub(beside) / 100 * LEASED_PERCENT_MAX
+    }
+
+    /// Leases an item's value; None if too much is leased already, or it lies where nobody else can read.
+    #[must_use]
+    pub fn lease(&mut self, found: Found) -> Option<LeasedValue> {
+        let lease = self.try_lease(found);
+        match lease {
+            Some(_) => self.counts.leases += 1,
+            None => self.count_lease_refused(),
+        }
+        lease
+    }
+
+    /// A lease was asked for, and a copy is given instead.
+    pub const fn count_lease_refused(&mut self) {
+        self.counts.leases_refused += 1;
+    }
+
+    fn try_lease(&mut self, found: Found) -> Option<LeasedValue> {
+        let header = self.view(found).header();
+        let value_at = header.key_at() + usize::from(header.key_bytes);
+        let at = self.arena.shared_at(found.place, value_at)?;
+        let id = SegmentId::of(found.place);
+        let leases = self.arena.segment(id).leases.checked_add(1)?;
+        if leases == 1 {
+            let bytes = self.leases.bytes + self.arena.taken_bytes(id);
+            if bytes > self.leased_bytes_max() {
+                return None;
+            }
+            self.leases.bytes = bytes;
+            self.leases.segments += 1;
+        }
+        self.arena.segment_mut(id).leases = leases;
+        self.leases.leases += 1;
+        Some(LeasedValue { lease: Lease(id), at, bytes: header.value_bytes as usize })
+    }
+
+    /// Ends a lease: what nothing else keeps is freed.
+    pub fn release(&mut self, Lease(id): Lease) {
+        self.leases.leases -= 1;
+        let segment = self.arena.segment_mut(id);
+        segment.leases -= 1;
+        if segment.leases > 0 {
+            return;
+        }
+        let is_held = segment.is_held;
+        self.leases.segments -= 1;
+        self.leases.bytes -= self.arena.taken_bytes(id);
+        if is_held {
+            self.arena.free(id);
+            self.arena.release_above(id, self.settings.limit_bytes);
+        }
+    }
+
+    /// Gives back what readers have the kernel put into the holes of shared memory. To be done now and then.
+    pub fn cut_strays(&mut self) {
+        self.arena.cut_strays(self.settings.limit_bytes);
+    }
+
+    /// Frees a segment that stands in no queue any more, when nobody reads in it.
+    pub(super) fn free_or_hold(&mut self, id: SegmentId) {
+        let segment = self.arena.segment_mut(id);
+        if segment.leases > 0 {
+            segment.is_held = true;
+        } else {
+            self.arena.free(id);
+        }
+    }
+
+    /// The oldest segment of a queue that can make room. Those with leases go to the queue's end, for another round.
+    pub(super) fn oldest_unleased(&mut self, queue: Queue) -> Option<SegmentId> {
+        for _ in 0..=self.leases.segments {
+            let id = self.queues[queue as usize].oldest()?;
+            if self.arena.segment(id).leases == 0 {
+                return Some(id);
+            }
+            self.queues[queue as usize].remove(&mut self.arena, id);
+            self.queues[queue as usize].push(&mut self.arena, id);
+        }
+        None
+    }
+
+    /// Stores an item anew with another value, and everything else as it was but its number.
+    pub(super) fn overwrite_elsewhere(
+        &mut self,
+        found: Found,
+        hash: u64,
+        value: &[u8],
+        cas: u64,
+    ) -> Result<Found, StoreError> {
+        let view = self.view(found);
+        let key = view.key().to_vec();
+        let parts = ItemParts {
+            key: &key,
+            value: [value, b""],
+            client_flags: view.client_flags(),
+            expires_s: view.expires_s(),
+            marks: view.header().marks & !super::mark::LAYOUT,
+            wide_cas: None,
+        };
+        self.put(&parts, hash, Some(cas))
+    }
+}
