@@ -29,6 +29,9 @@ pub struct Lirs {
     far_max: u32,
     stack_max: u64,
     capacity: u32,
+    /// In a [`Ranking`]: pages had to leave. What fits goes up and down a little then, and pages that nothing is known of
+    /// must not become near each time it goes up.
+    has_evicted: bool,
 }
 
 impl Lirs {
@@ -48,6 +51,7 @@ impl Lirs {
             far_max: 0,
             stack_max: 0,
             capacity: 0,
+            has_evicted: false,
         };
         cache.divide(capacity);
         cache
@@ -240,7 +244,8 @@ impl Ranking for Lirs {
         let came_back = self.queues.remove(page) == GHOST;
         self.stack.remove(page);
         self.stack.push_front(page);
-        if self.near_max > 0 && (came_back || self.near_len < self.near_max) {
+        let may_be_near = came_back || !self.has_evicted && self.near_len < self.near_max;
+        if may_be_near && self.near_max > 0 {
             self.cool(self.near_max - 1, forgotten);
             self.become_near(page);
         } else {
@@ -274,6 +279,7 @@ impl Ranking for Lirs {
     }
 
     fn victim(&mut self, forgotten: &mut Vec<u32>) -> Option<u32> {
+        self.has_evicted = true;
         if self.queues.len(FAR) == 0 {
             self.cool(self.near_len.saturating_sub(1), forgotten);
         }

@@ -18,6 +18,8 @@ pub struct NamedTinyLfu {
     until_halved: u64,
     window_max: u32,
     capacity: u32,
+    /// Pages had to leave. From then on the main part is not filled unasked: what fits goes up and down a little.
+    has_evicted: bool,
 }
 
 impl Default for NamedTinyLfu {
@@ -30,6 +32,7 @@ impl Default for NamedTinyLfu {
             until_halved: 1,
             window_max: 0,
             capacity: 0,
+            has_evicted: false,
         };
         cache.divide(1);
         cache
@@ -46,9 +49,10 @@ impl NamedTinyLfu {
         self.sketch.fit(capacity);
     }
 
-    /// While the main part has room, what is too much for the window goes there unasked.
+    /// While the cache fills, what is too much for the window goes to the main part unasked.
     fn settle(&mut self) {
-        while self.window.len() > self.window_max
+        while !self.has_evicted
+            && self.window.len() > self.window_max
             && self.main.len < self.main.capacity
             && let Some(page) = self.window.pop_back()
         {
@@ -114,20 +118,26 @@ impl Ranking for NamedTinyLfu {
     }
 
     fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
-        self.settle();
-        if self.main.len > self.main.capacity {
-            return self.main.evict();
+        self.has_evicted = true;
+        loop {
+            // A window that is half empty has had its turn: what the main part has too much goes unasked.
+            let main_is_next =
+                self.main.len > self.main.capacity && self.window.len() <= self.window_max / 2;
+            let candidate = if main_is_next { None } else { self.window.pop_back() };
+            let Some(candidate) = candidate else { return self.main.evict() };
+            let other = self.main.next_victim();
+            let wins = other.is_none_or(|other| self.seen(candidate) > self.seen(other));
+            self.sketch.add(self.names[candidate as usize]);
+            if !wins {
+                return Some(candidate);
+            }
+            let is_full = self.main.len >= self.main.capacity;
+            let victim = if is_full { self.main.evict() } else { None };
+            self.main.insert(candidate);
+            if victim.is_some() {
+                return victim;
+            }
         }
-        let Some(candidate) = self.window.pop_back() else { return self.main.evict() };
-        let other = self.main.next_victim();
-        let wins = other.is_some_and(|other| self.seen(candidate) > self.seen(other));
-        self.sketch.add(self.names[candidate as usize]);
-        if !wins {
-            return Some(candidate);
-        }
-        let victim = self.main.evict();
-        self.main.insert(candidate);
-        victim
     }
 
     fn remove(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
@@ -137,7 +147,6 @@ impl Ranking for NamedTinyLfu {
     fn set_capacity(&mut self, capacity: u32, _: &mut Vec<u32>) {
         let len = self.window.len() + self.main.len;
         self.divide(capacity.max(len).max(1));
-        self.settle();
     }
 
     fn contains(&self, page: u32) -> bool {
