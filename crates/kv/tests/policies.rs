@@ -134,6 +134,28 @@ fn what_has_expired_goes_first() {
     }
 }
 
+/// However often flushed items were read, and with -M, too.
+#[test]
+fn what_was_flushed_makes_room_first() {
+    for (kind, evicts) in CacheKind::ALL.into_iter().flat_map(|kind| [(kind, true), (kind, false)])
+    {
+        let mut store = store(4 << 20, kind, evicts);
+        let old = 3_500;
+        for number in 0..old {
+            insert(&mut store, &format!("old{number}"), 500, 0).unwrap();
+            (0..5).for_each(|_| assert!(read(&mut store, &format!("old{number}"))));
+        }
+        assert_eq!(store.counts().evictions, 0, "{kind}: there is room for all");
+        store.flush_all(store.now_s());
+        (0..old).for_each(|number| insert(&mut store, &format!("new{number}"), 500, 0).unwrap());
+        let counts = store.counts();
+        assert_eq!(counts.evictions, 0, "{kind}");
+        assert!(counts.reclaimed > 1_000, "{kind}: {counts:?}");
+        assert!((0..old).all(|number| read(&mut store, &format!("new{number}"))), "{kind}");
+        assert!(!read(&mut store, "old0"), "{kind}");
+    }
+}
+
 /// With -M new items are refused when the memory is full, and no policy is kept.
 #[test]
 fn without_eviction_items_are_refused() {

@@ -1,4 +1,4 @@
-//! Making room: expired segments first, then segments that are mostly holes, then S3-FIFO, or another policy ([`super::ranked`]).
+//! Making room: expired segments first, then flushed items, then segments that are mostly holes, then S3-FIFO, or another policy ([`super::ranked`]).
 //!
 //! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its items
 //! that were read go on (from the small queue to the main queue, in the main queue for one more round),
@@ -45,6 +45,9 @@ impl Store {
             if self.looked_for_expired_s < self.now_s && self.free_expired() {
                 continue;
             }
+            if self.free_flushed() {
+                continue;
+            }
             if !self.settings.evicts {
                 return Err(StoreError::OutOfMemory);
             }
@@ -75,6 +78,36 @@ impl Store {
             self.empty(id, Why::Expired, 0);
         }
         !expired.is_empty()
+    }
+
+    /// Takes the flushed items out of the next segment that has any; false when there is none any more. Left to
+    /// the policy they would stay for long: some were read often.
+    fn free_flushed(&mut self) -> bool {
+        while let Some(from) = self.flushed_from {
+            let next = self.arena.first_in_use(from);
+            self.flushed_from = next.map(|(number, _)| number + 1);
+            let Some((_, id)) = next.filter(|&(_, id)| self.has_flushed(id)) else { continue };
+            if !self.arena.segment(id).is_sealed {
+                self.close(id);
+            }
+            // Closing it may have freed it already.
+            if self.arena.segment(id).is_sealed {
+                self.empty(id, Why::Holes, 0);
+            }
+            return true;
+        }
+        false
+    }
+
+    fn has_flushed(&self, id: SegmentId) -> bool {
+        let mut next = self.arena.first(id);
+        while let Some(place) = next {
+            if self.is_flushed(place) {
+                return true;
+            }
+            next = self.arena.next(place);
+        }
+        false
     }
 
     /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.

@@ -130,6 +130,8 @@ pub struct Store {
     now_s: u32,
     /// Items stored under this number or an earlier one were flushed.
     flushed_cas: u64,
+    /// From this segment on there may be flushed items that nobody has taken out.
+    flushed_from: Option<usize>,
     /// When everything there is then is to be flushed.
     flush_at_s: Option<u32>,
     counts: StoreCounts,
@@ -173,6 +175,7 @@ impl Store {
             last_cas: 0,
             now_s: 0,
             flushed_cas: 0,
+            flushed_from: None,
             flush_at_s: None,
             counts: StoreCounts::default(),
             outbox: None,
@@ -194,6 +197,7 @@ impl Store {
         if self.flush_at_s.is_some_and(|at_s| at_s <= self.now_s) {
             self.flush_at_s = None;
             self.flushed_cas = self.last_cas;
+            self.flushed_from = Some(0);
         }
     }
 
@@ -250,6 +254,7 @@ impl Store {
     pub fn flush_all(&mut self, at_s: u32) {
         if at_s <= self.now_s {
             self.flushed_cas = self.next_cas();
+            self.flushed_from = Some(0);
             self.flush_at_s = None;
         } else {
             self.flush_at_s = Some(at_s);
