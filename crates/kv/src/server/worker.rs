@@ -97,6 +97,7 @@ impl Worker {
             item_bytes_max,
             evicts: settings.evicts,
         })?;
+        store.set_policy(settings.policy)?;
         let share = |(prefix, bytes): &(Vec<u8>, u64)| (prefix.clone(), bytes / shards as u64);
         store.set_quotas(settings.quotas.iter().map(share));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -375,6 +376,7 @@ impl Worker {
             items: store.items() as u64,
             item_bytes: store.item_bytes(),
             index_bytes: store.index_bytes() as u64,
+            policy_bytes: store.policy_bytes() as u64,
             used_bytes: store.used_bytes() as u64,
             limit_bytes: store.settings().limit_bytes as u64,
             limit_was_set: true,
