@@ -219,6 +219,38 @@ fn the_memory_limit_holds(flags: &[&str]) {
     println!("{most} bytes resident at most with a limit of {LIMIT}");
 }
 
+/// Small items are when a policy's tables are largest; then larger ones, and small ones again.
+#[test]
+fn the_memory_limit_holds_for_what_a_policy_knows() {
+    const LIMIT: usize = 128 << 20;
+    for policy in ["lru", "lirs", "w-tinylfu"] {
+        let kv = Kv::start(&["-t", "1", "-m", "128", "--policy", policy]);
+        let mut stream = kv.connect();
+        ask(&mut stream, b"mn\r\n", b"MN\r\n");
+        let before = kv.resident_bytes();
+        let (mut number, mut most) = (0u64, 0);
+        for bytes in [64, 4000, 64] {
+            let value = "v".repeat(bytes);
+            let mut sent = 0;
+            while sent < LIMIT {
+                let mut requests = String::new();
+                for _ in 0..2000 {
+                    number += 1;
+                    requests += &format!("set key{number:09} 0 0 {bytes} noreply\r\n{value}\r\n");
+                    // Some are read, so that no policy has an easy time.
+                    requests += &format!("mg key{:09} q\r\n", number - number % 7);
+                    sent += bytes;
+                }
+                stream.write_all(requests.as_bytes()).expect("the server takes requests");
+                ask(&mut stream, b"mn\r\n", b"MN\r\n");
+                most = most.max(kv.resident_bytes().saturating_sub(before));
+            }
+        }
+        println!("{policy}: {most} bytes resident at most with a limit of {LIMIT}");
+        assert!(most <= LIMIT + LIMIT / 20, "{policy}: {most} bytes");
+    }
+}
+
 #[test]
 fn sigterm_ends_it_with_all_promised_replies_sent() {
     let mut kv = Kv::start(&["-t", "3"]);
@@ -249,6 +281,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
         (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),
+        (["--policy", "mru"], "choose one of: lru, fifo, clock, sieve, lfu, s3-fifo"),
         (["-D", "é"], "write -D :"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
@@ -296,8 +329,11 @@ fn client_libraries_find_what_they_expect() {
 
 #[test]
 fn top_shows_what_is_asked_of_any_memcached() {
-    let kv = Kv::start(&["-t", "2", "-D", ":", "-W", "-X", "--quota", "user:=1MiB"]);
+    let kv =
+        Kv::start(&["-t", "2", "-D", ":", "-W", "-X", "--quota", "user:=1MiB", "--policy", "lru"]);
     let mut stream = kv.connect();
+    let settings = ask(&mut stream, b"stats settings\r\n", b"END\r\n");
+    assert!(String::from_utf8_lossy(&settings).contains("STAT eviction_policy lru\r\n"));
     let quotas = ask(&mut stream, b"stats quotas\r\n", b"END\r\n");
     assert_eq!(quotas, b"QUOTA user: limit 1048576 used 0 items 0 evictions 0\r\nEND\r\n");
     let refused = ask(&mut stream, b"watch\r\n", b"\r\n");

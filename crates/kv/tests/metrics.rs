@@ -26,6 +26,7 @@ fn figures_follow_what_was_done() {
         metrics_address: Some(any),
         threads: 2,
         counts_prefixes: true,
+        policy: farpool_policy::CacheKind::Sieve,
         quotas: vec![(b"user:".to_vec(), 1 << 20)],
         ..Settings::default()
     };
@@ -48,6 +49,7 @@ fn figures_follow_what_was_done() {
         "farpool_kv_commands_total{command=\"set\",result=\"asked\"} 2\n",
         "farpool_kv_items 2\n",
         "farpool_kv_limit_bytes 67108864\n",
+        "farpool_kv_eviction_info{policy=\"sieve\"} 1\n",
         // Each key was read once: no memory would have held it.
         "farpool_kv_expected_miss_ratio{memory_times=\"1\"} 1.0\n",
     ];

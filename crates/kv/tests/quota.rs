@@ -3,13 +3,15 @@
 use farpool_keyvault::owner::hash_key;
 use farpool_kv::store::item::ItemParts;
 use farpool_kv::store::{Store, StoreError, StoreSettings};
+use farpool_policy::CacheKind;
 use proptest::prelude::*;
 
 const LIMITS: [(&[u8], u64); 3] = [(b"a:", 20_000), (b"a:long:", 8_000), (b"b:", 3_000)];
 
-fn store(evicts: bool) -> Store {
+fn store(evicts: bool, kind: CacheKind) -> Store {
     let settings = StoreSettings { limit_bytes: 4 << 20, item_bytes_max: 1 << 20, evicts };
     let mut store = Store::new(settings).unwrap();
+    store.set_policy(kind).unwrap();
     store.set_quotas(LIMITS.map(|(prefix, bytes)| (prefix.to_vec(), bytes)));
     store.set_now(100);
     store
@@ -68,8 +70,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn no_prefix_takes_more_than_it_may(steps in prop::collection::vec(step(), 1..500), fill: bool) {
-        let mut store = store(true);
+    fn no_prefix_takes_more_than_it_may(
+        kind in prop::sample::select(&CacheKind::ALL[..]),
+        steps in prop::collection::vec(step(), 1..500), fill: bool,
+    ) {
+        let mut store = store(true, kind);
         for (number, step) in steps.iter().enumerate() {
             match *step {
                 Step::Store { prefix, key, bytes } => {
@@ -100,13 +105,19 @@ proptest! {
                 prop_assert_eq!((report.used_bytes, report.items), counted);
                 prop_assert!(report.used_bytes <= report.limit_bytes, "{:?}", report);
             }
+            prop_assert!(store.ranked_items().is_none_or(|items| items == store.items()));
         }
     }
 }
 
 #[test]
 fn the_oldest_of_the_prefix_go_and_nobody_else() {
-    let mut store = store(true);
+    for kind in CacheKind::ALL {
+        the_oldest_of_the_prefix_go(store(true, kind));
+    }
+}
+
+fn the_oldest_of_the_prefix_go(mut store: Store) {
     insert(&mut store, "other", 1000).unwrap();
     insert(&mut store, "b:read", 400).unwrap();
     for _ in 0..3 {
@@ -125,7 +136,7 @@ fn the_oldest_of_the_prefix_go_and_nobody_else() {
 
 #[test]
 fn without_eviction_the_quota_refuses() {
-    let mut store = store(false);
+    let mut store = store(false, CacheKind::Lru);
     let items = (0..).take_while(|number| insert(&mut store, &format!("b:{number}"), 400).is_ok());
     assert!(items.count() >= 5);
     assert_eq!(insert(&mut store, "b:more", 400), Err(StoreError::OutOfMemory));

@@ -10,6 +10,7 @@ use farpool_kv::store::arena::{Arena, Queue, Segment};
 use farpool_kv::store::item::{AccessTime, ItemParts};
 use farpool_kv::store::lease::{LEASED_PERCENT_MAX, LeasedValue, LeasesHeld};
 use farpool_kv::store::{SHARD_BYTES_MIN, Store, StoreError, StoreSettings};
+use farpool_policy::CacheKind;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
@@ -66,9 +67,14 @@ fn value(key: u16, number: usize, bytes: usize) -> Vec<u8> {
 }
 
 fn leasing_store() -> (Store, ItemMemory) {
+    leasing_store_under(CacheKind::S3Fifo)
+}
+
+fn leasing_store_under(policy: CacheKind) -> (Store, ItemMemory) {
     let settings =
         StoreSettings { limit_bytes: LIMIT_BYTES, item_bytes_max: 1 << 20, evicts: true };
     let mut store = Store::leasing(settings).unwrap();
+    store.set_policy(policy).unwrap();
     store.set_now(62);
     let (file, bytes) = store.readable_by_others().unwrap();
     let memory = ItemMemory::map(file, bytes as u64).unwrap();
@@ -221,15 +227,16 @@ impl Run {
             insert(&mut self.store, &format!("fill{number}"), &[b'f'; 1000]).unwrap();
         }
         prop_assert!(self.store.used_bytes() <= LIMIT_BYTES);
-        let room = (LIMIT_BYTES - self.store.index_bytes()) as f64;
+        let beside = self.store.index_bytes() + self.store.policy_bytes();
+        let room = (LIMIT_BYTES - beside) as f64;
         let share = self.store.item_bytes() as f64 / room;
         prop_assert!(share > 0.85, "items fill {:.2} of the memory", share);
         Ok(())
     }
 }
 
-fn run(steps: &[Step]) -> Result<(), TestCaseError> {
-    let (store, memory) = leasing_store();
+fn run(policy: CacheKind, steps: &[Step]) -> Result<(), TestCaseError> {
+    let (store, memory) = leasing_store_under(policy);
     let (model, leases) = (HashMap::new(), Vec::new());
     let mut run =
         Run { store, memory, model, leases, used_bytes_max: LIMIT_BYTES, was_lowered: false };
@@ -244,12 +251,17 @@ proptest! {
 
     #[test]
     fn leases_show_what_was_leased(steps in steps(false)) {
-        run(&steps)?;
+        run(CacheKind::S3Fifo, &steps)?;
     }
 
     #[test]
     fn leases_show_what_was_leased_while_the_limit_changes(steps in steps(true)) {
-        run(&steps)?;
+        run(CacheKind::S3Fifo, &steps)?;
+    }
+
+    #[test]
+    fn leases_show_what_was_leased_under_every_policy(policy in prop::sample::select(&CacheKind::ALL[..]), steps in steps(true)) {
+        run(policy, &steps)?;
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use farpool_keyvault::owner::hash_key;
 use farpool_kv::store::item::ItemParts;
 use farpool_kv::store::{Store, StoreError, StoreSettings};
+use farpool_policy::CacheKind;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -171,14 +172,27 @@ impl Run {
             "{} bytes",
             self.store.used_bytes()
         );
+        let ranked = self.store.ranked_items();
+        prop_assert!(ranked.is_none_or(|items| items == self.store.items()), "{:?}", ranked);
         Ok(())
     }
 }
 
-fn run(limit_bytes: usize, has_room: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+fn store(limit_bytes: usize, kind: CacheKind) -> Store {
     let settings = StoreSettings { limit_bytes, item_bytes_max: 1 << 20, evicts: true };
     let mut store = Store::new(settings).unwrap();
+    store.set_policy(kind).unwrap();
     store.set_now(62);
+    store
+}
+
+fn run(
+    limit_bytes: usize,
+    kind: CacheKind,
+    has_room: bool,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
+    let store = store(limit_bytes, kind);
     let mut run = Run { store, model: HashMap::new(), flush_at_s: None, has_room };
     for (number, step) in steps.iter().enumerate() {
         run.step(number, step)?;
@@ -189,32 +203,43 @@ fn run(limit_bytes: usize, has_room: bool, steps: &[Step]) -> Result<(), TestCas
     Ok(())
 }
 
+/// The default as often as all others together.
+fn kind() -> impl Strategy<Value = CacheKind> {
+    prop_oneof![Just(CacheKind::S3Fifo), prop::sample::select(&CacheKind::ALL[..])]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, .. ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, .. ProptestConfig::default() })]
 
     #[test]
-    fn with_room_nothing_is_lost(steps in steps(60, 9_000)) {
-        run(64 << 20, true, &steps)?;
+    fn with_room_nothing_is_lost(kind in kind(), steps in steps(60, 9_000)) {
+        run(64 << 20, kind, true, &steps)?;
     }
 
     #[test]
-    fn without_room_what_is_there_is_right(steps in steps(1000, 40_000)) {
-        run(4 << 20, false, &steps)?;
+    fn without_room_what_is_there_is_right(kind in kind(), steps in steps(1000, 40_000)) {
+        run(4 << 20, kind, false, &steps)?;
     }
 
     #[test]
-    fn large_items_come_and_go(steps in steps(30, 900_000)) {
-        run(6 << 20, false, &steps)?;
+    fn large_items_come_and_go(kind in kind(), steps in steps(30, 900_000)) {
+        run(6 << 20, kind, false, &steps)?;
     }
 }
 
 /// Sizes shift again and again; the memory that was good for one size is good for the next.
 #[test]
 fn shifting_sizes_leave_no_memory_behind() {
-    let limit_bytes = 32 << 20;
-    let settings = StoreSettings { limit_bytes, item_bytes_max: 1 << 20, evicts: true };
-    let mut store = Store::new(settings).unwrap();
-    store.set_now(62);
+    for kind in CacheKind::ALL {
+        shift_sizes(kind);
+    }
+}
+
+fn shift_sizes(kind: CacheKind) {
+    let limit_bytes = if kind == CacheKind::S3Fifo { 32 << 20 } else { 16 << 20 };
+    let mut store = store(limit_bytes, kind);
+    // Other policies than the store's own leave holes, and keep what they know apart.
+    let least = if kind == CacheKind::S3Fifo { 0.9 } else { 0.85 };
     for (round, bytes) in [100usize, 5000, 64, 200_000, 900, 64].into_iter().enumerate() {
         let mut stored = 0;
         for number in 0.. {
@@ -231,17 +256,19 @@ fn shifting_sizes_leave_no_memory_behind() {
             }
         }
         assert!(store.used_bytes() <= limit_bytes);
-        let share = store.item_bytes() as f64 / (limit_bytes - store.index_bytes()) as f64;
-        assert!(share > 0.9, "round {round}: items of {bytes} bytes fill {share:.2} of the memory");
+        let tables_bytes = store.index_bytes() + store.policy_bytes();
+        let share = store.item_bytes() as f64 / (limit_bytes - tables_bytes) as f64;
+        assert!(share > least, "{kind}: items of {bytes} bytes fill {share:.2} of the memory");
+        // What the policy knows shrinks with the items; LIRS knows the most.
+        let most = (2 << 20) + 150 * store.items();
+        assert!(store.policy_bytes() < most, "{kind}: {} bytes", store.policy_bytes());
     }
 }
 
 /// Keys that are read twice stay while others stream past.
 #[test]
 fn what_is_read_stays() {
-    let settings = StoreSettings { limit_bytes: 16 << 20, item_bytes_max: 1 << 20, evicts: true };
-    let mut store = Store::new(settings).unwrap();
-    store.set_now(62);
+    let mut store = store(16 << 20, CacheKind::S3Fifo);
     let hot: Vec<String> = (0..2000).map(|number| format!("hot{number}")).collect();
     let store_one = |store: &mut Store, name: &str| {
         let parts =
@@ -266,9 +293,7 @@ fn what_is_read_stays() {
 /// 12-byte keys with 64-byte values, at sizes in and between the index's steps of growth.
 #[test]
 fn an_item_costs_at_most_105_bytes() {
-    let settings = StoreSettings { limit_bytes: 1 << 30, item_bytes_max: 1 << 20, evicts: true };
-    let mut store = Store::new(settings).unwrap();
-    store.set_now(62);
+    let mut store = store(1 << 30, CacheKind::S3Fifo);
     let mut next_check = 250_000;
     for number in 0..2_000_000usize {
         let name = format!("key{number:09}");

@@ -91,7 +91,13 @@ fn reads_and_writes_are_told_as_memcached_tells_them() {
 
 #[test]
 fn evictions_are_told() {
-    let ours = Ours::local(Settings { memory_bytes: 4 << 20, ..settings(1) });
+    for policy in farpool_policy::CacheKind::ALL {
+        evictions_are_told_of(Settings { memory_bytes: 4 << 20, policy, ..settings(1) });
+    }
+}
+
+fn evictions_are_told_of(settings: Settings) {
+    let ours = Ours::local(settings);
     let mut watcher = begin(ours.connect(), "evictions mutations");
     let mut client = ours.connect();
     let value = "v".repeat(1000);

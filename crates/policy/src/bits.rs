@@ -1,5 +1,7 @@
 //! A fixed set of small integers, one bit each.
 
+use crate::ranking::{resize_exactly, table_bytes};
+
 /// A set over `0..len`, all absent at first.
 #[derive(Debug, Clone)]
 pub(crate) struct BitSet {
@@ -14,6 +16,22 @@ impl BitSet {
     pub(crate) fn grow(&mut self, len: usize) {
         let words = len.div_ceil(64).max(self.words.len());
         self.words.resize(words, 0);
+    }
+
+    /// A set over `0..len` from now on; what lies beyond is absent already.
+    pub(crate) fn resize(&mut self, len: usize) {
+        resize_exactly(&mut self.words, len.div_ceil(64), 0);
+    }
+
+    /// `to` is in if `from` was, which is not any more.
+    pub(crate) fn rename(&mut self, from: u32, to: u32) {
+        if self.take(from) {
+            self.set(to);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        table_bytes(&self.words)
     }
 
     pub(crate) fn get(&self, at: u32) -> bool {
@@ -53,6 +71,24 @@ impl Marks {
     #[inline]
     fn place(at: u32) -> (usize, u32) {
         (at as usize / 32, at % 32 * 2)
+    }
+
+    /// Marks of `0..len` from now on; what lies beyond is not resident.
+    pub(crate) fn resize(&mut self, len: usize) {
+        resize_exactly(&mut self.words, len.div_ceil(32), 0);
+    }
+
+    /// `to`, which is not resident, gets the marks of `from`, which is not resident any more.
+    pub(crate) fn rename(&mut self, from: u32, to: u32) {
+        let (word, shift) = Self::place(from);
+        let marks = self.words[word] >> shift & (RESIDENT | REFERENCED);
+        self.leave(from);
+        let (word, shift) = Self::place(to);
+        self.words[word] |= marks << shift;
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        table_bytes(&self.words)
     }
 
     pub(crate) fn resident(&self, at: u32) -> bool {

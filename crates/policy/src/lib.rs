@@ -8,6 +8,7 @@
 //!   these are the reference: what a policy could reach with perfect knowledge.
 //! * [`cache`]: whole local memories of a fixed size, by these and by policies that remember more; for
 //!   the simulator.
+//! * [`ranking`]: the same policies for a cache whose room somebody else measures; for the key-value store.
 //! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
@@ -24,6 +25,7 @@ pub mod clean;
 pub mod courtesy;
 mod list;
 pub mod prefetch;
+pub mod ranking;
 pub mod rate;
 pub mod reserve;
 mod rng;
@@ -33,6 +35,7 @@ pub mod victim;
 pub use cache::{CacheKind, CacheVisitor, PageCache};
 pub use clean::{CleanEstimator, SAMPLED_FETCHES};
 pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
+pub use ranking::{RANKED_PAGES_MAX, Ranking, Renumber};
 pub use rate::{Bucket, Meter, Meters, RateLimit, WaitNs};
 pub use rng::Rng;
 pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};

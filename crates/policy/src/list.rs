@@ -4,6 +4,8 @@
 //! range costs address space, not memory, until its chunks are used. 8 bytes per number, both links
 //! side by side, so that taking a number out touches three cache lines and not four.
 
+use crate::ranking::{resize_exactly, table_bytes};
+
 /// What a link says when there is nothing further on (links are index + 1).
 const NONE: u32 = 0;
 
@@ -76,6 +78,29 @@ impl Links {
         Some(at)
     }
 
+    /// `from`, which must be in the list of these ends, is called `to` from now on.
+    pub(crate) fn rename(&mut self, ends: &mut Ends, from: u32, to: u32) {
+        let link = std::mem::take(&mut self.0[from as usize]);
+        self.0[to as usize] = link;
+        match link.towards_front.checked_sub(1) {
+            Some(newer) => self.0[newer as usize].towards_back = to + 1,
+            None => ends.front = to + 1,
+        }
+        match link.towards_back.checked_sub(1) {
+            Some(older) => self.0[older as usize].towards_front = to + 1,
+            None => ends.back = to + 1,
+        }
+    }
+
+    pub(crate) fn resize(&mut self, numbers: usize) {
+        assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
+        resize_exactly(&mut self.0, numbers, Link::default());
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        table_bytes(&self.0)
+    }
+
     /// Moves `at`, which must be in the list of these ends, to the newest end.
     #[inline]
     pub(crate) fn move_to_front(&mut self, ends: &mut Ends, at: u32) {
@@ -102,6 +127,22 @@ impl IndexList {
         assert!(u32::try_from(numbers).is_ok_and(|n| n < u32::MAX), "a list numbers below 2^32-1");
         let numbers = numbers.max(self.capacity());
         self.links.0.resize(numbers, Link::default());
+    }
+
+    /// `from`, if it is in, is called `to` from now on.
+    pub(crate) fn rename(&mut self, from: u32, to: u32) {
+        if self.contains(from) {
+            self.links.rename(&mut self.ends, from, to);
+        }
+    }
+
+    /// The list can hold `0..numbers` from now on; no other may be in.
+    pub(crate) fn resize(&mut self, numbers: usize) {
+        self.links.resize(numbers);
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.links.bytes()
     }
 
     /// How many numbers the list can hold, not how many it holds.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use farpool_policy::CacheKind;
 
 use super::{KvBenchArgs, KvTopArgs};
 use crate::values::{BladeAddress, FlashPart, QuotaPart, Size, Span};
@@ -107,6 +108,15 @@ pub struct KvArgs {
     /// Refuse new items when memory is full, instead of evicting old ones
     #[arg(short = 'M', long)]
     pub no_evict: bool,
+    /// Which items go: s3-fifo, lru, fifo, clock, sieve, lfu, arc, slru, 2q, lirs, w-tinylfu or random
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "s3-fifo",
+        env = "FARPOOL_KV_POLICY",
+        hide_env_values = true
+    )]
+    pub policy: CacheKind,
     /// The largest item: bytes, or with k or m
     #[arg(short = 'I', long, value_name = "SIZE", default_value = "1m")]
     pub item_max: String,

@@ -203,6 +203,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     let mut settings = Settings {
         threads: args.threads.map_or(processors, usize::from),
         evicts: !args.no_evict,
+        policy: args.policy,
         connections_max: args.connections,
         backlog: args.backlog,
         verbosity: args.verbose.into(),

@@ -13,6 +13,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use serde_json::json;
@@ -195,7 +196,11 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ("evictions", "Items that had to leave memory", store.evictions),
             ("evicted_unfetched", "Of them, those that nobody had read", store.evicted_unfetched),
             ("reclaimed", "Expired items whose room was taken back", store.reclaimed),
-            ("items_moved", "Items that earned another round in memory", store.moved),
+            (
+                "items_moved",
+                "Items that earned another round in memory, or closed holes",
+                store.moved,
+            ),
             ("items_stored", "Items ever stored", store.total_items),
             (
                 "connections_accepted",
@@ -223,11 +228,14 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
         Some(Unit::Bytes),
         &[
             ("limit", "Memory it may take", shared.memory_bytes.load(Ordering::Relaxed)),
-            ("used", "Memory it takes: segments and index", sum.used_bytes),
+            ("used", "Memory it takes: segments, index and what the policy knows", sum.used_bytes),
             ("items", "Of that, items with their headers", sum.item_bytes),
             ("index", "Of that, the index", sum.index_bytes),
+            ("policy", "Of that, what the policy knows beside", sum.policy_bytes),
         ],
     );
+    let policy = Info::new(vec![("policy", shared.settings.policy.name())]);
+    registry.register("eviction", "Which items go when memory is full", policy);
 }
 
 /// Values that clients read where they lie.

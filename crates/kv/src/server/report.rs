@@ -19,6 +19,8 @@ pub struct ShardReport {
     pub items: u64,
     pub item_bytes: u64,
     pub index_bytes: u64,
+    /// What the policy knows, if it is not the store's own.
+    pub policy_bytes: u64,
     pub used_bytes: u64,
     pub limit_bytes: u64,
     pub limit_was_set: bool,
@@ -156,7 +158,8 @@ impl ShardReport {
             watcher_skipped,
         );
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
-        add_fields!(self, other, leases_held, leased_bytes, lower_items, flash_items, late);
+        add_fields!(self, other, policy_bytes, leases_held, leased_bytes);
+        add_fields!(self, other, lower_items, flash_items, late);
         self.far.add(&other.far);
         self.flash.add(&other.flash);
         self.limit_was_set &= other.limit_was_set;

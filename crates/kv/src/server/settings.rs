@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use farpool_policy::CacheKind;
 use rustix::event::EventfdFlags;
 
 use super::auth::Credentials;
@@ -53,6 +54,8 @@ pub struct Settings {
     pub item_bytes_max: usize,
     /// Whether old items make room for new ones.
     pub evicts: bool,
+    /// Which items go when they do.
+    pub policy: CacheKind,
     pub connections_max: u64,
     /// Clients that say nothing for so long are sent away; 0 = never.
     pub idle_timeout_s: u32,
@@ -95,6 +98,7 @@ impl Default for Settings {
             threads: 4,
             item_bytes_max: 1 << 20,
             evicts: true,
+            policy: CacheKind::S3Fifo,
             connections_max: 1024,
             idle_timeout_s: 0,
             backlog: 1024,

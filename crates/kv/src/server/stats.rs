@@ -50,6 +50,7 @@ pub(super) fn push_general(worker: &Worker, sum: &ShardReport, out: &mut Vec<u8>
             ("log_watcher_sent", thread.watcher_sent),
             ("log_watchers", shared.watchers.count() as u64),
             ("hash_bytes", sum.index_bytes),
+            ("policy_bytes", sum.policy_bytes),
             ("memory_used_bytes", sum.used_bytes),
             ("bytes", sum.item_bytes),
             ("curr_items", sum.items),
@@ -260,6 +261,7 @@ pub(super) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "verbosity", shared.verbosity.load(Ordering::Relaxed));
     push(out, "oldest", 0);
     push(out, "evictions", if settings.evicts { "on" } else { "off" });
+    push(out, "eviction_policy", settings.policy);
     push(out, "domain_socket", path);
     push(out, "umask", format!("{:o}", settings.socket_mode));
     push(out, "shutdown_command", yes_or_no(settings.allows_shutdown));

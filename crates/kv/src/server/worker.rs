@@ -107,6 +107,7 @@ impl Worker {
         };
         let make = if settings.keyvault_leases { Store::leasing } else { Store::new };
         let mut store = make(store_settings)?;
+        store.set_policy(settings.policy)?;
         let share = |(prefix, bytes): &(Vec<u8>, u64)| (prefix.clone(), bytes / shards as u64);
         store.set_quotas(settings.quotas.iter().map(share));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -412,6 +413,7 @@ impl Worker {
             items: store.items() as u64,
             item_bytes: store.item_bytes(),
             index_bytes: store.index_bytes() as u64,
+            policy_bytes: store.policy_bytes() as u64,
             used_bytes: store.used_bytes() as u64,
             limit_bytes: store.settings().limit_bytes as u64,
             limit_was_set: true,

@@ -1,4 +1,4 @@
-//! Making room: expired segments first, then segments that are mostly holes, then S3-FIFO.
+//! Making room: expired segments first, then flushed items, then segments that are mostly holes, then S3-FIFO, or another policy ([`super::ranked`]).
 //!
 //! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its items
 //! that were read go on (from the small queue to the main queue, in the main queue for one more round),
@@ -25,7 +25,7 @@ const LOOK_AHEAD: usize = 16;
 
 /// Why a segment is emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+pub(super) enum Why {
     /// It is the oldest of its queue: its items are judged.
     Turn,
     /// It is mostly holes: its items go on as they are.
@@ -45,10 +45,16 @@ impl Store {
             if self.looked_for_expired_s < self.now_s && self.free_expired() {
                 continue;
             }
+            if self.free_flushed() {
+                continue;
+            }
             if !self.settings.evicts {
                 return Err(StoreError::OutOfMemory);
             }
             self.has_evicted = true;
+            if self.ranked.is_some() {
+                return self.make_ranked_room(bytes + reserve);
+            }
             self.prepare_ghost();
             let Some((id, why)) = self.victim() else { return Err(StoreError::OutOfMemory) };
             self.empty(id, why, rounds);
@@ -72,6 +78,36 @@ impl Store {
             self.empty(id, Why::Expired, 0);
         }
         !expired.is_empty()
+    }
+
+    /// Takes the flushed items out of the next segment that has any; false when there is none any more. Left to
+    /// the policy they would stay for long: some were read often.
+    fn free_flushed(&mut self) -> bool {
+        while let Some(from) = self.flushed_from {
+            let next = self.arena.first_in_use(from);
+            self.flushed_from = next.map(|(number, _)| number + 1);
+            let Some((_, id)) = next.filter(|&(_, id)| self.has_flushed(id)) else { continue };
+            if !self.arena.segment(id).is_sealed {
+                self.close(id);
+            }
+            // Closing it may have freed it already.
+            if self.arena.segment(id).is_sealed {
+                self.empty(id, Why::Holes, 0);
+            }
+            return true;
+        }
+        false
+    }
+
+    fn has_flushed(&self, id: SegmentId) -> bool {
+        let mut next = self.arena.first(id);
+        while let Some(place) = next {
+            if self.is_flushed(place) {
+                return true;
+            }
+            next = self.arena.next(place);
+        }
+        false
     }
 
     /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.
@@ -104,25 +140,46 @@ impl Store {
         if let Some(id) = order.into_iter().find_map(|queue| self.oldest_unleased(queue)) {
             return Some((id, Why::Turn));
         }
-        // Everything lies in open segments: the fullest is closed.
-        let makes_room = |id: SegmentId| self.arena.segment(id).leases == 0;
-        let open = self.open.iter_mut().flatten().filter(|open| open.is_some_and(makes_room));
-        let fullest =
-            open.max_by_key(|open| open.map(|id| self.arena.segment(id).used_bytes))?.take()?;
-        self.seal(fullest);
+        // Everything lies in open segments.
+        let fullest = self.fullest_open()?;
+        self.close(fullest);
         self.arena.segment(fullest).is_sealed.then_some((fullest, Why::Turn))
     }
 
-    fn segment_with_holes(&mut self) -> Option<SegmentId> {
+    /// Of those in which nobody reads.
+    fn fullest_open(&self) -> Option<SegmentId> {
+        let open = self.open.iter().flatten().flatten().copied();
+        let free = open.filter(|&id| self.arena.segment(id).leases == 0);
+        free.max_by_key(|&id| self.arena.segment(id).used_bytes)
+    }
+
+    /// Closes the fullest open segment, which frees it if nothing in it is live; false when none is open.
+    pub(super) fn close_fullest(&mut self) -> bool {
+        let fullest = self.fullest_open();
+        fullest.map(|id| self.close(id)).is_some()
+    }
+
+    /// What segments are filled with, and how much of it is dead, in bytes.
+    pub(super) fn used_and_holes(&self) -> (usize, usize) {
         let used: usize = self.queue_bytes.iter().sum();
-        let holes = used.saturating_sub(usize::try_from(self.item_bytes).unwrap_or(usize::MAX));
+        let live = usize::try_from(self.item_bytes).unwrap_or(usize::MAX);
+        (used, used.saturating_sub(live))
+    }
+
+    /// Another segment with each call, if the number that is looked at is in use.
+    pub(super) fn next_sample(&mut self) -> Option<SegmentId> {
+        // A stride that visits all numbers before one comes twice.
+        self.sample = self.sample.wrapping_add(0x9e37_79b1);
+        self.arena.sample(self.sample)
+    }
+
+    fn segment_with_holes(&mut self) -> Option<SegmentId> {
+        let (used, holes) = self.used_and_holes();
         if holes * 100 < used * HOLES_WORTH_PERCENT {
             return None;
         }
         (0..SAMPLES).find_map(|_| {
-            // A stride that visits all numbers before one comes twice.
-            self.sample = self.sample.wrapping_add(0x9e37_79b1);
-            let id = self.arena.sample(self.sample)?;
+            let id = self.next_sample()?;
             let segment = self.arena.segment(id);
             let hollow = segment.dead_bytes() * 100 >= segment.used_bytes * HOLES_PERCENT;
             let makes_room = segment.is_sealed && segment.leases == 0;
@@ -132,7 +189,7 @@ impl Store {
 
     /// Empties a sealed segment and frees it. The more `rounds` went by without any room made, the
     /// more hits an item needs to go on.
-    fn empty(&mut self, id: SegmentId, why: Why, rounds: u8) {
+    pub(super) fn empty(&mut self, id: SegmentId, why: Why, rounds: u8) {
         let mut next = self.arena.first(id);
         let mut batch: Vec<(Place, u64)> = Vec::with_capacity(LOOK_AHEAD);
         while next.is_some() {
@@ -163,10 +220,7 @@ impl Store {
             self.index.find(hash, |entry| entry.tier() == Tier::Memory && entry.place() == place);
         let Some((at, entry)) = entry else { return true };
         let header = self.arena.item(place).header();
-        let expires_s = self.arena.item(place).expires_s();
-        let is_gone = expires_s != 0 && expires_s <= self.now_s
-            || self.flushed_cas != 0 && self.is_flushed(place);
-        if is_gone {
+        if self.is_gone(place) {
             self.counts.reclaimed += 1;
             self.drop_item(at, place, header);
             return true;
@@ -176,7 +230,7 @@ impl Store {
             Queue::Small => S3_FIFO_PROMOTION_REFERENCES,
             Queue::Main => 1,
         };
-        if why == Why::Holes && rounds == 0 {
+        if why == Why::Holes && rounds == 0 || self.ranked.is_some() {
             let entry = Entry::new(Tier::Memory, place, entry.hits());
             return self.go_on(id, queue, (at, entry), header);
         }
@@ -192,21 +246,31 @@ impl Store {
         if queue == Queue::Small {
             self.ghost.insert(hash);
         }
-        self.counts.evictions += 1;
-        if !header.has(mark::FETCHED) {
-            self.counts.evicted_unfetched += 1;
-        }
-        self.note_leaving(place, header);
-        if let Some(outbox) = &mut self.outbox {
-            let stored_as = self.arena.item(place).stored_as(self.arena.segment(id).first_cas);
-            outbox.push(hash, stored_as, self.arena.item(place));
-        }
+        self.leave(hash, place, header);
         self.drop_item(at, place, header);
         true
     }
 
+    /// Whether an item has expired or was flushed.
+    pub(super) fn is_gone(&self, place: Place) -> bool {
+        let expires_s = self.arena.item(place).expires_s();
+        expires_s != 0 && expires_s <= self.now_s || self.flushed_cas != 0 && self.is_flushed(place)
+    }
+
+    /// A live item makes room: it is counted, who watches is told, and the lower tier gets it.
+    pub(super) fn leave(&mut self, hash: u64, place: Place, header: Header) {
+        self.counts.evictions += 1;
+        self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
+        self.note_leaving(place, header);
+        if let Some(outbox) = &mut self.outbox {
+            let first_cas = self.arena.segment(SegmentId::of(place)).first_cas;
+            let item = self.arena.item(place);
+            outbox.push(hash, item.stored_as(first_cas), item);
+        }
+    }
+
     /// Tells who watches that an item makes room.
-    pub(super) fn note_leaving(&mut self, place: Place, header: Header) {
+    fn note_leaving(&mut self, place: Place, header: Header) {
         let Some(journal) = &mut self.journal else { return };
         let view = self.arena.item(place);
         let accessed_s = self.arena.segment(SegmentId::of(place)).birth_s + header.access.seconds();
@@ -223,6 +287,7 @@ impl Store {
 
     fn drop_item(&mut self, at: EntryAt, place: Place, header: Header) {
         self.index.remove(at);
+        self.unrank(place);
         self.unaccount(place, header);
     }
 
@@ -305,10 +370,15 @@ impl Store {
         stored_as: u64,
     ) -> Option<SegmentId> {
         let from = self.arena.segment(from);
-        let (class, first_cas, birth_s) = (from.ttl_class, from.first_cas, from.birth_s);
+        let (class, first_cas, mut birth_s) = (from.ttl_class, from.first_cas, from.birth_s);
         // What keeps its place in the small queue goes among what is new there.
         let opening = if queue == Queue::Main { Opening::GoingOn } else { Opening::Small };
-        if let Some(id) = self.open[opening as usize][usize::from(class)] {
+        let open = self.open[opening as usize][usize::from(class)];
+        if self.ranked.is_some() {
+            let before_s = open.map(|id| self.arena.segment(id).birth_s);
+            birth_s = self.moved_birth_s(birth_s, before_s);
+        }
+        if let Some(id) = open {
             let open = self.arena.segment(id);
             let ahead = stored_as.checked_sub(open.first_cas);
             let in_reach = ahead.is_some_and(|ahead| u32::try_from(ahead).is_ok());

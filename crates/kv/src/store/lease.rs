@@ -58,7 +58,7 @@ impl Store {
     }
 
     const fn leased_bytes_max(&self) -> usize {
-        let beside = self.index_bytes + self.ghost.bytes();
+        let beside = self.index_bytes + self.ghost.bytes() + self.ranked_bytes;
         self.settings.limit_bytes.saturating_sub(beside) / 100 * LEASED_PERCENT_MAX
     }
 

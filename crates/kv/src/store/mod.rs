@@ -2,7 +2,8 @@
 //!
 //! Items lie in append-only segments ([`arena`]), one word of the [`index`] points to each. A segment
 //! belongs to a class of lifetimes, so that expiry frees whole segments, and to one of S3-FIFO's two
-//! queues, so that eviction does ([`evict`]). Overwriting leaves a hole behind, unless the new value fits exactly.
+//! queues, so that eviction does ([`evict`]); under another policy items go one by one, and segments full of holes are
+//! emptied ([`ranked`]). Overwriting leaves a hole behind, unless the new value fits exactly.
 //!
 //! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum of all
 //! memory never passes the limit by more than what one insertion needs; time is told, never read.
@@ -16,8 +17,10 @@ pub mod item;
 pub mod lease;
 pub mod lower;
 pub mod mapping;
+mod numbers;
 pub mod queue;
 pub mod quota;
+mod ranked;
 pub mod walk;
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
@@ -86,7 +89,7 @@ pub struct StoreCounts {
     pub get_flushed: u64,
     /// Items whose room was taken back after they had expired.
     pub reclaimed: u64,
-    /// Items that were moved because they had earned another round.
+    /// Items that were moved because they had earned another round, or to close holes.
     pub moved: u64,
     /// Items ever stored.
     pub total_items: u64,
@@ -132,6 +135,8 @@ pub struct Store {
     now_s: u32,
     /// Items stored under this number or an earlier one were flushed.
     flushed_cas: u64,
+    /// From this segment on there may be flushed items that nobody has taken out.
+    flushed_from: Option<usize>,
     /// When everything there is then is to be flushed.
     flush_at_s: Option<u32>,
     counts: StoreCounts,
@@ -144,6 +149,10 @@ pub struct Store {
     has_evicted: bool,
     quotas: quota::Quotas,
     leases: lease::LeasesHeld,
+    /// What another policy than the store's own knows.
+    ranked: Option<Box<numbers::Ranked>>,
+    /// The memory that this takes.
+    ranked_bytes: usize,
     /// What watchers are told.
     journal: Option<Box<Journal>>,
 }
@@ -177,6 +186,7 @@ impl Store {
             last_cas: 0,
             now_s: 0,
             flushed_cas: 0,
+            flushed_from: None,
             flush_at_s: None,
             counts: StoreCounts::default(),
             outbox: None,
@@ -187,6 +197,8 @@ impl Store {
             has_evicted: false,
             quotas: quota::Quotas::default(),
             leases: lease::LeasesHeld::default(),
+            ranked: None,
+            ranked_bytes: 0,
             journal: None,
         })
     }
@@ -197,6 +209,7 @@ impl Store {
         if self.flush_at_s.is_some_and(|at_s| at_s <= self.now_s) {
             self.flush_at_s = None;
             self.flushed_cas = self.last_cas;
+            self.flushed_from = Some(0);
         }
     }
 
@@ -234,7 +247,7 @@ impl Store {
     /// All memory that the shard takes.
     #[must_use]
     pub const fn used_bytes(&self) -> usize {
-        self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes()
+        self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
     }
 
     #[must_use]
@@ -253,6 +266,7 @@ impl Store {
     pub fn flush_all(&mut self, at_s: u32) {
         if at_s <= self.now_s {
             self.flushed_cas = self.next_cas();
+            self.flushed_from = Some(0);
             self.flush_at_s = None;
         } else {
             self.flush_at_s = Some(at_s);
@@ -377,7 +391,11 @@ impl Store {
     pub fn note_read(&mut self, found: Found) {
         let entry = self.index.entry(found.at);
         if entry.hits() < index::HITS_MAX {
-            self.index.set(found.at, entry.hit());
+            // Another policy's items never have the most hits, so hot items of S3-FIFO do not even ask.
+            match self.ranked {
+                None => self.index.set(found.at, entry.hit()),
+                Some(_) => self.note_ranked_read(found, entry),
+            }
         }
         let mut header = self.view(found).header();
         if !header.has(mark::ACTIVE) {
@@ -496,6 +514,7 @@ impl Store {
     /// Takes an item out.
     pub fn remove(&mut self, found: Found) {
         self.index.remove(found.at);
+        self.unrank(found.place);
         self.forget(found.place);
     }
 
@@ -550,11 +569,15 @@ impl Store {
         // Eight bytes more, in case the CAS number turns out too old for the segment.
         let footprint = parts.header(AccessTime(0), 0).footprint_bytes() + if kept { 8 } else { 0 };
         self.make_quota_room(parts.key, hash, footprint)?;
+        self.prepare_ranked()?;
         let cas = cas.unwrap_or_else(|| self.next_cas());
         let old = self.entry_of(parts.key, hash);
         if let Some((at, entry)) = old
             && self.put_in_place(parts, entry.place(), cas)
         {
+            if !kept {
+                self.rank(hash)?;
+            }
             return Ok(Found { at, place: entry.place() });
         }
         let queue = self.queue_for(old.map(|(_, entry)| entry.place()), hash);
@@ -578,13 +601,16 @@ impl Store {
             Some((at, entry)) => {
                 self.index.set(at, Entry::new(Tier::Memory, place, entry.hits()));
                 self.forget(entry.place());
+                if !kept {
+                    self.rank(hash)?;
+                }
                 at
             }
-            None => match self.insert_entry(hash, place) {
+            None => match self.insert_ranked(hash, place) {
                 Ok(at) => at,
-                Err(index::IndexFull) => {
+                Err(error) => {
                     self.forget(place);
-                    return Err(StoreError::OutOfMemory);
+                    return Err(error);
                 }
             },
         };
@@ -595,9 +621,14 @@ impl Store {
         Ok(Found { at, place })
     }
 
-    fn insert_entry(&mut self, hash: u64, place: Place) -> Result<EntryAt, index::IndexFull> {
+    fn insert_ranked(&mut self, hash: u64, place: Place) -> Result<EntryAt, StoreError> {
         self.forget_lower(hash);
-        self.index.insert(hash, Entry::new(Tier::Memory, place, 0))
+        let at = self
+            .index
+            .insert(hash, Entry::new(Tier::Memory, place, 0))
+            .map_err(|index::IndexFull| StoreError::OutOfMemory)?;
+        self.rank(hash).inspect_err(|_| self.index.remove(at))?;
+        Ok(at)
     }
 
     /// Overwrites what the key had, if the new item has exactly its layout and the numbers reach.
@@ -627,6 +658,9 @@ impl Store {
     }
 
     fn queue_for(&mut self, old: Option<Place>, hash: u64) -> Queue {
+        if self.ranked.is_some() {
+            return Queue::Main;
+        }
         if let Some(place) = old {
             return self.arena.segment(SegmentId::of(place)).queue;
         }
@@ -674,6 +708,14 @@ impl Store {
     fn open_instead(&mut self, opening: Opening, class: u8, id: SegmentId) {
         if let Some(full) = self.open[opening as usize][usize::from(class)].replace(id) {
             self.seal(full);
+        }
+    }
+
+    /// Closes a segment that is open.
+    fn close(&mut self, id: SegmentId) {
+        let open = self.open.iter_mut().flatten().find(|open| **open == Some(id));
+        if let Some(id) = open.and_then(Option::take) {
+            self.seal(id);
         }
     }
 

@@ -7,9 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::arena::SegmentId;
 use super::index::{Entry, Place, Tier};
-use super::item::mark;
 use super::{Found, Store, StoreError};
 
 /// Items that get another round before one must go whatever was read: it bounds the work for one insertion.
@@ -159,15 +157,8 @@ impl Store {
             return true;
         }
         let header = self.arena.item(place).header();
-        self.counts.evictions += 1;
-        self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
         self.quotas.0[number].report.evictions += 1;
-        self.note_leaving(place, header);
-        if let Some(outbox) = &mut self.outbox {
-            let first_cas = self.arena.segment(SegmentId::of(place)).first_cas;
-            let item = self.arena.item(place);
-            outbox.push(hash, item.stored_as(first_cas), item);
-        }
+        self.leave(hash, place, header);
         self.remove(Found { at, place });
         false
     }

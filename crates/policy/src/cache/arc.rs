@@ -1,8 +1,9 @@
 //! ARC (Megiddo, Modha, FAST 2003): two LRU queues, of pages seen once and seen again, whose balance
 //! follows the hits on pages that lately left either.
 
-use super::lists::Lists;
+use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
+use crate::ranking::{Ranking, Renumber};
 
 /// Seen once since they came (the paper's T1).
 const ONCE: u8 = 1;
@@ -77,7 +78,26 @@ impl Arc {
         } else if u64::from(seen_once) + u64::from(seen_again) >= 2 * u64::from(self.capacity) {
             self.queues.pop_back(AGAIN_GHOST);
         }
-        self.replace(super::lists::NOWHERE)
+        self.replace(NOWHERE)
+    }
+
+    /// Forgets the oldest ghosts beyond what the paper remembers at this capacity.
+    fn forget_ghosts(&mut self, forgotten: &mut Vec<u32>) {
+        let capacity = u64::from(self.capacity);
+        let seen_once =
+            |queues: &Lists<4>| u64::from(queues.len(ONCE)) + u64::from(queues.len(ONCE_GHOST));
+        let seen_again =
+            |queues: &Lists<4>| u64::from(queues.len(AGAIN)) + u64::from(queues.len(AGAIN_GHOST));
+        while seen_once(&self.queues) > capacity
+            && let Some(ghost) = self.queues.pop_back(ONCE_GHOST)
+        {
+            forgotten.push(ghost);
+        }
+        while seen_once(&self.queues) + seen_again(&self.queues) > 2 * capacity
+            && let Some(ghost) = self.queues.pop_back(AGAIN_GHOST)
+        {
+            forgotten.push(ghost);
+        }
     }
 }
 
@@ -111,6 +131,68 @@ impl PageCache for Arc {
 
     fn remove(&mut self, page: u32) -> bool {
         matches!(self.queues.remove(page), ONCE | AGAIN)
+    }
+
+    fn len(&self) -> usize {
+        self.resident() as usize
+    }
+}
+
+impl Renumber for Arc {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.queues.rename(from, to);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.queues.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.queues.bytes()
+    }
+}
+
+impl Ranking for Arc {
+    fn insert(&mut self, page: u32, _: u32, forgotten: &mut Vec<u32>) {
+        let place = self.queues.place(page);
+        let came_back = matches!(place, ONCE_GHOST | AGAIN_GHOST);
+        if came_back {
+            self.adapt(place);
+            self.queues.remove(page);
+        }
+        self.queues.push_front(if came_back { AGAIN } else { ONCE }, page);
+        self.capacity = self.capacity.max(self.resident());
+        self.forget_ghosts(forgotten);
+    }
+
+    fn touch(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        let is_resident = PageCache::contains(self, page);
+        if is_resident {
+            self.queues.move_to_front(AGAIN, page);
+        }
+        is_resident
+    }
+
+    fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
+        self.replace(NOWHERE)
+    }
+
+    fn remove(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        PageCache::remove(self, page)
+    }
+
+    fn set_capacity(&mut self, capacity: u32, forgotten: &mut Vec<u32>) {
+        self.capacity = capacity.max(self.resident()).max(1);
+        self.once_wanted = self.once_wanted.min(f64::from(self.capacity));
+        self.forget_ghosts(forgotten);
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        PageCache::contains(self, page)
+    }
+
+    fn knows(&self, page: u32) -> bool {
+        self.queues.place(page) != NOWHERE
     }
 
     fn len(&self) -> usize {

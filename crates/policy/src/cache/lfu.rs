@@ -3,6 +3,7 @@
 
 use super::{PageCache, checked_capacity};
 use crate::list::{Ends, Links};
+use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
 
 /// Pages that were referenced the same number of times since they came.
 #[derive(Debug, Clone, Copy, Default)]
@@ -97,11 +98,9 @@ impl Lfu {
         self.drop_if_empty(at);
         self.len -= 1;
     }
-}
 
-impl PageCache for Lfu {
     #[inline]
-    fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+    fn reference(&mut self, page: u32) -> bool {
         let at = self.bucket_of[page as usize];
         if at != HEAD {
             let references = self.bucket(at).references + 1;
@@ -109,18 +108,36 @@ impl PageCache for Lfu {
             self.links.unlink(&mut self.buckets[at as usize].pages, page);
             self.enter(page, next);
             self.drop_if_empty(at);
-            return true;
         }
-        if self.len == self.capacity {
-            let rarest = self.bucket(HEAD).commoner;
-            if let Some(victim) = self.bucket(rarest).pages.back() {
-                self.take_out(victim);
-                left(victim);
-            }
-        }
+        at != HEAD
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let rarest = self.bucket(HEAD).commoner;
+        let victim = self.bucket(rarest).pages.back()?;
+        self.take_out(victim);
+        Some(victim)
+    }
+
+    fn take_in(&mut self, page: u32) {
         let first = self.bucket_after(HEAD, 1);
         self.enter(page, first);
         self.len += 1;
+    }
+}
+
+impl PageCache for Lfu {
+    #[inline]
+    fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
+        if self.reference(page) {
+            return true;
+        }
+        if self.len == self.capacity
+            && let Some(victim) = self.evict()
+        {
+            left(victim);
+        }
+        self.take_in(page);
         false
     }
 
@@ -129,11 +146,62 @@ impl PageCache for Lfu {
     }
 
     fn remove(&mut self, page: u32) -> bool {
-        let was = self.contains(page);
+        let was = PageCache::contains(self, page);
         if was {
             self.take_out(page);
         }
         was
+    }
+
+    fn len(&self) -> usize {
+        self.len as usize
+    }
+}
+
+impl Renumber for Lfu {
+    fn rename(&mut self, from: u32, to: u32) {
+        let at = std::mem::replace(&mut self.bucket_of[from as usize], HEAD);
+        if at != HEAD {
+            self.links.rename(&mut self.buckets[at as usize].pages, from, to);
+            self.bucket_of[to as usize] = at;
+        }
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.links.resize(page_count);
+        resize_exactly(&mut self.bucket_of, page_count, HEAD);
+    }
+
+    fn bytes(&self) -> usize {
+        self.links.bytes() + table_bytes(&self.bucket_of) + table_bytes(&self.buckets)
+    }
+}
+
+impl Ranking for Lfu {
+    fn insert(&mut self, page: u32, _: u32, _: &mut Vec<u32>) {
+        self.take_in(page);
+    }
+
+    fn touch(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        self.reference(page)
+    }
+
+    fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
+        self.evict()
+    }
+
+    fn remove(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        PageCache::remove(self, page)
+    }
+
+    fn set_capacity(&mut self, _: u32, _: &mut Vec<u32>) {}
+
+    fn contains(&self, page: u32) -> bool {
+        PageCache::contains(self, page)
+    }
+
+    fn knows(&self, page: u32) -> bool {
+        PageCache::contains(self, page)
     }
 
     fn len(&self) -> usize {

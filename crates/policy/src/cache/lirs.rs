@@ -4,6 +4,7 @@
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
 use crate::list::IndexList;
+use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
 
 /// The percentage of the capacity for pages that are not (yet) referenced closely.
 pub const LIRS_FAR_PERCENT: u32 = 1;
@@ -27,6 +28,10 @@ pub struct Lirs {
     near_max: u32,
     far_max: u32,
     stack_max: u64,
+    capacity: u32,
+    /// In a [`Ranking`]: pages had to leave. What fits goes up and down a little then, and pages that nothing is known of
+    /// must not become near each time it goes up.
+    has_evicted: bool,
 }
 
 impl Lirs {
@@ -37,20 +42,40 @@ impl Lirs {
     #[must_use]
     pub fn new(page_count: usize, capacity: u32) -> Self {
         let capacity = checked_capacity(capacity);
-        let far_max = percent(capacity, LIRS_FAR_PERCENT);
-        Self {
+        let mut cache = Self {
             stack: IndexList::new(page_count),
             queues: Lists::new(page_count),
             near: vec![false; page_count],
             near_len: 0,
-            near_max: capacity - far_max,
-            far_max,
-            stack_max: u64::from(capacity) * u64::from(LIRS_STACK_TIMES),
-        }
+            near_max: 0,
+            far_max: 0,
+            stack_max: 0,
+            capacity: 0,
+            has_evicted: false,
+        };
+        cache.divide(capacity);
+        cache
+    }
+
+    /// For [`Ranking`]: the queue of far pages has what the near ones leave.
+    pub(crate) fn open() -> Self {
+        Self { far_max: u32::MAX, ..Self::new(0, 1) }
+    }
+
+    fn divide(&mut self, capacity: u32) {
+        self.far_max = percent(capacity, LIRS_FAR_PERCENT);
+        self.near_max = capacity - self.far_max;
+        self.stack_max = u64::from(capacity) * u64::from(LIRS_STACK_TIMES);
+        self.capacity = capacity;
+    }
+
+    fn divide_open(&mut self, capacity: u32) {
+        self.divide(capacity);
+        self.far_max = u32::MAX;
     }
 
     /// Drops pages from the bottom of the stack until a near one lies there.
-    fn prune(&mut self) {
+    fn prune(&mut self, forgot: &mut impl FnMut(u32)) {
         while self.stack.len() > 1
             && let Some(bottom) = self.stack.back()
             && !self.near[bottom as usize]
@@ -58,13 +83,14 @@ impl Lirs {
             self.stack.remove(bottom);
             if self.queues.place(bottom) == GHOST {
                 self.queues.remove(bottom);
+                forgot(bottom);
             }
         }
     }
 
     /// The near page whose last reference is the longest ago becomes a far one.
-    fn demote(&mut self, left: &mut impl FnMut(u32)) {
-        self.prune();
+    fn demote(&mut self, left: &mut impl FnMut(u32), forgot: &mut impl FnMut(u32)) {
+        self.prune(forgot);
         let Some(page) = self.stack.back().filter(|page| self.near[*page as usize]) else {
             return;
         };
@@ -73,7 +99,7 @@ impl Lirs {
         self.near_len -= 1;
         self.make_far_room(left);
         self.queues.push_front(FAR, page);
-        self.prune();
+        self.prune(forgot);
     }
 
     fn make_far_room(&mut self, left: &mut impl FnMut(u32)) {
@@ -88,7 +114,17 @@ impl Lirs {
 
     fn make_near_room(&mut self, left: &mut impl FnMut(u32)) {
         if self.near_len == self.near_max {
-            self.demote(left);
+            self.demote(left, &mut |_| {});
+        }
+    }
+
+    /// In a [`Ranking`] a near page that is one too many becomes a far one, and nothing leaves.
+    fn cool(&mut self, near_max: u32, forgotten: &mut Vec<u32>) {
+        while self.near_len > near_max {
+            let near_len = self.near_len;
+            let mut forgot = |ghost| forgotten.push(ghost);
+            self.demote(&mut |_| unreachable!("the queue of far pages takes all"), &mut forgot);
+            assert_eq!(self.near_len, near_len - 1, "every near page is in the stack");
         }
     }
 
@@ -135,11 +171,12 @@ impl Lirs {
         self.stack.push_front(page);
     }
 
-    fn limit_stack(&mut self) {
+    fn limit_stack(&mut self, forgot: &mut impl FnMut(u32)) {
         while u64::from(self.stack.len()) > self.stack_max
             && let Some(forgotten) = self.queues.pop_back(GHOST)
         {
             self.stack.remove(forgotten);
+            forgot(forgotten);
         }
     }
 }
@@ -147,16 +184,16 @@ impl Lirs {
 impl PageCache for Lirs {
     #[inline]
     fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
-        let hit = self.contains(page);
+        let hit = PageCache::contains(self, page);
         if self.near[page as usize] {
             self.stack.move_to_front(page);
-            self.prune();
+            self.prune(&mut |_| {});
         } else if hit {
             self.hit_far(page, left);
         } else {
             self.miss(page, left);
         }
-        self.limit_stack();
+        self.limit_stack(&mut |_| {});
         hit
     }
 
@@ -165,17 +202,121 @@ impl PageCache for Lirs {
     }
 
     fn remove(&mut self, page: u32) -> bool {
-        let was = self.contains(page);
+        let was = PageCache::contains(self, page);
         let near = std::mem::take(&mut self.near[page as usize]);
         self.near_len -= u32::from(near);
         if self.queues.remove(page) != NOWHERE || near {
             self.stack.remove(page);
-            self.prune();
+            self.prune(&mut |_| {});
         }
         was
     }
 
     fn len(&self) -> usize {
         (self.near_len + self.queues.len(FAR)) as usize
+    }
+}
+
+impl Renumber for Lirs {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.stack.rename(from, to);
+        self.queues.rename(from, to);
+        self.near[to as usize] = std::mem::take(&mut self.near[from as usize]);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.stack.resize(page_count);
+        self.queues.resize(page_count);
+        resize_exactly(&mut self.near, page_count, false);
+    }
+
+    fn bytes(&self) -> usize {
+        self.stack.bytes() + self.queues.bytes() + table_bytes(&self.near)
+    }
+}
+
+impl Ranking for Lirs {
+    fn insert(&mut self, page: u32, _: u32, forgotten: &mut Vec<u32>) {
+        let len = self.near_len + self.queues.len(FAR) + 1;
+        if len > self.capacity {
+            self.divide_open(len);
+        }
+        let came_back = self.queues.remove(page) == GHOST;
+        self.stack.remove(page);
+        self.stack.push_front(page);
+        let may_be_near = came_back || !self.has_evicted && self.near_len < self.near_max;
+        if may_be_near && self.near_max > 0 {
+            self.cool(self.near_max - 1, forgotten);
+            self.become_near(page);
+        } else {
+            self.queues.push_front(FAR, page);
+        }
+        self.limit_stack(&mut |ghost| forgotten.push(ghost));
+    }
+
+    fn touch(&mut self, page: u32, forgotten: &mut Vec<u32>) -> bool {
+        if self.near[page as usize] {
+            self.stack.move_to_front(page);
+            self.prune(&mut |ghost| forgotten.push(ghost));
+            return true;
+        }
+        if self.queues.place(page) != FAR {
+            return false;
+        }
+        let was_in_stack = self.stack.move_to_front(page);
+        if was_in_stack && self.near_max > 0 {
+            self.queues.remove(page);
+            self.cool(self.near_max - 1, forgotten);
+            self.become_near(page);
+        } else {
+            self.queues.move_to_front(FAR, page);
+            if !was_in_stack {
+                self.stack.push_front(page);
+            }
+        }
+        self.limit_stack(&mut |ghost| forgotten.push(ghost));
+        true
+    }
+
+    fn victim(&mut self, forgotten: &mut Vec<u32>) -> Option<u32> {
+        self.has_evicted = true;
+        if self.queues.len(FAR) == 0 {
+            self.cool(self.near_len.saturating_sub(1), forgotten);
+        }
+        let victim = self.queues.pop_back(FAR)?;
+        if self.stack.contains(victim) {
+            self.queues.push_front(GHOST, victim);
+        }
+        Some(victim)
+    }
+
+    fn remove(&mut self, page: u32, forgotten: &mut Vec<u32>) -> bool {
+        let was = PageCache::contains(self, page);
+        let near = std::mem::take(&mut self.near[page as usize]);
+        self.near_len -= u32::from(near);
+        if self.queues.remove(page) != NOWHERE || near {
+            self.stack.remove(page);
+            self.prune(&mut |ghost| forgotten.push(ghost));
+        }
+        was
+    }
+
+    fn set_capacity(&mut self, capacity: u32, forgotten: &mut Vec<u32>) {
+        let len = self.near_len + self.queues.len(FAR);
+        self.divide_open(capacity.max(len).max(1));
+        self.cool(self.near_max, forgotten);
+        self.limit_stack(&mut |ghost| forgotten.push(ghost));
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        PageCache::contains(self, page)
+    }
+
+    fn knows(&self, page: u32) -> bool {
+        self.near[page as usize] || self.queues.place(page) != NOWHERE
+    }
+
+    fn len(&self) -> usize {
+        PageCache::len(self)
     }
 }

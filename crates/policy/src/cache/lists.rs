@@ -1,6 +1,7 @@
 //! Several queues over the same pages; a page is in one of them at most, and a byte says in which.
 
 use crate::list::{Ends, Links};
+use crate::ranking::{resize_exactly, table_bytes};
 
 /// Not in any queue.
 pub(super) const NOWHERE: u8 = 0;
@@ -53,6 +54,24 @@ impl<const N: usize> Lists<N> {
             self.links.unlink(&mut self.ends[queue as usize - 1], page);
         }
         queue
+    }
+
+    /// `from`, if it is in a queue, is called `to` from now on.
+    pub(super) fn rename(&mut self, from: u32, to: u32) {
+        let queue = std::mem::replace(&mut self.place[from as usize], NOWHERE);
+        if queue != NOWHERE {
+            self.place[to as usize] = queue;
+            self.links.rename(&mut self.ends[queue as usize - 1], from, to);
+        }
+    }
+
+    pub(super) fn resize(&mut self, page_count: usize) {
+        self.links.resize(page_count);
+        resize_exactly(&mut self.place, page_count, NOWHERE);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.links.bytes() + table_bytes(&self.place)
     }
 
     /// Takes out the oldest page of a queue.

@@ -39,6 +39,7 @@ mod kind;
 mod lfu;
 mod lirs;
 mod lists;
+mod named_tiny_lfu;
 mod resident;
 mod s3_fifo;
 mod sketch;
@@ -51,6 +52,7 @@ pub use belady::{Belady, Future};
 pub use kind::{CacheKind, CacheVisitor};
 pub use lfu::Lfu;
 pub use lirs::{LIRS_FAR_PERCENT, LIRS_STACK_TIMES, Lirs};
+pub use named_tiny_lfu::NamedTinyLfu;
 pub use resident::Resident;
 pub use s3_fifo::{
     S3_FIFO_GHOST_PERCENT, S3_FIFO_PROMOTION_REFERENCES, S3_FIFO_SMALL_PERCENT, S3Fifo,

@@ -10,6 +10,77 @@ const COUNTERS_OF_A_PAGE: u32 = 10;
 /// The seeds of the two hashes that all places of a page's counters are made of.
 const SEEDS: [u64; 2] = [0x1234_5678, 0x1234_4321];
 
+/// Counters of a [`NameSketch`] for each page: a byte each.
+const BYTES_PER_PAGE: usize = 8;
+
+/// Of them, those of one name.
+const BYTES_OF_A_NAME: u32 = 4;
+
+/// The least width of a [`NameSketch`].
+const NAME_SKETCH_BYTES_MIN: usize = 1 << 10;
+
+/// A sketch whose width follows the number of pages. It is a power of two, so that it doubles and halves
+/// without a look at the names.
+#[derive(Debug)]
+pub(super) struct NameSketch {
+    counters: Vec<u8>,
+}
+
+impl Default for NameSketch {
+    fn default() -> Self {
+        Self { counters: vec![0; NAME_SKETCH_BYTES_MIN] }
+    }
+}
+
+impl NameSketch {
+    /// Widens to what so many pages need, or narrows when a quarter of it would do.
+    pub(super) fn fit(&mut self, pages: u32) {
+        let wanted = pages as usize * BYTES_PER_PAGE;
+        while self.counters.len() < wanted {
+            // A name's places in the upper half are new: they count what was counted in the lower.
+            self.counters.reserve_exact(self.counters.len());
+            self.counters.extend_from_within(..);
+        }
+        while self.counters.len() > NAME_SKETCH_BYTES_MIN && self.counters.len() / 4 > wanted {
+            let half = self.counters.len() / 2;
+            let (lower, upper) = self.counters.split_at_mut(half);
+            lower.iter_mut().zip(upper).for_each(|(lower, upper)| *lower = (*lower).max(*upper));
+            self.counters.truncate(half);
+            self.counters.shrink_to_fit();
+        }
+    }
+
+    fn places(&self, name: u32) -> impl Iterator<Item = usize> + use<> {
+        let [first, step] = SEEDS.map(|seed| low_half(xxh64(u64::from(name), seed)));
+        let mask = self.counters.len() - 1;
+        // An odd step visits different places.
+        (0..BYTES_OF_A_NAME)
+            .map(move |i| first.wrapping_add(i.wrapping_mul(step | 1)) as usize & mask)
+    }
+
+    /// At least as often as the name was seen, up to 255, halvings aside.
+    pub(super) fn estimate(&self, name: u32) -> u8 {
+        self.places(name).map(|at| self.counters[at]).min().unwrap_or(0)
+    }
+
+    pub(super) fn add(&mut self, name: u32) {
+        for at in self.places(name) {
+            self.counters[at] = self.counters[at].saturating_add(1);
+        }
+    }
+
+    /// Forgets half of everything.
+    pub(super) fn halve(&mut self) {
+        for counter in &mut self.counters {
+            *counter >>= 1;
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.counters.capacity()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Sketch {
     counters: Vec<u32>,
@@ -86,6 +157,24 @@ mod tests {
         // `xxhash.xxh64_intdigest((42).to_bytes(8, "little"), seed)` of the Python package.
         assert_eq!(xxh64(42, 0), 0xB556_806F_B6D1_4353);
         assert_eq!(xxh64(42, 0x1234_5678), 0xF78B_4AD5_3460_7625);
+    }
+
+    #[test]
+    fn a_sketch_that_grows_and_shrinks_forgets_nothing() {
+        let mut sketch = NameSketch::default();
+        for (round, pages) in [10, 100, 1000, 70_000, 900, 3].into_iter().enumerate() {
+            sketch.fit(pages);
+            assert!(
+                sketch.bytes() >= 8 * pages as usize
+                    && sketch.bytes() <= 32 * pages as usize + 1024
+            );
+            (0..200).for_each(|name| sketch.add(name));
+            assert!((0..200).all(|name| usize::from(sketch.estimate(name)) > round));
+        }
+        (0..300).for_each(|_| sketch.add(7));
+        assert_eq!(sketch.estimate(7), 255);
+        sketch.halve();
+        assert_eq!(sketch.estimate(7), 127);
     }
 
     #[test]

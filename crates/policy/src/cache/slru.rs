@@ -3,6 +3,7 @@
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
+use crate::ranking::{Ranking, Renumber};
 
 /// Segments of equal size; [`Slru::new`] uses fewer where the capacity is smaller than that.
 pub const SLRU_SEGMENTS: u32 = 4;
@@ -29,6 +30,17 @@ impl Slru {
         let mut rooms = [0; SLRU_SEGMENTS as usize];
         rooms[..used as usize].fill(capacity / used);
         Self { segments: Segments::new(page_count, capacity, rooms) }
+    }
+
+    /// For [`Ranking`]: the lowest segment has what the others leave.
+    pub(crate) fn open() -> Self {
+        let mut segments = Segments::new(0, 0, [u32::MAX; SLRU_SEGMENTS as usize]);
+        segments.divide(1, [1 / SLRU_SEGMENTS; SLRU_SEGMENTS as usize]);
+        Self { segments }
+    }
+
+    fn divide(&mut self, capacity: u32) {
+        self.segments.divide(capacity, [capacity / SLRU_SEGMENTS; SLRU_SEGMENTS as usize]);
     }
 }
 
@@ -79,6 +91,32 @@ impl<const N: usize> Segments<N> {
 
     pub(super) fn contains(&self, page: u32) -> bool {
         self.queues.place(page) != NOWHERE
+    }
+
+    /// Changes the capacity and the rooms of all segments but the lowest, which takes whatever they push out.
+    pub(super) fn divide(&mut self, capacity: u32, rooms: [u32; N]) {
+        self.capacity = capacity;
+        self.rooms = rooms;
+        self.rooms[0] = u32::MAX;
+        for segment in (2..=self.top).rev() {
+            while self.overfull(segment)
+                && let Some(cooled) = self.queues.pop_back(segment)
+            {
+                self.queues.push_front(segment - 1, cooled);
+            }
+        }
+    }
+
+    pub(super) fn rename(&mut self, from: u32, to: u32) {
+        self.queues.rename(from, to);
+    }
+
+    pub(super) fn resize(&mut self, page_count: usize) {
+        self.queues.resize(page_count);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.queues.bytes()
     }
 
     fn overfull(&self, segment: u8) -> bool {
@@ -134,5 +172,56 @@ impl<const N: usize> Segments<N> {
         let was = self.queues.remove(page) != NOWHERE;
         self.len -= u32::from(was);
         was
+    }
+}
+
+impl Renumber for Slru {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.segments.rename(from, to);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.segments.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.segments.bytes()
+    }
+}
+
+impl Ranking for Slru {
+    fn insert(&mut self, page: u32, _: u32, _: &mut Vec<u32>) {
+        self.segments.insert(page);
+        if self.segments.len > self.segments.capacity {
+            self.divide(self.segments.len);
+        }
+    }
+
+    fn touch(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        self.segments.reference(page, &mut |_| unreachable!("the lowest segment takes all"))
+    }
+
+    fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
+        self.segments.evict()
+    }
+
+    fn remove(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        self.segments.remove(page)
+    }
+
+    fn set_capacity(&mut self, capacity: u32, _: &mut Vec<u32>) {
+        self.divide(capacity.max(self.segments.len).max(1));
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.segments.contains(page)
+    }
+
+    fn knows(&self, page: u32) -> bool {
+        self.segments.contains(page)
+    }
+
+    fn len(&self) -> usize {
+        self.segments.len as usize
     }
 }

@@ -2,7 +2,7 @@
 //! the back, and a spared page goes to the front, where the hand comes to it last.
 
 use super::VictimPolicy;
-use crate::{bits::Marks, list::IndexList};
+use crate::{bits::Marks, list::IndexList, ranking::Renumber};
 
 /// Evicts in the order of arrival, sparing each referenced page once.
 #[derive(Debug)]
@@ -65,5 +65,21 @@ impl VictimPolicy for Clock {
 
     fn len(&self) -> usize {
         self.ring.len() as usize
+    }
+}
+
+impl Renumber for Clock {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.ring.rename(from, to);
+        self.marks.rename(from, to);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.ring.resize(page_count);
+        self.marks.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.ring.bytes() + self.marks.bytes()
     }
 }

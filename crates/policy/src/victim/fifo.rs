@@ -1,7 +1,7 @@
 //! First in, first out: HPL-2011-31's Round-Robin.
 
 use super::VictimPolicy;
-use crate::{bits::BitSet, list::IndexList};
+use crate::{bits::BitSet, list::IndexList, ranking::Renumber};
 
 /// Evicts in the order of arrival, whatever is referenced.
 #[derive(Debug)]
@@ -51,5 +51,21 @@ impl VictimPolicy for Fifo {
 
     fn len(&self) -> usize {
         self.queue.len() as usize
+    }
+}
+
+impl Renumber for Fifo {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.queue.rename(from, to);
+        self.resident.rename(from, to);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.queue.resize(page_count);
+        self.resident.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.queue.bytes() + self.resident.bytes()
     }
 }

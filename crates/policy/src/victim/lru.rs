@@ -1,7 +1,7 @@
 //! Least recently used, exact: needs to see every reference, which only a simulator does.
 
 use super::VictimPolicy;
-use crate::list::IndexList;
+use crate::{list::IndexList, ranking::Renumber};
 
 /// Evicts the page whose last reference is the longest ago.
 #[derive(Debug)]
@@ -45,5 +45,19 @@ impl VictimPolicy for Lru {
 
     fn len(&self) -> usize {
         self.queue.len() as usize
+    }
+}
+
+impl Renumber for Lru {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.queue.rename(from, to);
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.queue.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.queue.bytes()
     }
 }

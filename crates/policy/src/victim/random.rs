@@ -2,6 +2,7 @@
 
 use super::VictimPolicy;
 use crate::Rng;
+use crate::ranking::{Renumber, resize_exactly, table_bytes};
 
 /// Evicts any page with equal chance.
 #[derive(Debug)]
@@ -68,5 +69,25 @@ impl VictimPolicy for Random {
 
     fn len(&self) -> usize {
         self.resident.len()
+    }
+}
+
+impl Renumber for Random {
+    fn rename(&mut self, from: u32, to: u32) {
+        let place = std::mem::take(&mut self.place[from as usize]);
+        if let Some(at) = place.checked_sub(1) {
+            self.resident[at as usize] = to;
+            self.place[to as usize] = place;
+        }
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        resize_exactly(&mut self.place, page_count, 0);
+        self.resident.shrink_to(page_count);
+        self.resident.reserve_exact(page_count - self.resident.len());
+    }
+
+    fn bytes(&self) -> usize {
+        table_bytes(&self.place) + table_bytes(&self.resident)
     }
 }

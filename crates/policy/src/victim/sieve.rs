@@ -4,7 +4,7 @@
 //! the hand has passed the survivors: one-time visitors are sifted out quickly.
 
 use super::VictimPolicy;
-use crate::{bits::Marks, list::IndexList};
+use crate::{bits::Marks, list::IndexList, ranking::Renumber};
 
 /// Evicts the first page under the hand that was not referenced since the hand last passed.
 #[derive(Debug)]
@@ -65,5 +65,24 @@ impl VictimPolicy for Sieve {
 
     fn len(&self) -> usize {
         self.queue.len() as usize
+    }
+}
+
+impl Renumber for Sieve {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.queue.rename(from, to);
+        self.marks.rename(from, to);
+        if self.hand == Some(from) {
+            self.hand = Some(to);
+        }
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.queue.resize(page_count);
+        self.marks.resize(page_count);
+    }
+
+    fn bytes(&self) -> usize {
+        self.queue.bytes() + self.marks.bytes()
     }
 }

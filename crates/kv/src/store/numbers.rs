@@ -1,0 +1,292 @@
+//! Which item goes, asked of a policy of `farpool_policy`: keys get numbers for it.
+//!
+//! Policies know items by dense numbers, as long as they are there and as long as the policy remembers them
+//! afterwards. A second index leads from a key's hash to its number, a table from the number back to the hash.
+//! When a number is free, the last one takes its place, so all tables are as long as what is known, and shrink with
+//! it. It takes 8 bytes of table and about 10 of index for each known key, and the policy's own.
+//!
+//! Two keys with one hash of 64 bits are one to the policy: they come and go together.
+
+use farpool_policy::{CacheKind, RANKED_PAGES_MAX, Ranking};
+
+use super::index::{Entry, EntryAt, Index, IndexFull, Place, Tier};
+
+/// The tables grow by this share of what is known, in steps no smaller than [`STEP_NUMBERS_MIN`].
+const GROWTH_SHARE: usize = 8;
+/// The smallest step, in numbers: 30 KiB or so.
+const STEP_NUMBERS_MIN: usize = 1024;
+/// Tables that would be less than half full shrink.
+const SHRINK_SHARE: usize = 2;
+/// An index that takes more bytes than this for each known key is made anew ...
+const INDEX_BYTES_PER_KEY_MAX: usize = 64;
+/// ... unless it is this small: one region.
+const INDEX_BYTES_MIN: usize = 1 << 20;
+/// Any will do: nobody can gain by guessing which item goes next.
+const RANDOM_SEED: u64 = 0x6661_7270_6f6f_6c21;
+
+/// The keys that a policy knows.
+#[derive(Debug)]
+pub(super) struct Ranked {
+    policy: Box<dyn Ranking>,
+    kind: CacheKind,
+    /// From the hash of a key to its number, which stands where other indexes have a place.
+    numbers: Index,
+    /// From the number to the hash.
+    hashes: Vec<u64>,
+    /// Numbers that the policy's tables have room for.
+    room: usize,
+    /// Numbers that are free.
+    forgotten: Vec<u32>,
+}
+
+impl Ranked {
+    pub(super) fn new(kind: CacheKind) -> Result<Self, IndexFull> {
+        Ok(Self {
+            policy: kind.ranking(RANDOM_SEED),
+            kind,
+            numbers: Index::new()?,
+            hashes: Vec::new(),
+            room: 0,
+            forgotten: Vec::new(),
+        })
+    }
+
+    pub(super) const fn kind(&self) -> CacheKind {
+        self.kind
+    }
+
+    /// All memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.numbers.bytes() + self.hashes.capacity() * 8 + self.policy.bytes()
+    }
+
+    /// Items that are there; of those whose keys have one hash, one.
+    pub(super) fn len(&self) -> usize {
+        self.policy.len()
+    }
+
+    fn find(&self, hash: u64) -> Option<(EntryAt, u32)> {
+        let number = |entry: Entry| u32::try_from(entry.place().bits()).unwrap_or(u32::MAX);
+        let is_it = |entry| self.hashes.get(number(entry) as usize) == Some(&hash);
+        self.numbers.find(hash, is_it).map(|(at, entry)| (at, number(entry)))
+    }
+
+    /// An item was read.
+    pub(super) fn touch(&mut self, hash: u64) {
+        if let Some((_, number)) = self.find(hash) {
+            self.policy.touch(number, &mut self.forgotten);
+            self.free_forgotten();
+        }
+    }
+
+    /// An item was stored: a new one, or in place of another, which counts as a read. Fails when keys cannot be told apart
+    /// any more or memory is refused; then the policy does not know the item.
+    pub(super) fn store(&mut self, hash: u64) -> Result<(), IndexFull> {
+        let number = match self.find(hash) {
+            Some((_, number)) if self.policy.touch(number, &mut self.forgotten) => {
+                self.free_forgotten();
+                return Ok(());
+            }
+            Some((_, number)) => number,
+            None => self.take_number(hash)?,
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "half a hash is name enough")]
+        self.policy.insert(number, hash as u32, &mut self.forgotten);
+        self.free_forgotten();
+        Ok(())
+    }
+
+    /// An item is gone that the policy has not chosen.
+    pub(super) fn remove(&mut self, hash: u64) {
+        if let Some((_, number)) = self.find(hash) {
+            self.policy.remove(number, &mut self.forgotten);
+            self.forgotten.push(number);
+            self.free_forgotten();
+        }
+    }
+
+    /// Items are about to leave because no more fit.
+    pub(super) fn is_full(&mut self) {
+        let len = u32::try_from(self.policy.len()).unwrap_or(u32::MAX);
+        self.policy.set_capacity(len, &mut self.forgotten);
+        self.free_forgotten();
+    }
+
+    /// The hash of the item that goes next.
+    pub(super) fn victim(&mut self) -> Option<u64> {
+        let number = self.policy.victim(&mut self.forgotten)?;
+        let hash = self.hashes[number as usize];
+        if !self.policy.knows(number) {
+            self.forgotten.push(number);
+        }
+        self.free_forgotten();
+        Some(hash)
+    }
+
+    /// Makes the tables longer if one more key needs it; whether it did.
+    pub(super) fn prepare(&mut self) -> bool {
+        let is_full = self.hashes.len() == self.room;
+        if is_full {
+            self.resize(self.hashes.len());
+        }
+        is_full
+    }
+
+    fn take_number(&mut self, hash: u64) -> Result<u32, IndexFull> {
+        self.prepare();
+        let number = self.hashes.len();
+        if number >= RANKED_PAGES_MAX.min(self.room) {
+            return Err(IndexFull);
+        }
+        let place = Place::new(number as u64).ok_or(IndexFull)?;
+        self.numbers.insert(hash, Entry::new(Tier::Memory, place, 0))?;
+        self.hashes.push(hash);
+        u32::try_from(number).map_err(|_| IndexFull)
+    }
+
+    /// Makes the tables fit for so many numbers and some more.
+    fn resize(&mut self, numbers: usize) {
+        let step = (numbers / GROWTH_SHARE).max(STEP_NUMBERS_MIN);
+        self.room = (numbers + step).min(RANKED_PAGES_MAX);
+        self.policy.resize(self.room);
+        if self.hashes.capacity() > self.room {
+            self.hashes.shrink_to(self.room);
+        } else {
+            self.hashes.reserve_exact(self.room - self.hashes.len());
+        }
+    }
+
+    fn free_forgotten(&mut self) {
+        if self.forgotten.is_empty() {
+            return;
+        }
+        // From the highest on, so that none of them is the last one that takes another's place.
+        self.forgotten.sort_unstable();
+        while let Some(number) = self.forgotten.pop() {
+            self.free(number);
+        }
+        if self.hashes.len() < self.room / SHRINK_SHARE && self.room > 4 * STEP_NUMBERS_MIN {
+            self.resize(self.hashes.len());
+            self.shrink_index();
+        }
+    }
+
+    fn free(&mut self, number: u32) {
+        debug_assert!(!self.policy.knows(number), "a number is free when nothing is known of it");
+        if let Some((at, _)) = self.find(self.hashes[number as usize]) {
+            self.numbers.remove(at);
+        }
+        let last = self.hashes.len() - 1;
+        if number as usize != last {
+            let hash = self.hashes[last];
+            let (at, last) = self.find(hash).expect("every number is in the index");
+            self.policy.rename(last, number);
+            let place = Place::new(u64::from(number)).expect("32 of 40 bits");
+            self.numbers.set(at, Entry::new(Tier::Memory, place, 0));
+            self.hashes[number as usize] = hash;
+        }
+        self.hashes.pop();
+    }
+
+    /// Gives back what the index took when there was more to know.
+    fn shrink_index(&mut self) {
+        let most = INDEX_BYTES_MIN.max(self.hashes.len() * INDEX_BYTES_PER_KEY_MAX);
+        if self.numbers.bytes() <= most {
+            return;
+        }
+        let Ok(mut smaller) = Index::new() else { return };
+        for (number, &hash) in (0..).zip(&self.hashes) {
+            let Some(place) = Place::new(number) else { return };
+            if smaller.insert(hash, Entry::new(Tier::Memory, place, 0)).is_err() {
+                return;
+            }
+        }
+        self.numbers = smaller;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hash(key: u64) -> u64 {
+        farpool_keyvault::owner::hash_key(&key.to_le_bytes())
+    }
+
+    /// Every number leads to its hash and back, and nobody has a number whom the policy does not know.
+    fn check(ranked: &Ranked) {
+        assert_eq!(ranked.numbers.entries(), ranked.hashes.len());
+        for (number, &hash) in (0..).zip(&ranked.hashes) {
+            assert_eq!(ranked.find(hash).map(|(_, number)| number), Some(number));
+            assert!(ranked.policy.knows(number));
+        }
+    }
+
+    #[test]
+    fn tables_shrink_with_what_is_known() {
+        for kind in CacheKind::ALL {
+            let mut ranked = Ranked::new(kind).unwrap();
+            let empty_bytes = ranked.bytes();
+            (0..300_000).for_each(|key| ranked.store(hash(key)).unwrap());
+            let each = (ranked.bytes() - empty_bytes) as f64 / 300_000.0;
+            assert!((16.0..60.0).contains(&each), "{kind}: {each:.1} bytes a key");
+            (100..300_000).for_each(|key| ranked.remove(hash(key)));
+            check(&ranked);
+            assert!((0..100).all(|key| ranked.find(hash(key)).is_some()), "{kind}");
+            // The sketch of W-TinyLFU goes down when it is told that less fits.
+            ranked.is_full();
+            assert!(ranked.bytes() < empty_bytes + (300 << 10), "{kind}: {} bytes", ranked.bytes());
+        }
+    }
+
+    #[test]
+    fn keys_that_the_index_cannot_tell_apart_are_refused() {
+        let mut ranked = Ranked::new(CacheKind::Lru).unwrap();
+        let same_upper_half = |key: u64| 0x1234_5678_0000_0000 | key;
+        let taken = (0..100).take_while(|&key| ranked.store(same_upper_half(key)).is_ok()).count();
+        assert_eq!(taken, 16);
+        check(&ranked);
+        assert_eq!(ranked.victim(), Some(same_upper_half(0)));
+        assert_eq!(ranked.store(same_upper_half(100)), Ok(()));
+        check(&ranked);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 48, ..ProptestConfig::default() })]
+
+        #[test]
+        fn numbers_and_hashes_lead_to_each_other(
+            steps in prop::collection::vec((0u8..8, 0u64..300), 1..1500),
+        ) {
+            for kind in CacheKind::ALL {
+                let mut ranked = Ranked::new(kind).unwrap();
+                let mut there = BTreeSet::new();
+                for &(what, key) in &steps {
+                    match what {
+                        0..4 => {
+                            ranked.store(hash(key)).unwrap();
+                            there.insert(hash(key));
+                        }
+                        4 => ranked.touch(hash(key)),
+                        5 => {
+                            ranked.remove(hash(key));
+                            there.remove(&hash(key));
+                        }
+                        6 => ranked.is_full(),
+                        _ => {
+                            let victim = ranked.victim();
+                            prop_assert_eq!(victim.is_none(), there.is_empty());
+                            prop_assert!(victim.is_none_or(|hash| there.remove(&hash)), "{}", kind);
+                        }
+                    }
+                    prop_assert_eq!(ranked.policy.len(), there.len());
+                }
+                check(&ranked);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! W-TinyLFU as a [`Ranking`]: numbers of pages are given out anew, so its sketch counts names; and it grows with the pages.
+
+use super::sketch::NameSketch;
+use super::slru::Segments;
+use super::{TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT};
+use super::{part, percent};
+use crate::list::IndexList;
+use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
+
+/// As [`super::TinyLfu`]; 21 bytes per page, and 8 to 16 for the sketch.
+#[derive(Debug)]
+pub struct NamedTinyLfu {
+    window: IndexList,
+    main: Segments<2>,
+    names: Vec<u32>,
+    sketch: NameSketch,
+    /// Hits in the main part until the sketch ages.
+    until_halved: u64,
+    window_max: u32,
+    capacity: u32,
+    /// Pages had to leave. From then on the main part is not filled unasked: what fits goes up and down a little.
+    has_evicted: bool,
+}
+
+impl Default for NamedTinyLfu {
+    fn default() -> Self {
+        let mut cache = Self {
+            window: IndexList::new(0),
+            main: Segments::new(0, 0, [u32::MAX; 2]),
+            names: Vec::new(),
+            sketch: NameSketch::default(),
+            until_halved: 1,
+            window_max: 0,
+            capacity: 0,
+            has_evicted: false,
+        };
+        cache.divide(1);
+        cache
+    }
+}
+
+impl NamedTinyLfu {
+    fn divide(&mut self, capacity: u32) {
+        self.capacity = capacity;
+        self.window_max = percent(capacity, TINY_LFU_WINDOW_PERCENT);
+        let main = capacity - self.window_max;
+        let protected = part(main, 100 - TINY_LFU_PROBATION_PERCENT);
+        self.main.divide(main, [u32::MAX, protected]);
+        self.sketch.fit(capacity);
+    }
+
+    /// While the cache fills, what is too much for the window goes to the main part unasked.
+    fn settle(&mut self) {
+        while !self.has_evicted
+            && self.window.len() > self.window_max
+            && self.main.len < self.main.capacity
+            && let Some(page) = self.window.pop_back()
+        {
+            self.main.insert(page);
+            self.sketch.add(self.names[page as usize]);
+        }
+    }
+
+    fn seen(&self, page: u32) -> u8 {
+        self.sketch.estimate(self.names[page as usize])
+    }
+
+    fn age(&mut self) {
+        self.until_halved -= 1;
+        if self.until_halved == 0 {
+            self.sketch.halve();
+            self.until_halved = (u64::from(self.main.capacity) * TINY_LFU_SAMPLE_PER_PAGE).max(1);
+        }
+    }
+}
+
+impl Renumber for NamedTinyLfu {
+    fn rename(&mut self, from: u32, to: u32) {
+        self.window.rename(from, to);
+        self.main.rename(from, to);
+        self.names[to as usize] = self.names[from as usize];
+    }
+
+    fn resize(&mut self, page_count: usize) {
+        self.window.resize(page_count);
+        self.main.resize(page_count);
+        resize_exactly(&mut self.names, page_count, 0);
+    }
+
+    fn bytes(&self) -> usize {
+        let tables = self.window.bytes() + self.main.bytes() + table_bytes(&self.names);
+        tables + self.sketch.bytes()
+    }
+}
+
+impl Ranking for NamedTinyLfu {
+    fn insert(&mut self, page: u32, name: u32, _: &mut Vec<u32>) {
+        let len = self.window.len() + self.main.len + 1;
+        if len > self.capacity {
+            self.divide(len);
+        }
+        self.names[page as usize] = name;
+        self.window.push_front(page);
+        self.sketch.add(name);
+        self.settle();
+    }
+
+    fn touch(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        if self.window.move_to_front(page) {
+            return true;
+        }
+        if !self.main.reference(page, &mut |_| unreachable!("probation takes all")) {
+            return false;
+        }
+        self.sketch.add(self.names[page as usize]);
+        self.age();
+        true
+    }
+
+    fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
+        self.has_evicted = true;
+        loop {
+            // A window that is half empty has had its turn: what the main part has too much goes unasked.
+            let main_is_next =
+                self.main.len > self.main.capacity && self.window.len() <= self.window_max / 2;
+            let candidate = if main_is_next { None } else { self.window.pop_back() };
+            let Some(candidate) = candidate else { return self.main.evict() };
+            let other = self.main.next_victim();
+            let wins = other.is_none_or(|other| self.seen(candidate) > self.seen(other));
+            self.sketch.add(self.names[candidate as usize]);
+            if !wins {
+                return Some(candidate);
+            }
+            let is_full = self.main.len >= self.main.capacity;
+            let victim = if is_full { self.main.evict() } else { None };
+            self.main.insert(candidate);
+            if victim.is_some() {
+                return victim;
+            }
+        }
+    }
+
+    fn remove(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
+        self.window.remove(page) || self.main.remove(page)
+    }
+
+    fn set_capacity(&mut self, capacity: u32, _: &mut Vec<u32>) {
+        let len = self.window.len() + self.main.len;
+        self.divide(capacity.max(len).max(1));
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.window.contains(page) || self.main.contains(page)
+    }
+
+    fn knows(&self, page: u32) -> bool {
+        self.contains(page)
+    }
+
+    fn len(&self) -> usize {
+        (self.window.len() + self.main.len) as usize
+    }
+}
