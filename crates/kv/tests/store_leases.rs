@@ -223,16 +223,21 @@ impl Run {
         }
         prop_assert_eq!(self.store.leases_held(), LeasesHeld::default());
         prop_assert!(self.store.set_limit(LIMIT_BYTES).is_ok());
-        for number in 0..2 * LIMIT_BYTES / 1000 {
-            insert(&mut self.store, &format!("fill{number}"), &[b'f'; 1000]).unwrap();
-        }
-        prop_assert!(self.store.used_bytes() <= LIMIT_BYTES);
-        let beside = self.store.index_bytes() + self.store.policy_bytes();
-        let room = (LIMIT_BYTES - beside) as f64;
-        let share = self.store.item_bytes() as f64 / room;
-        prop_assert!(share > 0.85, "items fill {:.2} of the memory", share);
+        // Segments of all the lifetimes that are open take their share.
+        let share = filled(&mut self.store);
+        prop_assert!(share > 0.7, "items fill {:.2} of the memory", share);
         Ok(())
     }
+}
+
+/// The share of the memory that items take when more than fits is stored.
+fn filled(store: &mut Store) -> f64 {
+    for number in 0..2 * LIMIT_BYTES / 1000 {
+        insert(store, &format!("fill{number}"), &[b'f'; 1000]).unwrap();
+    }
+    assert!(store.used_bytes() <= LIMIT_BYTES);
+    let beside = store.index_bytes() + store.policy_bytes();
+    store.item_bytes() as f64 / (LIMIT_BYTES - beside) as f64
 }
 
 fn run(policy: CacheKind, steps: &[Step]) -> Result<(), TestCaseError> {
@@ -275,7 +280,7 @@ fn only_so_much_memory_can_be_leased_and_others_make_room() {
         let name = format!("key{number}");
         insert(&mut store, &name, &[7; 1000]).unwrap();
         match lease(&mut store, &name) {
-            Some(it) => leased.push(it),
+            Some(it) => leased.push((name, it)),
             None => refused += 1,
         }
         assert!(store.leases_held().bytes <= LIMIT_BYTES / 100 * LEASED_PERCENT_MAX);
@@ -286,9 +291,18 @@ fn only_so_much_memory_can_be_leased_and_others_make_room() {
         (leased.len() as u64, refused)
     );
     assert!(store.counts().evictions > 10_000);
-    assert!(leased.iter().all(|it| read(&memory, it) == [7; 1000]));
-    leased.into_iter().for_each(|it| store.release(it.lease));
+    // Gone, but for who reads them.
+    for (name, it) in &leased {
+        let found = store.find(name.as_bytes(), hash_key(name.as_bytes())).unwrap();
+        store.remove(found);
+        assert!(read(&memory, it) == [7; 1000]);
+    }
+    assert!(filled(&mut store) < 0.8, "what is leased makes no room");
+    assert!(leased.iter().all(|(_, it)| read(&memory, it) == [7; 1000]));
+    leased.into_iter().for_each(|(_, it)| store.release(it.lease));
     assert_eq!(store.leases_held(), LeasesHeld::default());
+    let share = filled(&mut store);
+    assert!(share > 0.9, "items fill {share:.2} of the memory");
     insert(&mut store, "more", &[7; 1000]).unwrap();
     let leased = lease(&mut store, "more").unwrap();
     store.release(leased.lease);
