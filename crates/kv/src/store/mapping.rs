@@ -43,6 +43,13 @@ impl Mapping {
         let _ = unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
     }
 
+    /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there stay.
+    pub fn forgo_huge_pages(&mut self) {
+        // SAFETY: as above.
+        let _ =
+            unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxNoHugepage) };
+    }
+
     /// The same memory as words.
     #[inline]
     #[must_use]
