@@ -133,6 +133,8 @@ pub struct Arena {
     segments: Vec<Segment>,
     usual: usize,
     free_usual: Vec<u32>,
+    /// Of the free ones, those whose memory the kernel has.
+    released_usual: Vec<u32>,
     free_lone: Vec<u32>,
     /// Usual segments never used so far begin here.
     untouched: usize,
@@ -161,6 +163,7 @@ impl Arena {
             segments: Vec::new(),
             usual,
             free_usual: Vec::new(),
+            released_usual: Vec::new(),
             free_lone: Vec::new(),
             untouched: 0,
             in_use_bytes: 0,
@@ -214,7 +217,7 @@ impl Arena {
     }
 
     fn usual_number(&mut self) -> Option<usize> {
-        if let Some(number) = self.free_usual.pop() {
+        if let Some(number) = self.free_usual.pop().or_else(|| self.released_usual.pop()) {
             return Some(number as usize);
         }
         if self.untouched == self.usual {
@@ -269,11 +272,24 @@ impl Arena {
         }
     }
 
-    /// Returns the memory behind free usual segments to the kernel, after the limit was lowered.
-    pub fn release_free(&mut self) {
-        for &number in &self.free_usual {
+    /// Bytes of free usual segments that have memory behind them.
+    #[must_use]
+    pub const fn idle_bytes(&self) -> usize {
+        self.free_usual.len() * self.segment_bytes
+    }
+
+    /// Returns the memory behind free usual segments to the kernel until no more than so much is left. Segments that are used
+    /// again must not bring their neighbours' memory back, so there are no huge pages for them.
+    pub fn release_idle(&mut self, idle_bytes_max: usize) {
+        if self.idle_bytes() > idle_bytes_max && self.released_usual.is_empty() {
+            self.memory.forgo_huge_pages();
+        }
+        while self.idle_bytes() > idle_bytes_max
+            && let Some(number) = self.free_usual.pop()
+        {
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
+            self.released_usual.push(number);
         }
     }
 

@@ -37,6 +37,14 @@ pub(super) enum Why {
 impl Store {
     /// Makes room for `bytes` more of segments.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<(), StoreError> {
+        self.evict_for(bytes)?;
+        // Tables that have grown since take the place of segments: those that are free must not keep their memory.
+        let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes());
+        self.arena.release_idle(idle_bytes_max);
+        Ok(())
+    }
+
+    fn evict_for(&mut self, bytes: usize) -> Result<(), StoreError> {
         let reserve = RESERVE_SEGMENTS * self.arena.segment_bytes();
         let mut rounds = 0u8;
         while self.used_bytes() + bytes + reserve > self.settings.limit_bytes {
@@ -117,7 +125,7 @@ impl Store {
         self.settings.limit_bytes = limit_bytes;
         let made = self.make_room(0);
         if lowered {
-            self.arena.release_free();
+            self.arena.release_idle(0);
         }
         made
     }

@@ -87,6 +87,13 @@ impl Mapping {
             unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
     }
 
+    /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there stay.
+    pub fn forgo_huge_pages(&mut self) {
+        // SAFETY: as above.
+        let _ =
+            unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxNoHugepage) };
+    }
+
     /// The same memory as words.
     #[inline]
     #[must_use]

@@ -250,6 +250,12 @@ impl Store {
         self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
     }
 
+    /// Memory that is free, but not given back: it is held so that the next items need not ask for it.
+    #[must_use]
+    pub const fn idle_bytes(&self) -> usize {
+        self.arena.idle_bytes()
+    }
+
     #[must_use]
     pub const fn settings(&self) -> &StoreSettings {
         &self.settings
