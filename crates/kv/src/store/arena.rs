@@ -293,16 +293,6 @@ impl Arena {
         }
     }
 
-    /// As [`Self::release_free`], for one segment, if the free ones and those in use take more than `limit_bytes`: it was
-    /// in use when the limit was lowered.
-    pub fn release_above(&mut self, id: SegmentId, limit_bytes: usize) {
-        let kept_bytes = self.in_use_bytes + self.free_usual.len() * self.segment_bytes;
-        if id.index() < self.usual && kept_bytes > limit_bytes {
-            let at = id.index() * self.segment_bytes;
-            self.memory.release(at..at + self.segment_bytes);
-        }
-    }
-
     /// Gives memory back that readers have the kernel put into holes, once it is more than the limit leaves.
     pub fn cut_strays(&mut self, limit_bytes: usize) {
         let Some(shared) = &self.shared else { return };
@@ -316,7 +306,11 @@ impl Arena {
         for (at, bytes) in shared.lone.iter() {
             self.memory.release(at..at + bytes);
         }
-        self.release_free();
+        for &number in &self.released_usual {
+            let at = number as usize * self.segment_bytes;
+            self.memory.release(at..at + self.segment_bytes);
+        }
+        self.release_idle(0);
     }
 
     /// What other processes map to read this arena, and how much of it there is.

@@ -38,10 +38,15 @@ impl Store {
     /// Makes room for `bytes` more of segments.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<(), StoreError> {
         self.evict_for(bytes)?;
-        // Tables that have grown since take the place of segments: those that are free must not keep their memory.
+        self.release_idle();
+        Ok(())
+    }
+
+    /// Tables that have grown take the place of segments, and limits come down: segments that are free must not keep memory
+    /// for which there is no room.
+    pub(super) fn release_idle(&mut self) {
         let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes());
         self.arena.release_idle(idle_bytes_max);
-        Ok(())
     }
 
     fn evict_for(&mut self, bytes: usize) -> Result<(), StoreError> {

@@ -110,7 +110,7 @@ impl Store {
         self.leases.bytes -= self.arena.taken_bytes(id);
         if is_held {
             self.arena.free(id);
-            self.arena.release_above(id, self.settings.limit_bytes);
+            self.release_idle();
         }
     }
 
