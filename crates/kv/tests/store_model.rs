@@ -231,6 +231,7 @@ fn shifting_sizes_leave_no_memory_behind() {
             }
         }
         assert!(store.used_bytes() <= limit_bytes);
+        assert!(store.resident_bytes() <= limit_bytes, "{} bytes", store.resident_bytes());
         let share = store.item_bytes() as f64 / (limit_bytes - store.index_bytes()) as f64;
         assert!(share > 0.9, "round {round}: items of {bytes} bytes fill {share:.2} of the memory");
     }

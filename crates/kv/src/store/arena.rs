@@ -5,6 +5,9 @@
 //! goes back to the kernel when it goes. Nothing is ever moved to make room between items, so
 //! sizes that shift cannot break the memory into pieces nobody can use.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
@@ -84,7 +87,11 @@ pub struct Arena {
     segment_bytes: usize,
     segments: Vec<Segment>,
     usual: usize,
+    /// Free usual segments whose memory is still ours.
     free_usual: Vec<u32>,
+    /// Those whose memory went back to the kernel. The first is used again first: the kernel gives huge pages, and
+    /// neighbours share one.
+    released_usual: BinaryHeap<Reverse<u32>>,
     free_lone: Vec<u32>,
     /// Usual segments never used so far begin here.
     untouched: usize,
@@ -111,6 +118,7 @@ impl Arena {
             segments: Vec::new(),
             usual,
             free_usual: Vec::new(),
+            released_usual: BinaryHeap::new(),
             free_lone: Vec::new(),
             untouched: 0,
             in_use_bytes: 0,
@@ -159,7 +167,8 @@ impl Arena {
     }
 
     fn usual_number(&mut self) -> Option<usize> {
-        if let Some(number) = self.free_usual.pop() {
+        let released = || self.released_usual.pop().map(|Reverse(number)| number);
+        if let Some(number) = self.free_usual.pop().or_else(released) {
             return Some(number as usize);
         }
         if self.untouched == self.usual {
@@ -202,12 +211,21 @@ impl Arena {
         }
     }
 
-    /// Returns the memory behind free usual segments to the kernel, after the limit was lowered.
-    pub fn release_free(&mut self) {
-        for &number in &self.free_usual {
+    /// Returns the memory of free usual segments to the kernel, until no more than `most_bytes` is ours: otherwise
+    /// large items, which have memory of their own, would come on top of it.
+    pub fn release_beyond(&mut self, most_bytes: usize) {
+        while self.resident_bytes() > most_bytes {
+            let Some(number) = self.free_usual.pop() else { return };
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
+            self.released_usual.push(Reverse(number));
         }
+    }
+
+    /// Bytes of segments whose memory is ours, in use or not.
+    #[must_use]
+    pub const fn resident_bytes(&self) -> usize {
+        self.in_use_bytes + self.free_usual.len() * self.segment_bytes
     }
 
     #[must_use]

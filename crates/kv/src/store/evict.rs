@@ -35,7 +35,7 @@ enum Why {
 }
 
 impl Store {
-    /// Makes room for `bytes` more of segments.
+    /// Makes room for `bytes` more of segments: free ones that are there, or else the kernel gets them back.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<(), StoreError> {
         let reserve = RESERVE_SEGMENTS * self.arena.segment_bytes();
         let mut rounds = 0u8;
@@ -55,6 +55,10 @@ impl Store {
             // Where everything was read lately, going on gets harder until something goes.
             rounds = if self.used_bytes() < before { 0 } else { rounds.saturating_add(1) };
         }
+        let beside = self.used_bytes() - self.arena.in_use_bytes();
+        // A usual segment is taken from the free ones.
+        let comes = if bytes == self.arena.segment_bytes() { 0 } else { bytes };
+        self.arena.release_beyond(self.settings.limit_bytes.saturating_sub(beside + comes));
         Ok(())
     }
 
@@ -77,13 +81,8 @@ impl Store {
     /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.
     pub fn set_limit(&mut self, limit_bytes: usize) -> Result<(), StoreError> {
         let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
-        let lowered = limit_bytes < self.settings.limit_bytes;
         self.settings.limit_bytes = limit_bytes;
-        self.make_room(0)?;
-        if lowered {
-            self.arena.release_free();
-        }
-        Ok(())
+        self.make_room(0)
     }
 
     /// As many places as there are items when the first must go.

@@ -225,6 +225,12 @@ impl Store {
         self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes()
     }
 
+    /// Memory that the shard has from the kernel: what it takes, and what it keeps for what comes next.
+    #[must_use]
+    pub const fn resident_bytes(&self) -> usize {
+        self.used_bytes() - self.arena.in_use_bytes() + self.arena.resident_bytes()
+    }
+
     #[must_use]
     pub const fn settings(&self) -> &StoreSettings {
         &self.settings
