@@ -221,7 +221,10 @@ impl Worker {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
                 self.share(connection, state, header, sizes);
             }
-            Request::Flush { delay_s } => self.flush(state, id, header, delay_s),
+            Request::Flush { delay_s } => {
+                connection.client.awaited += self.shared.shards() - 1;
+                self.flush(state, id, header, delay_s);
+            }
             Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
             _ => {
                 let shards = self.shared.shards();
@@ -247,6 +250,7 @@ impl Worker {
                         ticket: Ticket(0),
                     };
                     let what = Parked::Light { checked, key_number };
+                    connection.client.awaited += 1;
                     return self.park((&key, hash), (self.number, address), what, planned.frame);
                 }
                 if owner == self.number {
@@ -257,6 +261,7 @@ impl Worker {
                 let ask = Ask::Light { checked };
                 let address =
                     Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
+                connection.client.awaited += 1;
                 self.asks[owner].push(address, ask, |bytes| bytes.extend_from_slice(planned.frame));
                 self.counts.forwarded += 1;
             }

@@ -332,7 +332,8 @@ impl Worker {
                 let bytes = &batch.bytes[start..entry.end];
                 start = entry.end;
                 match &mut connection {
-                    Some(Connection { light: Some(light), .. }) => {
+                    Some(Connection { light: Some(light), client, .. }) => {
+                        client.awaited = client.awaited.saturating_sub(1);
                         self.take_light_answer(light, entry, bytes)
                     }
                     Some(connection) => self.take_answer(&mut connection.client, entry, bytes),
