@@ -40,6 +40,9 @@ find_missing() {
     need default-jdk-headless javac # with the compiler: the tests' Java programs come as source
     need iproute2 ip
     need util-linux mkswap
+    need mount losetup
+    need e2fsprogs mkfs.ext4
+    need faketime faketime
     need procps ps
     need qemu-user "qemu-$(uname -m)" # farpool trace runs programs under it
     compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \

@@ -7,9 +7,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::farpool;
+use farpool_e2e::proxy::{Fault, Proxy};
 use serde_json::Value;
 
 const KEYS: usize = 30_000;
@@ -60,6 +61,25 @@ impl Kv {
     /// The version of a key's value, if it is there; the value must be right to the byte.
     fn version(&mut self, key: usize) -> Option<u32> {
         self.send(format!("get key{key}\r\n").as_bytes());
+        self.reply(key)
+    }
+
+    fn stat(&mut self, name: &str) -> u64 {
+        self.send(b"stats\r\n");
+        let mut found = None;
+        loop {
+            let line = self.line();
+            if line == "END" {
+                return found.unwrap_or_else(|| panic!("stats has no {name}"));
+            }
+            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
+                found = value.parse().ok();
+            }
+        }
+    }
+
+    /// The reply to a `get` of the key.
+    fn reply(&mut self, key: usize) -> Option<u32> {
         let line = self.line();
         if line == "END" {
             return None;
@@ -171,9 +191,12 @@ struct Blade(Child);
 
 impl Blade {
     fn start(home: &Path, socket: &Path) -> Self {
+        Self::start_at(home, &format!("unix://{}", socket.display()))
+    }
+
+    fn start_at(home: &Path, address: &str) -> Self {
         let mut command = farpool(home);
-        let address = format!("unix://{}", socket.display());
-        command.args(["blade", "--memory", "256MiB", "--json", "--listen", &address]);
+        command.args(["blade", "--memory", "256MiB", "--json", "--listen", address]);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("the blade starts");
         let mut line = String::new();
@@ -225,4 +248,166 @@ fn what_is_deleted_while_a_tier_is_too_slow_stays_deleted() {
     blade.signal(rustix::process::Signal::CONT);
     assert_eq!(kv.version(0), None, "deleted is deleted");
     assert_eq!(kv.version(1), Some(1), "only late");
+}
+
+/// A server over the blade, with all keys stored; those of the first half are in far memory.
+fn with_far(home: &Path, blade: &str) -> Kv {
+    let mut kv = Kv::start_with(
+        home,
+        &["-t", "2", "--memory", "16MiB", "--far", "128MiB", "--blade", blade],
+    );
+    store_all(&mut kv, 1);
+    assert!(kv.stat("far_items") > 5_000);
+    kv
+}
+
+fn store_all(kv: &mut Kv, version: u32) {
+    for keys in (0..KEYS).collect::<Vec<_>>().chunks(BATCH) {
+        let mut requests = Vec::new();
+        for &key in keys {
+            let value = value(key, version);
+            let line = format!("set key{key} 0 0 {}\r\n", value.len());
+            requests.extend_from_slice(line.as_bytes());
+            requests.extend_from_slice(&value);
+            requests.extend_from_slice(b"\r\n");
+        }
+        kv.send(&requests);
+        keys.iter().for_each(|_| assert_eq!(kv.line(), "STORED"));
+    }
+}
+
+/// How many keys are there; each with this version, or none.
+fn count(kv: &mut Kv, keys: std::ops::Range<usize>, version: u32) -> usize {
+    let is_there = |&key: &usize| {
+        kv.version(key).is_some_and(|found| {
+            assert_eq!(found, version, "key{key}");
+            true
+        })
+    };
+    keys.filter(is_there).count()
+}
+
+#[test]
+fn a_blade_that_dies_in_a_get_or_while_it_is_written_costs_its_items() {
+    // How long nobody may wait: the deadline of half a second, the pause of whoever stores, and a busy machine.
+    const BOUND: Duration = Duration::from_secs(10);
+    let home = tempfile::tempdir().expect("a home");
+    for (number, while_storing) in [false, true, false, true].into_iter().enumerate() {
+        let socket = home.path().join(format!("blade{number}.sock"));
+        let mut blade = Blade::start(home.path(), &socket);
+        let mut kv = with_far(home.path(), &format!("unix://{}", socket.display()));
+        let start = Instant::now();
+        let version = if while_storing {
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(30 * (number as u64 + 1)));
+                blade.0.kill().expect("it is our child");
+            });
+            store_all(&mut kv, 2);
+            killer.join().expect("it does not panic");
+            2
+        } else {
+            let names: Vec<String> = (0..3_000).map(|key| format!("key{key}")).collect();
+            let requests = format!("get {}\r\n", names.join("\r\nget "));
+            kv.send(requests.as_bytes());
+            blade.0.kill().expect("it is our child");
+            for key in 0..names.len() {
+                assert!(kv.reply(key).is_none_or(|found| found == 1), "key{key}");
+            }
+            1
+        };
+        count(&mut kv, 0..KEYS / 2, version);
+        assert!(start.elapsed() < BOUND, "{:?} with a dead blade", start.elapsed());
+        let in_memory = count(&mut kv, KEYS - 1_000..KEYS, version);
+        assert!(in_memory > 500, "{in_memory} are still in memory");
+        assert!(kv.stat("far_zones_lost") + kv.stat("far_reads_failed") > 0);
+        store_all(&mut kv, 3);
+        count(&mut kv, 0..KEYS, 3);
+    }
+}
+
+#[test]
+fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
+    let home = tempfile::tempdir().expect("a home");
+    for fault in [Fault::FlipBit, Fault::CutMidPage, Fault::Repeat, Fault::Garbage, Fault::Reorder]
+    {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        drop(listener);
+        let _blade = Blade::start_at(home.path(), &format!("tcp://{address}"));
+        let proxy = Proxy::start(&address);
+        let mut kv = with_far(home.path(), proxy.address());
+        let before = proxy.done();
+        let mut there = 0;
+        for key in 0..KEYS / 3 {
+            // Again and again, but not on every answer: others come between.
+            if key % 5 == 0 {
+                proxy.order(fault);
+            }
+            there += usize::from(kv.version(key).is_some_and(|found| found == 1));
+        }
+        proxy.order(Fault::None);
+        let (spoiled, failed) = (proxy.done() - before, kv.stat("far_reads_failed"));
+        let gone = kv.stat("far_reads_gone");
+        eprintln!("{fault:?}: {spoiled} times; {there} right, {gone} gone, {failed} failed");
+        assert!(spoiled > 0, "{fault:?}");
+        // It goes on.
+        store_all(&mut kv, 2);
+        count(&mut kv, 0..KEYS, 2);
+        assert!(count(&mut kv, KEYS - 1_000..KEYS, 2) > 500);
+    }
+}
+
+/// Changes a byte of every seventh page that a process has written to in its large mappings.
+fn garble_memory(pid: u32) -> std::io::Result<usize> {
+    use std::os::unix::fs::FileExt;
+    const PAGE: usize = 4096;
+    const LARGE: u64 = 64 << 20;
+    let memory =
+        std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mut garbled = 0;
+    for line in maps.lines().filter(|line| line.contains(" rw")) {
+        let range = line.split(' ').next().and_then(|it| it.split_once('-'));
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let Some((first, last)) = range.and_then(|it| number(it.0).zip(number(it.1))) else {
+            continue;
+        };
+        if last - first < LARGE {
+            continue;
+        }
+        let mut page = vec![0; PAGE];
+        for at in (first..last).step_by(7 * PAGE) {
+            if memory.read_exact_at(&mut page, at).is_err() {
+                continue;
+            }
+            if page.iter().any(|&byte| byte != 0) {
+                let spot = usize::try_from(at / 4096 * 131).unwrap_or(0) % PAGE;
+                memory.write_all_at(&[page[spot] ^ 0x10], at + spot as u64)?;
+                garbled += 1;
+            }
+        }
+    }
+    Ok(garbled)
+}
+
+#[test]
+fn what_a_blade_garbles_is_a_miss_and_never_a_wrong_value() {
+    let home = tempfile::tempdir().expect("a home");
+    let socket = home.path().join("blade.sock");
+    let blade = Blade::start(home.path(), &socket);
+    let mut kv = with_far(home.path(), &format!("unix://{}", socket.display()));
+    let before = count(&mut kv, 0..1_000, 1);
+    let garbled = match garble_memory(blade.0.id()) {
+        Ok(pages) => pages,
+        Err(error) => {
+            println!("SKIPPED: the blade's memory cannot be reached: {error}");
+            return;
+        }
+    };
+    let there = count(&mut kv, 0..KEYS, 1);
+    let gone = kv.stat("far_reads_gone");
+    eprintln!("{garbled} pages garbled; {there} of {KEYS} right, {gone} gone; {before} before");
+    assert!(garbled > 100 && gone > 50 && there > KEYS / 2);
+    store_all(&mut kv, 2);
+    count(&mut kv, 0..KEYS, 2);
 }

@@ -25,17 +25,24 @@ impl Clock {
     }
 
     /// A clock that goes on where an earlier one stopped, so that its expiry times stay right: its zero, and the
-    /// last second it was seen to read. It does not go back, even when the world's clock did.
+    /// last second it was seen to read. It does not go back, even when the world's clock did: then its zero is
+    /// another one, so that Unix times are again what the world takes them for.
     #[must_use]
     pub fn resume(zero_unix_s: i64, last_s: u32, unix_s: i64) -> Self {
         let now_s = u32::try_from((unix_s - zero_unix_s).max(i64::from(START_S)));
         let now_s = now_s.unwrap_or(u32::MAX).max(last_s);
-        Self { zero_unix_s, start_s: now_s, now_s }
+        Self { zero_unix_s: unix_s - i64::from(now_s), start_s: now_s, now_s }
     }
 
     /// Tells it how long ago the start was, by a clock that does not jump.
     pub fn set_uptime(&mut self, uptime_s: u32) {
         self.now_s = self.start_s.saturating_add(uptime_s);
+    }
+
+    /// Unix time at which it would have read 0.
+    #[must_use]
+    pub const fn zero_unix_s(&self) -> i64 {
+        self.zero_unix_s
     }
 
     #[must_use]
@@ -104,6 +111,8 @@ mod tests {
         after.set_uptime(10);
         assert_eq!((after.uptime_s(), expiry_s - after.now_s()), (10, 490));
         let set_back = Clock::resume(1_700_000_000 - i64::from(START_S), 570, 1_600_000_000);
-        assert_eq!(set_back.now_s(), 570);
+        assert_eq!((set_back.now_s(), set_back.unix_s()), (570, 1_600_000_000));
+        assert_eq!(set_back.expiry_s(1_600_000_100), 670, "as the world's clock says now");
+        assert_eq!(set_back.zero_unix_s(), 1_600_000_000 - 570);
     }
 }

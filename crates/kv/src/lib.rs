@@ -1,5 +1,6 @@
 //! A key-value server for very large caches.
 pub mod clock;
+pub mod heap;
 pub mod observe;
 pub mod protocol;
 pub mod server;

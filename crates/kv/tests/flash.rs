@@ -255,6 +255,10 @@ fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
         let error = refusal(settings(&path, 1));
         assert!(error.to_string().contains(what), "{error}");
     }
+    // A mapping behind the end of the file would end the process.
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let error = refusal(settings(&path, 1));
+    assert!(matches!(error, ServerError::Flash(FlashError::CutShort { .. })), "{error}");
     std::fs::write(&path, b"somebody's letter").unwrap();
     let error = refusal(settings(&path, 1)).to_string();
     assert!(error.contains("--flash-reset"), "{error}");
@@ -289,6 +293,53 @@ fn what_flash_garbles_is_a_miss_and_never_a_wrong_value() {
     let running = Running::start(settings(&path, 1), START_UNIX_S + 2);
     let found_later = Text::connect(running.text).count(0..KEYS, 0);
     assert!(found_later <= found, "{found_later} after {found}");
+}
+
+/// Where the zones begin, and before them the book-keeping, of which the control page is the first.
+const ZONES_AT: usize = 2 << 20;
+const CONTROL_AT: usize = 4096;
+
+#[test]
+fn book_keeping_that_the_device_lost_brings_nothing_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flash");
+    {
+        let running = Running::start(settings(&path, 1), START_UNIX_S);
+        Text::connect(running.text).fill(0..KEYS, 0, 0);
+    }
+    let before = std::fs::read(&path).unwrap();
+    {
+        let running = Running::start(settings(&path, 1), START_UNIX_S + 1);
+        let mut text = Text::connect(running.text);
+        for key in 0..KEYS / 2 {
+            text.send(format!("delete key{key} noreply\r\n").as_bytes());
+        }
+        assert_eq!(text.count(0..KEYS / 2, 9), 0, "deleted");
+    }
+    let closed = std::fs::read(&path).unwrap();
+    // Lost, and as it was earlier: all of it, or what lies behind its first page.
+    let behind = CONTROL_AT + 4096..ZONES_AT;
+    let zeros = vec![0; before.len()];
+    for (lost, other) in [
+        (behind.clone(), &zeros),
+        (CONTROL_AT..ZONES_AT, &zeros),
+        (behind, &before),
+        (CONTROL_AT..CONTROL_AT + 4096, &before),
+        (ZONES_AT - 4096 * 20..ZONES_AT, &zeros),
+    ] {
+        let mut bytes = closed.clone();
+        bytes[lost.clone()].copy_from_slice(&other[lost.clone()]);
+        let is_changed = bytes != closed;
+        std::fs::write(&path, &bytes).unwrap();
+        let running = Running::start(settings(&path, 1), START_UNIX_S + 2);
+        let mut text = Text::connect(running.text);
+        assert_eq!(text.count(0..KEYS / 2, 9), 0, "{lost:?}");
+        let there = text.count(KEYS / 2..KEYS, 0);
+        assert_eq!(there == 0, is_changed, "{lost:?}: {there} are served");
+        // It is used again from the start.
+        text.fill(0..KEYS, 1, 0);
+        assert!(text.count(0..KEYS, 1) > KEYS / 2);
+    }
 }
 
 /// Changes every 64 KiB of the zones one byte: records and a few summaries. Done twice it changes nothing.

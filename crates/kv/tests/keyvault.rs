@@ -1,5 +1,8 @@
 //! KeyVault against a real server, over every transport, and beside the text protocol.
 
+mod common;
+
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -7,8 +10,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use common::talk::exchange;
 use farpool_keyvault::client::{Address, Client, ClientError, Connection, Storing};
-use farpool_keyvault::frame::{BROADCAST, HEADER_BYTES, Header, Opcode, Status, begin, finish};
+use farpool_keyvault::frame::{
+    BROADCAST, HEADER_BYTES, Header, Opcode, Status, begin, finish, frame_length,
+};
 use farpool_keyvault::message::{Hello, Request, SetMode};
 use farpool_kv::server::{Server, ServerError, Settings, Shared};
 
@@ -227,6 +233,69 @@ fn damaged_frames_are_asked_for_again_and_nonsense_ends_the_connection() {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         assert!(rest.len() <= HEADER_BYTES, "{rest:?}");
+    }
+}
+
+/// Status and value of each answer by its request; CAS numbers go on from stream to stream.
+fn answers(mut bytes: &[u8]) -> BTreeMap<u32, (Option<Status>, Vec<u8>)> {
+    /// What stands before the value in the answer to a GET.
+    const BEFORE_VALUE: usize = 16;
+    let mut answers = BTreeMap::new();
+    while !bytes.is_empty() {
+        let length = frame_length(bytes).unwrap().unwrap();
+        let (answer, rest) = bytes.split_at(length);
+        let header = Header::read(answer, true).unwrap();
+        let body = &answer[HEADER_BYTES..];
+        let value = if header.opcode == Opcode::Get { body.get(BEFORE_VALUE..) } else { None };
+        let value = value.unwrap_or_default().to_vec();
+        assert!(answers.insert(header.request, (header.status, value)).is_none(), "answered twice");
+        bytes = rest;
+    }
+    answers
+}
+
+#[test]
+fn frames_may_be_cut_at_every_byte() {
+    for threads in [1, 3] {
+        let server = Running::start(threads);
+        let set = |key, value| Request::Set {
+            mode: SetMode::Set,
+            key,
+            value,
+            client_flags: 7,
+            exptime: 0,
+            cas: 0,
+        };
+        let requests = [
+            Request::Hello(Hello { version: 1, shard: BROADCAST, credits: 64, unchecked: false }),
+            set(b"a", b"first"),
+            set(b"key of another shard", b"second value"),
+            Request::Get { key: b"a" },
+            Request::Get { key: b"key of another shard" },
+            Request::Get { key: b"nobody" },
+            set(b"a", b"third"),
+            Request::Get { key: b"a" },
+            Request::Delete { key: b"a", cas: 0 },
+            Request::Get { key: b"a" },
+        ];
+        let mut whole = Vec::new();
+        for (number, request) in (1..).zip(&requests) {
+            let mut body = Vec::new();
+            request.write(&mut body);
+            whole.extend_from_slice(&frame(request.opcode(), number, &body));
+        }
+        let connect = || UnixStream::connect(&server.path).unwrap();
+        let expected = answers(&exchange(connect(), &[&whole]));
+        assert_eq!(expected.len(), requests.len(), "{expected:?}");
+        assert_eq!(expected[&5], (Some(Status::Ok), b"second value".to_vec()));
+        assert_eq!(expected[&8], (Some(Status::Ok), b"third".to_vec()));
+        assert_eq!(expected[&10].0, Some(Status::NotFound));
+        for cut in 1..whole.len() {
+            let given = answers(&exchange(connect(), &[&whole[..cut], &whole[cut..]]));
+            assert_eq!(given, expected, "cut at {cut}");
+        }
+        let bytes: Vec<&[u8]> = whole.chunks(1).collect();
+        assert_eq!(answers(&exchange(connect(), &bytes)), expected, "every byte alone");
     }
 }
 

@@ -256,6 +256,7 @@ fn shift_sizes(kind: CacheKind) {
             }
         }
         assert!(store.used_bytes() <= limit_bytes);
+        assert!(store.resident_bytes() <= limit_bytes, "{kind}: {} bytes", store.resident_bytes());
         let tables_bytes = store.index_bytes() + store.policy_bytes();
         let share = store.item_bytes() as f64 / (limit_bytes - tables_bytes) as f64;
         assert!(share > least, "{kind}: items of {bytes} bytes fill {share:.2} of the memory");

@@ -72,6 +72,7 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         privileges::become_daemon().context("cannot go on in the background")?;
     }
     logging::start()?;
+    farpool_kv::heap::keep_large_buffers_apart();
     // Taken before anything is set up, so that no signal can leave a socket file behind.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;

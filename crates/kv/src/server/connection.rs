@@ -268,6 +268,8 @@ pub struct Client {
     /// A long list that is not whole yet; its request stays at the start of `input`.
     pub dump: Option<Dump>,
     pub replies: Replies,
+    /// Answers over KeyVault that other shards or lower tiers owe it; they come in any order.
+    pub awaited: usize,
     /// It is told what happens, and nothing that it sends is looked at.
     pub watch: Option<Watch>,
     /// What could not be sent yet, and how much of it was.
@@ -296,6 +298,7 @@ impl Client {
             resume: None,
             dump: None,
             replies: Replies::default(),
+            awaited: 0,
             watch: None,
             unsent: Vec::new(),
             sent_bytes: 0,
@@ -323,7 +326,7 @@ impl Client {
     /// Whether everything that was asked is answered and sent.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.unsent.is_empty() && self.replies.is_empty()
+        self.unsent.is_empty() && self.replies.is_empty() && self.awaited == 0
     }
 }
 

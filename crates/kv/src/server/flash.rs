@@ -13,8 +13,9 @@ pub(super) fn attach(
     workers: &mut [Worker],
     now_unix_s: i64,
 ) -> Result<FlashFile, FlashError> {
-    let file = FlashFile::open(settings, workers.len(), now_unix_s)?;
-    let path = file.path().display();
+    let mut file = FlashFile::open(settings, workers.len(), now_unix_s)?;
+    let path = file.path().to_owned();
+    let path = path.display();
     if let Some(reason) = file.dropped() {
         tracing::error!(%path, reason, "what was on flash is not served: it could be out of date");
     }
@@ -34,6 +35,7 @@ pub(super) fn attach(
         .collect::<Result<Vec<_>, _>>()?;
     let last_s = parts.iter().map(|(_, findings)| findings.promises.now_s).max().unwrap_or(0);
     let clock = Clock::resume(file.zero_unix_s(), last_s, now_unix_s);
+    file.set_zero(clock.zero_unix_s())?;
     let items: u64 = parts.iter().map(|(_, findings)| findings.items).sum();
     let not_taken: u64 = parts.iter().map(|(_, findings)| findings.not_taken).sum();
     let damaged_zones: u64 = parts.iter().map(|(_, findings)| findings.damaged_zones).sum();

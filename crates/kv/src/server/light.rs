@@ -214,7 +214,10 @@ impl Worker {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
                 self.share(connection, state, header, sizes);
             }
-            Request::Flush { delay_s } => self.flush(state, id, header, delay_s),
+            Request::Flush { delay_s } => {
+                connection.client.awaited += self.shared.shards() - 1;
+                self.flush(state, id, header, delay_s);
+            }
             Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
             Request::Leases { bytes_min } => {
                 self.grant_leases(connection, state, header, bytes_min);
@@ -228,12 +231,21 @@ impl Worker {
                     light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out)
                 }
             },
-            _ => self.answer_on_keys(state, id, planned),
+            _ => {
+                let is_owed = self.answer_on_keys(state, id, planned);
+                connection.client.awaited += usize::from(is_owed);
+            }
         }
     }
 
-    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys.
-    fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, planned: &Planned<'_>) {
+    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys; whether
+    /// the answer is still to come.
+    fn answer_on_keys(
+        &mut self,
+        state: &mut Light,
+        id: ConnectionId,
+        planned: &Planned<'_>,
+    ) -> bool {
         let Planned { header, request, hash, frame } = planned;
         let checked = !state.unchecked;
         let shards = self.shared.shards();
@@ -242,28 +254,31 @@ impl Worker {
             && let Some(other) = light::foreign_key_owner(keys, owner, shards)
         {
             let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
-            let status = Status::WrongShard;
-            return light::answer_status(header, status, &other, checked, &mut self.out);
+            light::answer_status(header, Status::WrongShard, &other, checked, &mut self.out);
+            return false;
         }
-        let address =
-            Address { connection: id.number, generation: id.generation, ticket: Ticket(0) };
+        let address = id.address(Ticket(0));
         if owner != self.number {
             self.asks[owner].push(address, Ask::Light { checked }, |bytes| {
                 bytes.extend_from_slice(frame);
             });
             self.counts.forwarded += 1;
-            return;
+            return true;
         }
         let from = (self.number, address);
         match *request {
             Request::MultiGet(keys) => match self.gather(keys, (header, checked), from) {
                 Gathered::AllInMemory => {}
-                Gathered::Waits => return,
-                Gathered::Whole(gathering) => return gathering.write(&mut self.out),
+                Gathered::Waits => return true,
+                Gathered::Whole(gathering) => {
+                    gathering.write(&mut self.out);
+                    return false;
+                }
             },
             _ => {
                 if let Some(key) = self.key_below(request, *hash) {
-                    return self.park((key, *hash), from, Parked::Light { checked }, frame);
+                    self.park((key, *hash), from, Parked::Light { checked }, frame);
+                    return true;
                 }
             }
         }
@@ -274,6 +289,7 @@ impl Worker {
             }
             _ => light::answer(shard, header, request, *hash, checked, out),
         }
+        false
     }
 
     /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.

@@ -334,15 +334,15 @@ impl Worker {
         }
     }
 
-    /// Brings what is on its way to flash there; false when that failed.
-    pub(super) fn close_lower(&mut self) -> bool {
+    /// Brings what is on its way to flash there.
+    pub(super) fn close_lower(&mut self) -> flash::Ending {
         self.keep_promises();
         let store = &mut self.shard.store;
         match &mut self.lower {
             Some(Lower { flash: Some(log), .. }) => {
                 flash::close(log, &mut StoreJudge { store, tier: Tier::Flash, fallen: None })
             }
-            _ => true,
+            _ => flash::Ending::Whole,
         }
     }
 

@@ -202,6 +202,16 @@ impl Server {
     fn close_flash(&mut self, all_ended: bool) {
         let Some(file) = self.flash.take() else { return };
         let path = file.path().display().to_string();
+        if self.shared.is_flash_unsure.load(Ordering::Relaxed) {
+            tracing::error!(
+                path,
+                "the device did not take what it was to keep: the next start begins empty"
+            );
+            if let Err(error) = file.give_up() {
+                tracing::error!(path, %error, "nor that: begin with --flash-reset");
+            }
+            return;
+        }
         if !all_ended || self.shared.is_flash_unclean.load(Ordering::Relaxed) {
             tracing::error!(path, "not all that was to be kept on flash arrived there");
             return;

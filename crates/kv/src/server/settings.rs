@@ -147,6 +147,8 @@ pub struct Shared {
     pub quiet_threads: AtomicUsize,
     /// What is on flash is not all that should be there.
     pub is_flash_unclean: AtomicBool,
+    /// Nor is it certain what is there.
+    pub is_flash_unsure: AtomicBool,
     /// Nobody new is served; those who are there may stay for a while.
     pub is_draining: AtomicBool,
     /// A client asked the server to end.
@@ -174,6 +176,7 @@ impl Shared {
             memory_bytes: AtomicU64::new(settings.memory_bytes as u64),
             quiet_threads: AtomicUsize::new(0),
             is_flash_unclean: AtomicBool::new(false),
+            is_flash_unsure: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             is_asked_to_stop: AtomicBool::new(false),
             stop: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,

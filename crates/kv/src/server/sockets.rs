@@ -341,7 +341,9 @@ impl Worker {
                 let bytes = &batch.bytes[start..entry.end];
                 start = entry.end;
                 match &mut connection {
-                    Some(Connection { light: Some(light), .. }) => {
+                    Some(Connection { light: Some(light), client, .. }) => {
+                        let has_come = !matches!(entry.what, Answer::Parked);
+                        client.awaited = client.awaited.saturating_sub(usize::from(has_come));
                         self.take_light_answer(light, entry, bytes)
                     }
                     Some(connection) => self.take_answer(&mut connection.client, entry, bytes),

@@ -28,7 +28,7 @@ use crate::store::index::Tier;
 use crate::store::{Store, StoreError, StoreSettings};
 use crate::tier::far::Far;
 use crate::tier::flash::layout::Promises;
-use crate::tier::flash::{Flash, Recovered};
+use crate::tier::flash::{Ending, Flash, Recovered};
 
 /// Events taken in one round.
 const EVENTS_MAX: usize = 256;
@@ -255,9 +255,11 @@ impl Worker {
             self.send_batches();
             self.send_journal();
             if self.stop_at.is_some_and(|at| now >= at) || self.is_finished() {
-                if !self.close_lower() {
-                    self.shared.is_flash_unclean.store(true, Ordering::Relaxed);
-                }
+                let ending = self.close_lower();
+                let unclean = ending != Ending::Whole;
+                self.shared.is_flash_unclean.fetch_or(unclean, Ordering::Relaxed);
+                let unsure = ending == Ending::Unsure;
+                self.shared.is_flash_unsure.fetch_or(unsure, Ordering::Relaxed);
                 return Ok(());
             }
         }

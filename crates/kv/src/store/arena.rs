@@ -9,6 +9,8 @@
 //! an area behind. That file is mostly holes; whoever reads a hole has the kernel put a page there, so
 //! [`Arena::cut_strays`] gives back what is not ours.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::extents::Extents;
@@ -132,9 +134,11 @@ pub struct Arena {
     segment_bytes: usize,
     segments: Vec<Segment>,
     usual: usize,
+    /// Free usual segments whose memory is still ours.
     free_usual: Vec<u32>,
-    /// Of the free ones, those whose memory the kernel has.
-    released_usual: Vec<u32>,
+    /// Those whose memory went back to the kernel. The first is used again first: the kernel gives huge pages, and
+    /// neighbours share one.
+    released_usual: BinaryHeap<Reverse<u32>>,
     free_lone: Vec<u32>,
     /// Usual segments never used so far begin here.
     untouched: usize,
@@ -163,7 +167,7 @@ impl Arena {
             segments: Vec::new(),
             usual,
             free_usual: Vec::new(),
-            released_usual: Vec::new(),
+            released_usual: BinaryHeap::new(),
             free_lone: Vec::new(),
             untouched: 0,
             in_use_bytes: 0,
@@ -217,7 +221,8 @@ impl Arena {
     }
 
     fn usual_number(&mut self) -> Option<usize> {
-        if let Some(number) = self.free_usual.pop().or_else(|| self.released_usual.pop()) {
+        let released = || self.released_usual.pop().map(|Reverse(number)| number);
+        if let Some(number) = self.free_usual.pop().or_else(released) {
             return Some(number as usize);
         }
         if self.untouched == self.usual {
@@ -289,7 +294,7 @@ impl Arena {
         {
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
-            self.released_usual.push(number);
+            self.released_usual.push(Reverse(number));
         }
     }
 
@@ -306,7 +311,7 @@ impl Arena {
         for (at, bytes) in shared.lone.iter() {
             self.memory.release(at..at + bytes);
         }
-        for &number in &self.released_usual {
+        for &Reverse(number) in &self.released_usual {
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
         }

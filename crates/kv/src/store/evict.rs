@@ -37,15 +37,16 @@ pub(super) enum Why {
 impl Store {
     /// Makes room for `bytes` more of segments.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<(), StoreError> {
-        self.evict_for(bytes)?;
-        self.release_idle();
-        Ok(())
+        let made = self.evict_for(bytes);
+        // A usual segment is taken from the free ones, a lone one has memory of its own.
+        self.release_idle(if bytes == self.arena.segment_bytes() { 0 } else { bytes });
+        made
     }
 
-    /// Tables that have grown take the place of segments, and limits come down: segments that are free must not keep memory
-    /// for which there is no room.
-    pub(super) fn release_idle(&mut self) {
-        let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes());
+    /// Large items come, tables grow and limits come down: segments that are free must not keep memory for which there is no
+    /// room, beside `bytes` that are to come.
+    pub(super) fn release_idle(&mut self, bytes: usize) {
+        let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes() + bytes);
         self.arena.release_idle(idle_bytes_max);
     }
 
@@ -126,13 +127,8 @@ impl Store {
     /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.
     pub fn set_limit(&mut self, limit_bytes: usize) -> Result<(), StoreError> {
         let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
-        let lowered = limit_bytes < self.settings.limit_bytes;
         self.settings.limit_bytes = limit_bytes;
-        let made = self.make_room(0);
-        if lowered {
-            self.arena.release_idle(0);
-        }
-        made
+        self.make_room(0)
     }
 
     /// As many places as there are items when the first must go.

@@ -110,7 +110,7 @@ impl Store {
         self.leases.bytes -= self.arena.taken_bytes(id);
         if is_held {
             self.arena.free(id);
-            self.release_idle();
+            self.release_idle(0);
         }
     }
 

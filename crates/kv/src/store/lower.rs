@@ -14,6 +14,11 @@ const LOWER_INDEX_PERCENT_MAX: usize = 60;
 /// What one such entry takes at most: 8 bytes in tables that are at least about 70 % full.
 const LOWER_ENTRY_BYTES: usize = 12;
 
+/// No tier keeps longer records: see the media's limits.
+const RECORD_BYTES_MAX: usize = (1 << 20) + (4 << 10);
+/// What an outbox keeps of its memory when it is empty: a burst must not count for ever.
+const OUTBOX_KEPT_BYTES: usize = 1 << 20;
+
 /// Items that had to leave memory, as records for a lower tier.
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -24,6 +29,9 @@ pub struct Outbox {
 
 impl Outbox {
     pub(super) fn push(&mut self, hash: u64, stored_as: u64, item: ItemView<'_>) {
+        if item.bytes().len() > RECORD_BYTES_MAX {
+            return;
+        }
         record::push(&mut self.bytes, hash, stored_as, item.bytes());
         self.victims.push((hash, self.bytes.len()));
     }
@@ -52,9 +60,10 @@ impl Outbox {
         self.victims.iter().zip(starts).map(|(&(hash, end), start)| (hash, &self.bytes[start..end]))
     }
 
-    /// Forgets all, and keeps the memory for the next.
+    /// Forgets all, and keeps some memory for the next.
     pub fn clear(&mut self) {
         self.bytes.clear();
+        self.bytes.shrink_to(OUTBOX_KEPT_BYTES);
         self.victims.clear();
         self.forgotten.clear();
     }

@@ -250,10 +250,10 @@ impl Store {
         self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
     }
 
-    /// Memory that is free, but not given back: it is held so that the next items need not ask for it.
+    /// Memory that the shard has from the kernel: what it takes, and what it keeps for what comes next.
     #[must_use]
-    pub const fn idle_bytes(&self) -> usize {
-        self.arena.idle_bytes()
+    pub const fn resident_bytes(&self) -> usize {
+        self.used_bytes() + self.arena.idle_bytes()
     }
 
     #[must_use]

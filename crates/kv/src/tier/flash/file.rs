@@ -16,6 +16,9 @@ use crate::tier::pages::PAGE_BYTES;
 /// Where the kernel tells one start of the machine from another.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Stands for the boot id where nothing is to be taken over.
+const GIVEN_UP: [u8; 16] = [0; 16];
+
 /// What is asked of a flash tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlashSettings {
@@ -52,6 +55,18 @@ pub enum FlashError {
         path = .path.display()
     )]
     TooSmall { path: PathBuf, bytes: u64, shards: usize, least: u64 },
+    #[error(
+        "flash {path}: the device is mounted, or used by another program or device",
+        path = .path.display()
+    )]
+    Busy { path: PathBuf },
+    #[error("flash {path}: the device has {has} bytes, {bytes} are asked for", path = .path.display())]
+    DeviceTooSmall { path: PathBuf, has: u64, bytes: u64 },
+    #[error(
+        "flash {path}: only {has} of its {bytes} bytes are there; bring back the rest, or --flash-reset to begin empty",
+        path = .path.display()
+    )]
+    CutShort { path: PathBuf, has: u64, bytes: u64 },
     #[error("flash {path}: no memory for its buffers", path = .path.display())]
     Buffers { path: PathBuf },
 }
@@ -68,6 +83,8 @@ pub struct FlashFile {
     geometry: Geometry,
     /// What was in it was not taken over, for this reason.
     dropped: Option<&'static str>,
+    /// An earlier process closed it in order.
+    was_clean: bool,
 }
 
 /// One shard's part of the file.
@@ -78,6 +95,8 @@ pub(super) struct Part {
     pub(super) zones_at: u64,
     pub(super) geometry: Geometry,
     pub(super) format_id: u64,
+    /// What is mapped is as an earlier process closed it, if the device gives back what it was given.
+    pub(super) was_clean: bool,
 }
 
 impl FlashFile {
@@ -92,11 +111,10 @@ impl FlashFile {
             let path = path.clone();
             move |source| FlashError::Io { path, action, source }
         };
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path).map_err(failed("it cannot be opened"))?;
+        let file = open_for_us(path)?;
         lock(&file, path)?;
         let geometry = geometry(settings, shards)?;
+        check_device(&file, geometry, path)?;
         let has = read_superblock(&file).map_err(failed("it cannot be read"))?;
         let boot_id = boot_id().map_err(failed("the kernel's boot id cannot be read"))?;
         let mut dropped = None;
@@ -106,16 +124,22 @@ impl FlashFile {
             Some(Err(reason)) => return Err(FlashError::NotOurs { path: path.clone(), reason }),
             Some(Ok(superblock)) => {
                 check_shape(&superblock, geometry, settings)?;
+                check_length(&file, geometry, path)?;
                 // Zones are written past the page cache, what was forgotten lies in it: after a crash of
                 // the machine an old value could come back.
                 let is_whole = superblock.state == Use::Clean || superblock.boot_id == boot_id;
                 if !is_whole {
-                    dropped = Some("the machine went down while the server ran");
+                    dropped = Some(if superblock.boot_id == GIVEN_UP {
+                        "the device failed when the server ended"
+                    } else {
+                        "the machine went down while the server ran"
+                    });
                 }
                 is_whole.then_some(superblock)
             }
         };
         let is_new = known.is_none();
+        let was_clean = known.is_some_and(|it| it.state == Use::Clean);
         let superblock = known.unwrap_or(Superblock {
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             zones_per_shard: u32::try_from(geometry.zones_per_shard).unwrap_or(u32::MAX),
@@ -127,9 +151,14 @@ impl FlashFile {
         let superblock = Superblock { boot_id, state: Use::InUse, ..superblock };
         if is_new {
             format(&file, geometry).map_err(failed("room for it cannot be made"))?;
+        } else {
+            // A copy may have left out what was zeros: then writing into the mapping could end the process.
+            take_room(&file, geometry.file_bytes())
+                .map_err(failed("room for it cannot be made"))?;
         }
         let direct = open_direct(path).map_err(failed("it cannot be opened for direct I/O"))?;
-        let opened = Self { path: path.clone(), file, direct, superblock, geometry, dropped };
+        let path = path.clone();
+        let opened = Self { path, file, direct, superblock, geometry, dropped, was_clean };
         opened.write_superblock().map_err(failed("it cannot be written"))?;
         Ok(opened)
     }
@@ -161,8 +190,22 @@ impl FlashFile {
             .map_err(|errno| failed("it cannot be mapped")(errno.into()))?;
         let direct = self.direct.try_clone().map_err(failed("it cannot be used by a thread"))?;
         let zones_at = self.geometry.zones_at(shard);
-        let format_id = self.superblock.format_id;
-        Ok(Part { control, direct, zones_at, geometry: self.geometry, format_id })
+        let Superblock { format_id, .. } = self.superblock;
+        let (geometry, was_clean) = (self.geometry, self.was_clean);
+        Ok(Part { control, direct, zones_at, geometry, format_id, was_clean })
+    }
+
+    /// Notes the Unix time at which the clock of the file's items reads 0, where that has changed.
+    pub fn set_zero(&mut self, zero_unix_s: i64) -> Result<(), FlashError> {
+        if zero_unix_s == self.superblock.zero_unix_s {
+            return Ok(());
+        }
+        self.superblock.zero_unix_s = zero_unix_s;
+        self.write_superblock().map_err(|source| FlashError::Io {
+            path: self.path.clone(),
+            action: "it cannot be written",
+            source,
+        })
     }
 
     /// Marks the file as closed in order, once all shards have written theirs.
@@ -172,10 +215,64 @@ impl FlashFile {
         self.write_superblock()
     }
 
+    /// Has nothing of the file taken over: what the device did not take of the book-keeping the kernel may forget.
+    pub fn give_up(mut self) -> std::io::Result<()> {
+        self.superblock.boot_id = GIVEN_UP;
+        self.write_superblock()
+    }
+
     fn write_superblock(&self) -> std::io::Result<()> {
         self.file.write_all_at(&self.superblock.encode(), 0)?;
         self.file.sync_all()
     }
+}
+
+/// The file through the page cache, made if it is not there. A device is taken for this process alone.
+fn open_for_us(path: &Path) -> Result<File, FlashError> {
+    let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
+    let mut options = File::options();
+    options.read(true).write(true);
+    if is_device {
+        // For a device this means: unless it is mounted, or a part of another, or somebody else has it so.
+        options.custom_flags(libc::O_EXCL);
+    } else {
+        options.create(true).truncate(false).mode(0o600);
+    }
+    options.open(path).map_err(|source| {
+        let path = path.to_owned();
+        if is_device && source.raw_os_error() == Some(libc::EBUSY) {
+            return FlashError::Busy { path };
+        }
+        FlashError::Io { path, action: "it cannot be opened", source }
+    })
+}
+
+/// Bytes of a file or a device.
+fn length(file: &File, path: &Path) -> Result<u64, FlashError> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|errno| FlashError::Io {
+        path: path.to_owned(),
+        action: "its size cannot be told",
+        source: errno.into(),
+    })
+}
+
+/// A device must be as large as what is asked of it.
+fn check_device(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
+    let is_device = file.metadata().is_ok_and(|it| it.file_type().is_block_device());
+    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
+    if is_device && has < bytes {
+        return Err(FlashError::DeviceTooSmall { path: path.to_owned(), has, bytes });
+    }
+    Ok(())
+}
+
+/// Whoever touches a mapping behind the file's end is killed.
+fn check_length(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
+    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
+    if has < bytes {
+        return Err(FlashError::CutShort { path: path.to_owned(), has, bytes });
+    }
+    Ok(())
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
@@ -247,13 +344,10 @@ fn format(file: &File, geometry: Geometry) -> std::io::Result<()> {
             return Err(Errno::NOSPC.into());
         }
         file.set_len(bytes)?;
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) | Err(Errno::OPNOTSUPP) => {}
-            Err(errno) => {
-                // What was taken of it is given back.
-                let _ = file.set_len(0);
-                return Err(errno.into());
-            }
+        if let Err(error) = take_room(file, bytes) {
+            // What was taken of it is given back.
+            let _ = file.set_len(0);
+            return Err(error);
         }
     }
     let zeros = vec![0; ZONE_BYTES];
@@ -269,6 +363,17 @@ fn format(file: &File, geometry: Geometry) -> std::io::Result<()> {
         file.write_all_at(&promises, geometry.control_at(shard))?;
     }
     Ok(())
+}
+
+/// Takes the room of a file; a device has it.
+fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
+    if !file.metadata()?.file_type().is_file() {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// The same file past the page cache; through it where the file system cannot do otherwise.
@@ -298,7 +403,7 @@ fn boot_id() -> std::io::Result<[u8; 16]> {
     Ok(id)
 }
 
-fn random_id() -> u64 {
+pub(super) fn random_id() -> u64 {
     let mut bytes = [0; 8];
     // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the same place.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -12,7 +12,7 @@
 use crate::tier::pages::PAGE_BYTES;
 
 /// The format's version; another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"FPKVFLSH";
 const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 
@@ -333,6 +333,24 @@ impl Promises {
     pub const fn slot(&self) -> usize {
         self.generation as usize % 2 * Self::BYTES
     }
+}
+
+/// Where the control page has the sum of what is mapped of a shard: behind the promises.
+pub const CLOSING_SUM_AT: usize = 2 * Promises::BYTES;
+
+/// The sum of what is mapped of a shard, as it was when the file was closed: forget bits that the device
+/// lost would bring back what was deleted.
+#[must_use]
+pub fn closing_sum(format_id: u64, control: &[u8]) -> u32 {
+    let sum = crc32c::crc32c(&format_id.to_le_bytes());
+    let sum = crc32c::crc32c_append(sum, &control[..CLOSING_SUM_AT]);
+    crc32c::crc32c_append(sum, &control[PAGE_BYTES..])
+}
+
+/// Whether what is mapped of a shard is as it was when the file was closed.
+#[must_use]
+pub fn is_as_closed(format_id: u64, control: &[u8]) -> bool {
+    word(control, CLOSING_SUM_AT) == closing_sum(format_id, control)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

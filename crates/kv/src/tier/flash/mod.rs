@@ -33,6 +33,13 @@ use crate::store::index::Place;
 const CAS_RESERVE: u64 = 1 << 32;
 /// How long closing waits for zones that are on their way.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
+/// A device that does not answer a read for so long is not asked to bring its cache in order: the kernel would
+/// have the process wait for it, however long, and nobody could end it.
+const PROBE_WAIT: Duration = Duration::from_secs(2);
+/// The read that asks whether the device answers; requests of the log count from 1.
+const PROBE_TOKEN: u64 = u64::MAX;
+/// More uses of zones than a device lives for: beyond them, no seal of an earlier use comes again.
+const SEQUENCE_GAP: u32 = 1 << 24;
 /// Pages read at a time when summaries are read.
 const SUMMARY_READS: usize = 64;
 
@@ -84,7 +91,8 @@ impl FlashMemory {
             action: "it cannot be used through io_uring",
             source,
         };
-        let Part { control, direct, zones_at, geometry, format_id } = file.part(shard)?;
+        let Part { control, direct, zones_at, geometry, format_id, was_clean } =
+            file.part(shard)?;
         let budget = settings.write_bytes_per_s.map(Budget::new);
         let promises = Promises::newest(&control[..2 * Promises::BYTES]);
         let mut memory = Self {
@@ -97,17 +105,29 @@ impl FlashMemory {
             budget,
         };
         let mut findings = Findings { promises: memory.promises, ..Findings::default() };
-        let zones = if promises.is_some() {
+        let is_changed = was_clean && !layout::is_as_closed(format_id, &memory.control);
+        let zones = if promises.is_some() && !is_changed {
             memory.recover(&mut findings, take)
         } else {
-            // Without what was promised, what was flushed could come back.
-            findings.damaged_zones = geometry.zones_per_shard as u64;
-            memory.control.fill(0);
-            vec![Zone::FREE; geometry.zones_per_shard]
+            memory.begin_empty(&mut findings)
         };
         let log = Log::new(memory, zones);
         let log = log.ok_or_else(|| FlashError::Buffers { path: file.path().to_owned() })?;
         Ok((log, findings))
+    }
+
+    /// Drops everything: without what was promised, what was flushed or deleted could come back.
+    fn begin_empty(&mut self, findings: &mut Findings) -> Vec<Zone> {
+        let mut zones = vec![Zone::FREE; self.geometry.zones_per_shard];
+        findings.damaged_zones = zones.len() as u64;
+        let known = (0..zones.len()).filter_map(|zone| self.table_entry(zone));
+        let last = known.map(|entry| entry.sequence).max().unwrap_or(0);
+        let by_chance = u32::try_from(file::random_id() >> 33).unwrap_or(0);
+        let sequence = last.saturating_add(SEQUENCE_GAP).max(by_chance);
+        self.control[PAGE_BYTES..].fill(0);
+        self.write_table(0, TableEntry { sequence, is_sealed: false, used_bytes: 0, records: 0 });
+        zones[0].sequence = sequence;
+        zones
     }
 
     /// What each zone is, and what is in those that are whole.
@@ -236,8 +256,19 @@ impl FlashMemory {
     }
 }
 
-/// Writes what is in memory of a log, and waits for it; false when not all of it arrived.
-pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
+/// How a shard's flash was left at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// All is there.
+    Whole,
+    /// Not all zones arrived; which did is known.
+    Partly,
+    /// The device did not take what says which records are to be found.
+    Unsure,
+}
+
+/// Writes what is in memory of a log, and waits for it, but not for a device that hangs.
+pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> Ending {
     let lost = flash.counts().zones_lost;
     flash.close();
     let start = Instant::now();
@@ -245,8 +276,41 @@ pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
         flash.medium().wait(Duration::from_millis(10));
         flash.poll(None, judge);
     }
-    let synced = flash.medium_mut().control.sync();
-    synced.is_ok() && !flash.is_writing() && flash.counts().zones_lost == lost
+    if flash.is_writing() || !flash.medium_mut().answers() {
+        return Ending::Partly;
+    }
+    if flash.medium_mut().close_control().is_err() {
+        return Ending::Unsure;
+    }
+    if flash.counts().zones_lost == lost { Ending::Whole } else { Ending::Partly }
+}
+
+impl FlashMemory {
+    /// Whether the device answers at all, well or not.
+    fn answers(&mut self) -> bool {
+        let Some(pages) = Pages::new(1) else { return false };
+        self.start_read(pages, (0, 0), 1, PROBE_TOKEN);
+        let (start, mut ended) = (Instant::now(), Vec::new());
+        while start.elapsed() < PROBE_WAIT {
+            self.ring.poll(&mut ended);
+            if ended.drain(..).any(|it| it.token == PROBE_TOKEN) {
+                return true;
+            }
+            self.ring.wait(Duration::from_millis(10));
+        }
+        false
+    }
+
+    /// Brings what is mapped to the device, with its sum.
+    fn close_control(&mut self) -> rustix::io::Result<()> {
+        let sum = layout::closing_sum(self.format_id, &self.control);
+        self.control[layout::CLOSING_SUM_AT..][..4].copy_from_slice(&sum.to_le_bytes());
+        self.control.sync().or_else(|_| {
+            // It may have failed earlier and be well again: then all of it is written once more.
+            self.control.touch();
+            self.control.sync()
+        })
+    }
 }
 
 impl Medium for FlashMemory {

@@ -4,7 +4,9 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, msync, munmap};
+
+use crate::tier::pages::PAGE_BYTES;
 
 /// A shared mapping of a file, of which this process is the only user (the file is locked).
 #[derive(Debug)]
@@ -32,7 +34,29 @@ impl SharedMap {
             )
         }?;
         let address = NonNull::new(address.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { address, bytes })
+        let map = Self { address, bytes };
+        map.fetch()?;
+        Ok(map)
+    }
+
+    /// Has all of it in memory, and kept there if this user may lock so much: touching a page that a device
+    /// cannot give back ends the process, and one that it gives back late makes everybody wait.
+    fn fetch(&self) -> rustix::io::Result<()> {
+        // SAFETY: locking our own mapping changes where its pages are, never what they hold.
+        let locked = unsafe { mlock(self.address.as_ptr().cast(), self.bytes) };
+        locked.or_else(|errno| {
+            tracing::debug!(%errno, bytes = self.bytes, "flash book-keeping is not locked");
+            // SAFETY: as above.
+            unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxPopulateRead) }
+        })
+    }
+
+    /// Has every page count as changed.
+    pub(super) fn touch(&mut self) {
+        for byte in self.iter_mut().step_by(PAGE_BYTES) {
+            // SAFETY: a reference is valid for reads and writes; the compiler must not drop a write of the same value.
+            unsafe { std::ptr::write_volatile(byte, std::ptr::read_volatile(byte)) };
+        }
     }
 
     /// Writes what was changed to the device, and waits for it.

@@ -1,0 +1,359 @@
+//! A real block device that fails as a test says: a loop device over a file that this process serves through FUSE.
+//!
+//! What uses the device comes here past all caches but its own. Nothing is left behind, even by a test that is
+//! killed: the mount is detached once the loop device has the file open, and the loop device goes with its last user.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyWrite, Request, Session, WriteFlags,
+};
+
+/// What one page of a disk is.
+const PAGE_BYTES: usize = 4096;
+/// The disk gives what lies here away, or somewhere near it, as another block's content.
+const ELSEWHERE_BYTES: u64 = 192 << 10;
+/// Every so many pages one is garbled: some items, some zones' summaries, and neither all nor none.
+const SPOILED_PAGE: u64 = 61;
+/// Requests that the kernel may have under way here: more than a loop device asks at a time.
+const REQUESTS_MAX: u16 = 512;
+const NAME: &str = "disk";
+const FILE: INodeNo = INodeNo(2);
+/// Nothing changes that the kernel could have remembered wrongly.
+const VALID: Duration = Duration::from_secs(3600);
+
+/// What the disk does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// Everything takes so long.
+    Slow(Duration),
+    /// Nothing is answered until the fault is over.
+    Hang,
+    FailReads,
+    FailWrites,
+    /// No room for what is written: thin provisioning that ran out.
+    Full,
+    /// One page of many is read with a bit that is another one.
+    FlipBits,
+    /// One page of many is read as zeros.
+    Zeros,
+    /// One page of many is read from somewhere else.
+    Elsewhere,
+    /// Writes are answered and not done.
+    LoseWrites,
+    /// Only the first half of what is written arrives.
+    TearWrites,
+}
+
+/// What the test tells the disk.
+#[derive(Debug)]
+pub struct Faults {
+    /// The fault, and the first byte that it concerns.
+    order: Mutex<(Fault, u64)>,
+    held: Mutex<Vec<Job>>,
+    done: AtomicU64,
+    bytes: File,
+    size: u64,
+}
+
+#[derive(Debug)]
+enum Job {
+    Read { offset: u64, size: usize, reply: ReplyData },
+    Write { offset: u64, data: Vec<u8>, reply: ReplyWrite },
+    Sync(ReplyEmpty),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Faults {
+    /// From now on everything on the disk is so.
+    pub fn set(&self, fault: Fault) {
+        self.set_from(fault, 0);
+    }
+
+    /// From now on everything behind `first` is so; what was held back is answered.
+    pub fn set_from(&self, fault: Fault, first: u64) {
+        *locked(&self.order) = (fault, first);
+        if fault != Fault::Hang {
+            let held = std::mem::take(&mut *locked(&self.held));
+            held.into_iter().for_each(|job| self.perform(job, fault, first));
+        }
+    }
+
+    /// How often the disk has not done what it should.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    fn take(self: &Arc<Self>, job: Job) {
+        let (fault, first) = *locked(&self.order);
+        let offset = match job {
+            Job::Read { offset, .. } | Job::Write { offset, .. } => offset,
+            Job::Sync(_) => u64::MAX,
+        };
+        match fault {
+            Fault::Hang if offset >= first => {
+                self.done.fetch_add(1, Ordering::Relaxed);
+                locked(&self.held).push(job);
+                // It may have ended since it was looked at.
+                if locked(&self.order).0 != Fault::Hang {
+                    self.set_from(locked(&self.order).0, first);
+                }
+            }
+            Fault::Slow(delay) if offset >= first => {
+                self.done.fetch_add(1, Ordering::Relaxed);
+                let disk = Arc::clone(self);
+                std::thread::spawn(move || {
+                    std::thread::sleep(delay);
+                    disk.perform(job, Fault::None, 0);
+                });
+            }
+            _ => self.perform(job, fault, first),
+        }
+    }
+
+    fn perform(&self, job: Job, fault: Fault, first: u64) {
+        match job {
+            Job::Read { offset, size, reply } => match self.read(offset, size, (fault, first)) {
+                Ok(bytes) => reply.data(&bytes),
+                Err(error) => reply.error(error),
+            },
+            Job::Write { offset, data, reply } => {
+                let written = self.write(offset, &data, (fault, first));
+                match written.map(|()| u32::try_from(data.len()).expect("requests are short")) {
+                    Ok(bytes) => reply.written(bytes),
+                    Err(error) => reply.error(error),
+                }
+            }
+            Job::Sync(reply) => reply.ok(),
+        }
+    }
+
+    fn read(&self, offset: u64, size: usize, order: (Fault, u64)) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; size.min(usize::try_from(self.size - offset).unwrap_or(size))];
+        self.bytes.read_exact_at(&mut bytes, offset).map_err(|_| Errno::EIO)?;
+        let (fault, first) = order;
+        if offset < first {
+            return Ok(bytes);
+        }
+        if fault == Fault::FailReads {
+            self.done.fetch_add(1, Ordering::Relaxed);
+            return Err(Errno::EIO);
+        }
+        for (at, page) in (offset..).step_by(PAGE_BYTES).zip(bytes.chunks_mut(PAGE_BYTES)) {
+            let number = at / PAGE_BYTES as u64;
+            if !number.is_multiple_of(SPOILED_PAGE) {
+                continue;
+            }
+            match fault {
+                Fault::FlipBits => {
+                    let spot = usize::try_from(number * 131).unwrap_or(0) % page.len();
+                    page[spot] ^= 0x10;
+                }
+                Fault::Zeros => page.fill(0),
+                Fault::Elsewhere => {
+                    let other = at ^ ELSEWHERE_BYTES;
+                    self.bytes.read_exact_at(page, other).map_err(|_| Errno::EIO)?;
+                }
+                _ => continue,
+            }
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(bytes)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], (fault, first): (Fault, u64)) -> Result<(), Errno> {
+        let fault = if offset < first { Fault::None } else { fault };
+        let arrives = match fault {
+            Fault::FailWrites | Fault::Full | Fault::LoseWrites => 0,
+            Fault::TearWrites => data.len() / 2,
+            _ => data.len(),
+        };
+        self.bytes.write_all_at(&data[..arrives], offset).map_err(|_| Errno::EIO)?;
+        if arrives < data.len() {
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+        match fault {
+            Fault::FailWrites => Err(Errno::EIO),
+            Fault::Full => Err(Errno::ENOSPC),
+            _ => Ok(()),
+        }
+    }
+
+    fn attributes(&self, number: INodeNo) -> FileAttr {
+        let is_file = number == FILE;
+        FileAttr {
+            ino: number,
+            size: if is_file { self.size } else { 0 },
+            blocks: self.size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if is_file { FileType::RegularFile } else { FileType::Directory },
+            perm: if is_file { 0o600 } else { 0o700 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            flags: 0,
+            blksize: 4096,
+        }
+    }
+}
+
+/// A file system with one file: the disk.
+struct OneFile(Arc<Faults>);
+
+impl Filesystem for OneFile {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Requests must not wait for one another: the loop device asks many at a time.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_background(REQUESTS_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == NAME {
+            reply.entry(&VALID, &self.0.attributes(FILE), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&VALID, &self.0.attributes(number));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.0.take(Job::Read { offset, size: size as usize, reply });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.0.take(Job::Write { offset, data: data.to_vec(), reply });
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.0.take(Job::Sync(reply));
+    }
+}
+
+/// A block device that is there as long as this value lives and something has it open.
+#[derive(Debug)]
+pub struct Loop {
+    path: PathBuf,
+    _open: File,
+}
+
+impl Loop {
+    /// A device over a file; None, with the reason said, where there can be none.
+    pub fn over(file: &Path, is_direct: bool) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: loop devices need root");
+            return None;
+        }
+        let direct = if is_direct { "--direct-io=on" } else { "--direct-io=off" };
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", direct]).arg(file).stdin(Stdio::null());
+        let made = command.output().map_err(|error| error.to_string()).and_then(|output| {
+            let told = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+            if output.status.success() {
+                Ok(told(&output.stdout))
+            } else {
+                Err(told(&output.stderr))
+            }
+        });
+        let path = match made {
+            Ok(path) => PathBuf::from(path),
+            Err(error) => {
+                println!("SKIPPED: no loop device can be made: {error}");
+                return None;
+            }
+        };
+        let open = File::open(&path).expect("the device is there");
+        // Now, while it is in use, this only marks it: it goes with its last user.
+        let marked = Command::new("losetup").arg("--detach").arg(&path).status();
+        assert!(marked.is_ok_and(|status| status.success()), "{} stays", path.display());
+        Some(Self { path, _open: open })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A disk that fails as it is told.
+#[derive(Debug)]
+pub struct Disk {
+    pub device: Loop,
+    pub faults: Arc<Faults>,
+    _session: BackgroundSession,
+}
+
+impl Disk {
+    /// A disk of zeros; None, with the reason said, where there can be none.
+    pub fn start(size: u64) -> Option<Self> {
+        let bytes = tempfile::tempfile().expect("a file for what the disk holds");
+        bytes.set_len(size).expect("room for the disk");
+        let faults = Arc::new(Faults {
+            order: Mutex::new((Fault::None, 0)),
+            held: Mutex::default(),
+            done: AtomicU64::new(0),
+            bytes,
+            size,
+        });
+        let mount = tempfile::tempdir().expect("a folder");
+        let session = Session::new(OneFile(Arc::clone(&faults)), mount.path(), &Config::default());
+        let session = match session.and_then(Session::spawn) {
+            Ok(session) => session,
+            Err(error) => {
+                println!("SKIPPED: no file system can be served here (/dev/fuse, root): {error}");
+                return None;
+            }
+        };
+        let device = Loop::over(&mount.path().join(NAME), true);
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        rustix::mount::unmount(mount.path(), flags).expect("it is mounted");
+        Some(Self { device: device?, faults, _session: session })
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Whoever still waits for it can end.
+        self.faults.set(Fault::None);
+    }
+}

@@ -1,0 +1,97 @@
+//! What the real server takes of memory: no more than it may, whatever the sizes, lifetimes and tiers.
+
+#[allow(dead_code)]
+mod common;
+#[allow(dead_code)]
+#[path = "common/kv.rs"]
+mod server;
+
+use server::Kv;
+
+const MIB: usize = 1 << 20;
+const LIMIT: usize = 512 * MIB;
+/// All of the process: the store, its index, buffers, the program itself.
+const RESIDENT_MAX: usize = LIMIT + LIMIT / 20;
+/// Zones that a thread fills, has written or read back, and pages of its reads.
+const FLASH_BUFFERS: usize = 24 * MIB;
+/// memcached's largest `-I` is more; this is what the items of the last phase have.
+const LARGEST: usize = 8 * MIB;
+
+/// A plain random sequence: the test only needs keys and sizes that differ.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % limit as u64).expect("below a usize")
+    }
+}
+
+/// Sizes that shift: least, most, and how many bytes are stored of them.
+const PHASES: [(usize, usize, usize); 6] = [
+    (20, 100, LIMIT / 4),
+    (1_000, 3_000, LIMIT),
+    (100_000, 300_000, LIMIT),
+    (30, 1_000, LIMIT / 2),
+    (MIB, LARGEST - 1_000, 2 * LIMIT),
+    (200, 2_000, LIMIT),
+];
+
+/// Stores in phases; the most that was resident, and what of it belongs to files.
+fn shift(kv: &mut Kv) -> (usize, usize) {
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let value = vec![b'v'; LARGEST];
+    let mut most = (0, 0);
+    for (phase, (least, limit, total)) in PHASES.into_iter().enumerate() {
+        let (mut sent, mut looked) = (0, 0);
+        while sent < total {
+            let bytes = least + random.below(limit - least);
+            let key = random.below(2_000_000);
+            // Never, soon and late, so that all kinds of segments are there.
+            let exptime = [0, 1 + random.below(5), 100, 4_000, 500_000][random.below(5)];
+            let head = format!("set key{key} 0 {exptime} {bytes} noreply\r\n");
+            kv.client.send(head.as_bytes());
+            kv.client.send(&value[..bytes]);
+            kv.client.send(b"\r\n");
+            sent += bytes + head.len();
+            if random.below(16) == 0 {
+                let key = random.below(2_000_000);
+                kv.client.send(format!("delete key{key} noreply\r\n").as_bytes());
+            }
+            if sent - looked > LIMIT / 64 {
+                looked = sent;
+                // All threads answer this, behind what they were asked before.
+                assert!(kv.client.stat("curr_items") > 0);
+                let resident = kv.status_bytes("VmRSS");
+                if resident > most.0 {
+                    most = (resident, kv.status_bytes("RssFile"));
+                }
+            }
+        }
+        eprintln!("phase {phase}: at most {} MiB so far", most.0 / MIB);
+    }
+    most
+}
+
+#[test]
+fn no_sizes_or_lifetimes_take_more_than_the_limit() {
+    let home = tempfile::tempdir().expect("a home");
+    let mut kv = Kv::start(home.path(), &["-t", "2", "-m", "512", "-I", "8m"]);
+    let (most, of_files) = shift(&mut kv);
+    println!("{most} bytes resident at most, {of_files} of files, with a limit of {LIMIT}");
+    assert!(most <= RESIDENT_MAX, "{} MiB", most / MIB);
+}
+
+#[test]
+fn nor_do_they_with_flash_below() {
+    let home = tempfile::tempdir().expect("a home");
+    let part = format!("{}:1GiB", home.path().join("flash").display());
+    let flags = ["-t", "2", "-m", "512", "-I", "8m", "--flash", &part];
+    let mut kv = Kv::start(home.path(), &flags);
+    let (most, of_files) = shift(&mut kv);
+    println!("{most} bytes resident at most, {of_files} of files, with a limit of {LIMIT}");
+    assert!(kv.client.stat("flash_bytes_written") > LIMIT as u64 / 2);
+    assert!(most <= RESIDENT_MAX + 2 * FLASH_BUFFERS, "{} MiB", most / MIB);
+}
