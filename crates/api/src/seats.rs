@@ -94,6 +94,16 @@ impl Seats {
         }
     }
 
+    /// The seat of a place.
+    pub fn seat(&self, key: PlaceKey) -> Option<Seat> {
+        self.seats.get(&key).copied()
+    }
+
+    /// The place whose seat has this number.
+    pub fn key_of(&self, entry: usize) -> Option<PlaceKey> {
+        self.seats.iter().find(|(_, seat)| seat.entry == entry).map(|(key, _)| *key)
+    }
+
     /// Looks which seats the board no longer has; `has` says it of an entry and its generation.
     pub fn sweep(&mut self, has: impl Fn(usize, u32) -> bool) {
         let left = &mut self.left;

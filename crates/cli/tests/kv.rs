@@ -236,6 +236,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),
         (["-D", "é"], "write -D :"),
+        (["--far", "1GiB"], "--blade ADDR or --pool URL"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
         assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");

@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::connection::Ticket;
 use super::dump::{List, Listed};
+use super::far::shard::FarOrder;
 use super::report::ShardReport;
 use super::watch::Told;
 
@@ -118,6 +119,8 @@ pub enum Message {
     /// What this thread's watchers are to be told.
     Told(Arc<Told>),
     /// Finish what clients were promised, then end.
+    /// Far memory comes, or has to be given back.
+    Far(FarOrder),
     Stop,
 }
 
