@@ -22,7 +22,7 @@ const SUPERPAGE_BYTES: u64 = farpool_pool::SUPERPAGE_PAGES as u64 * farpool_pool
 pub enum FarError {
     #[error("far memory: {0}")]
     Pool(#[from] PoolError),
-    #[error("far memory: {0}")]
+    #[error("far memory")]
     Api(#[from] ApiError),
     #[error(
         "{bytes} bytes of far memory are too few for {shards} threads: give at least {least} bytes"
