@@ -1,4 +1,5 @@
-//! The controller's REST interface: its types, and a blocking client.
+//! The controller's REST interface: its types, a blocking client, and what a client does about its answers ([`seats`],
+//! pure, and [`tenant`]).
 //!
 //! One place for both sides, so that a field cannot mean two things. Sizes are bytes, rates bytes
 //! per second, times milliseconds, each named so. Ids are chosen by the one who creates, so every
@@ -13,7 +14,9 @@ mod client;
 mod ids;
 mod problem;
 mod rack;
+pub mod seats;
 mod segments;
+pub mod tenant;
 
 pub use answers::{ApiError, EventStream};
 pub use client::{Client, SegmentFilter};

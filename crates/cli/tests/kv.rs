@@ -315,6 +315,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["--quota", "1GiB"], "write it as user:=1GiB"),
         (["--policy", "mru"], "choose one of: lru, fifo, clock, sieve, lfu, s3-fifo"),
         (["-D", "é"], "write -D :"),
+        (["--far", "1GiB"], "--blade ADDR or --pool URL"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
         assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");

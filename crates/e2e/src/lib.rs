@@ -5,6 +5,7 @@
 //! * [`blade`]: a `farpool blade` of its own;
 //! * [`rack`]: a controller and nodes, and what people ask them;
 //! * [`far`]: a client of theirs and its far memory, without a program;
+//! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`hog`]: a program that takes much memory of its host;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
@@ -22,6 +23,7 @@ pub mod binaries;
 pub mod blade;
 pub mod far;
 pub mod hog;
+pub mod kv;
 pub mod network;
 pub mod proxy;
 pub mod rack;

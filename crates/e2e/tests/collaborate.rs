@@ -1,12 +1,13 @@
 //! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts with memory and
 //! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back within the deadline,
 //! B's data moves to C, and every page of it is right. Then a program and a donor are killed,
-//! and a program does not move in time.
+//! and a program does not move in time. A key-value server on B gives back what A needs and takes what C has.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use farpool_e2e::hog::Hog;
+use farpool_e2e::kv::Client;
 use farpool_e2e::rack::{Daemon, UNHELD};
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{binaries, network, tree, turn, wait_until};
@@ -216,5 +217,60 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     let outcome = other.finish();
     outcome.require_success().require_far();
     assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    drop(hog);
+}
+
+/// What the key-value server wants, and more keys than it has memory for.
+const FAR_BYTES: u64 = 128 << 20;
+const KEYS: usize = 60_000;
+
+fn fill(client: &mut Client, version: u32) {
+    wait_until("most items are kept", PATIENCE, || {
+        client.store(0..KEYS, version);
+        (client.check(0..KEYS, version) > KEYS * 8 / 10).then_some(())
+    });
+}
+
+#[test]
+fn a_key_value_server_gives_back_what_a_donor_needs() {
+    let _turn = turn();
+    let Some(mut story) = Story::start() else {
+        return;
+    };
+    story.join_server(0);
+    story.join_client(1);
+    let socket = story.folder.path().join("kv.sock");
+    let mut command = story.hosts[1].command(binaries::program("farpool"));
+    command.args(["kv", "-t", "2", "--memory", "16MiB", "--far", "128MiB", "--allow-remote-tcp"]);
+    command.args(["--pool", "http://127.0.0.1:7081", "-s"]).arg(&socket);
+    let kv = Daemon::start_command(command, &[]);
+    let mut client = Client::at(&socket);
+    let has_all = |client: &mut Client, what: &str| {
+        wait_until(what, PATIENCE, || {
+            (client.figure("far_granted_bytes") >= FAR_BYTES).then_some(())
+        });
+    };
+    has_all(&mut client, "A lends");
+    story.wait_for_all_on(0, "all of it");
+    fill(&mut client, 1);
+    let before = client.figure("far_items");
+    assert!(before > KEYS as u64 / 2, "{before}");
+    story.join_server(2);
+    let hog = Hog::start(&story.hosts[0], HOG_BYTES);
+    wait_until("A wants its memory back", PATIENCE, || {
+        client.check(0..KEYS, 1);
+        (client.figure("far_reclaims") > 0).then_some(())
+    });
+    story.wait_until_free(0, "A's blade is empty");
+    assert_eq!(story.status(0)["grants_cut_off"], 0, "within the deadline");
+    assert_eq!(client.figure("far_grants_lost"), 0);
+    let kept = client.check(0..KEYS, 1);
+    let moved = client.figure("far_reclaimed_moved");
+    eprintln!("{kept} of {KEYS} were kept, {moved} moved");
+    has_all(&mut client, "C lends");
+    story.wait_for_all_on(2, "all of it on C");
+    fill(&mut client, 2);
+    assert!(kv.end(), "it ends in order");
+    story.wait_until_free(2, "C has its memory back");
     drop(hog);
 }

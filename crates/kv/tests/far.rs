@@ -13,7 +13,7 @@ use farpool_keyvault::client::{Address as LightAddress, Client as LightClient, C
 use farpool_keyvault::frame::Status;
 use farpool_keyvault::message::{Item, KeyList, Request, SetMode, read_found};
 use farpool_keyvault::owner::{hash_key, shard_of};
-use farpool_kv::server::{FarSettings, Server, ServerError, Settings, Shared};
+use farpool_kv::server::{FarSettings, FarSource, Server, ServerError, Settings, Shared};
 use farpool_pool::Address;
 
 const MEMORY_BYTES: usize = 16 << 20;
@@ -40,7 +40,7 @@ impl Running {
             memory_bytes: MEMORY_BYTES,
             threads,
             far: Some(FarSettings {
-                blades: vec![blade.clone()],
+                source: FarSource::Blades(vec![blade.clone()]),
                 bytes: FAR_BYTES,
                 deadline: Duration::from_millis(300),
                 allow_remote_tcp: false,
@@ -216,6 +216,47 @@ fn what_memory_has_no_room_for_is_still_there() {
             }
             assert!(found.iter().flatten().count() > found.len() * 8 / 10);
         }
+        blade.shutdown();
+    });
+}
+
+#[test]
+fn large_items_are_below_too() {
+    with_blades(|address, blade| {
+        let server = Running::start(2, address);
+        let mut text = Text::connect(server.text);
+        // 58 MB of items that fit into a zone together with others, or nearly alone.
+        let kib = |key: usize| if key.is_multiple_of(3) { 1_000 } else { 200 };
+        let large = |key: usize| {
+            let mut value = format!("{key}.").into_bytes();
+            value.extend(
+                (value.len()..kib(key) << 10).map(|at| u8::try_from(at * (key + 7) % 251).unwrap()),
+            );
+            value
+        };
+        let keys = 120;
+        for key in 0..keys {
+            let value = large(key);
+            text.send(format!("set key{key} 0 0 {}\r\n", value.len()).as_bytes());
+            text.send(&value);
+            text.send(b"\r\n");
+            assert_eq!(text.line(), "STORED");
+        }
+        let refused = usize::try_from(text.statistic("far_refused")).unwrap();
+        let mut found = [0, 0];
+        // Twice: answered from what came, then brought back.
+        for key in (0..keys).chain(0..keys) {
+            if let Some(value) = text.get(&format!("key{key}")) {
+                assert!(value == large(key), "key{key} has another value");
+                found[usize::from(key.is_multiple_of(3))] += 1;
+            }
+        }
+        eprintln!("{address}: {found:?} found, {refused} refused");
+        assert!(found[0] + found[1] + 2 * refused >= 2 * keys - 24, "{found:?} {refused}");
+        assert!(found[0] > 100 && found[1] > 40, "{found:?}");
+        assert!(text.statistic("far_served") > 20);
+        assert!(text.statistic("far_items") > 20);
+        drop(server);
         blade.shutdown();
     });
 }

@@ -26,6 +26,7 @@ Examples:\n  \
 farpool kv --memory 4GiB\n  \
 farpool kv -l 0.0.0.0 -p 11211 -m 4096 -t 4 -c 10000\n  \
 farpool kv --memory 4GiB --far 32GiB --blade tcp://10.0.0.7:7777 --allow-remote-tcp\n  \
+farpool kv --memory 4GiB --far 32GiB --pool http://10.0.0.1:7080 --allow-remote-tcp\n  \
 farpool kv --memory 4GiB --flash /data/kv:200GiB --threads 4\n  \
 farpool kv -s /run/farpool/kv.sock -a 770 --memory 1GiB\n\n\
 Flags of one letter are memcached's and mean what they mean there. Without -l it listens on 127.0.0.1 only."
@@ -39,18 +40,27 @@ pub struct KvArgs {
     /// Memory in MiB, as memcached's
     #[arg(short = 'm', value_name = "MIB", conflicts_with = "memory")]
     pub memory_mib: Option<u64>,
-    /// Far memory below it, for what memory has no room for; needs --blade
-    #[arg(
-        long,
-        value_name = "SIZE",
-        requires = "blade",
-        env = "FARPOOL_KV_FAR",
-        hide_env_values = true
-    )]
+    /// Far memory below it, for what memory has no room for; needs --blade or --pool
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_KV_FAR", hide_env_values = true)]
     pub far: Option<Size>,
     /// A blade that gives the far memory: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',', requires = "far")]
     pub blade: Vec<BladeAddress>,
+    /// Take far memory from the rack of this controller, or through the door of a node that collaborates (http://host:port,
+    /// several with commas), as it comes, and give it back when it is asked for
+    #[arg(long, value_name = "URL", env = "FARPOOL_KV_POOL", hide_env_values = true)]
+    #[arg(conflicts_with = "blade", requires = "far")]
+    pub pool: Option<String>,
+    /// With --pool: read the controller's token from this file
+    #[arg(long, value_name = "FILE", requires = "pool")]
+    #[arg(env = "FARPOOL_KV_TOKEN_FILE", hide_env_values = true)]
+    pub token_file: Option<PathBuf>,
+    /// With --pool: the compute brick this is [default: the host's name]
+    #[arg(long, value_name = "NAME", requires = "pool")]
+    pub host: Option<String>,
+    /// With --pool: bandwidth to ask for, a second and direction [default: 125 MB]
+    #[arg(long, value_name = "SIZE", requires = "pool")]
+    pub rate: Option<Size>,
     /// A blade that does not answer for so long is lost
     #[arg(long, value_name = "SPAN", default_value = "500ms")]
     pub far_deadline: Span,

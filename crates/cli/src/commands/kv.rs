@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farpool_kv::server::auth::Credentials;
-use farpool_kv::server::{FarSettings, FlashSettings, Server, Settings};
+use farpool_kv::server::{FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -248,15 +248,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         settings.credentials_file = Some(path.clone());
     }
     take_keyvault(&mut settings, args)?;
-    if let Some(Size(bytes)) = args.far {
-        refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
-        settings.far = Some(FarSettings {
-            blades: args.blade.iter().map(|blade| blade.0.clone()).collect(),
-            bytes,
-            deadline: args.far_deadline.0,
-            allow_remote_tcp: args.allow_remote_tcp,
-        });
-    }
+    settings.far = far(args)?;
     if let Some(part) = &args.flash {
         settings.flash = Some(flash(part));
     }
@@ -270,6 +262,32 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         flash.write_bytes_per_s = rate;
     }
     Ok(settings)
+}
+
+fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
+    let Some(Size(bytes)) = args.far else { return Ok(None) };
+    let source = match &args.pool {
+        Some(controllers) => FarSource::Pool(PoolOptions {
+            controllers: controllers.clone(),
+            token: service::read_token(args.token_file.as_deref())?,
+            host: args.host.clone(),
+            rate_bytes_per_s: args.rate.map(|Size(bytes)| bytes),
+        }),
+        None if args.blade.is_empty() => {
+            let how = "--far needs somebody who gives it: --blade ADDR or --pool URL";
+            return Err(UsageError(how.into()));
+        }
+        None => {
+            refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
+            FarSource::Blades(args.blade.iter().map(|blade| blade.0.clone()).collect())
+        }
+    };
+    Ok(Some(FarSettings {
+        source,
+        bytes,
+        deadline: args.far_deadline.0,
+        allow_remote_tcp: args.allow_remote_tcp,
+    }))
 }
 
 fn flash(part: &FlashPart) -> FlashSettings {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use farpool_keyvault::message::Item;
 use rustix::event::epoll;
 
+use super::far::shard::Reclaim;
 use super::gather::{GatheringId, Gatherings};
 use super::mailbox::{Address, Answer, Batch, GetKey};
 use super::serve::{GET_END, get_key};
@@ -78,20 +79,42 @@ pub(super) struct Lower {
     /// MULTIGETs whose keys are among those.
     pub(super) gatherings: Gatherings,
     watched: Vec<RawFd>,
-    /// What left far memory for flash.
-    fallen: Outbox,
+    /// What left far memory.
+    below: Below,
+    /// Pieces of far memory that have to be given back, and what the index is to forget.
+    pub(super) reclaim: Reclaim,
     pub(super) from_far: Answers,
     pub(super) from_flash: Answers,
     /// Requests answered as misses because a tier took too long.
     pub(super) late: u64,
 }
 
+/// What leaves far memory, on its way to flash.
+#[derive(Debug, Default)]
+struct Below {
+    has_flash: bool,
+    /// Items that far memory drops.
+    fallen: Outbox,
+    /// Items whose zone had to leave.
+    emptied: Outbox,
+    /// Of those, items that could not go on to flash.
+    dropped: u64,
+}
+
 /// What the store says about a tier's zone that is used again.
 struct StoreJudge<'a> {
     store: &'a mut Store,
     tier: Tier,
-    /// Where items go that the tier drops.
-    fallen: Option<&'a mut Outbox>,
+    /// Where items of far memory go.
+    below: Option<&'a mut Below>,
+}
+
+impl StoreJudge<'_> {
+    /// Takes an item out of the index; whether somebody could still want it.
+    fn takes_out(&mut self, record: &Record<'_>, place: Place) -> bool {
+        let was_there = self.store.remove_lower(record.hash, self.tier, place);
+        was_there && self.store.is_live(record)
+    }
 }
 
 impl Judge for StoreJudge<'_> {
@@ -103,13 +126,25 @@ impl Judge for StoreJudge<'_> {
         self.store.move_lower(hash, self.tier, from, to);
     }
 
+    fn knows(&mut self, hash: u64, place: Place) -> bool {
+        self.store.lower_hits(hash, self.tier, place).is_some()
+    }
+
     fn dropped(&mut self, record: &Record<'_>, place: Place) {
-        let was_there = self.store.remove_lower(record.hash, self.tier, place);
-        if let Some(fallen) = &mut self.fallen
-            && was_there
-            && self.store.is_live(record)
-        {
-            fallen.push_record(record);
+        let is_wanted = self.takes_out(record, place);
+        if let Some(below) = self.below.as_deref_mut().filter(|it| is_wanted && it.has_flash) {
+            below.fallen.push_record(record);
+        }
+    }
+
+    fn emptied(&mut self, record: &Record<'_>, place: Place) {
+        let is_wanted = self.takes_out(record, place);
+        if let Some(below) = self.below.as_deref_mut().filter(|_| is_wanted) {
+            if below.has_flash {
+                below.emptied.push_record(record);
+            } else {
+                below.dropped += 1;
+            }
         }
     }
 }
@@ -120,13 +155,13 @@ fn give<M: Medium>(
     store: &mut Store,
     tier: Tier,
     record: (u64, &[u8]),
-    fallen: Option<&mut Outbox>,
+    below: Option<&mut Below>,
 ) -> bool {
     let (hash, bytes) = record;
-    if !store.has_room_for_lower() {
+    if !log.has_zones() || !store.has_room_for_lower() {
         return false;
     }
-    let mut judge = StoreJudge { store, tier, fallen };
+    let mut judge = StoreJudge { store, tier, below };
     let Some(place) = log.append_or_wait(bytes, &mut judge) else { return false };
     let is_known = store.insert_lower(hash, tier, place, 0).is_ok();
     if !is_known {
@@ -148,24 +183,30 @@ impl Lower {
 
     /// Takes what left memory: far memory first, then flash.
     fn take(&mut self, store: &mut Store, hash: u64, bytes: &[u8]) {
-        let Self { far, flash, fallen, .. } = self;
-        let in_far = far.as_mut().is_some_and(|far| {
-            let fallen = flash.is_some().then_some(&mut *fallen);
-            give(far, store, Tier::Far, (hash, bytes), fallen)
-        });
+        let Self { far, flash, below, .. } = self;
+        let in_far =
+            far.as_mut().is_some_and(|far| give(far, store, Tier::Far, (hash, bytes), Some(below)));
         if !in_far && let Some(flash) = flash {
             give(flash, store, Tier::Flash, (hash, bytes), None);
         }
     }
 
-    /// Gives flash what far memory dropped.
+    /// Gives flash what left far memory.
     fn take_fallen(&mut self, store: &mut Store) {
-        if let Some(flash) = &mut self.flash {
-            for (hash, bytes) in self.fallen.iter() {
+        let Self { flash, below, reclaim, .. } = self;
+        reclaim.counts.dropped += std::mem::take(&mut below.dropped);
+        if let Some(flash) = flash {
+            for (hash, bytes) in below.fallen.iter() {
                 give(flash, store, Tier::Flash, (hash, bytes), None);
             }
+            for (hash, bytes) in below.emptied.iter() {
+                let is_taken = give(flash, store, Tier::Flash, (hash, bytes), None);
+                reclaim.counts.spilled += u64::from(is_taken);
+                reclaim.counts.dropped += u64::from(!is_taken);
+            }
         }
-        self.fallen.clear();
+        below.fallen.clear();
+        below.emptied.clear();
     }
 
     /// Takes an item out whose place is known; a later process does not find it either.
@@ -178,12 +219,15 @@ impl Lower {
 
     /// Whether anything is under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.far.as_ref().is_some_and(Log::is_busy) || self.flash.as_ref().is_some_and(Log::is_busy)
+        self.reclaim.is_busy()
+            || self.far.as_ref().is_some_and(Log::is_busy)
+            || self.flash.as_ref().is_some_and(Log::is_busy)
     }
 
     /// Whether there is something to do without anything coming.
     pub(super) fn has_at_hand(&self) -> bool {
-        self.far.as_ref().is_some_and(Log::has_at_hand)
+        self.reclaim.is_forgetting()
+            || self.far.as_ref().is_some_and(Log::has_at_hand)
             || self.flash.as_ref().is_some_and(Log::has_at_hand)
     }
 
@@ -286,15 +330,20 @@ impl Worker {
         let store = &mut self.shard.store;
         let mut outcomes = [(Tier::Far, None), (Tier::Flash, None)];
         if let Some(flash) = &mut lower.flash {
-            flash.poll(now, &mut StoreJudge { store, tier: Tier::Flash, fallen: None });
+            flash.poll(now, &mut StoreJudge { store, tier: Tier::Flash, below: None });
             outcomes[1].1 = Some(flash.take_outcomes());
         }
         if let Some(far) = &mut lower.far {
-            let fallen = lower.flash.is_some().then_some(&mut lower.fallen);
-            far.poll(now, &mut StoreJudge { store, tier: Tier::Far, fallen });
+            lower.below.has_flash = lower.flash.is_some();
+            let below = Some(&mut lower.below);
+            far.poll(now, &mut StoreJudge { store, tier: Tier::Far, below });
             outcomes[0].1 = Some(far.take_outcomes());
         }
         lower.take_fallen(store);
+        if let Some(far) = &mut lower.far {
+            let is_backed_up = lower.flash.as_ref().is_some_and(Log::is_backed_up);
+            lower.reclaim.go_on(far, store, is_backed_up, now);
+        }
         let late = now.map(|now| lower.take_late(now)).unwrap_or_default();
         let mut own = Batch::default();
         for (tier, outcomes) in outcomes {
@@ -340,7 +389,7 @@ impl Worker {
         let store = &mut self.shard.store;
         match &mut self.lower {
             Some(Lower { flash: Some(log), .. }) => {
-                flash::close(log, &mut StoreJudge { store, tier: Tier::Flash, fallen: None })
+                flash::close(log, &mut StoreJudge { store, tier: Tier::Flash, below: None })
             }
             _ => flash::Ending::Whole,
         }

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::connection::Ticket;
 use super::dump::{List, Listed};
+use super::far::shard::FarOrder;
 use super::report::ShardReport;
 use super::watch::Told;
 use crate::protocol::request::StoreMode;
@@ -166,6 +167,8 @@ pub enum Message {
     /// What this thread's watchers are to be told.
     Told(Arc<Told>),
     /// Finish what clients were promised, then end.
+    /// Far memory comes, or has to be given back.
+    Far(FarOrder),
     Stop,
 }
 

@@ -134,6 +134,7 @@ fn text(shared: &Shared) -> String {
     register_commands(&mut registry, &sum);
     register_store(&mut registry, shared, &sum);
     register_leases(&mut registry, shared, &sum);
+    register_far(&mut registry, shared, &sum);
     register_tier(&mut registry, "far", sum.lower_items - sum.flash_items, &sum.far);
     register_tier(&mut registry, "flash", sum.flash_items, &sum.flash);
     register_curve(&mut registry, shared);
@@ -256,8 +257,50 @@ fn register_leases(registry: &mut Registry, shared: &Shared, sum: &ShardReport) 
     gauges(registry, Some(Unit::Bytes), &[("leased", help, sum.leased_bytes)]);
 }
 
+/// Far memory as it comes and goes.
+fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
+    if shared.settings.far.is_none() {
+        return;
+    }
+    let far = &shared.far;
+    let registry = registry.sub_registry_with_prefix("far");
+    gauges(
+        registry,
+        Some(Unit::Bytes),
+        &[
+            ("wanted", "Far memory that was asked for", far.wanted_bytes.load(Ordering::Relaxed)),
+            (
+                "granted",
+                "Of that, what there is and is not to be given back",
+                far.granted_bytes.load(Ordering::Relaxed),
+            ),
+        ],
+    );
+    counters(
+        registry,
+        &[
+            (
+                "reclaims",
+                "Pieces of far memory that were asked back",
+                far.reclaims.load(Ordering::Relaxed),
+            ),
+            ("reclaimed_moved", "Items of them that moved to other pieces", sum.far.counts.moved),
+            ("reclaimed_spilled", "Items of them that went to flash", sum.reclaim.spilled),
+            ("reclaimed_dropped", "Items of them that were dropped", sum.reclaim.dropped),
+            (
+                "grants_lost",
+                "Pieces of far memory that went without notice",
+                far.lost_grants.load(Ordering::Relaxed),
+            ),
+            ("items_lost", "Items that went with them", sum.reclaim.lost),
+        ],
+    );
+}
+
 fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierReport) {
-    if tier.capacity_bytes == 0 {
+    let counts = &tier.counts;
+    // One that has lost all it had is still told of.
+    if tier.capacity_bytes == 0 && counts.records_written == 0 && items == 0 {
         return;
     }
     let registry = registry.sub_registry_with_prefix(name);
@@ -274,7 +317,6 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
         Some(Unit::Bytes),
         &[("limit", "What the tier can hold", tier.capacity_bytes)],
     );
-    let counts = &tier.counts;
     counters(
         registry,
         &[

@@ -38,9 +38,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use crate::tier::flash::{FlashError, FlashFile, FlashSettings};
 pub use far::FarError;
-use farpool_pool::Pool;
 use mailbox::{Message, Protocol};
-pub use settings::{FarSettings, MEMCACHED_VERSION, REQUESTS_PER_TURN, Settings, Shared};
+pub use settings::{
+    FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
+};
 pub use worker::{Worker, WorkerError};
 
 /// Why a server does not start, or ended.
@@ -81,7 +82,7 @@ pub struct Server {
     addresses: Vec<SocketAddr>,
     socket_paths: Vec<PathBuf>,
     workers: Vec<Worker>,
-    pool: Option<Pool>,
+    far: Option<far::Keeper>,
     flash: Option<FlashFile>,
     metrics: Option<(TcpListener, SocketAddr)>,
 }
@@ -133,13 +134,16 @@ impl Server {
             .map(|number| Worker::new(Arc::clone(&shared), number))
             .collect::<Result<Vec<_>, _>>()?;
         let far = shared.settings.far.as_ref();
-        let pool = far.map(|settings| far::attach(settings, &mut workers)).transpose()?;
+        let far = far.map(|settings| far::Keeper::start(&shared, settings)).transpose()?;
+        if far.is_some() {
+            workers.iter_mut().for_each(Worker::add_far);
+        }
         let flash = shared.settings.flash.as_ref();
         let flash = flash
             .map(|settings| flash::attach(settings, &mut workers, start_unix_s))
             .transpose()?;
         let socket_paths = socket_path.into_iter().chain(keyvault_path).collect();
-        Ok(Self { shared, listeners, addresses, socket_paths, workers, pool, flash, metrics })
+        Ok(Self { shared, listeners, addresses, socket_paths, workers, far, flash, metrics })
     }
 
     /// Where it listens; port 0 has become a real one.
@@ -178,20 +182,15 @@ impl Server {
         if let Some((listener, _)) = self.metrics.take() {
             metrics::serve(listener, Arc::clone(&self.shared))?;
         }
-        let keeper = self.pool.take().map(|pool| {
-            let shared = Arc::clone(&self.shared);
-            std::thread::Builder::new()
-                .name("kv-far".into())
-                .spawn(move || far::keep(&pool, &shared))
-        });
+        let far = self.far.take().map(far::Keeper::run).transpose()?;
         let accepted = self.accept_until_stopped().and_then(|()| self.drain());
         for mailbox in &self.shared.mailboxes {
             mailbox.put(Message::Stop);
         }
         let ended = threads.into_iter().map(join).collect::<Result<Vec<_>, _>>();
         self.close_flash(ended.is_ok());
-        if let Some(Ok(keeper)) = keeper {
-            let _ = keeper.join();
+        if let Some(far) = far {
+            far.end();
         }
         self.stop_listening();
         accepted?;

@@ -4,6 +4,7 @@ use crate::protocol::CommandCounts;
 use crate::store::StoreCounts;
 use crate::tier::log::{Log, LogCounts, Medium};
 
+use super::far::shard::ReclaimCounts;
 use super::lower::Answers;
 
 macro_rules! add_fields {
@@ -35,6 +36,8 @@ pub struct ShardReport {
     pub flash: TierReport,
     /// Requests answered as misses because a tier took too long.
     pub late: u64,
+    /// What became of items whose far memory went.
+    pub reclaim: ReclaimCounts,
 }
 
 /// What a shard did and has in a tier below memory.
@@ -76,6 +79,7 @@ impl TierReport {
             kept,
             dropped,
             zones_lost,
+            moved,
         );
     }
 }
@@ -160,6 +164,7 @@ impl ShardReport {
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
         add_fields!(self, other, policy_bytes, leases_held, leased_bytes);
         add_fields!(self, other, lower_items, flash_items, late);
+        add_fields!(self.reclaim, other.reclaim, dropped, spilled, lost);
         self.far.add(&other.far);
         self.flash.add(&other.flash);
         self.limit_was_set &= other.limit_was_set;

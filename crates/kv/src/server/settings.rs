@@ -20,10 +20,32 @@ use crate::tier::flash::FlashSettings;
 /// The version that `version` and `stats` tell: clients decide by it what they may ask.
 pub const MEMCACHED_VERSION: &str = "1.6.18";
 
+/// How a server reaches the pool that grants it far memory.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// The controllers or the door of a node that collaborates, with commas between.
+    pub controllers: String,
+    /// What they ask for.
+    pub token: Option<String>,
+    /// The compute brick that the server runs on; this machine's name if left out.
+    pub host: Option<String>,
+    /// Bandwidth wanted for each segment, in each direction.
+    pub rate_bytes_per_s: Option<u64>,
+}
+
+/// Who gives far memory.
+#[derive(Debug, Clone)]
+pub enum FarSource {
+    /// All of it at the start, from these.
+    Blades(Vec<farpool_pool::Address>),
+    /// As much as there is, as long as there is.
+    Pool(PoolOptions),
+}
+
 /// Far memory below the server's own.
 #[derive(Debug, Clone)]
 pub struct FarSettings {
-    pub blades: Vec<farpool_pool::Address>,
+    pub source: FarSource,
     /// For all shards together.
     pub bytes: u64,
     /// A blade that does not answer for so long is lost, and its items are misses.
@@ -123,6 +145,18 @@ impl Default for Settings {
 /// clients send many at once.
 pub const REQUESTS_PER_TURN: usize = 1024;
 
+/// Far memory as it comes and goes.
+#[derive(Debug, Default)]
+pub struct FarFigures {
+    pub wanted_bytes: AtomicU64,
+    /// What is granted and was not asked back.
+    pub granted_bytes: AtomicU64,
+    /// Pieces that were asked back.
+    pub reclaims: AtomicU64,
+    /// Pieces that went without notice.
+    pub lost_grants: AtomicU64,
+}
+
 /// What all threads of a server share.
 #[derive(Debug)]
 pub struct Shared {
@@ -143,6 +177,7 @@ pub struct Shared {
     pub total_connections: AtomicU64,
     pub rejected_connections: AtomicU64,
     pub memory_bytes: AtomicU64,
+    pub far: FarFigures,
     /// Threads that had nothing left to do for their clients once the server was to end.
     pub quiet_threads: AtomicUsize,
     /// What is on flash is not all that should be there.
@@ -174,6 +209,7 @@ impl Shared {
             total_connections: AtomicU64::new(0),
             rejected_connections: AtomicU64::new(0),
             memory_bytes: AtomicU64::new(settings.memory_bytes as u64),
+            far: FarFigures::default(),
             quiet_threads: AtomicUsize::new(0),
             is_flash_unclean: AtomicBool::new(false),
             is_flash_unsure: AtomicBool::new(false),
@@ -193,6 +229,14 @@ impl Shared {
     pub(super) fn observed_by_all(&self) -> Vec<Observed> {
         let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.observed.iter().map(read).collect()
+    }
+
+    /// What was written to far memory so far, as the shards told last.
+    pub(super) fn far_written_bytes(&self) -> u64 {
+        let written = |it: &Mutex<ShardReport>| {
+            it.lock().unwrap_or_else(PoisonError::into_inner).far.counts.bytes_written
+        };
+        self.reports.iter().map(written).sum()
     }
 
     /// What all shards' quotas are used for, in the order in which they hold.

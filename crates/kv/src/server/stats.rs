@@ -72,6 +72,7 @@ pub(super) fn push_general(worker: &Worker, sum: &ShardReport, out: &mut Vec<u8>
             ],
         );
     }
+    push_far(shared, sum, out);
     push_tier("far", sum.lower_items - sum.flash_items, &sum.far, out);
     push_tier("flash", sum.flash_items, &sum.flash, out);
     if sum.far.capacity_bytes + sum.flash.capacity_bytes > 0 {
@@ -80,11 +81,33 @@ pub(super) fn push_general(worker: &Worker, sum: &ShardReport, out: &mut Vec<u8>
     out.extend_from_slice(b"END\r\n");
 }
 
-fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
-    if tier.capacity_bytes == 0 {
+/// Far memory as it comes and goes.
+fn push_far(shared: &Shared, sum: &ShardReport, out: &mut Vec<u8>) {
+    if shared.settings.far.is_none() {
         return;
     }
+    let far = &shared.far;
+    push_all(
+        out,
+        &[
+            ("far_wanted_bytes", far.wanted_bytes.load(Ordering::Relaxed)),
+            ("far_granted_bytes", far.granted_bytes.load(Ordering::Relaxed)),
+            ("far_reclaims", far.reclaims.load(Ordering::Relaxed)),
+            ("far_reclaimed_moved", sum.far.counts.moved),
+            ("far_reclaimed_spilled", sum.reclaim.spilled),
+            ("far_reclaimed_dropped", sum.reclaim.dropped),
+            ("far_grants_lost", far.lost_grants.load(Ordering::Relaxed)),
+            ("far_items_lost", sum.reclaim.lost),
+        ],
+    );
+}
+
+fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
     let counts = &tier.counts;
+    // One that has lost all it had is still told of.
+    if tier.capacity_bytes == 0 && counts.records_written == 0 && items == 0 {
+        return;
+    }
     for (what, value) in [
         ("items", items),
         ("limit_bytes", tier.capacity_bytes),

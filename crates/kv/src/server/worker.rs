@@ -26,7 +26,7 @@ use crate::protocol::request::ParseLimits;
 use crate::protocol::{CommandCounts, Shard};
 use crate::store::index::Tier;
 use crate::store::{Store, StoreError, StoreSettings};
-use crate::tier::far::Far;
+use crate::tier::far::{Far, FarMemory};
 use crate::tier::flash::layout::Promises;
 use crate::tier::flash::{Ending, Flash, Recovered};
 
@@ -161,9 +161,9 @@ impl Worker {
         self.lower.get_or_insert_default()
     }
 
-    /// Gives the shard far memory below its own.
-    pub fn add_far(&mut self, far: Far) {
-        self.lower_mut().far = Some(far);
+    /// Lets the shard have far memory below its own, as it comes.
+    pub fn add_far(&mut self) {
+        self.lower_mut().far = Some(Far::growing(FarMemory::default()));
     }
 
     /// Takes an item that an earlier process left on flash; whether there is room to point at it.
@@ -381,6 +381,7 @@ impl Worker {
                     self.spare_answers.push(batch);
                 }
                 Message::Told(told) => self.tell_watchers(&told),
+                Message::Far(order) => self.obey_far(order),
                 Message::Stop => self.stop_at = Some(Instant::now() + DRAIN),
             }
         }
@@ -430,6 +431,7 @@ impl Worker {
                 TierReport::new(lower.flash.as_ref(), lower.from_flash)
             }),
             late: self.lower.as_ref().map_or(0, |lower| lower.late),
+            reclaim: self.lower.as_ref().map_or_else(Default::default, |it| it.reclaim.counts),
         }
     }
 }

@@ -334,6 +334,25 @@ impl Index {
         region.entries -= 1;
     }
 
+    /// Removes the entries of one region that `goes` says of; how many. None when there is no such region. An entry
+    /// never moves to a region that was before its own, so a walk over all numbers meets every entry.
+    pub fn remove_in(
+        &mut self,
+        number: usize,
+        mut goes: impl FnMut(Entry) -> bool,
+    ) -> Option<usize> {
+        let region = self.regions.get_mut(number)?;
+        let mut removed = 0;
+        for word in region.memory.words_mut() {
+            if *word != 0 && goes(Entry(*word)) {
+                *word = 0;
+                removed += 1;
+            }
+        }
+        region.entries -= removed;
+        Some(removed)
+    }
+
     /// Makes region `number` larger by a quarter, or splits it.
     fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
         let old = &self.regions[number as usize];

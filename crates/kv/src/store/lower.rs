@@ -172,6 +172,15 @@ impl Store {
         }
     }
 
+    /// Forgets the items of far memory of whose places `is_gone` says so, in one part of the index: false when there
+    /// is no such part, and all were looked at.
+    pub fn forget_far_in(&mut self, part: usize, mut is_gone: impl FnMut(Place) -> bool) -> bool {
+        let goes = |it: Entry| it.tier() == Tier::Far && is_gone(it.place());
+        let Some(removed) = self.index.remove_in(part, goes) else { return false };
+        self.lower_items -= removed;
+        true
+    }
+
     /// Items in lower tiers.
     #[must_use]
     pub const fn lower_items(&self) -> usize {

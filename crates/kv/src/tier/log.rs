@@ -5,22 +5,27 @@
 //! back, so that the index forgets what was in it and what was hit gets another round. What lies under
 //! it, the pool's blades or a flash device, is a [`Medium`].
 //!
+//! Zones come and go while it runs. One that has to leave is emptied ahead of its turn: what is worth it moves to
+//! others, the rest is dropped as at any reuse. When there is no time for that, or the memory is gone, it is *gone* at once, and
+//! its number is used again only when the index has forgotten what was in it.
+//!
 //! Invariants: zones are used in the order of their numbers; a record's checksum holds the seal of its
-//! zone's use, so that what an earlier use left behind is never taken for a record.
+//! zone's use, so that what an earlier use left behind is never taken for a record; nothing is under way in a zone that is
+//! absent, and nothing begins in one that is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+mod zones;
+
 use super::pages::{PAGE_BYTES, Pages};
 use super::record::{self, Record};
 use crate::store::index::Place;
+use zones::Leave;
+pub use zones::{Zone, ZoneState};
 
 /// The fewest zones that make a tier: some are always being written, read back or kept free.
 pub const ZONES_MIN: usize = 16;
-/// Zones kept free for what comes next.
-const FREE_ZONES: usize = 4;
-/// Zones that may be on their way at a time; then nothing more is taken.
-const WRITING_MAX: usize = 4;
 /// Reads under way at a time; the others wait their turn.
 const READS_MAX: usize = 512;
 /// How long storing waits for room.
@@ -58,6 +63,10 @@ pub trait Medium {
     /// Room that the medium takes at a zone's end: for the zone, and for each of its records.
     const TAIL_BYTES: usize;
     const TAIL_RECORD_BYTES: usize;
+    /// Zones kept free for what comes next.
+    const FREE_ZONES: usize = 4;
+    /// Zones that may be on their way at a time; then nothing more is taken.
+    const WRITING_MAX: usize = 4;
 
     fn zones(&self) -> usize;
     /// Begins to fetch the `count` pages of a zone from `first` on.
@@ -89,6 +98,10 @@ pub trait Medium {
     fn zone_freed(&mut self, _zone: usize) {}
     /// The record that begins here is not to be found again.
     fn forget(&mut self, _zone: usize, _offset: usize) {}
+    /// Whether a zone's memory is gone for good.
+    fn is_lost(&self, _zone: usize) -> bool {
+        false
+    }
 }
 
 /// What became of a read.
@@ -144,6 +157,8 @@ pub struct LogCounts {
     /// Records that went with their zone.
     pub dropped: u64,
     pub zones_lost: u64,
+    /// Records that moved to other zones because theirs had to leave.
+    pub moved: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -151,35 +166,6 @@ enum Operation {
     Read { place: Place, seal: u32, token: u64, skip_bytes: usize },
     Write { zone: usize },
     Reclaim { zone: usize },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ZoneState {
-    Free,
-    Open,
-    Writing,
-    Sealed,
-    Reclaiming,
-}
-
-/// One zone, as the log keeps it.
-#[derive(Debug, Clone, Copy)]
-pub struct Zone {
-    pub state: ZoneState,
-    /// The number of its use; later uses have larger ones.
-    pub sequence: u32,
-    pub used_bytes: usize,
-    records: usize,
-}
-
-impl Zone {
-    pub const FREE: Self = Self { state: ZoneState::Free, sequence: 0, used_bytes: 0, records: 0 };
-
-    /// A zone that was written by an earlier process.
-    #[must_use]
-    pub const fn sealed(sequence: u32, used_bytes: usize) -> Self {
-        Self { state: ZoneState::Sealed, sequence, used_bytes, records: 0 }
-    }
 }
 
 /// A read that waits for its turn or for its zone.
@@ -193,10 +179,16 @@ struct Wanted {
 pub trait Judge {
     /// Whether the index still points here and the record was hit: then it is appended again.
     fn keeps(&mut self, hash: u64, place: Place) -> bool;
+    /// Whether the index still points here.
+    fn knows(&mut self, hash: u64, place: Place) -> bool;
     /// It was appended again.
     fn moved(&mut self, hash: u64, from: Place, to: Place);
     /// It goes.
     fn dropped(&mut self, record: &Record<'_>, place: Place);
+    /// It goes because its zone has to leave.
+    fn emptied(&mut self, record: &Record<'_>, place: Place) {
+        self.dropped(record, place);
+    }
 }
 
 /// One shard's log.
@@ -217,6 +209,12 @@ pub struct Log<M> {
     /// Reads that memory could answer, still to be handed out.
     at_hand: Vec<Wanted>,
     reclaimed: VecDeque<(usize, Pages, bool)>,
+    /// Zones that have to leave and were not looked at yet.
+    leaving: VecDeque<usize>,
+    /// Zones that stay.
+    usable: usize,
+    /// Zones that are gone.
+    gone: usize,
     ended: Vec<Ended>,
     outcomes: Outcomes,
     /// Nobody waits for room before then: the last who did waited in vain.
@@ -227,6 +225,8 @@ pub struct Log<M> {
 
 impl<M: Medium> Log<M> {
     const ZONE_BYTES: usize = M::ZONE_PAGES * PAGE_BYTES;
+    /// Pages that the longest record touches.
+    const RECORD_PAGES_MAX: usize = M::RECORD_BYTES_MAX.div_ceil(PAGE_BYTES) + 1;
     /// More zones than places can name are not used.
     const ZONES_MAX: usize = (M::ALIGN_BYTES << OFFSET_BITS) / Self::ZONE_BYTES;
 
@@ -236,14 +236,27 @@ impl<M: Medium> Log<M> {
         if zones.len() < ZONES_MIN {
             return None;
         }
+        let mut log = Self::over(medium, zones);
+        log.reclaim_ahead();
+        Some(log)
+    }
+
+    /// A log without zones; they come with [`Self::add_zone`].
+    pub fn growing(medium: M) -> Self {
+        Self::over(medium, Vec::new())
+    }
+
+    fn over(medium: M, zones: Vec<Zone>) -> Self {
         let last = (0..zones.len())
             .filter(|&zone| zones[zone].state == ZoneState::Sealed)
             .max_by_key(|&zone| zones[zone].sequence);
-        let mut log = Self {
+        Self {
             medium,
-            open: last.unwrap_or(zones.len() - 1),
+            open: last.unwrap_or(zones.len().saturating_sub(1)),
             // Also of zones that were not whole: their uses' seals must not come again.
             last_sequence: zones.iter().map(|zone| zone.sequence).max().unwrap_or(0),
+            usable: zones.len(),
+            gone: 0,
             zones,
             buffer: None,
             spare: Vec::new(),
@@ -254,14 +267,13 @@ impl<M: Medium> Log<M> {
             wanted: VecDeque::new(),
             at_hand: Vec::new(),
             reclaimed: VecDeque::new(),
+            leaving: VecDeque::new(),
             ended: Vec::new(),
             outcomes: Outcomes::default(),
             stuck_until: None,
             lost_in_row: 0,
             counts: LogCounts::default(),
-        };
-        log.reclaim_ahead();
-        Some(log)
+        }
     }
 
     #[must_use]
@@ -281,7 +293,13 @@ impl<M: Medium> Log<M> {
     /// What the tier can hold.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
-        (self.zones.len() * Self::ZONE_BYTES) as u64
+        (self.usable * Self::ZONE_BYTES) as u64
+    }
+
+    /// Whether there is a zone that stays.
+    #[must_use]
+    pub const fn has_zones(&self) -> bool {
+        self.usable > 0
     }
 
     /// Nothing more is written: the medium failed too often. Reads go on.
@@ -348,15 +366,15 @@ impl<M: Medium> Log<M> {
 
     /// Makes sure that the open zone has room, by closing it and opening the next.
     fn has_room(&mut self, footprint: usize) -> bool {
-        let Zone { used_bytes, records, .. } = self.zones[self.open];
+        let Some(&Zone { used_bytes, records, .. }) = self.zones.get(self.open) else {
+            return false;
+        };
         let tail = M::TAIL_BYTES + (records + 1) * M::TAIL_RECORD_BYTES;
         if self.buffer.is_some() && used_bytes + footprint + tail <= Self::ZONE_BYTES {
             return true;
         }
-        let next = (self.open + 1) % self.zones.len();
-        let writing =
-            self.operations.values().filter(|it| matches!(it, Operation::Write { .. })).count();
-        if self.zones[next].state != ZoneState::Free || writing >= WRITING_MAX {
+        let Some(next) = self.next_usable(self.open) else { return false };
+        if self.zones[next].state != ZoneState::Free || self.writing() >= M::WRITING_MAX {
             self.reclaim_ahead();
             return false;
         }
@@ -368,10 +386,14 @@ impl<M: Medium> Log<M> {
         self.open = next;
         self.last_sequence = self.last_sequence.wrapping_add(1);
         let sequence = self.last_sequence;
-        self.zones[next] = Zone { state: ZoneState::Open, sequence, used_bytes: 0, records: 0 };
+        self.zones[next] = Zone { state: ZoneState::Open, sequence, ..Zone::FREE };
         self.medium.zone_opens(next, sequence);
         self.reclaim_ahead();
         true
+    }
+
+    fn writing(&self) -> usize {
+        self.operations.values().filter(|it| matches!(it, Operation::Write { .. })).count()
     }
 
     /// Begins to write the open zone, if there is one.
@@ -385,26 +407,6 @@ impl<M: Medium> Log<M> {
         self.zones[zone].state = ZoneState::Writing;
         let operation = self.number(Operation::Write { zone });
         self.medium.start_write(full, zone, operation);
-    }
-
-    /// Begins to read back the oldest zone when too few are free.
-    fn reclaim_ahead(&mut self) {
-        let zones = self.zones.len();
-        for ahead in 1..=FREE_ZONES {
-            let zone = (self.open + ahead) % zones;
-            match self.zones[zone].state {
-                ZoneState::Free | ZoneState::Reclaiming => {}
-                ZoneState::Sealed => {
-                    let Some(pages) = self.spare.pop().or_else(|| Pages::new(M::ZONE_PAGES)) else {
-                        return;
-                    };
-                    self.zones[zone].state = ZoneState::Reclaiming;
-                    let operation = self.number(Operation::Reclaim { zone });
-                    self.medium.start_read(pages, (zone, 0), M::ZONE_PAGES, operation);
-                }
-                ZoneState::Open | ZoneState::Writing => return,
-            }
-        }
     }
 
     fn number(&mut self, operation: Operation) -> u64 {
@@ -425,13 +427,16 @@ impl<M: Medium> Log<M> {
             let Some(Wanted { place, token }) = self.wanted.pop_front() else { return };
             let (zone, offset, hint) = Self::parts_of(place);
             let state = self.zones.get(zone).map_or(ZoneState::Free, |zone| zone.state);
-            if matches!(state, ZoneState::Open | ZoneState::Writing | ZoneState::Free) {
+            if !matches!(state, ZoneState::Sealed | ZoneState::Reclaiming) {
                 self.at_hand.push(Wanted { place, token });
                 continue;
             }
             let first = offset / PAGE_BYTES;
-            let left = M::ZONE_PAGES - first;
-            let count = if hint == 0 { left } else { hint.min(left) };
+            // A record ends where its zone's records end, and is no longer than records are.
+            let end =
+                self.zones[zone].used_bytes.div_ceil(PAGE_BYTES).clamp(first + 1, M::ZONE_PAGES);
+            let left = (end - first).min(Self::RECORD_PAGES_MAX);
+            let count = if hint == 0 { left } else { hint.min(M::ZONE_PAGES - first) };
             let buffer = if count <= READ_PAGES { self.read_buffers.pop() } else { None };
             let Some(pages) = buffer.or_else(|| Pages::new(count.max(READ_PAGES))) else {
                 self.at_hand.push(Wanted { place, token });
@@ -456,13 +461,17 @@ impl<M: Medium> Log<M> {
     /// Whether anything is under way or to be handed out.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        !self.operations.is_empty() || !self.wanted.is_empty() || self.has_at_hand()
+        !self.operations.is_empty()
+            || !self.wanted.is_empty()
+            || !self.leaving.is_empty()
+            || self.gone > 0
+            || self.has_at_hand()
     }
 
     /// Whether zones are still on their way.
     #[must_use]
     pub fn is_writing(&self) -> bool {
-        self.operations.values().any(|it| matches!(it, Operation::Write { .. }))
+        self.writing() > 0
     }
 
     /// Whether [`Self::poll`] has something to do without anything coming.
@@ -516,22 +525,34 @@ impl<M: Medium> Log<M> {
                     self.read_buffers.push(pages);
                 }
             }
-            Some(Operation::Write { zone }) => {
-                // A zone that did not arrive is used again in its turn; until then its reads fail.
-                self.zones[zone].state = ZoneState::Sealed;
-                if is_ok {
-                    self.medium.zone_sealed(zone);
-                    self.lost_in_row = 0;
-                } else {
-                    self.counts.zones_lost += 1;
-                    self.lost_in_row += 1;
-                }
-                self.spare.push(pages);
-                self.reclaim_ahead();
-            }
+            Some(Operation::Write { zone }) => self.complete_write(zone, pages, is_ok),
             Some(Operation::Reclaim { zone }) => self.reclaimed.push_back((zone, pages, is_ok)),
             None => {}
         }
+    }
+
+    fn complete_write(&mut self, zone: usize, pages: Pages, is_ok: bool) {
+        // A zone that did not arrive is used again in its turn; until then its reads fail.
+        self.zones[zone].state = ZoneState::Sealed;
+        if is_ok {
+            self.medium.zone_sealed(zone);
+            self.lost_in_row = 0;
+        } else {
+            self.counts.zones_lost += 1;
+        }
+        match self.zones[zone].leave {
+            // What is in it is still at hand.
+            Leave::Empties => {
+                self.zones[zone].state = ZoneState::Reclaiming;
+                return self.reclaimed.push_back((zone, pages, true));
+            }
+            Leave::Drops => self.go(zone),
+            Leave::Stays if is_ok => {}
+            Leave::Stays if self.medium.is_lost(zone) => self.lose(zone),
+            Leave::Stays => self.lost_in_row += 1,
+        }
+        self.spare.push(pages);
+        self.reclaim_ahead();
     }
 
     /// Answers a read out of memory: its zone is open or on its way.
@@ -557,40 +578,6 @@ impl<M: Medium> Log<M> {
             self.counts.reads_gone += 1;
             self.outcomes.push(token, place, None, Outcome::Gone);
         }
-    }
-
-    /// Judges every record of a zone, then frees it.
-    fn reuse(&mut self, zone: usize, pages: &Pages, is_ok: bool, judge: &mut dyn Judge) {
-        let seal = self.seal(zone);
-        let used = self.zones[zone].used_bytes;
-        let mut offset = 0;
-        while offset < used && is_ok {
-            let Some(length) = record::length(&pages.bytes()[offset..]) else { break };
-            let whole = pages
-                .bytes()
-                .get(offset..offset + length)
-                .and_then(|bytes| record::read(bytes, seal));
-            if let (Some(record), Some(place)) = (whole, Self::place_of(zone, offset, length)) {
-                self.judge_record(&record, place, judge);
-            }
-            offset += length.next_multiple_of(M::ALIGN_BYTES);
-        }
-        self.zones[zone].state = ZoneState::Free;
-        self.zones[zone].used_bytes = 0;
-        self.medium.zone_freed(zone);
-    }
-
-    fn judge_record(&mut self, record: &Record<'_>, place: Place, judge: &mut dyn Judge) {
-        if judge.keeps(record.hash, place)
-            && self.medium.admits(record.bytes.len())
-            && let Some(to) = self.append(record.bytes)
-        {
-            self.counts.kept += 1;
-            judge.moved(record.hash, place, to);
-            return;
-        }
-        self.counts.dropped += 1;
-        judge.dropped(record, place);
     }
 
     /// The place of a record; None beyond what a place can name.

@@ -4,18 +4,34 @@ use farpool_pool::{Lane, PageRead, PageWrite, SegmentHandle, SegmentPage};
 
 use super::pages::{PAGE_BYTES, Pages};
 
+/// Whole zones travel in pieces of so many pages: what is read meanwhile waits behind no more than one.
+const SLICE_PAGES: usize = 64;
+/// What has so many is a whole zone; what has fewer is waited for.
+pub(super) const WHOLE_PAGES: usize = 512;
+
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
 /// Pages of memory that are lent to a lane: nobody can touch them until they are given back.
 #[derive(Debug)]
 pub(super) struct Lent {
     /// None once they were given back.
     pages: Option<Pages>,
+    at: SegmentPage,
+    count: usize,
+    way: Way,
+    /// Pages that were given to the lane.
+    sent: usize,
     /// Completions still to come.
     left: usize,
     failed: bool,
 }
 
 impl Lent {
-    /// Fetches `count` pages from `first` on. Each completion carries `token`.
+    /// Fetches `count` pages from `at` on. Each completion carries `token`.
     pub(super) fn read(
         pages: Pages,
         lane: &mut Lane,
@@ -23,27 +39,10 @@ impl Lent {
         count: usize,
         token: u64,
     ) -> Self {
-        let mut pages = pages;
-        assert!(count <= pages.count(), "the memory has room for what is read");
-        let base = pages.start_mut();
-        let reads: smallvec::SmallVec<[PageRead; 4]> = (0..count)
-            .map(|n| PageRead {
-                at: page(at.segment, at.page, n),
-                into: base.wrapping_add(n * PAGE_BYTES),
-                token,
-            })
-            .collect();
-        // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until all
-        // completions have come; a value dropped before that leaks it (see `Drop`).
-        let sent = unsafe { lane.read(&reads) };
-        Self {
-            pages: Some(pages),
-            left: if sent.is_ok() { count } else { 0 },
-            failed: sent.is_err(),
-        }
+        Self::begin(pages, lane, (at, count), Way::Read, token)
     }
 
-    /// Stores the first `count` pages from `first` on, likewise.
+    /// Stores the first `count` pages from `at` on, likewise.
     pub(super) fn write(
         pages: Pages,
         lane: &mut Lane,
@@ -51,22 +50,66 @@ impl Lent {
         count: usize,
         token: u64,
     ) -> Self {
-        assert!(count <= pages.count(), "the memory has what is written");
-        let base = pages.start();
-        let writes: Vec<PageWrite> = (0..count)
-            .map(|n| PageWrite {
-                at: page(at.segment, at.page, n),
-                from: base.wrapping_add(n * PAGE_BYTES),
-                token,
-            })
-            .collect();
-        // SAFETY: as in `read`; what is lent for reading is only shown for reading meanwhile.
-        let sent = unsafe { lane.write(&writes) };
-        Self {
-            pages: Some(pages),
-            left: if sent.is_ok() { count } else { 0 },
-            failed: sent.is_err(),
-        }
+        Self::begin(pages, lane, (at, count), Way::Write, token)
+    }
+
+    fn begin(
+        pages: Pages,
+        lane: &mut Lane,
+        (at, count): (SegmentPage, usize),
+        way: Way,
+        token: u64,
+    ) -> Self {
+        assert!(
+            count <= pages.count(),
+            "the memory has room for what is read, and what is written"
+        );
+        let (pages, failed) = (Some(pages), false);
+        let mut lent = Self { pages, at, count, way, sent: 0, left: 0, failed };
+        lent.go_on(lane, token);
+        lent
+    }
+
+    /// Gives the lane the next pages when it has done with those before.
+    pub(super) fn go_on(&mut self, lane: &mut Lane, token: u64) {
+        let Some(pages) = self.pages.as_mut().filter(|_| self.left == 0 && !self.failed) else {
+            return;
+        };
+        let (first, at) = (self.sent, self.at);
+        let most = if self.count < WHOLE_PAGES { self.count } else { SLICE_PAGES };
+        let slice = first..self.count.min(first + most);
+        let sent = match self.way {
+            Way::Read => {
+                let base = pages.start_mut();
+                let reads: smallvec::SmallVec<[PageRead; 4]> = slice
+                    .clone()
+                    .map(|n| PageRead {
+                        at: page(at.segment, at.page, n),
+                        into: base.wrapping_add(n * PAGE_BYTES),
+                        token,
+                    })
+                    .collect();
+                // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until all
+                // completions have come; a value dropped before that leaks it (see `Drop`).
+                unsafe { lane.read(&reads) }
+            }
+            Way::Write => {
+                let base = pages.start();
+                let writes: smallvec::SmallVec<[PageWrite; SLICE_PAGES]> = slice
+                    .clone()
+                    .map(|n| PageWrite {
+                        at: page(at.segment, at.page, n),
+                        from: base.wrapping_add(n * PAGE_BYTES),
+                        token,
+                    })
+                    .collect();
+                // SAFETY: as for reading; what is lent for writing is only shown for reading meanwhile.
+                unsafe { lane.write(&writes) }
+            }
+        };
+        self.failed = sent.is_err();
+        self.left = if self.failed { 0 } else { slice.len() };
+        self.sent = slice.end;
     }
 
     /// Takes one completion.
@@ -75,8 +118,9 @@ impl Lent {
         self.failed |= !is_ok;
     }
 
+    /// Whether all pages have travelled, or some have failed and no more will.
     pub(super) const fn is_done(&self) -> bool {
-        self.left == 0
+        self.left == 0 && (self.failed || self.sent == self.count)
     }
 
     /// What is being written: it does not change meanwhile.

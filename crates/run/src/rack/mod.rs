@@ -1,11 +1,10 @@
 //! A run whose far memory comes from a rack: the keeper is a client of the controller.
 //!
 //! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table of blades
-//! in step ([`plan`] decides). The processes of the tree do the rest by themselves. While no
+//! in step ([`farpool_api::seats`] decides). The processes of the tree do the rest by themselves. While no
 //! controller answers everything stays as it is. Where nobody has room for what must leave a blade,
 //! it goes into this machine's memory or, if that is short, a file ([`spill`]).
 
-mod plan;
 mod spill;
 
 use std::path::{Path, PathBuf};
@@ -14,17 +13,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_api::{
-    ApiError, Client, ClientId, ClientReport, ClientSpec, Place, ProblemKind, SegmentId,
-    SegmentSpec,
-};
+use farpool_api::seats::{Action, Seats, first_bytes};
+use farpool_api::tenant::{Tenant, Wish, best_address};
+use farpool_api::{ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
 use farpool_policy::RateLimit;
-use farpool_wire::Address;
 
 use crate::blades::RunBlades;
 use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
-use plan::{Action, Seats, first_bytes};
 use spill::Spill;
 
 /// Longest a report waits for news while nothing moves.
@@ -39,8 +35,6 @@ const FIRST_WAIT: Duration = Duration::from_secs(30);
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// A segment that the rack has no room for is asked for again at most this often.
 const GROW_RETRY: Duration = Duration::from_secs(10);
-/// Smallest segment taken where the rack has no more in one piece.
-const PIECE_MIN_BYTES: u64 = 64 << 20;
 /// Why no memory came, where nothing is granted that could be waited for.
 const NOBODY: &str = "nobody has memory to lend";
 /// Memory without room elsewhere is spilled after this time, in which a controller finds a place.
@@ -105,19 +99,16 @@ impl RackRun {
             pid: std::process::id(),
             lease_ms: farpool_api::DEFAULT_LEASE_MS,
         };
-        run.client.put_client(run.id, &spec)?;
+        let tenant = Tenant::new(run.client.clone(), run.id, spec);
+        tenant.join()?;
         let local_bytes = match options.local {
             LocalLimit::Bytes(bytes) => bytes,
             LocalLimit::Percent(_) => PERCENT_FLOOR_BYTES,
         };
         let mut agent = Agent {
-            client: run.client.clone(),
-            id: run.id,
-            spec,
+            tenant,
             board: Arc::clone(board),
             seats: Seats::default(),
-            known_version: 0,
-            sequence: 0,
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp,
@@ -143,13 +134,9 @@ impl Drop for RackRun {
 }
 
 struct Agent {
-    client: Client,
-    id: ClientId,
-    spec: ClientSpec,
+    tenant: Tenant,
     board: Arc<Board>,
     seats: Seats,
-    known_version: u64,
-    sequence: u64,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
@@ -195,28 +182,9 @@ impl Agent {
 
     /// Asks for a segment of so many bytes, or less; how many it got.
     fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
-        let mut bytes = bytes;
-        loop {
-            let mut spec = SegmentSpec::of_client(self.id, bytes);
-            if let Some(rate) = self.rate_bytes_per_s {
-                (spec.read_bytes_per_s, spec.write_bytes_per_s) = (rate, rate);
-            }
-            // Memory of this very host helps only where nobody else has any.
-            spec.avoid.push(self.spec.host.clone());
-            let elsewhere = self.client.put_segment(SegmentId::from_u128(random()?), &spec);
-            let granted = match elsewhere {
-                Err(error) if is_too_much(&error) => {
-                    spec.avoid.clear();
-                    self.client.put_segment(SegmentId::from_u128(random()?), &spec)
-                }
-                other => other,
-            };
-            match granted {
-                Ok(segment) => return Ok(segment.place.bytes),
-                Err(error) if is_too_much(&error) && bytes / 2 >= PIECE_MIN_BYTES => bytes /= 2,
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[] };
+        let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
+        Ok(self.tenant.ask(wish, fresh_id)?.place.bytes)
     }
 
     fn keep_up(mut self) {
@@ -241,27 +209,14 @@ impl Agent {
         self.seats.sweep(|entry, generation| {
             entries.iter().any(|it| (it.entry, it.generation) == (entry, generation))
         });
-        self.sequence += 1;
-        let report = ClientReport {
-            sequence: self.sequence,
-            segments: self.seats.report(self.far_bytes()),
-            known_version: self.known_version,
-            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(0),
-        };
-        let answer = match self.client.report_client(self.id, &report) {
-            Ok(answer) => answer,
-            Err(error) if error.is(ProblemKind::NotFound) => {
-                if self.stop.load(SeqCst) {
-                    return Ok(()); // it has just been told that this client ends
-                }
-                // Its lease ran out, or the controller has lost its store: what was granted is not ours.
-                self.client.put_client(self.id, &self.spec)?;
-                return Ok(());
+        let Some(segments) = self.tenant.report(self.seats.report(self.far_bytes()), wait)? else {
+            // It may have just been told that this client ends.
+            if !self.stop.load(SeqCst) {
+                self.tenant.join()?;
             }
-            Err(error) => return Err(error.into()),
+            return Ok(());
         };
-        self.known_version = answer.version;
-        for action in self.seats.hear(answer.segments) {
+        for action in self.seats.hear(segments) {
             self.carry_out(action)?;
         }
         let lost = self.seats.lost().next().map(|lost| lost.place.node.clone());
@@ -365,24 +320,11 @@ impl Agent {
     }
 }
 
-fn is_too_much(error: &ApiError) -> bool {
-    use ProblemKind::{Invalid, NoRoom, NotFound};
-    [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
-}
-
-/// The place as the board has it: by its unix socket where that is on this machine, else by TCP.
+/// The place as the board has it.
 fn offer(place: &Place, epoch: u64, allow_remote_tcp: bool) -> Result<BladeOffer, RackError> {
-    let parsed: Vec<(&String, Address)> =
-        place.addresses.iter().filter_map(|text| Some((text, text.parse().ok()?))).collect();
-    let is_here = |address: &Address| match address {
-        Address::Unix(path) => path.exists(),
-        _ => false,
-    };
-    let is_tcp = |address: &Address| matches!(address, Address::Tcp(_));
-    let best = parsed.iter().find(|(_, address)| is_here(address));
-    let best = best.or_else(|| parsed.iter().find(|(_, address)| is_tcp(address)));
-    let text = best.map_or_else(|| place.addresses.join(", "), |(text, _)| (*text).clone());
-    if best.is_some_and(|(_, address)| !address.is_local()) && !allow_remote_tcp {
+    let best = best_address(place);
+    let text = best.as_ref().map_or_else(|| place.addresses.join(", "), ToString::to_string);
+    if best.is_some_and(|address| !address.is_local()) && !allow_remote_tcp {
         return Err(RackError::RemoteTcp { address: text });
     }
     let rates = [place.read_bytes_per_s, place.write_bytes_per_s];

@@ -1,16 +1,16 @@
-//! What the keeper does about what the controller says; pure.
+//! What a client does about what the controller says; pure.
 //!
-//! A *seat* is an entry of the board's table of blades that stands for one segment at one epoch: a
+//! A *seat* is what the client keeps for one segment at one epoch, such as an entry of a run's table of blades: a
 //! segment that moves has two, the old one being left. Invariants:
 //! - every place that the controller names has a seat, until everybody has left it;
 //! - a place is reported as evacuated only after everybody has left its seat.
 //!
 //! Where nodes lend without a controller, or nobody has room, a segment is not moved to a target but has to be left
-//! for any other place ([`ClientSegment::leave`]), in the end the run's own spill.
+//! for any other place ([`ClientSegment::leave`]), in the end the client's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
+use crate::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
 
 /// Smallest segment asked for: less is not worth a request.
 const SEGMENT_MIN_BYTES: u64 = 512 << 20;
@@ -24,7 +24,7 @@ const FREE_MIN_BYTES: u64 = 256 << 20;
 /// A segment at an epoch.
 pub type PlaceKey = (SegmentId, u64);
 
-/// An entry of the board.
+/// What the client keeps for a place, by its number; a number that is used again has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seat {
     pub entry: usize,
@@ -32,7 +32,7 @@ pub struct Seat {
     pub is_leaving: bool,
 }
 
-/// What to do to the board.
+/// What to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Enter this place; then [`Seats::taken`].
@@ -92,6 +92,16 @@ impl Seats {
         if let Some(seat) = self.seats.get_mut(&key) {
             seat.is_leaving = true;
         }
+    }
+
+    /// The seat of a place.
+    pub fn seat(&self, key: PlaceKey) -> Option<Seat> {
+        self.seats.get(&key).copied()
+    }
+
+    /// The place whose seat has this number.
+    pub fn key_of(&self, entry: usize) -> Option<PlaceKey> {
+        self.seats.iter().find(|(_, seat)| seat.entry == entry).map(|(key, _)| *key)
     }
 
     /// Looks which seats the board no longer has; `has` says it of an entry and its generation.
@@ -204,7 +214,7 @@ fn named_by(segment: &ClientSegment) -> impl Iterator<Item = PlaceKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpool_api::{Key, Target};
+    use crate::{Key, Target};
 
     fn place(bytes: u64) -> Place {
         Place {

@@ -1,0 +1,87 @@
+//! The thread that talks to the pool. It may wait for answers as long as it has to: nobody else waits for it.
+
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use farpool_api::tenant::{Tenant, Wish};
+use farpool_api::{ApiError, Client, ClientId, ClientSpec, SegmentId};
+
+use super::keeper::News;
+use super::plan::{Answer, Question};
+use super::{FarError, PoolOptions};
+
+/// What the thread is told.
+#[derive(Debug)]
+pub enum ToRack {
+    Ask(Question),
+    /// Give everything back, then answer [`News::Left`].
+    Leave,
+}
+
+/// Why a wish came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(transparent)]
+    Random(#[from] farpool_pool::PoolError),
+}
+
+/// This server's part in the pool. Nobody is asked yet.
+pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
+    let client = Client::new(&options.controllers, options.token.as_deref())?;
+    let id = ClientId::from_u128(farpool_pool::fresh_client()?.0);
+    let node_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let spec = ClientSpec {
+        host: options.host.clone().unwrap_or_else(node_name),
+        name: "farpool kv".into(),
+        pid: std::process::id(),
+        lease_ms: farpool_api::DEFAULT_LEASE_MS,
+    };
+    Ok(Tenant::new(client, id, spec))
+}
+
+/// Puts questions to the pool, one after the other, until nobody asks any more.
+pub fn talk(
+    mut tenant: Tenant,
+    rate_bytes_per_s: Option<u64>,
+    questions: &Receiver<ToRack>,
+    answers: &Sender<News>,
+) {
+    while let Ok(question) = questions.recv() {
+        let news = match question {
+            ToRack::Ask(question) => News::Answer(answer(&mut tenant, rate_bytes_per_s, question)),
+            ToRack::Leave => {
+                // Who cannot be told finds out by the lease.
+                let _ = tenant.leave();
+                News::Left
+            }
+        };
+        if answers.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(tenant: &mut Tenant, rate_bytes_per_s: Option<u64>, question: Question) -> Answer {
+    let text = |error: ApiError| error.to_string();
+    match question {
+        Question::Join => Answer::Joined(tenant.join().map_err(text)),
+        Question::Report { uses, wait } => Answer::Heard(tenant.report(uses, wait).map_err(text)),
+        Question::Ask { bytes, avoid } => {
+            let wish = Wish { bytes, rate_bytes_per_s, avoid: &avoid };
+            let fresh_id =
+                || Ok::<_, AskError>(SegmentId::from_u128(farpool_pool::fresh_client()?.0));
+            let granted = tenant.ask(wish, fresh_id).map(|it| it.place.bytes);
+            Answer::Granted(granted.map_err(|error| error.to_string()))
+        }
+        Question::Release(id) => Answer::Released(match tenant.release(id) {
+            Err(error @ ApiError::Unreachable { .. }) => Err(error.to_string()),
+            // A node that collaborates takes nothing back before it wants it; gone already is as good.
+            released => Ok(released.is_ok()),
+        }),
+    }
+}
+
+/// How long the end of the server waits for the pool to hear of it.
+pub const LEAVE_WAIT: Duration = Duration::from_secs(3);
