@@ -1,6 +1,7 @@
 //! KeyVault on one connection: frames out, answers in any order. docs/KV-PROTOCOL.md has the protocol.
 //!
-//! A read of several keys is one MULTIGET for each shard that owns some of them; it counts as answered when
+//! A connection is one to one shard, and asks it for single keys of that shard, as clients do that know the shards. A read of
+//! several keys is one MULTIGET for each shard that owns some of them; it counts as answered when
 //! all have come, and what an answer leaves out is asked for again. Requests beyond the credits wait here.
 
 use std::collections::VecDeque;
@@ -45,6 +46,8 @@ pub(super) struct Light {
     connection: u16,
     checked: bool,
     shards: usize,
+    /// The shard that it is connected to.
+    shard: u16,
     credits: usize,
     open: VecDeque<Option<Open>>,
     /// The number of the first of `open`.
@@ -65,14 +68,30 @@ pub(super) struct Light {
 }
 
 impl Light {
+    /// Connects to the shard of the connection with this number. How many there are the first greeting tells.
+    pub(super) fn connect<S: Read + Write>(
+        connect: impl Fn() -> Result<S, LoadError>,
+        number: usize,
+        checked: bool,
+    ) -> Result<(S, Self), LoadError> {
+        let mut socket = connect()?;
+        let mut light = Self::greet(&mut socket, BROADCAST, checked)?;
+        if light.shards > 1 {
+            socket = connect()?;
+            let shard = u16::try_from(number % light.shards).unwrap_or(BROADCAST);
+            light = Self::greet(&mut socket, shard, checked)?;
+        }
+        Ok((socket, light))
+    }
+
     /// Says hello on a socket that still waits, and learns how many shards there are.
     /// Frames carry checksums if `checked`.
-    pub(super) fn greet(
+    fn greet(
         socket: &mut (impl Read + Write),
+        shard: u16,
         checked: bool,
     ) -> Result<Self, LoadError> {
-        let hello =
-            Hello { version: VERSION, shard: BROADCAST, credits: CREDITS, unchecked: !checked };
+        let hello = Hello { version: VERSION, shard, credits: CREDITS, unchecked: !checked };
         let mut out = Vec::new();
         push_frame(&mut out, (0, BROADCAST, 0), &Request::Hello(hello), true);
         let failed = |error: std::io::Error| LoadError::Greeting(error.to_string());
@@ -91,6 +110,7 @@ impl Light {
             connection: header.connection,
             checked: !granted.unchecked,
             shards: usize::from(granted.shard.max(1)),
+            shard,
             credits: granted.credits as usize,
             open: VecDeque::new(),
             first_open: 0,
@@ -103,6 +123,16 @@ impl Light {
             name: Vec::new(),
             value: Vec::new(),
         })
+    }
+
+    /// Whether a key belongs to the shard of this connection.
+    pub(super) fn owns(&mut self, workload: &Workload, key: KeyNumber) -> bool {
+        if self.shards == 1 {
+            return true;
+        }
+        self.name.clear();
+        push_key(&mut self.name, key, workload.key_bytes(key));
+        shard_of(hash_key(&self.name), self.shards) == usize::from(self.shard)
     }
 
     pub(super) fn under_way(&self) -> usize {
@@ -402,6 +432,7 @@ mod tests {
             connection: 1,
             checked: true,
             shards: 1,
+            shard: BROADCAST,
             credits: 1,
             open: VecDeque::new(),
             first_open: 0,

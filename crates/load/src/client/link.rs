@@ -1,6 +1,7 @@
 //! One connection to a server: requests out, replies in, in order.
 
 use std::collections::VecDeque;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 use super::light::Light;
 use super::reply::{Reader, Said, Wrong};
 use super::request::{Expected, Protocol, Writer};
-use crate::workload::{KeyNumber, Operation};
+use crate::workload::{KeyNumber, Operation, Workload};
 
 /// What one read takes at most.
 const READ_BYTES: usize = 256 << 10;
@@ -90,28 +91,31 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn connect(server: &Server, protocol: Protocol) -> Result<Self, LoadError> {
+    /// Connects, as the connection with this number.
+    pub(super) fn connect(
+        server: &Server,
+        protocol: Protocol,
+        number: usize,
+    ) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Connect { server: server.clone(), source };
-        let checked = match protocol {
-            Protocol::KeyVault { checked } => Some(checked),
-            _ => None,
-        };
-        let (socket, light): (OwnedFd, _) = match server {
+        let (socket, light) = match server {
             Server::Tcp(address) => {
-                let mut stream =
-                    TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
-                stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
-                let light =
-                    checked.map(|checked| Light::greet(&mut stream, checked)).transpose()?;
-                (stream.into(), light)
+                let connect = || {
+                    let stream =
+                        TcpStream::connect_timeout(address, CONNECT_WAIT).map_err(failed)?;
+                    stream.set_nodelay(true).map_err(failed)?;
+                    stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
+                    Ok(stream)
+                };
+                Self::greet(connect, protocol, number)?
             }
             Server::Unix(path) => {
-                let mut stream = UnixStream::connect(path).map_err(failed)?;
-                stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
-                let light =
-                    checked.map(|checked| Light::greet(&mut stream, checked)).transpose()?;
-                (stream.into(), light)
+                let connect = || {
+                    let stream = UnixStream::connect(path).map_err(failed)?;
+                    stream.set_read_timeout(Some(CONNECT_WAIT)).map_err(failed)?;
+                    Ok(stream)
+                };
+                Self::greet(connect, protocol, number)?
             }
         };
         rustix::io::ioctl_fionbio(&socket, true)?;
@@ -129,6 +133,21 @@ impl Link {
             batch_begin_ns: 0,
             to_store: Vec::new(),
         })
+    }
+
+    fn greet<S: Read + Write + Into<OwnedFd>>(
+        connect: impl Fn() -> Result<S, LoadError>,
+        protocol: Protocol,
+        number: usize,
+    ) -> Result<(OwnedFd, Option<Light>), LoadError> {
+        let Protocol::KeyVault { checked } = protocol else { return Ok((connect()?.into(), None)) };
+        let (socket, light) = Light::connect(connect, number, checked)?;
+        Ok((socket.into(), Some(light)))
+    }
+
+    /// Whether a client that knows the shards would ask for this key here.
+    pub(super) fn owns(&mut self, workload: &Workload, key: KeyNumber) -> bool {
+        self.light.as_mut().is_none_or(|light| light.owns(workload, key))
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {

@@ -15,6 +15,8 @@ use super::reply::Reader;
 use super::request::{Protocol, Writer};
 use crate::workload::{Generator, KeyNumber, Operation, Workload, mix};
 
+/// Keys that are drawn to find one of a connection's shard; with few keys there may be none.
+const DRAWS_MAX: u32 = 1000;
 /// A server that says nothing for so long while requests are under way is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Events taken at a time.
@@ -139,7 +141,7 @@ impl<'a> Runner<'a> {
     ) -> Result<Self, LoadError> {
         let Plan { workload, protocol, echo_bytes, .. } = plan;
         let links = (0..connections)
-            .map(|_| Link::connect(&plan.server, *protocol))
+            .map(|at| Link::connect(&plan.server, *protocol, at))
             .collect::<Result<Vec<_>, _>>()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (at, link) in links.iter().enumerate() {
@@ -205,8 +207,17 @@ impl<'a> Runner<'a> {
 
     /// Asks for the next request of the workload on a link.
     fn ask(&mut self, number: usize, begin_ns: u64) {
-        let draw = self.generator.draw();
+        let mut draw = self.generator.draw();
         self.keys.clear();
+        let workload = &self.plan.workload;
+        if draw.operation != Operation::Get || workload.multi_get == 1 {
+            let link = &mut self.links[number];
+            let mut draws = 1;
+            while !link.owns(workload, draw.key) && draws < DRAWS_MAX {
+                draw.key = self.generator.key();
+                draws += 1;
+            }
+        }
         self.keys.push(draw.key);
         if draw.operation == Operation::Get {
             for _ in 1..self.plan.workload.multi_get {
