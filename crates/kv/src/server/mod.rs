@@ -1,6 +1,7 @@
 //! The server: listens, hands clients round to its threads, ends cleanly.
 
 mod admin;
+mod asks;
 pub mod auth;
 mod connection;
 mod conns;
