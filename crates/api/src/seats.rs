@@ -85,6 +85,7 @@ impl Seats {
     /// The place has a seat now.
     pub fn taken(&mut self, key: PlaceKey, entry: usize, generation: u32) {
         self.seats.insert(key, Seat { entry, generation, is_leaving: false });
+        self.left.remove(&key);
     }
 
     /// The place is being left.

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::farpool;
@@ -161,8 +162,15 @@ fn change(kv: &mut Kv, known: &mut [Known], random: &mut Random, batches: usize)
     }
 }
 
+/// One test at a time: what a busy device does not take in time is dropped, and these count what is there.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
+    let _turn = turn();
     let home = tempfile::tempdir().expect("a home");
     let flash = home.path().join("flash");
     let mut known = vec![Known::default(); KEYS];
@@ -221,6 +229,7 @@ impl Drop for Blade {
 
 #[test]
 fn what_is_deleted_while_a_tier_is_too_slow_stays_deleted() {
+    let _turn = turn();
     let home = tempfile::tempdir().expect("a home");
     let socket = home.path().join("blade.sock");
     let blade = Blade::start(home.path(), &socket);
@@ -289,6 +298,7 @@ fn count(kv: &mut Kv, keys: std::ops::Range<usize>, version: u32) -> usize {
 
 #[test]
 fn a_blade_that_dies_in_a_get_or_while_it_is_written_costs_its_items() {
+    let _turn = turn();
     // How long nobody may wait: the deadline of half a second, the pause of whoever stores, and a busy machine.
     const BOUND: Duration = Duration::from_secs(10);
     let home = tempfile::tempdir().expect("a home");
@@ -327,6 +337,7 @@ fn a_blade_that_dies_in_a_get_or_while_it_is_written_costs_its_items() {
 
 #[test]
 fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
+    let _turn = turn();
     let home = tempfile::tempdir().expect("a home");
     for fault in [Fault::FlipBit, Fault::CutMidPage, Fault::Repeat, Fault::Garbage, Fault::Reorder]
     {
@@ -392,6 +403,7 @@ fn garble_memory(pid: u32) -> std::io::Result<usize> {
 
 #[test]
 fn what_a_blade_garbles_is_a_miss_and_never_a_wrong_value() {
+    let _turn = turn();
     let home = tempfile::tempdir().expect("a home");
     let socket = home.path().join("blade.sock");
     let blade = Blade::start(home.path(), &socket);

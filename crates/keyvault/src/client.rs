@@ -134,16 +134,21 @@ impl Client {
         read: impl FnOnce(Status, &[u8]) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let connection = &mut self.connections[shard];
-        connection.send(request)?;
+        let number = connection.send(request)?;
         connection.flush()?;
         let mut read = Some(read);
-        let mut result = Err(ClientError::Answer);
-        connection.receive(|answer| {
-            if let Some(read) = read.take() {
-                result = read(answer.status, answer.body);
-            }
-        })?;
-        result
+        let mut result = None;
+        while result.is_none() {
+            // After an error answers to earlier requests may still come.
+            connection.receive(|answer| {
+                if answer.request == number
+                    && let Some(read) = read.take()
+                {
+                    result = Some(read(answer.status, answer.body));
+                }
+            })?;
+        }
+        result.unwrap_or(Err(ClientError::Answer))
     }
 
     /// The item of a key, if there is one.
@@ -172,19 +177,29 @@ impl Client {
                     again.push(at);
                 }
             }
-            for (connection, (list, places)) in self.connections.iter_mut().zip(&lists) {
+            let mut numbers = vec![None; lists.len()];
+            for ((connection, (list, places)), number) in
+                self.connections.iter_mut().zip(&lists).zip(&mut numbers)
+            {
                 if !places.is_empty() {
-                    connection.send(&Request::MultiGet(list.keys()))?;
+                    *number = Some(connection.send(&Request::MultiGet(list.keys()))?);
                     connection.flush()?;
                 }
             }
-            for (connection, (_, places)) in self.connections.iter_mut().zip(&lists) {
-                if places.is_empty() {
-                    continue;
+            for ((connection, (_, places)), number) in
+                self.connections.iter_mut().zip(&lists).zip(numbers)
+            {
+                let Some(number) = number else { continue };
+                let mut result = None;
+                while result.is_none() {
+                    connection.receive(|answer| {
+                        if answer.request == number {
+                            result = Some(take_found(&answer, places, &mut values));
+                        }
+                    })?;
                 }
-                let mut result = Err(ClientError::Answer);
-                connection.receive(|answer| result = take_found(&answer, places, &mut values))?;
-                again.extend_from_slice(&places[result?..]);
+                let looked_at = result.unwrap_or(Err(ClientError::Answer))?;
+                again.extend_from_slice(&places[looked_at..]);
             }
             left = again;
         }

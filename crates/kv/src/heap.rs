@@ -4,7 +4,7 @@
 /// default fit below, and for larger ones getting the memory anew costs little beside copying it.
 const APART_BYTES: libc::c_int = 2 << 20;
 /// The end of the heap goes back when it is free and this long.
-const TRIM_BYTES: libc::c_int = 8 << 20;
+const TRIM_BYTES: libc::c_int = 1 << 20;
 
 /// Has large buffers have memory of their own, always: by default the allocator keeps what it has once seen freed, up to
 /// 64 MiB for each thread, and the memory limit does not see it.

@@ -308,6 +308,10 @@ impl Connection {
                         send_all(&self.socket, frame)?;
                     } else if !rings.writer.push(frame) {
                         rings.wake_server_if_asleep();
+                        // A server that cannot put down its answers takes no more requests.
+                        if rings.reader.pop(&mut self.input) == Popped::Broken {
+                            return Err(ClientError::Answer);
+                        }
                         std::hint::spin_loop();
                         continue;
                     }
@@ -347,7 +351,7 @@ impl Connection {
                 Err(Errno::INTR) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-        } else {
+        } else if !self.has_whole_frame() {
             self.pop_frames()?;
         }
         let mut at = 0;
@@ -369,6 +373,12 @@ impl Connection {
         }
         self.input.drain(..at);
         Ok(())
+    }
+
+    /// Whether an answer came while requests were sent.
+    fn has_whole_frame(&self) -> bool {
+        let length = frame_length(&self.input).and_then(Result::ok);
+        length.is_some_and(|length| self.input.len() >= length)
     }
 
     /// Waits for frames in shared memory, or for long ones on the socket: looks for a while, then sleeps.
@@ -416,7 +426,7 @@ impl Rings {
         }
     }
 
-    /// Reads part of a long answer; true once it is whole and stands in `input`.
+    /// Reads from long answers; true once some are whole and stand in `input`.
     fn read_large(&mut self, socket: &OwnedFd, input: &mut Vec<u8>) -> Result<bool, ClientError> {
         self.large.reserve(READ_BYTES);
         let buffer = rustix::buffer::spare_capacity(&mut self.large);
@@ -425,13 +435,16 @@ impl Rings {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let Some(length) = frame_length(&self.large) else { return Ok(false) };
-        let length = length?;
-        if self.large.len() < length {
-            return Ok(false);
+        let mut whole = 0;
+        while let Some(length) = frame_length(&self.large[whole..]) {
+            let length = length?;
+            if self.large.len() - whole < length {
+                break;
+            }
+            whole += length;
         }
-        input.extend(self.large.drain(..length));
-        Ok(true)
+        input.extend(self.large.drain(..whole));
+        Ok(whole > 0)
     }
 }
 

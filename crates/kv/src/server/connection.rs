@@ -312,7 +312,8 @@ impl Client {
     /// Whether so much is awaited from other shards that nothing more is taken on.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
-        self.replies.awaited() >= self.awaited_max || self.replies.ready_bytes() >= READY_BYTES_MAX
+        self.replies.awaited().max(self.awaited) >= self.awaited_max
+            || self.replies.ready_bytes() >= READY_BYTES_MAX
     }
 
     /// Whether kept input can be served as soon as replies can be sent. The next piece of a list comes when nothing is

@@ -85,9 +85,13 @@ impl Worker {
                 break;
             }
             at += done;
-            if self.out.len() >= super::sockets::OUT_BYTES_MAX
-                && (!self.send(connection) || !connection.client.unsent.is_empty())
-            {
+            // Frames out of a ring are few, and their answers go back into it.
+            if state.port.is_some() {
+                continue;
+            }
+            let is_full = self.out.len() >= super::sockets::OUT_BYTES_MAX
+                && (!self.send(connection) || !connection.client.unsent.is_empty());
+            if is_full || connection.client.is_held_up() {
                 connection.client.has_turn_left = at < input.len();
                 break;
             }

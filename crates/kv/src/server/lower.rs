@@ -54,6 +54,8 @@ struct ParkedRequest {
 #[derive(Debug)]
 struct Waiting {
     key: Vec<u8>,
+    /// Where its item is being read. What an earlier read brings, for which nobody waited any longer, is not it.
+    reading: Option<(Tier, Place)>,
     /// Places whose items turned out to be another key's.
     tried: Vec<(Tier, Place)>,
     requests: Vec<ParkedRequest>,
@@ -280,6 +282,7 @@ impl Worker {
         let Some(lower) = &mut self.lower else { return };
         let waiting = lower.waiting.entry(hash).or_insert_with(|| Waiting {
             key: key.to_vec(),
+            reading: None,
             tried: Vec::new(),
             requests: Vec::new(),
             since: None,
@@ -288,6 +291,7 @@ impl Worker {
         if waiting.requests.len() == 1
             && let Some(entry) = self.shard.store.lower_entry(hash, |_, _| true)
         {
+            waiting.reading = Some((entry.tier(), entry.place()));
             lower.read(entry.tier(), entry.place(), hash);
         }
     }
@@ -423,6 +427,11 @@ impl Worker {
         own: &mut Batch<Answer>,
     ) {
         let Some(lower) = &mut self.lower else { return };
+        // Who asked for what an earlier read brings was answered long ago, and it may be out of date.
+        let is_asked = |it: &Waiting| it.reading == Some((tier, place));
+        if !lower.waiting.get(&hash).is_some_and(is_asked) {
+            return;
+        }
         let Some(mut waiting) = lower.waiting.remove(&hash) else { return };
         match found {
             Some(record) if record.hash == hash && record.item.key() == waiting.key => {
@@ -439,6 +448,7 @@ impl Worker {
             .lower_entry(hash, |tier, place| !waiting.tried.contains(&(tier, place)));
         match (next, &mut self.lower) {
             (Some(entry), Some(lower)) if !self.shard.store.is_in_memory(&waiting.key, hash) => {
+                waiting.reading = Some((entry.tier(), entry.place()));
                 lower.read(entry.tier(), entry.place(), hash);
                 lower.waiting.insert(hash, waiting);
             }

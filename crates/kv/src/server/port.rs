@@ -69,6 +69,9 @@ impl Worker {
 
     fn serve_port(&mut self, number: usize) -> bool {
         let Some(connection) = self.connections[number].as_mut() else { return false };
+        if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
+            return false;
+        }
         let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
             return false;
         };

@@ -112,6 +112,10 @@ impl Worker {
             let number = u32::try_from(number).expect("numbers of connections are u32");
             self.note_closed(number, &connection, reason);
             self.turns.leave(number);
+            if let Some(port) = connection.light.as_ref().and_then(|light| light.port.as_ref()) {
+                // The client has this descriptor, too: closing ours alone would leave it watched.
+                let _ = epoll::delete(&self.epoll, port.bell());
+            }
             self.free.push(number);
             self.counts.connections -= 1;
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
@@ -331,8 +335,10 @@ impl Worker {
         let mut entries = batch.entries.iter().peekable();
         while let Some(first) = entries.next() {
             let number = first.address.connection as usize;
-            let connection = self.connections.get_mut(number).and_then(Option::take);
-            let mut connection = connection.filter(|it| it.generation == first.address.generation);
+            // Its number may be another client's by now.
+            let is_it = |it: &mut Connection| it.generation == first.address.generation;
+            let slot = self.connections.get_mut(number);
+            let mut connection = slot.and_then(|slot| slot.take_if(is_it));
             if let Some(connection) = &mut connection {
                 connection.client.replies.resume(&mut self.out);
             }

@@ -226,7 +226,8 @@ impl Worker {
     fn tell_watcher(&mut self, client: &mut Client, told: &Told) {
         let Some(mut watch) = client.watch else { return };
         watch.skipped += told.dropped;
-        let has_room = client.unsent.len() - client.sent_bytes < UNSENT_BYTES_MAX;
+        let waits = client.unsent.len() - client.sent_bytes + client.replies.ready_bytes();
+        let has_room = waits < UNSENT_BYTES_MAX;
         if has_room && watch.skipped > 0 {
             let line = format!("skipped={}\n", std::mem::take(&mut watch.skipped));
             self.out.extend_from_slice(line.as_bytes());

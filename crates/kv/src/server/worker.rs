@@ -43,6 +43,8 @@ const RING_SPIN: Duration = Duration::from_micros(50);
 const LOOKS: u32 = 64;
 /// While a lower tier owes answers, its deadlines are looked at so often.
 const LOWER_LOOK: Duration = Duration::from_millis(5);
+/// Batches that are kept for their memory: one for each thread would be a lot with many.
+const SPARE_BATCHES: usize = 4;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const TOKEN_WAKE: u64 = u64::MAX;
 /// A blade has answered.
@@ -386,9 +388,8 @@ impl Worker {
             }
         }
         self.messages = messages;
-        // Threads give about as many batches as they get.
-        self.spare_asks.truncate(self.asks.len());
-        self.spare_answers.truncate(self.answers.len());
+        self.spare_asks.truncate(SPARE_BATCHES);
+        self.spare_answers.truncate(SPARE_BATCHES);
     }
 
     fn send_batches(&mut self) {

@@ -68,6 +68,10 @@ impl Store {
         self.items += 1;
         self.item_bytes += header.footprint_bytes() as u64;
         self.quotas.born(parts.key, header.footprint_bytes());
+        if self.arena.segment(id).is_lone() {
+            // At once, so that it is freed if the index has no room.
+            self.queues[queue as usize].push(&mut self.arena, id);
+        }
         // Making room may have moved or evicted what the key had.
         let at = match self.entry_of(parts.key, hash) {
             Some((at, entry)) => {
@@ -87,9 +91,6 @@ impl Store {
             },
         };
         self.index_bytes = self.index.bytes();
-        if self.arena.segment(id).is_lone() {
-            self.queues[queue as usize].push(&mut self.arena, id);
-        }
         Ok(Found { at, place })
     }
 

@@ -208,7 +208,9 @@ impl Keeper {
         let within = within.min(EMPTY_MAX);
         let until = Instant::now() + within;
         tracing::info!(grant = grant.0, ?within, "far memory has to be given back");
-        self.shared.far.reclaims.fetch_add(1, Ordering::Relaxed);
+        // It can come again with an earlier deadline.
+        let is_new = self.granted.get(&grant).is_some_and(|it| !it.leaves);
+        self.shared.far.reclaims.fetch_add(u64::from(is_new), Ordering::Relaxed);
         self.leave(grant, || FarOrder::Empty { grant, until });
     }
 

@@ -27,6 +27,8 @@ const ASK_PAUSE: Duration = Duration::from_secs(2);
 const SEEK_PATIENCE: Duration = Duration::from_secs(2);
 /// A node whose blade was lost is not asked for memory again for so long. By then the pool knows, too.
 const SHUN: Duration = Duration::from_secs(30);
+/// A deadline that comes nearer by less is the same: it is told as what is left of it.
+const HURRY_LEAST: Duration = Duration::from_millis(500);
 /// How long a report waits for news, and how long while something moves.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(50);
@@ -80,10 +82,16 @@ pub struct Plan {
     /// Segments whose place is sought, since when.
     sought: BTreeMap<SegmentId, Duration>,
     releases: VecDeque<SegmentId>,
+    /// None of them is tried before.
+    release_at: Duration,
     /// Segments that are to be released, while the pool names them.
     released: BTreeSet<SegmentId>,
     /// Segments that the pool does not take back are used again then.
     retake_at: BTreeMap<SegmentId, Duration>,
+    /// Places that cannot be used, of segments that are still emptied elsewhere.
+    unusable: BTreeSet<PlaceKey>,
+    /// When grants that are being emptied have to be empty, where there is a limit.
+    empty_by: BTreeMap<GrantNumber, Option<Duration>>,
     /// Grants that were to be dropped.
     dropped: BTreeSet<GrantNumber>,
     /// Nodes that are not asked for memory until then.
@@ -108,8 +116,11 @@ impl Plan {
             asked_bytes: 0,
             sought: BTreeMap::new(),
             releases: VecDeque::new(),
+            release_at: Duration::ZERO,
             released: BTreeSet::new(),
             retake_at: BTreeMap::new(),
+            unusable: BTreeSet::new(),
+            empty_by: BTreeMap::new(),
             dropped: BTreeSet::new(),
             shunned: BTreeMap::new(),
             said_away: None,
@@ -127,7 +138,7 @@ impl Plan {
         if !self.is_joined {
             return Some(Question::Join);
         }
-        if let Some(id) = self.releases.front() {
+        if let Some(id) = self.releases.front().filter(|_| now >= self.release_at) {
             return Some(Question::Release(*id));
         }
         if let Some(bytes) = self.missing_bytes().filter(|_| now >= self.more_at) {
@@ -167,21 +178,32 @@ impl Plan {
                     self.retake_at.insert(id, now + SHUN);
                 }
             }
-            Answer::Joined(Err(why)) | Answer::Heard(Err(why)) | Answer::Released(Err(why)) => {
+            Answer::Released(Err(why)) => {
+                // Meanwhile reports go on: without them the lease would end. The next time another is tried.
+                self.release_at = now + RETRY;
+                self.releases.rotate_left(1.min(self.releases.len()));
+                self.say_away(&why);
+            }
+            Answer::Joined(Err(why)) | Answer::Heard(Err(why)) => {
                 self.ask_at = now + RETRY;
-                let text = format!("{why}; the server goes on with the far memory it has");
-                if self.said_away.as_ref() != Some(&text) {
-                    self.said_away = Some(text.clone());
-                    self.to_say.push(text);
-                }
+                self.say_away(&why);
             }
         }
         Vec::new()
     }
 
+    fn say_away(&mut self, why: &str) {
+        let text = format!("{why}; the server goes on with the far memory it has");
+        if self.said_away.as_ref() != Some(&text) {
+            self.said_away = Some(text.clone());
+            self.to_say.push(text);
+        }
+    }
+
     fn hear(&mut self, segments: Vec<ClientSegment>, now: Duration) -> Vec<Order> {
         let named: BTreeSet<SegmentId> = segments.iter().map(|it| it.id).collect();
         self.released.retain(|id| named.contains(id));
+        self.unusable.retain(|key| named.contains(&key.0));
         self.retake_at.retain(|id, _| named.contains(id));
         let before_bytes = self.granted_bytes();
         self.segments.clone_from(&segments);
@@ -192,14 +214,14 @@ impl Plan {
         for action in self.seats.hear(segments) {
             match action {
                 Action::Add { key, place } => {
-                    if !self.released.contains(&key.0) {
+                    if !self.released.contains(&key.0) && !self.unusable.contains(&key) {
                         orders.push(Order::Take { key, place });
                     }
                 }
                 Action::Leave { key, .. } => match self.segment_at(key) {
                     Some(segment) => {
                         let within = segment.deadline_ms.map(Duration::from_millis);
-                        self.leave(key, within, &mut orders);
+                        self.leave(key, within, now, &mut orders);
                     }
                     None => self.lose(key, &mut orders),
                 },
@@ -216,10 +238,13 @@ impl Plan {
                 let since = *self.sought.entry(segment.id).or_insert(now);
                 if now >= since + SEEK_PATIENCE {
                     let within = segment.deadline_ms.map(Duration::from_millis);
-                    self.leave(key, within, &mut orders);
+                    self.leave(key, within, now, &mut orders);
                 }
             } else {
                 self.sought.remove(&segment.id);
+            }
+            if let Some(deadline_ms) = segment.deadline_ms {
+                self.hurry(key, Duration::from_millis(deadline_ms), now, &mut orders);
             }
             let is_due = self.retake_at.get(&segment.id).is_some_and(|at| now >= *at);
             if is_due && segment.state == SegmentState::Ready && self.seats.seat(key).is_none() {
@@ -246,10 +271,35 @@ impl Plan {
         self.segments.iter().find(|it| it.id == id && it.epoch == epoch)
     }
 
-    fn leave(&mut self, key: PlaceKey, within: Option<Duration>, orders: &mut Vec<Order>) {
-        if let Some(grant) = self.seats.seat(key).filter(|it| !it.is_leaving) {
+    fn segment_at_any(&self, id: SegmentId) -> Option<&ClientSegment> {
+        self.segments.iter().find(|it| it.id == id)
+    }
+
+    fn leave(
+        &mut self,
+        key: PlaceKey,
+        within: Option<Duration>,
+        now: Duration,
+        orders: &mut Vec<Order>,
+    ) {
+        if let Some(seat) = self.seats.seat(key).filter(|it| !it.is_leaving) {
+            let grant = GrantNumber(seat.entry as u64);
             self.seats.leaving(key);
-            orders.push(Order::Empty { grant: GrantNumber(grant.entry as u64), within });
+            self.empty_by.insert(grant, within.map(|it| now + it));
+            orders.push(Order::Empty { grant, within });
+        }
+    }
+
+    /// The pool needs what is being emptied earlier than it has said.
+    fn hurry(&mut self, key: PlaceKey, within: Duration, now: Duration, orders: &mut Vec<Order>) {
+        let Some(seat) = self.seats.seat(key).filter(|it| it.is_leaving) else { return };
+        let grant = GrantNumber(seat.entry as u64);
+        let by = now + within;
+        if let Some(before) = self.empty_by.get_mut(&grant)
+            && before.is_none_or(|before| by + HURRY_LEAST < before)
+        {
+            *before = Some(by);
+            orders.push(Order::Empty { grant, within: Some(within) });
         }
     }
 
@@ -257,6 +307,7 @@ impl Plan {
         let Some(seat) = self.seats.seat(key) else { return };
         let grant = GrantNumber(seat.entry as u64);
         self.seats.leaving(key);
+        self.empty_by.remove(&grant);
         if self.dropped.insert(grant) {
             orders.push(Order::Drop { grant });
         }
@@ -273,12 +324,19 @@ impl Plan {
         self.seats.taken(key, usize::try_from(grant.0).unwrap_or(usize::MAX), 0);
     }
 
-    /// The place cannot be used.
+    /// The place cannot be used. If another of the segment is still being emptied, the segment is released after that.
     pub fn not_taken(&mut self, key: PlaceKey, node: &str, why: &str, now: Duration) {
         self.shunned.insert(node.to_owned(), now + SHUN);
         self.more_at = self.more_at.max(now + ASK_PAUSE);
         self.say_short(format!("far memory on node {node} cannot be used: {why}"));
-        self.release(key.0);
+        let has_other = self
+            .segment_at_any(key.0)
+            .is_some_and(|it| it.epoch != key.1 && self.seats.seat((it.id, it.epoch)).is_some());
+        if has_other {
+            self.unusable.insert(key);
+        } else {
+            self.release(key.0);
+        }
     }
 
     /// The way to a grant's blade is lost.
@@ -300,10 +358,14 @@ impl Plan {
         let key = self.seats.key_of(entry);
         self.seats.sweep(|it, _| it != entry);
         self.dropped.remove(&grant);
+        self.empty_by.remove(&grant);
         let Some(key) = key else { return };
         // Who asked to have it left is told so; a place that nobody asked back, or for which there is no other, is
         // of no use any more.
-        let is_reported = |it: &ClientSegment| it.leave || it.target.is_some();
+        let is_usable = |it: &ClientSegment| {
+            it.target.as_ref().is_some_and(|to| !self.unusable.contains(&(it.id, to.epoch)))
+        };
+        let is_reported = |it: &ClientSegment| it.leave || is_usable(it);
         if self.segment_at(key).is_some_and(|it| !is_reported(it)) {
             self.release(key.0);
         }
@@ -481,7 +543,11 @@ mod tests {
         let release = plan.question(at(6), 0);
         assert_eq!(release, Some(Question::Release(SegmentId::from_u128(1))));
         plan.take(Answer::Released(Err("nobody answers".into())), at(6));
-        assert_eq!(plan.question(at(6), 0), None);
+        assert!(
+            !matches!(plan.question(at(6), 0), Some(Question::Release(_))),
+            "the lease goes on"
+        );
+        plan.take(Answer::Granted(Err("no room".into())), at(6));
         assert_eq!(plan.question(at(8), 0), release, "it must be said");
         plan.take(Answer::Released(Ok(true)), at(8));
         let ready = segment(1, 5, SegmentState::Ready);
@@ -520,6 +586,26 @@ mod tests {
         let left = ClientSegment { leave: true, ..segment(1, 5, SegmentState::Moving) };
         let orders = heard(&mut plan, vec![left], at(42));
         assert_eq!(orders, [Order::Empty { grant: GrantNumber(1), within: None }]);
+        plan.freed(GrantNumber(1));
+        assert!(plan.seats.report(0)[0].evacuated);
+    }
+
+    #[test]
+    fn a_place_that_is_used_again_is_not_reported_as_left() {
+        let mut plan = with_one();
+        plan.lost(GrantNumber(0), at(2));
+        plan.question(at(2), 0);
+        plan.take(Answer::Released(Ok(false)), at(2));
+        plan.freed(GrantNumber(0));
+        let ready = || vec![segment(1, 5, SegmentState::Ready)];
+        heard(&mut plan, ready(), at(3));
+        assert_eq!(heard(&mut plan, ready(), at(40)).len(), 1);
+        plan.taken(key(1, 5), GrantNumber(1));
+        let target = Some(Target { epoch: 6, place: place("m") });
+        let moving = ClientSegment { target, ..segment(1, 5, SegmentState::Moving) };
+        heard(&mut plan, vec![moving], at(41));
+        plan.taken(key(1, 6), GrantNumber(2));
+        assert!(!plan.seats.report(0)[0].evacuated, "it is full of items");
         plan.freed(GrantNumber(1));
         assert!(plan.seats.report(0)[0].evacuated);
     }
@@ -565,6 +651,39 @@ mod tests {
         assert_eq!(plan.take_messages().len(), 1);
         assert!(matches!(plan.question(at(1), 0), Some(Question::Release(_))));
         assert_eq!(heard(&mut plan, ready(), at(2)), []);
+    }
+
+    #[test]
+    fn a_deadline_that_comes_nearer_is_ordered_again() {
+        let mut plan = with_one();
+        let moving = segment(1, 5, SegmentState::Moving);
+        heard(&mut plan, vec![moving.clone()], at(2));
+        let grant = GrantNumber(0);
+        let orders = heard(&mut plan, vec![moving], at(5));
+        assert_eq!(orders, [Order::Empty { grant, within: None }]);
+        let by = |deadline_ms| ClientSegment {
+            leave: true,
+            deadline_ms: Some(deadline_ms),
+            ..segment(1, 5, SegmentState::Moving)
+        };
+        let orders = heard(&mut plan, vec![by(9_000)], at(6));
+        assert_eq!(orders, [Order::Empty { grant, within: Some(at(9)) }]);
+        assert_eq!(heard(&mut plan, vec![by(8_000)], at(7)), [], "the same moment");
+        let orders = heard(&mut plan, vec![by(3_000)], at(8));
+        assert_eq!(orders, [Order::Empty { grant, within: Some(at(3)) }]);
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_used_does_not_end_the_old_place_early() {
+        let mut plan = with_one();
+        let target = Some(Target { epoch: 6, place: place("m") });
+        let moving = ClientSegment { target, ..segment(1, 5, SegmentState::Moving) };
+        assert_eq!(heard(&mut plan, vec![moving.clone()], at(2)).len(), 2);
+        plan.not_taken(key(1, 6), "m", "it is on another host", at(2));
+        assert!(!matches!(plan.question(at(2), 0), Some(Question::Release(_))), "it is emptied");
+        assert_eq!(heard(&mut plan, vec![moving], at(3)), [], "it is not tried again");
+        plan.freed(GrantNumber(0));
+        assert!(matches!(plan.question(at(4), 0), Some(Question::Release(_))));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use farpool_api::tenant::{Tenant, Wish};
-use farpool_api::{ApiError, Client, ClientId, ClientSpec, SegmentId};
+use farpool_api::{ApiError, Client, ClientId, ClientSpec, ProblemKind, SegmentId};
 
 use super::keeper::News;
 use super::plan::{Answer, Question};
@@ -76,11 +76,17 @@ fn answer(tenant: &mut Tenant, rate_bytes_per_s: Option<u64>, question: Question
             Answer::Granted(granted.map_err(|error| error.to_string()))
         }
         Question::Release(id) => Answer::Released(match tenant.release(id) {
-            Err(error @ ApiError::Unreachable { .. }) => Err(error.to_string()),
+            Ok(_) => Ok(true),
             // A node that collaborates takes nothing back before it wants it; gone already is as good.
-            released => Ok(released.is_ok()),
+            Err(error) if is_final(&error) => Ok(false),
+            Err(error) => Err(error.to_string()),
         }),
     }
+}
+
+/// Whether asking again would change nothing.
+fn is_final(error: &ApiError) -> bool {
+    error.is(ProblemKind::NotFound) || error.is(ProblemKind::MethodNotAllowed)
 }
 
 /// How long the end of the server waits for the pool to hear of it.

@@ -88,8 +88,11 @@ impl Reclaim {
                 if is_pointless {
                     far.drop_share(grant, false);
                 }
+                // What was dropped stays dropped, and the nearer deadline holds.
+                let known = self.leaving.iter().find(|(it, _)| *it == grant).map(|it| it.1);
+                let until = known.unwrap_or(Some(until)).map(|known| known.min(until));
                 self.leaving.retain(|(it, _)| *it != grant);
-                self.leaving.push((grant, (!is_pointless).then_some(until)));
+                self.leaving.push((grant, until.filter(|_| !is_pointless)));
             }
             FarOrder::Drop { grant, is_lost } => {
                 far.drop_share(grant, is_lost);

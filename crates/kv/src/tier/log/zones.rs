@@ -128,6 +128,9 @@ impl<M: Medium> Log<M> {
         self.usable -= usize::from(it.leave == Leave::Stays);
         it.leave = Leave::Drops;
         it.is_lost |= is_lost;
+        // Nobody may come to empty it any more, and the index forgets nothing while some wait for that.
+        self.leaving.retain(|&waits| waits != zone);
+        let it = &mut self.zones[zone];
         match it.state {
             // When what is under way has ended.
             ZoneState::Writing | ZoneState::Reclaiming => {}
