@@ -16,6 +16,7 @@ use farpool_keyvault::frame::{
     BROADCAST, HEADER_BYTES, Header, Opcode, Status, begin, finish, frame_length,
 };
 use farpool_keyvault::message::{Hello, Request, SetMode};
+use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_kv::server::{Server, ServerError, Settings, Shared};
 
 struct Running {
@@ -314,4 +315,58 @@ fn clients_in_shared_memory_come_and_go() {
         assert_eq!(stays.get(b"key").unwrap().unwrap().bytes, b"value");
     }
     assert_eq!(server.shared.connections.load(std::sync::atomic::Ordering::Relaxed), 1);
+}
+
+#[test]
+fn after_an_error_a_client_reads_the_answers_to_its_own_requests() {
+    let running = Running::start(2);
+    let mut client = Client::connect(&Address::Tcp(running.tcp)).unwrap();
+    for number in 0..50 {
+        let name = format!("key{number}");
+        client.set(name.as_bytes(), name.as_bytes(), Storing::default()).unwrap().unwrap();
+    }
+    let names: Vec<String> = (0..50).map(|number| format!("key{number}")).collect();
+    let mut keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    // The first shard refuses a key of this length, and the second answers all the same.
+    let long =
+        (0..).map(|n| format!("{n:0>255}")).find(|it| shard_of(hash_key(it.as_bytes()), 2) == 0);
+    let long = long.unwrap();
+    keys.push(long.as_bytes());
+    assert!(client.get_many(&keys).is_err());
+    for name in &names {
+        let value = client.get(name.as_bytes());
+        // The refusal ends that connection; nothing is ever somebody else's answer.
+        if let Ok(value) = value {
+            assert_eq!(value.unwrap().bytes, name.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn many_answers_that_are_long_together_all_come_through_shared_memory() {
+    let running = Running::start(1);
+    let address = Address::Shared(running.path.clone());
+    let value = vec![b'v'; 8 << 10];
+    let mut client = Client::connect(&address).unwrap();
+    for number in 0..200 {
+        let name = format!("key{number:03}");
+        client.set(name.as_bytes(), &value, Storing::default()).unwrap().unwrap();
+    }
+    let (done, waits) = std::sync::mpsc::channel();
+    let asking = std::thread::spawn(move || {
+        let mut connection = Connection::connect(&address, 0, 256, true).unwrap();
+        for number in 0..200 {
+            let name = format!("key{number:03}");
+            connection.send(&Request::Get { key: name.as_bytes() }).unwrap();
+        }
+        connection.flush().unwrap();
+        let mut whole = 0;
+        while connection.unanswered() > 0 {
+            let is_whole = |body: &[u8]| body.ends_with(&[b'v'; 8 << 10]);
+            connection.receive(|it| whole += usize::from(is_whole(it.body))).unwrap();
+        }
+        done.send(whole).unwrap();
+    });
+    assert_eq!(waits.recv_timeout(common::PATIENCE), Ok(200));
+    asking.join().unwrap();
 }

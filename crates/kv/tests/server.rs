@@ -337,3 +337,28 @@ fn a_server_that_drains_keeps_its_clients_and_takes_no_more() {
     assert!(read_to_end(&mut stays).is_empty());
     ours.ended().expect("it waits no longer than it was told");
 }
+
+/// A client's number is the next one's when it has gone; what it was still owed must not find that one.
+#[test]
+fn what_somebody_who_has_gone_was_owed_costs_nobody_else_anything() {
+    let ours = Ours::local(settings(3));
+    let mut watching = ours.connect();
+    let gets = (0..300).fold(String::new(), |text, key| text + &format!("get k{key}\r\n"));
+    let mut stayed = Vec::new();
+    for _ in 0..300 {
+        let mut goes = ours.connect();
+        goes.write_all(gets.as_bytes()).expect("the server takes requests");
+        drop(goes);
+        let mut stays = ours.connect();
+        stays.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+        assert_eq!(ask(&mut stays, b"get nobody\r\n", b"END\r\n"), b"END\r\n");
+        stayed.push(stays);
+    }
+    for stays in &mut stayed {
+        assert_eq!(ask(stays, b"get nobody\r\n", b"END\r\n"), b"END\r\n");
+    }
+    drop(stayed);
+    wait_until("all places are free again", || {
+        (stat(&mut watching, "curr_connections") == 1).then_some(())
+    });
+}

@@ -308,3 +308,25 @@ fn an_item_costs_at_most_105_bytes() {
         }
     }
 }
+
+/// Keys with one hash are bounded; what was refused for it must leave no memory behind, however large.
+#[test]
+fn what_the_index_has_no_room_for_takes_no_memory() {
+    for kind in [CacheKind::S3Fifo, CacheKind::Lru] {
+        let mut store = store(16 << 20, kind);
+        let mut insert = |number: usize, bytes: usize| {
+            let (key, value) = (format!("key{number:05}"), vec![7; bytes]);
+            let parts =
+                ItemParts { key: key.as_bytes(), value: [&value, b""], ..ItemParts::default() };
+            let stored = store.insert(&parts, 0x1234_5678_9abc_def0).map(|_| ());
+            (stored, store.used_bytes(), store.item_bytes())
+        };
+        let small = (0..100).map(|number| insert(number, 10)).take_while(|it| it.0.is_ok()).count();
+        assert!((1..100).contains(&small), "{kind}: {small} keys of one hash");
+        let (_, used_bytes, item_bytes) = insert(500, 10);
+        for number in 1000..1100 {
+            let refused = (Err(StoreError::OutOfMemory), used_bytes, item_bytes);
+            assert_eq!(insert(number, 500_000), refused, "{kind}");
+        }
+    }
+}
