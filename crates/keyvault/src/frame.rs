@@ -9,6 +9,8 @@
 //!     12   u32  CRC-32C of the bytes before it and of the body, or 0 where both sides agreed on none
 //! ```
 
+use crate::checksum::checksum;
+
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
 /// The longest frame: what 24 bits can say. A longer value needs the text protocol.
@@ -21,6 +23,10 @@ pub const BROADCAST: u16 = 0xfff;
 pub const VERSION: u16 = 1;
 
 const ANSWER: u8 = 0x80;
+/// The length in the first word of a header.
+const LENGTH_MASK: u64 = 0xff_ffff;
+/// A header without its checksum.
+const SUM_CLEARED: u128 = (1 << 96) - 1;
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $code:literal,)+ }) => {
@@ -141,54 +147,85 @@ pub fn frame_length(bytes: &[u8]) -> Option<Result<usize, FrameError>> {
     Some(Ok(length as usize))
 }
 
+/// A frame's header as two little-endian words: its first 8 bytes, and the request's number.
+type Words = (u64, u32);
+
 impl Header {
     /// Reads the header of a whole frame. `checked` says whether its checksum counts.
+    #[inline(always)]
     pub fn read(frame: &[u8], checked: bool) -> Result<Self, FrameError> {
-        let head: &[u8; HEADER_BYTES] = frame
-            .first_chunk()
+        let (head, body) = frame
+            .split_first_chunk::<HEADER_BYTES>()
             .ok_or(FrameError::TooShort { length: u32::try_from(frame.len()).unwrap_or(0) })?;
-        let word =
-            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let request = word(8);
-        if checked && checksum(frame) != word(12) {
+        let ([first, last], _) = head.as_chunks::<8>() else { unreachable!("16 bytes are two words") };
+        let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
+        let (request, sum) = ((last & 0xffff_ffff) as u32, (last >> 32) as u32);
+        if checked && checksum(first, request, [body, b""]) != sum {
             return Err(FrameError::Checksum { request });
         }
-        let code = head[3] & !ANSWER;
+        Self::of_words((first, request))
+    }
+
+    #[inline(always)]
+    fn of_words((first, request): Words) -> Result<Self, FrameError> {
+        let [_, _, _, code, _, status, connection, above] = first.to_le_bytes();
+        let is_answer = code & ANSWER != 0;
+        let code = code & !ANSWER;
         let opcode = Opcode::from_code(code).ok_or(FrameError::Opcode { code })?;
-        let shard_and_status = word(4) & 0xffff;
-        let status_code = u8::try_from(shard_and_status >> 12).unwrap_or(0);
-        let status = if head[3] & ANSWER == 0 {
-            None
-        } else {
+        let status_code = status >> 4;
+        let status = if is_answer {
             Some(Status::from_code(status_code).ok_or(FrameError::Status { code: status_code })?)
+        } else {
+            None
         };
         Ok(Self {
-            length: word(0) & 0xff_ffff,
+            length: (first & LENGTH_MASK) as u32,
             opcode,
             status,
-            shard: u16::try_from(shard_and_status & 0xfff).unwrap_or(0),
-            connection: u16::from_le_bytes([head[6], head[7]]),
+            shard: (first >> 32 & 0xfff) as u16,
+            connection: u16::from_le_bytes([connection, above]),
             request,
         })
+    }
+
+    #[inline]
+    const fn words(self) -> Words {
+        let (answer, status) = match self.status {
+            Some(status) => (ANSWER, status as u64),
+            None => (0, 0),
+        };
+        let first = self.length as u64 & LENGTH_MASK
+            | ((self.opcode as u8 | answer) as u64) << 24
+            | (self.shard as u64 & 0xfff | status << 12) << 32
+            | (self.connection as u64) << 48;
+        (first, self.request)
     }
 
     /// The header as bytes, its checksum still 0.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        let mut head = [0; HEADER_BYTES];
-        head[..3].copy_from_slice(&self.length.to_le_bytes()[..3]);
-        head[3] = self.opcode as u8 | if self.status.is_some() { ANSWER } else { 0 };
-        let status = self.status.map_or(0, |status| status as u16);
-        head[4..6].copy_from_slice(&(self.shard & 0xfff | status << 12).to_le_bytes());
-        head[6..8].copy_from_slice(&self.connection.to_le_bytes());
-        head[8..12].copy_from_slice(&self.request.to_le_bytes());
-        head
+        self.with_sum(0)
+    }
+
+    #[inline]
+    fn with_sum(self, sum: u32) -> [u8; HEADER_BYTES] {
+        let (first, request) = self.words();
+        (u128::from(first) | u128::from(request) << 64 | u128::from(sum) << 96).to_le_bytes()
     }
 }
 
-fn checksum(frame: &[u8]) -> u32 {
-    let sum = crc32c::crc32c(&frame[..12]);
-    crc32c::crc32c_append(sum, &frame[HEADER_BYTES..])
+/// Appends a whole frame with this body; `length` of the header is set here.
+#[inline]
+pub fn push(out: &mut Vec<u8>, header: Header, body: [&[u8]; 2], checked: bool) {
+    let bytes = HEADER_BYTES + body[0].len() + body[1].len();
+    debug_assert!(bytes <= FRAME_BYTES_MAX, "the caller bounds the body");
+    let header = Header { length: u32::try_from(bytes).unwrap_or(u32::MAX), ..header };
+    let (first, request) = header.words();
+    let sum = if checked { checksum(first, request, body) } else { 0 };
+    out.reserve(bytes);
+    out.extend_from_slice(&header.with_sum(sum));
+    out.extend_from_slice(body[0]);
+    out.extend_from_slice(body[1]);
 }
 
 /// Appends frames to a buffer, each in two steps: [`begin`], the body, [`finish`].
@@ -205,11 +242,13 @@ pub fn finish(out: &mut [u8], start: usize, checked: bool) {
     let frame = &mut out[start..];
     let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
     debug_assert!(frame.len() <= FRAME_BYTES_MAX, "the caller bounds the body");
-    frame[..3].copy_from_slice(&length.to_le_bytes()[..3]);
-    if checked {
-        let sum = checksum(frame);
-        frame[12..16].copy_from_slice(&sum.to_le_bytes());
-    }
+    let Some((head, body)) = frame.split_first_chunk_mut::<HEADER_BYTES>() else {
+        debug_assert!(false, "a frame begins with its header");
+        return;
+    };
+    let words = u128::from_le_bytes(*head) & !u128::from(LENGTH_MASK) | u128::from(length) & u128::from(LENGTH_MASK);
+    let sum = if checked { checksum(words as u64, (words >> 64) as u32, [body, b""]) } else { 0 };
+    *head = (words & SUM_CLEARED | u128::from(sum) << 96).to_le_bytes();
 }
 
 #[cfg(test)]
@@ -251,6 +290,9 @@ mod tests {
             out.extend_from_slice(&body);
             finish(&mut out, start, checked);
             let frame = &mut out[5..];
+            let mut at_once = Vec::new();
+            push(&mut at_once, header, [&body[..body.len() / 3], &body[body.len() / 3..]], checked);
+            prop_assert_eq!(&*frame, &at_once);
             let length = HEADER_BYTES + body.len();
             prop_assert_eq!(frame_length(frame), Some(Ok(length)));
             let read = Header::read(frame, checked).unwrap();

@@ -8,6 +8,7 @@
 //! which shard has a key, [`arbiter`] whose turn it is; [`client`] is the client.
 
 pub mod arbiter;
+mod checksum;
 pub mod client;
 pub mod frame;
 pub mod items;

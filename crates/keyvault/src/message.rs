@@ -176,10 +176,12 @@ const fn is_key(key: &[u8]) -> bool {
 
 impl<'a> Request<'a> {
     /// Reads the body of a request with this opcode.
+    #[inline]
     pub fn read(opcode: Opcode, body: &'a [u8]) -> Result<Self, FrameError> {
         Self::read_checked(opcode, Reader(body)).ok_or(FrameError::Body { opcode })
     }
 
+    #[inline]
     fn read_checked(opcode: Opcode, mut body: Reader<'a>) -> Option<Self> {
         Some(match opcode {
             Opcode::Hello => {
@@ -275,6 +277,28 @@ impl<'a> Request<'a> {
             | Self::Share { .. }
             | Self::Leases { .. } => None,
         }
+    }
+
+    /// The one key of a frame, if its body is in order: to begin loading what it asks for before all of it is checked.
+    #[inline]
+    #[must_use]
+    pub fn key_ahead(frame: &'a [u8]) -> Option<&'a [u8]> {
+        let (_, body) = frame.split_at_checked(HEADER_BYTES)?;
+        let key = match Opcode::from_code(frame[3])? {
+            Opcode::Get | Opcode::GetLease => body,
+            Opcode::GetAndTouch | Opcode::Touch => body.get(4..)?,
+            Opcode::Delete => body.get(8..)?,
+            Opcode::Change => body.get(24..)?,
+            Opcode::Set => body.get(SET_BYTES..)?.get(..usize::from(body[1]))?,
+            Opcode::MultiGet
+            | Opcode::Hello
+            | Opcode::Noop
+            | Opcode::Release
+            | Opcode::Flush
+            | Opcode::Share
+            | Opcode::Leases => return None,
+        };
+        is_key(key).then_some(key)
     }
 
     /// Appends the body.
@@ -402,11 +426,16 @@ pub struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    /// The answer to GET, in two pieces: what comes before the value.
+    #[inline]
+    #[must_use]
+    pub fn head(&self) -> [u8; ITEM_HEAD_BYTES] {
+        (u128::from(self.client_flags) | u128::from(self.cas) << 64).to_le_bytes()
+    }
+
     /// Appends the answer to GET.
     pub fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.client_flags.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
-        out.extend_from_slice(&self.cas.to_le_bytes());
+        out.extend_from_slice(&self.head());
         out.extend_from_slice(self.value);
     }
 
@@ -429,6 +458,8 @@ impl<'a> Item<'a> {
     }
 }
 
+/// What stands before the value in an answer to GET, in bytes.
+pub const ITEM_HEAD_BYTES: usize = 16;
 /// Bytes that a found item takes in an answer to MULTIGET, its value apart.
 pub const FOUND_BYTES: usize = 24;
 
@@ -489,6 +520,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::frame::{Header, push};
 
     fn key() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<u8>(), 1..=KEY_BYTES_MAX)
@@ -548,7 +580,13 @@ mod tests {
         #[test]
         fn any_bytes_are_read_without_harm(opcode in 0..Opcode::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..80)) {
             let opcode = Opcode::ALL[opcode];
+            let mut frame = Vec::new();
+            let header = Header { length: 0, opcode, status: None, shard: 0, connection: 0, request: 1 };
+            push(&mut frame, header, [&body, b""], false);
+            let ahead = Request::key_ahead(&frame);
             if let Ok(request) = Request::read(opcode, &body) {
+                let key = if matches!(request, Request::MultiGet(_)) { None } else { request.key() };
+                prop_assert_eq!(ahead, key, "what is loaded ahead is what is asked for");
                 let mut again = Vec::new();
                 request.write(&mut again);
                 prop_assert_eq!(again.len(), body.len());

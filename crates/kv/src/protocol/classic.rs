@@ -105,7 +105,10 @@ pub fn get_many(
             count += 1;
         }
         let ahead = &ahead[..count];
-        ahead.iter().for_each(|&(_, hash)| shard.store.prefetch_item(hash));
+        // One key alone was loaded with the requests around it.
+        if count > 1 {
+            ahead.iter().for_each(|&(_, hash)| shard.store.prefetch_item(hash));
+        }
         for &(key, hash) in ahead {
             if out.len() >= out_bytes_max {
                 return GetProgress::Stopped {

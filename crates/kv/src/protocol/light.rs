@@ -1,10 +1,10 @@
 //! KeyVault requests on one shard: the same semantics as the text commands, other bytes.
 
 use farpool_keyvault::frame::{
-    FRAME_BYTES_MAX, HEADER_BYTES, Header, Opcode, Status, begin, finish,
+    FRAME_BYTES_MAX, HEADER_BYTES, Header, Opcode, Status, begin, finish, push,
 };
 use farpool_keyvault::message::{
-    FOUND_BYTES, Item, Keys, Request, SetMode, begin_found, finish_found,
+    FOUND_BYTES, ITEM_HEAD_BYTES, Item, Keys, Request, SetMode, begin_found, finish_found,
 };
 use farpool_keyvault::owner::hash_key;
 
@@ -15,6 +15,7 @@ use crate::store::Found;
 use crate::store::item::ItemParts;
 
 /// Appends the whole answer to a request on keys of this shard.
+#[inline]
 pub fn answer(
     shard: &mut Shard,
     header: &Header,
@@ -23,7 +24,33 @@ pub fn answer(
     checked: bool,
     out: &mut Vec<u8>,
 ) {
-    answer_by(header, checked, out, |out| execute(shard, request, hash, out));
+    match *request {
+        // Where nothing is leased a copy is as good.
+        Request::Get { key } | Request::GetLease { key } => {
+            answer_get(shard, header, (key, hash), checked, out);
+        }
+        _ => answer_by(header, checked, out, |out| execute(shard, request, hash, out)),
+    }
+}
+
+/// Appends the answer to a read of one item, in one piece: most requests are such.
+#[inline]
+pub(crate) fn answer_get(
+    shard: &mut Shard,
+    header: &Header,
+    (key, hash): (&[u8], u64),
+    checked: bool,
+    out: &mut Vec<u8>,
+) {
+    let Some(found) = read(shard, key, hash) else {
+        return answer_status(header, Status::NotFound, b"", checked, out);
+    };
+    let item = item_of(shard, found);
+    if item.value.len() + HEADER_BYTES + ITEM_HEAD_BYTES > FRAME_BYTES_MAX {
+        return answer_status(header, Status::TooLarge, b"", checked, out);
+    }
+    let header = Header { status: Some(Status::Ok), ..*header };
+    push(out, header, [&item.head(), item.value], checked);
 }
 
 /// Appends an answer whose body `execute` makes; only with status OK it has one.
@@ -52,18 +79,11 @@ pub fn answer_status(
     checked: bool,
     out: &mut Vec<u8>,
 ) {
-    let start = begin(out, Header { status: Some(status), ..*header });
-    out.extend_from_slice(body);
-    finish(out, start, checked);
+    push(out, Header { status: Some(status), ..*header }, [body, b""], checked);
 }
 
 fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8>) -> Status {
     match *request {
-        // Where nothing is leased a copy is as good.
-        Request::Get { key } | Request::GetLease { key } => match read(shard, key, hash) {
-            Some(found) => push_item(shard, found, out),
-            None => Status::NotFound,
-        },
         Request::GetAndTouch { key, exptime } => match touch(shard, key, hash, exptime) {
             Some(found) => {
                 shard.store.note_read(found);
@@ -101,7 +121,10 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
             out,
         ),
         Request::Noop => Status::Ok,
-        Request::Hello(_)
+        // Reads are answered in one piece.
+        Request::Get { .. }
+        | Request::GetLease { .. }
+        | Request::Hello(_)
         | Request::Flush { .. }
         | Request::Share { .. }
         | Request::Leases { .. }
@@ -109,6 +132,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
     }
 }
 
+#[inline]
 pub(crate) fn read(shard: &mut Shard, key: &[u8], hash: u64) -> Option<Found> {
     let found = shard.store.find(key, hash);
     shard.counts.cmd_get += 1;
@@ -133,9 +157,10 @@ pub(super) fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Statu
 }
 
 /// What answers tell of an item.
+#[inline]
 pub(crate) fn item_of(shard: &Shard, found: Found) -> Item<'_> {
-    let view = shard.store.view(found);
-    Item { client_flags: view.client_flags(), cas: shard.store.cas(found), value: view.value() }
+    let (view, cas) = shard.store.view_with_cas(found);
+    Item { client_flags: view.client_flags(), cas, value: view.value() }
 }
 
 /// Looks keys up until the answer is as long as a frame can be; the client asks for the rest again.

@@ -58,11 +58,35 @@ fn next_frame(input: &[u8]) -> Next<'_> {
     }
 }
 
+/// A frame whose key is being loaded.
 struct Planned<'a> {
+    frame: &'a [u8],
+    /// Of its one key; 0 if it has none, or several.
+    hash: u64,
+}
+
+/// What a frame asks.
+struct Asked<'a> {
     header: Header,
     request: Request<'a>,
     frame: &'a [u8],
+    /// Of its first key.
     hash: u64,
+}
+
+/// Reads a frame.
+fn read_frame(frame: &[u8], checked: bool) -> Result<Asked<'_>, FrameError> {
+    read_body(Header::read(frame, checked)?, frame, 0)
+}
+
+/// Reads what follows a header; `hash` is that of its one key, if it has been seen.
+fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, FrameError> {
+    if header.status.is_some() {
+        return Err(FrameError::Body { opcode: header.opcode });
+    }
+    let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
+    let hash = if hash == 0 { request.key().map_or(0, hash_key) } else { hash };
+    Ok(Asked { header, request, frame, hash })
 }
 
 impl Worker {
@@ -108,61 +132,77 @@ impl Worker {
         id: ConnectionId,
         input: &[u8],
     ) -> usize {
-        let mut planned: SmallVec<[Planned<'_>; BATCH]> = SmallVec::new();
-        let mut at = 0;
-        let mut trouble = None;
-        while planned.len() < BATCH && at < input.len() {
-            let frame = match next_frame(&input[at..]) {
-                Next::Frame(frame) => frame,
-                Next::Incomplete { want_bytes } => {
-                    connection.client.want_bytes = want_bytes;
-                    break;
-                }
-                Next::Broken => {
-                    connection.client.phase = Phase::Closing;
-                    return input.len();
-                }
-            };
-            at += frame.len();
-            match self.plan_frame(frame, !state.unchecked) {
-                Ok(request) => planned.push(request),
-                Err(error) => {
-                    trouble = Some((error, frame));
-                    break;
-                }
-            }
-            // What changes how the stream is read is answered before the next frame is looked at.
-            if matches!(
-                planned.last(),
-                Some(Planned { request: Request::Hello(_) | Request::Share { .. }, .. })
-            ) {
-                break;
-            }
-        }
+        let (planned, is_broken) = self.plan_frames(&mut connection.client, input);
         if planned.len() > 1 {
-            planned.iter().for_each(|it: &Planned<'_>| self.shard.store.prefetch_item(it.hash));
+            planned.iter().for_each(|it| self.shard.store.prefetch_item(it.hash));
         }
-        for request in &planned {
-            self.answer_frame(connection, state, id, request);
+        let mut at = 0;
+        for &Planned { frame, hash } in &planned {
+            at += frame.len();
+            let read = match Header::read(frame, !state.unchecked) {
+                Ok(header) if self.is_read_here(state, &header, hash) => {
+                    let (key, checked) = (&frame[HEADER_BYTES..], !state.unchecked);
+                    light::answer_get(&mut self.shard, &header, (key, hash), checked, &mut self.out);
+                    continue;
+                }
+                Ok(header) => read_body(header, frame, hash),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(asked) => self.answer_frame(connection, state, id, &asked),
+                Err(error) => self.refuse_frame(&mut connection.client, state, &error, frame),
+            }
             self.settle_victims();
+            if connection.client.phase == Phase::Closing {
+                return input.len();
+            }
         }
-        if let Some((error, frame)) = trouble {
-            self.refuse_frame(&mut connection.client, state, &error, frame);
+        if is_broken {
+            connection.client.phase = Phase::Closing;
+            return input.len();
         }
         at
     }
 
-    fn plan_frame<'a>(&self, frame: &'a [u8], checked: bool) -> Result<Planned<'a>, FrameError> {
-        let header = Header::read(frame, checked)?;
-        if header.status.is_some() {
-            return Err(FrameError::Body { opcode: header.opcode });
+    /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's memory answers.
+    #[inline]
+    fn is_read_here(&self, state: &Light, header: &Header, hash: u64) -> bool {
+        (header.opcode, header.status) == (Opcode::Get, None)
+            && hash != 0
+            && self.owns(hash)
+            && state.has_greeted
+            && self.lower.is_none()
+    }
+
+    /// Takes a stream of frames apart and begins to load what they ask for; whether it cannot be followed beyond them.
+    fn plan_frames<'a>(
+        &self,
+        client: &mut Client,
+        input: &'a [u8],
+    ) -> (SmallVec<[Planned<'a>; BATCH]>, bool) {
+        let mut planned = SmallVec::new();
+        let mut at = 0;
+        while planned.len() < BATCH && at < input.len() {
+            let frame = match next_frame(&input[at..]) {
+                Next::Frame(frame) => frame,
+                Next::Incomplete { want_bytes } => {
+                    client.want_bytes = want_bytes;
+                    break;
+                }
+                Next::Broken => return (planned, true),
+            };
+            at += frame.len();
+            let hash = Request::key_ahead(frame).map_or(0, hash_key);
+            if self.owns(hash) {
+                self.shard.store.prefetch_entry(hash);
+            }
+            planned.push(Planned { frame, hash });
+            // What changes how the stream is read is answered before the next frame is looked at.
+            if matches!(Opcode::from_code(frame[3]), Some(Opcode::Hello | Opcode::Share)) {
+                break;
+            }
         }
-        let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
-        let hash = request.key().map_or(0, hash_key);
-        if self.owns(hash) {
-            self.shard.store.prefetch_entry(hash);
-        }
-        Ok(Planned { header, request, frame, hash })
+        (planned, false)
     }
 
     /// A damaged frame is asked for again; one that makes no sense ends the connection.
@@ -199,9 +239,9 @@ impl Worker {
         connection: &mut Connection,
         state: &mut Light,
         id: ConnectionId,
-        planned: &Planned<'_>,
+        asked: &Asked<'_>,
     ) {
-        let Planned { header, request, .. } = planned;
+        let Asked { header, request, .. } = asked;
         let checked = !state.unchecked;
         if !state.has_greeted && !matches!(request, Request::Hello(_)) {
             connection.client.phase = Phase::Closing;
@@ -209,7 +249,7 @@ impl Worker {
         }
         match *request {
             Request::Hello(hello) => {
-                self.greet(connection, state, id, (header, hello), planned.frame)
+                self.greet(connection, state, id, (header, hello), asked.frame)
             }
             Request::Share { .. } if !connection.is_local => {
                 light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
@@ -236,7 +276,7 @@ impl Worker {
                 }
             },
             _ => {
-                let is_owed = self.answer_on_keys(state, id, planned);
+                let is_owed = self.answer_on_keys(state, id, asked);
                 connection.client.awaited += usize::from(is_owed);
             }
         }
@@ -248,9 +288,9 @@ impl Worker {
         &mut self,
         state: &mut Light,
         id: ConnectionId,
-        planned: &Planned<'_>,
+        asked: &Asked<'_>,
     ) -> bool {
-        let Planned { header, request, hash, frame } = planned;
+        let Asked { header, request, hash, frame } = asked;
         let checked = !state.unchecked;
         let shards = self.shared.shards();
         let owner = shard_of(*hash, shards);
@@ -311,7 +351,7 @@ impl Worker {
         checked: bool,
         answers: &mut Batch<Answer>,
     ) -> bool {
-        let Ok(Planned { header, request, hash, .. }) = self.plan_frame(frame, false) else {
+        let Ok(Asked { header, request, hash, .. }) = read_frame(frame, false) else {
             return false;
         };
         if let Request::MultiGet(keys) = request {
@@ -386,7 +426,7 @@ impl Worker {
 
     /// Answers a frame that another thread passed on.
     pub(super) fn answer_passed_on(&mut self, frame: &[u8], checked: bool, out: &mut Vec<u8>) {
-        match self.plan_frame(frame, false) {
+        match read_frame(frame, false) {
             Ok(it) if light::is_on_keys(it.header.opcode) => {
                 light::answer(&mut self.shard, &it.header, &it.request, it.hash, checked, out);
             }

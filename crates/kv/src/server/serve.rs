@@ -146,12 +146,12 @@ impl Worker {
 
     /// Takes requests apart and begins to load what they ask for.
     fn plan<'a>(
-        &self,
+        &mut self,
         client: &mut Client,
         input: &'a [u8],
         most: usize,
     ) -> SmallVec<[Planned<'a>; BATCH]> {
-        let mut planned = SmallVec::new();
+        let mut planned: SmallVec<[Planned<'a>; BATCH]> = SmallVec::new();
         let mut at = 0;
         while planned.len() < most && at < input.len() {
             match scan(&input[at..], &self.limits) {
@@ -174,10 +174,16 @@ impl Worker {
             }
         }
         if planned.len() > 1 {
-            let owned = planned.iter().filter(|it: &&Planned<'_>| self.owns(it.hash));
-            owned.for_each(|it| self.shard.store.prefetch_item(it.hash));
+            planned.iter().for_each(|it| self.prefetch_own_item(it.hash));
         }
         planned
+    }
+
+    #[inline]
+    fn prefetch_own_item(&mut self, hash: u64) {
+        if self.owns(hash) {
+            self.shard.store.prefetch_item(hash);
+        }
     }
 
     /// Whether a key of this hash belongs to this thread's shard.
@@ -268,8 +274,7 @@ impl Worker {
             }
             let ahead = &ahead[..count];
             if count > 1 {
-                let owned = ahead.iter().filter(|it| self.owns(it.1));
-                owned.for_each(|&(_, hash)| self.shard.store.prefetch_item(hash));
+                ahead.iter().for_each(|&(_, hash)| self.prefetch_own_item(hash));
             }
             for (number, &(key, hash)) in ahead.iter().enumerate() {
                 if self.out.len() >= OUT_BYTES_MAX || client.is_held_up() {

@@ -18,6 +18,10 @@ use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
 
+/// What is loaded ahead of an item, in cache lines: a small one may begin near the end of its first line and reach into its
+/// third. What waits for that line waits as long as for all of it.
+const PREFETCH_LINES: usize = 3;
+const LINE_BYTES: usize = 64;
 /// The most segments, usual and lone together: what the 25 upper bits of a place can number.
 pub const SEGMENTS_MAX: usize = 1 << 25;
 /// The lower 15 bits of a place: the offset in the segment, in units of [`ALIGN_BYTES`].
@@ -468,8 +472,9 @@ impl Arena {
     pub fn prefetch(&self, place: Place) {
         if SegmentId::of(place).index() < self.usual {
             let at = self.usual_at(place);
-            prefetch(&self.memory, at);
-            prefetch(&self.memory, at + 64);
+            for line in 0..PREFETCH_LINES {
+                prefetch(&self.memory, at + line * LINE_BYTES);
+            }
         }
     }
 

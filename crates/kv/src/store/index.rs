@@ -113,7 +113,7 @@ impl Entry {
 }
 
 /// Where an entry stands; true until the next insertion or removal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EntryAt {
     region: u32,
     word: u32,
@@ -302,6 +302,15 @@ impl Index {
             bucket = region.other_of(bucket, tag);
         }
         None
+    }
+
+    /// The entry that stands at a place which may have changed, if it has this hash's tag.
+    #[inline]
+    #[must_use]
+    pub fn entry_with_tag(&self, at: EntryAt, hash: u64) -> Option<Entry> {
+        let region = self.regions.get(at.region as usize)?;
+        let entry = Entry(*region.memory.words().get(at.word as usize)?);
+        (entry.0 != 0 && entry.tag() == Self::upper(hash) & TAG_MASK).then_some(entry)
     }
 
     #[must_use]

@@ -32,6 +32,8 @@ use index::{Entry, EntryAt, Index, Place, Tier};
 use item::{AccessTime, ItemParts, ItemView, mark};
 use queue::SegmentQueue;
 
+/// Entries that were loaded ahead and are remembered: a few batches.
+const SEEN: usize = 128;
 /// Classes of lifetimes: none, then powers of two from 8 seconds on.
 const TTL_CLASSES: usize = 24;
 /// Log2 of the longest lifetime of the first class, in seconds.
@@ -142,6 +144,8 @@ pub struct Store {
     has_evicted: bool,
     quotas: quota::Quotas,
     leases: lease::LeasesHeld,
+    /// Where entries stood when they were loaded ahead, by their hashes.
+    seen: [EntryAt; SEEN],
     /// What another policy than the store's own knows.
     ranked: Option<Box<numbers::Ranked>>,
     /// The memory that this takes.
@@ -190,6 +194,7 @@ impl Store {
             has_evicted: false,
             quotas: quota::Quotas::default(),
             leases: lease::LeasesHeld::default(),
+            seen: [EntryAt::default(); SEEN],
             ranked: None,
             ranked_bytes: 0,
             journal: None,
@@ -299,13 +304,16 @@ impl Store {
 
     /// Begins to load the item of a key, whose index entry should have arrived.
     #[inline]
-    pub fn prefetch_item(&self, hash: u64) {
-        self.index.find(hash, |entry| {
+    pub fn prefetch_item(&mut self, hash: u64) {
+        let is_it = |entry: Entry| {
             if entry.tier() == Tier::Memory {
                 self.arena.prefetch(entry.place());
             }
             true
-        });
+        };
+        if let Some((at, _)) = self.index.find(hash, is_it) {
+            self.seen[hash as usize % SEEN] = at;
+        }
     }
 
     /// The item of a key, if it is there, has not expired and was not flushed. Who watches is told of the look.
@@ -356,9 +364,14 @@ impl Store {
 
     #[inline]
     fn entry_of(&self, key: &[u8], hash: u64) -> Option<(EntryAt, Entry)> {
-        self.index.find(hash, |entry| {
+        let is_it = |entry: Entry| {
             entry.tier() == Tier::Memory && self.arena.item(entry.place()).key() == key
-        })
+        };
+        let seen = self.seen[hash as usize % SEEN];
+        match self.index.entry_with_tag(seen, hash).filter(|&entry| is_it(entry)) {
+            Some(entry) => Some((seen, entry)),
+            None => self.index.find(hash, is_it),
+        }
     }
 
     fn is_flushed(&self, place: Place) -> bool {
@@ -375,7 +388,15 @@ impl Store {
     #[inline]
     #[must_use]
     pub fn cas(&self, found: Found) -> u64 {
-        self.view(found).cas(self.arena.segment(SegmentId::of(found.place)).first_cas)
+        self.view_with_cas(found).1
+    }
+
+    /// An item and the CAS number that clients see.
+    #[inline]
+    #[must_use]
+    pub fn view_with_cas(&self, found: Found) -> (ItemView<'_>, u64) {
+        let view = self.view(found);
+        (view, view.cas(self.arena.segment(SegmentId::of(found.place)).first_cas))
     }
 
     /// When the item was last touched, in seconds of the server's clock.
