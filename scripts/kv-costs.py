@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """What a request costs the key-value server: with one thread and with two, and where the time goes.
 
-Usage: scripts/kv-costs.py [shards] [split] [--seconds N] [--rounds N]     (split needs perf: apt-get install linux-perf, and root)
+Usage: scripts/kv-costs.py [floor] [shards] [split] [--seconds N] [--rounds N]   (split needs perf: apt-get install linux-perf, and root)
+
+floor: one request at a time beside a bare echo loop, in turn, and the same with --spin-us 50.
 
 shards: processor time of the server for each key, one thread beside two on the same processor, the client on the last; two
-threads that cost as much a key as one have twice the capacity. Clients of KeyVault know the shards, so nothing is passed on
-there but multi-gets: what their two threads cost more is the price of two threads on one processor.
+threads that cost as much a key as one have twice the capacity. Beside them two servers of one thread each, with half of the
+connections and keys each: what two that never talk to each other cost on one processor. Clients of KeyVault know the shards,
+so nothing is passed on there but multi-gets.
 
 split: where the server's processor time goes, by samples, as Figures 3.4 and 4.9 of Gutierrez's thesis have it: network (the kernel),
 hash (of the key), cache (index and items), and the rest, which takes requests apart and makes replies.
 """
 
-import argparse, collections, os, pathlib, re, shutil, subprocess, sys, tempfile
+import argparse, collections, concurrent.futures, contextlib, os, pathlib, re, shutil, statistics, subprocess, sys, tempfile
 
 from kvbench import CLIENT_CPU, FARPOOL, bench, free_port, server, stats
 
@@ -23,6 +26,8 @@ SHAPES = {
     "multi-get, 64 x 100": ["--connections", 64, "--depth", 1, "--multi-get", 100],
     "GET, 8 x 32": ["--connections", 8, "--depth", 32],
 }
+# Of 12 bytes with values of 64, over all servers.
+KEYS = 1_000_000
 # The first that one of a sample's source files matches, from the function inlined deepest on, is where the sample belongs.
 PLACES = [
     ("hash", re.compile(r"/twox-hash|keyvault/src/owner\.rs")),
@@ -41,31 +46,61 @@ def commands(port):
     return int(figures["cmd_get"]) + int(figures["cmd_set"])
 
 
-def cost(threads, shape, seconds, protocol):
-    """Server's processor time for a key, ns."""
-    port, vault = free_port(), free_port()
-    command = [FARPOOL, "kv", "-p", str(port), "-t", str(threads), "-m", "1024", "--keyvault", f"tcp://127.0.0.1:{vault}"]
-    with server(command, port) as process:
-        at = ["--protocol", protocol, "--server", f"127.0.0.1:{vault if protocol == 'keyvault' else port}"]
-        bench(1, *at, "--connections", 8)
-        before = (commands(port), cpu_ns(process.pid))
-        bench(seconds, *at, *shape, "--no-fill")
-        after = (commands(port), cpu_ns(process.pid))
+def cost(threads, shape, seconds, protocol, servers=1):
+    """Processor time for a key, ns, of one server or of several that share connections and keys."""
+    shape = [it // servers if before == "--connections" else it for before, it in zip([None, *shape], shape)]
+    with contextlib.ExitStack() as stack:
+        asked = []
+        for _ in range(servers):
+            port, vault = free_port(), free_port()
+            command = [FARPOOL, "kv", "-p", str(port), "-t", str(threads), "-m", "1024", "--keyvault", f"tcp://127.0.0.1:{vault}"]
+            process = stack.enter_context(server(command, port))
+            at = ["--protocol", protocol, "--server", f"127.0.0.1:{vault if protocol == 'keyvault' else port}", "--keys", KEYS // servers]
+            bench(1, *at, "--connections", 8)
+            asked.append((port, process.pid, at))
+        state = lambda: [sum(it) for it in zip(*((commands(port), cpu_ns(pid)) for port, pid, _ in asked))]
+        before = state()
+        with concurrent.futures.ThreadPoolExecutor() as clients:
+            list(clients.map(lambda it: bench(seconds, *it[2], *shape, "--no-fill"), asked))
+        after = state()
     keys, spent = (b - a for a, b in zip(before, after))
     return spent / keys
 
 
 def shards(seconds, rounds):
-    print("processor time of the server for each key, ns; capacity of two threads, in that of one")
+    print("processor time of the server for each key, ns; capacity in that of one thread, by the best of the rounds and by their median")
+    ways = {"one": (1, 1), "two threads": (2, 1), "two servers": (1, 2)}
     for protocol in ("text", "keyvault"):
         for name, shape in SHAPES.items():
-            one, two = [], []
+            costs = {way: [] for way in ways}
             for _ in range(rounds):
-                one.append(cost(1, shape, seconds, protocol))
-                two.append(cost(2, shape, seconds, protocol))
-            ratios = sorted(2 * a / b for a, b in zip(one, two))
-            print(f"  {protocol:9} {name:20} one {min(one):7.0f}  two {min(two):7.0f}  capacity {2 * min(one) / min(two):.2f}"
-                  f"  (rounds {' '.join(f'{it:.2f}' for it in ratios)})", flush=True)
+                for way, (threads, servers) in ways.items():
+                    costs[way].append(cost(threads, shape, seconds, protocol, servers))
+            figures = [f"one {min(costs['one']):7.0f}"]
+            for way in list(ways)[1:]:
+                best, median = (2 * of(costs["one"]) / of(costs[way]) for of in (min, statistics.median))
+                figures.append(f"{way} {min(costs[way]):7.0f}  capacity {best:.2f} ({median:.2f})")
+            print(f"  {protocol:9} {name:20} {'   '.join(figures)}", flush=True)
+
+
+def floor(seconds, rounds):
+    print("GET 64 B, 1 connection, in times of a bare echo loop: the median of the rounds, and all of them")
+    port, spinning = free_port(), free_port()
+    plain = [FARPOOL, "kv", "-t", "1", "-m", "1024"]
+    with server([*plain, "-p", str(port)], port):
+        bench(1, "--server", f"127.0.0.1:{port}")
+        one = {"--spin-us 0": [], "--spin-us 50": []}
+        for _ in range(rounds):
+            echo = bench(seconds, "--echo", "--server-cpu", 0)["latency_us"]
+            one["--spin-us 0"].append((echo, bench(seconds, "--server", f"127.0.0.1:{port}", "--no-fill")["latency_us"]))
+            with server([*plain, "-p", str(spinning), "--spin-us", "50"], spinning):
+                bench(1, "--server", f"127.0.0.1:{spinning}")
+                one["--spin-us 50"].append((echo, bench(seconds, "--server", f"127.0.0.1:{spinning}", "--no-fill")["latency_us"]))
+    for flag, found in one.items():
+        for quantile in ("p50", "p99"):
+            ratios = sorted(of[quantile] / echo[quantile] for echo, of in found)
+            print(f"  {flag:13} {quantile}  {statistics.median(ratios):.2f}  (of {' '.join(f'{it:.2f}' for it in ratios)};"
+                  f" echo {statistics.median(echo[quantile] for echo, _ in found):.0f} us)", flush=True)
 
 
 def place(ip, dso, inlined):
@@ -136,12 +171,14 @@ def split(seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["shards", "split", []], help="which; both if none is named")
+    parser.add_argument("parts", nargs="*", choices=["floor", "shards", "split", []], help="which; all if none is named")
     parser.add_argument("--seconds", type=int, default=2, help="of each figure")
-    parser.add_argument("--rounds", type=int, default=3, help="of one thread and two in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of what is compared, in turn")
     args = parser.parse_args()
-    for part in args.parts or ["shards", "split"]:
-        if part == "shards":
+    for part in args.parts or ["floor", "shards", "split"]:
+        if part == "floor":
+            floor(args.seconds, args.rounds)
+        elif part == "shards":
             shards(args.seconds, args.rounds)
         else:
             split(args.seconds)

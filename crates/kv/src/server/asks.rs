@@ -4,8 +4,10 @@ use super::admin;
 use super::connection::Client;
 use super::lower::Parked;
 use super::mailbox::{Answer, Ask, Batch, Entry, StoreHead};
+use super::merge::{read_keys, write_part};
 use super::serve::{BATCH, drop_item, execute, first_key, get_key, is_plain_set};
 use super::worker::Worker;
+use crate::protocol::Shard;
 use crate::protocol::classic;
 use crate::protocol::meta;
 use crate::protocol::reply::push_line;
@@ -59,7 +61,9 @@ impl Worker {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,
             },
-            Ask::Store { .. }
+            // Where there is a tier below, keys are asked for one by one.
+            Ask::GetKeys { .. }
+            | Ask::Store { .. }
             | Ask::Drop
             | Ask::Flush { .. }
             | Ask::SetLimit { .. }
@@ -92,6 +96,13 @@ impl Worker {
             Ask::GetKey { hash, read } => {
                 answers.push(entry.address, Answer::Bytes, |out| {
                     get_key(&mut self.shard, (bytes, hash), read, out);
+                });
+                return;
+            }
+            Ask::GetKeys { part, with_cas, touch } => {
+                debug_assert!(self.lower.is_none(), "all shards have tiers below, or none has");
+                answers.push(entry.address, Answer::Part(part), |out| {
+                    get_keys(&mut self.shard, &read_keys(bytes), (with_cas, touch), out);
                 });
                 return;
             }
@@ -155,6 +166,7 @@ impl Worker {
             }
             Ask::Report
             | Ask::GetKey { .. }
+            | Ask::GetKeys { .. }
             | Ask::Store { .. }
             | Ask::Request
             | Ask::Light { .. }
@@ -188,6 +200,9 @@ impl Worker {
         let ticket = entry.address.ticket;
         match &entry.what {
             Answer::Bytes => client.replies.arrive(ticket, bytes, &mut self.out),
+            Answer::Part(part) => {
+                client.replies.arrive_part(ticket, *part, bytes, &mut self.out);
+            }
             Answer::Parked => client.replies.note_slow(),
             Answer::Listed(piece) => {
                 client.dump.iter_mut().for_each(|dump| dump.take(*piece, bytes.len()));
@@ -205,6 +220,18 @@ impl Worker {
             }
         }
     }
+}
+
+/// Appends the replies to some keys of a `get`, of which this shard has all.
+fn get_keys(
+    shard: &mut Shard,
+    keys: &[(&[u8], u64)],
+    (with_cas, touch): (bool, Option<i32>),
+    out: &mut Vec<u8>,
+) {
+    keys.iter().for_each(|it| shard.store.prefetch_entry(it.1));
+    keys.iter().for_each(|it| shard.store.prefetch_item(it.1));
+    write_part(keys, out, |&key, out| classic::get_one(shard, key, with_cas, touch, out));
 }
 
 impl Ask {

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::dump::Dump;
+use super::merge::{Merge, PartNumber};
 use super::report::Gather;
 use super::watch::Watch;
 
@@ -39,13 +40,15 @@ enum Piece {
     Arrived(Vec<u8>),
     /// All shards contribute.
     Gathered(Box<Gather>),
+    /// Some shards contribute, this one among them: its own bytes lie in the buffer.
+    Merged(Box<Merge>),
 }
 
 /// Memory for the replies of a connection that awaits some. Idle ones have none.
 #[derive(Debug, Default)]
 struct Buffers {
     pieces: VecDeque<Piece>,
-    /// The bytes of all `Ready` pieces, one after the other.
+    /// The bytes of all `Ready` pieces, and the own ones of all `Merged`, one after the other.
     ready: Vec<u8>,
     /// What comes before the first piece and is held.
     held: Vec<u8>,
@@ -107,14 +110,24 @@ impl Replies {
 
     /// Adds bytes that are ready. Only needed while something is awaited.
     pub fn push_ready(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
+        self.buffers.ready.extend_from_slice(bytes);
+        self.note_ready(bytes.len());
+    }
+
+    /// Where bytes that are ready are appended; then [`Self::note_ready`] or [`Self::push_merged`] is told of them.
+    pub const fn ready_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.buffers.ready
+    }
+
+    /// So many bytes more are ready.
+    pub fn note_ready(&mut self, bytes: usize) {
+        if bytes == 0 {
             return;
         }
-        self.buffers.ready.extend_from_slice(bytes);
         if let Some(Piece::Ready { bytes: last }) = self.buffers.pieces.back_mut() {
-            *last += bytes.len();
+            *last += bytes;
         } else {
-            self.buffers.pieces.push_back(Piece::Ready { bytes: bytes.len() });
+            self.buffers.pieces.push_back(Piece::Ready { bytes });
         }
     }
 
@@ -138,8 +151,19 @@ impl Replies {
 
     /// Keeps a place for a reply that another thread makes as soon as it is asked.
     pub fn push_awaited(&mut self) -> Ticket {
+        self.push_held(Piece::Awaited)
+    }
+
+    /// Keeps a place for a reply that other threads complete as soon as they are asked. The bytes that are there of it
+    /// were appended to those that are ready.
+    pub fn push_merged(&mut self, merge: Merge) -> Ticket {
+        self.awaited += merge.keys() - 1;
+        self.push_held(Piece::Merged(Box::new(merge)))
+    }
+
+    fn push_held(&mut self, piece: Piece) -> Ticket {
         let is_free = self.first >= self.held_before;
-        let ticket = self.push(Piece::Awaited);
+        let ticket = self.push(piece);
         if is_free || self.is_opening {
             self.is_opening = true;
             self.held_before = ticket.0 + 1;
@@ -196,6 +220,35 @@ impl Replies {
         }
     }
 
+    /// A part of a reply has come that several shards contribute to.
+    pub fn arrive_part(
+        &mut self,
+        ticket: Ticket,
+        part: PartNumber,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) {
+        let is_first = ticket.0 == self.first;
+        let Some(Piece::Merged(merge)) = self.piece_mut(ticket) else { return };
+        if !merge.lacks_only(part) {
+            return merge.keep(part, bytes);
+        }
+        let keys = merge.keys();
+        if !is_first {
+            merge.keep(part, bytes);
+            self.awaited -= keys;
+            return;
+        }
+        self.awaited -= keys;
+        if let Some(Piece::Merged(merge)) = self.buffers.pieces.pop_front() {
+            self.first += 1;
+            let own = self.ready_from..self.ready_from + merge.own_bytes();
+            self.ready_from = own.end;
+            merge.write(&self.buffers.ready[own], Some((part, bytes)), out);
+        }
+        self.drain(out);
+    }
+
     /// What all shards contribute to.
     pub fn gathered_mut(&mut self, ticket: Ticket) -> Option<&mut Gather> {
         match self.piece_mut(ticket)? {
@@ -220,7 +273,12 @@ impl Replies {
                     self.ready_from += bytes;
                 }
                 Piece::Arrived(reply) => out.extend_from_slice(reply),
-                Piece::Awaited | Piece::Gathered(_) => break,
+                Piece::Merged(merge) if merge.is_whole() => {
+                    let own = self.ready_from..self.ready_from + merge.own_bytes();
+                    self.ready_from = own.end;
+                    merge.write(&self.buffers.ready[own], None, out);
+                }
+                Piece::Awaited | Piece::Gathered(_) | Piece::Merged(_) => break,
             }
             self.buffers.pieces.pop_front();
             self.first += 1;
@@ -312,7 +370,13 @@ impl Client {
     /// Whether so much is awaited from other shards that nothing more is taken on.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
-        self.replies.awaited().max(self.awaited) >= self.awaited_max
+        self.is_held_up_by(0)
+    }
+
+    /// The same, with so many more replies to be awaited.
+    #[must_use]
+    pub fn is_held_up_by(&self, more: usize) -> bool {
+        self.replies.awaited().max(self.awaited) + more >= self.awaited_max
             || self.replies.ready_bytes() >= READY_BYTES_MAX
     }
 

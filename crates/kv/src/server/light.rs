@@ -443,7 +443,7 @@ impl Worker {
     ) {
         match entry.what {
             Answer::Bytes => self.out.extend_from_slice(bytes),
-            Answer::Parked => {}
+            Answer::Parked | Answer::Part(_) => {}
             Answer::Report(_) | Answer::Listed(_) => {
                 let at = state
                     .passed_on

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::connection::Ticket;
 use super::dump::{List, Listed};
 use super::far::shard::FarOrder;
+use super::merge::PartNumber;
 use super::report::ShardReport;
 use super::watch::Told;
 use crate::protocol::request::StoreMode;
@@ -55,6 +56,8 @@ pub struct StoreHead {
 pub enum Ask {
     /// One key of a `get`: its bytes are the key. With the last key the reply ends, too.
     GetKey { hash: u64, read: GetKey },
+    /// Some keys of a `get`: its bytes are the keys ([`super::merge::read_keys`]).
+    GetKeys { part: PartNumber, with_cas: bool, touch: Option<i32> },
     /// A classic command that stores: its bytes are the key and the data.
     Store { hash: u64, store: StoreHead },
     /// Any other request on one key: its bytes are the request, data included.
@@ -94,6 +97,8 @@ const _: () = assert!(size_of::<Entry<Ask>>() <= 64, "an ask fits a cache line")
 #[derive(Debug)]
 pub enum Answer {
     Bytes,
+    /// To some keys of a `get`: its bytes are the part of the reply ([`super::merge::write_part`]).
+    Part(PartNumber),
     /// The reply waits for a lower tier and comes later: what is ready need not wait for it.
     Parked,
     /// A piece of a list; its lines are the bytes.
@@ -179,7 +184,7 @@ pub struct Mailbox {
     /// The owner waits for `wake` and looks nowhere else. Set before he looks into the mailbox for the last time, so
     /// that whoever puts something in later sees it.
     is_asleep: AtomicBool,
-    /// Readable when something has come for an owner who sleeps.
+    /// Written when something has come for an owner who sleeps. Never read: it counts to 2^64.
     pub wake: OwnedFd,
 }
 
@@ -198,7 +203,7 @@ impl Mailbox {
         self.messages().push(message);
         // The lock orders this look after the owner's last one, or his mark before it.
         if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
-            // Fails only when the counter is full, and then the owner is awake.
+            // Fails only when the counter is full: not in a thousand years of wake-ups.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
@@ -216,12 +221,6 @@ impl Mailbox {
     /// To be called by the owner when he has waited.
     pub fn wake_up(&self) {
         self.is_asleep.store(false, Ordering::Relaxed);
-    }
-
-    /// Takes back the wake-up.
-    pub fn hear(&self) {
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&self.wake, &mut counter);
     }
 
     /// Takes everything out, in exchange for an empty list.

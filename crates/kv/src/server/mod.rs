@@ -13,6 +13,7 @@ mod lease;
 pub mod light;
 mod lower;
 mod mailbox;
+mod merge;
 mod metrics;
 mod port;
 mod report;

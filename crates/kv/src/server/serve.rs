@@ -11,6 +11,7 @@ use super::connection::{Client, Phase, Resume};
 use super::dump;
 use super::lower::Parked;
 use super::mailbox::{Address, Ask, GetKey, StoreHead};
+use super::merge::{Merge, push_key};
 use super::sockets::{Connection, ConnectionId, OUT_BYTES_MAX};
 use super::worker::Worker;
 use crate::protocol::classic::{self, Change, GetProgress};
@@ -276,17 +277,89 @@ impl Worker {
             if count > 1 {
                 ahead.iter().for_each(|&(_, hash)| self.prefetch_own_item(hash));
             }
-            for (number, &(key, hash)) in ahead.iter().enumerate() {
-                if self.out.len() >= OUT_BYTES_MAX || client.is_held_up() {
-                    let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
-                    client.resume = Some(Resume { done_bytes });
-                    return Next::Rest;
-                }
-                let is_last = number + 1 == ahead.len() && words.peek().is_none();
-                self.answer_get_key(client, id, (key, hash), GetKey { with_cas, touch, is_last });
+            let reaches_end = words.peek().is_none();
+            let done = if self.is_merged(ahead) {
+                self.merge_keys(client, id, ahead, GetKey { with_cas, touch, is_last: reaches_end })
+            } else {
+                self.answer_get_keys(client, id, ahead, GetKey { with_cas, touch, is_last: reaches_end })
+            };
+            if let Some((key, _)) = ahead.get(done) {
+                let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
+                client.resume = Some(Resume { done_bytes });
+                return Next::Rest;
             }
         }
         Next::Request
+    }
+
+    /// Whether other shards are asked for their keys of these all at once.
+    fn is_merged(&self, keys: &[(&[u8], u64)]) -> bool {
+        self.lower.is_none() && keys.len() > 1 && keys.iter().any(|it| !self.owns(it.1))
+    }
+
+    /// Answers keys of a `get` one by one, or has them answered; how many there was room for. `read` is for the last.
+    fn answer_get_keys(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        keys: &[(&[u8], u64)],
+        read: GetKey,
+    ) -> usize {
+        for (number, &key) in keys.iter().enumerate() {
+            if self.out.len() >= OUT_BYTES_MAX || client.is_held_up() {
+                return number;
+            }
+            let is_last = read.is_last && number + 1 == keys.len();
+            self.answer_get_key(client, id, key, GetKey { is_last, ..read });
+        }
+        keys.len()
+    }
+
+    /// As [`Self::answer_get_keys`], but each other shard is asked once, for all keys that it has.
+    fn merge_keys(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        keys: &[(&[u8], u64)],
+        read: GetKey,
+    ) -> usize {
+        self.push_ready(client);
+        let before = client.replies.ready_mut().len();
+        let (mut merge, shards) = (Merge::default(), self.shared.shards());
+        let (mut done, mut own_bytes) = (0, 0);
+        for &(key, hash) in keys {
+            if own_bytes >= OUT_BYTES_MAX || client.is_held_up_by(merge.keys()) {
+                break;
+            }
+            done += 1;
+            let owner = shard_of(hash, shards);
+            if owner == self.number {
+                let (own, read) = (client.replies.ready_mut(), GetKey { is_last: false, ..read });
+                get_key(&mut self.shard, (key, hash), read, own);
+                own_bytes = own.len() - before;
+            } else {
+                merge.add(owner, own_bytes);
+                push_key((key, hash), &mut self.asks[owner].bytes);
+            }
+        }
+        if read.is_last && done == keys.len() {
+            client.replies.ready_mut().extend_from_slice(GET_END);
+            own_bytes += GET_END.len();
+        }
+        let asked = merge.asked();
+        if asked.is_empty() {
+            client.replies.note_ready(own_bytes);
+            return done;
+        }
+        merge.close(own_bytes);
+        self.counts.forwarded += merge.keys() as u64;
+        let address = id.address(client.replies.push_merged(merge));
+        for (owner, part) in asked {
+            let ask = Ask::GetKeys { part, with_cas: read.with_cas, touch: read.touch };
+            // The keys are there already.
+            self.asks[owner].push(address, ask, |_| {});
+        }
+        done
     }
 
     /// Answers one key of a `get`, or has it answered.

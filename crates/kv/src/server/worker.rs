@@ -114,7 +114,9 @@ impl Worker {
         store.set_quotas(settings.quotas.iter().map(share));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = epoll::EventData::new_u64(TOKEN_WAKE);
-        epoll::add(&epoll, &shared.mailboxes[number].wake, wake, epoll::EventFlags::IN)?;
+        // Every write to it is an event, whatever was written before: nobody needs to read it.
+        let written = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &shared.mailboxes[number].wake, wake, written)?;
         let now = Instant::now();
         let mut worker = Self {
             number,
@@ -237,8 +239,8 @@ impl Worker {
             }
             for event in &events {
                 match event.data.u64() {
-                    TOKEN_LOWER => {}
-                    TOKEN_WAKE => self.shared.mailboxes[self.number].hear(),
+                    // What is there is looked at anyway.
+                    TOKEN_LOWER | TOKEN_WAKE => {}
                     // A ring's bell: all rings are looked at anyway.
                     token if token & TOKEN_BELL != 0 => {}
                     token => {

@@ -88,6 +88,8 @@ pub(super) struct Link {
     pub(super) batch_begin_ns: u64,
     /// Keys that were missed and are to be stored.
     pub(super) to_store: Vec<KeyNumber>,
+    /// Epoll watches for room to send what is left.
+    pub(super) waits_for_room: bool,
 }
 
 impl Link {
@@ -132,6 +134,7 @@ impl Link {
             bytes_received: 0,
             batch_begin_ns: 0,
             to_store: Vec::new(),
+            waits_for_room: false,
         })
     }
 

@@ -193,14 +193,14 @@ impl<'a> Runner<'a> {
 
     /// Has epoll watch for room on a link that has not sent everything.
     fn flush(&mut self, number: usize) -> Result<(), LoadError> {
-        let had = self.links[number].has_unsent();
-        self.links[number].flush()?;
-        let has = self.links[number].has_unsent();
-        if had || has {
+        let link = &mut self.links[number];
+        link.flush()?;
+        let waits = link.has_unsent();
+        if waits != std::mem::replace(&mut link.waits_for_room, waits) {
             let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, has);
+            flags.set(epoll::EventFlags::OUT, waits);
             let data = epoll::EventData::new_u64(number as u64);
-            epoll::modify(&self.epoll, self.links[number].as_fd(), data, flags)?;
+            epoll::modify(&self.epoll, link.as_fd(), data, flags)?;
         }
         Ok(())
     }
