@@ -325,7 +325,7 @@ mod tests {
             ("far_grants_lost", 1.0),
             ("far_items_lost", 60.0),
         ]);
-        let told = "far memory: 768 MiB of 1 GiB  wanted back 256 MiB  reclaims 2: items moved 30  spilled 40  dropped 50  lost 60 with 1 grants\n";
+        let told = "far memory: 768MiB of 1GiB  wanted back 256MiB  reclaims 2: items moved 30  spilled 40  dropped 50  lost 60 with 1 grants\n";
         assert_eq!(far_memory(&far).as_deref(), Some(told));
         assert_eq!(far_memory(&look(&[("curr_items", 1.0)])), None);
         let rates = Rates { before: &far, now: &far };
