@@ -166,6 +166,20 @@ impl<M: Medium> Log<M> {
         }
     }
 
+    /// The zone of a place, if it waits to be emptied.
+    #[must_use]
+    pub fn leaving_at(&self, place: Place) -> Option<usize> {
+        let (zone, ..) = Self::parts_of(place);
+        let waits = |it: &&Zone| it.leave == Leave::Empties && it.state == ZoneState::Sealed;
+        self.zones.get(zone).filter(waits).map(|_| zone)
+    }
+
+    /// Zones that wait to be emptied have their turns by their worth, the most first: what is not emptied in time is
+    /// dropped.
+    pub fn order_leaving(&mut self, worth: impl Fn(usize) -> u64) {
+        self.leaving.make_contiguous().sort_by_key(|&zone| std::cmp::Reverse(worth(zone)));
+    }
+
     /// Whether so much is on its way that nothing should be added without need.
     #[must_use]
     pub fn is_backed_up(&self) -> bool {
