@@ -6,8 +6,8 @@
 mod exercise;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    // The first byte says how fast time goes.
-    if let Some((step_s, stream)) = bytes.split_first() {
-        exercise::execute_any(stream, *step_s);
+    // The first bytes say which policy the store has, and how fast time goes.
+    if let Some((&[policy, step_s], stream)) = bytes.split_first_chunk() {
+        exercise::execute_any(stream, step_s, exercise::policy_of(policy));
     }
 });

@@ -7,4 +7,9 @@ mod exercise;
 #[path = "../../crates/kv/tests/exercise_light/mod.rs"]
 mod exercise_light;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise_light::answer_any(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    // The first byte says which policy the store has.
+    if let Some((&policy, frames)) = bytes.split_first() {
+        exercise_light::answer_any(frames, exercise::policy_of(policy));
+    }
+});

@@ -102,17 +102,21 @@ proptest! {
     }
 
     #[test]
-    fn streams_are_executed_within_bounds(bytes in stream(), step_s in 0u8..9) {
-        exercise::execute_any(&bytes, step_s);
+    fn streams_are_executed_within_bounds(bytes in stream(), step_s in 0u8..9, policy in any::<u8>()) {
+        exercise::execute_any(&bytes, step_s, exercise::policy_of(policy));
     }
 
     #[test]
-    fn frames_are_answered_within_bounds(bytes in frames(), spoil in prop::option::of((any::<prop::sample::Index>(), any::<u8>()))) {
+    fn frames_are_answered_within_bounds(
+        bytes in frames(),
+        policy in any::<u8>(),
+        spoil in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
         let mut bytes = bytes;
         if let Some((at, byte)) = spoil.filter(|_| !bytes.is_empty()) {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        exercise_light::answer_any(&bytes);
+        exercise_light::answer_any(&bytes, exercise::policy_of(policy));
     }
 }

@@ -299,3 +299,65 @@ proptest! {
         prop_assert_eq!(story.log.append(&record_of(1)), None);
     }
 }
+
+const ZONES: usize = 8;
+
+/// A log of which several zones are written, and nothing is under way.
+fn written() -> Story {
+    let log = Log::growing(Memory::default());
+    let mut story = Story { log, known: Known::default(), next: 0, going: HashSet::new() };
+    story.do_it(&Step::AddZones(ZONES));
+    for _ in 0..45 {
+        story.do_it(&Step::Append);
+        story.do_it(&Step::End(8));
+        story.look();
+    }
+    assert!(!story.log.is_writing() && story.known.0.len() == 45);
+    story
+}
+
+fn drop_all(story: &mut Story) {
+    for zone in 0..ZONES {
+        story.going.insert(zone);
+        story.log.drop_zone(zone, false);
+    }
+}
+
+/// While flash is slow nothing is emptied, and the deadline comes all the same.
+#[test]
+fn zones_that_are_dropped_while_they_wait_to_be_emptied_are_forgotten() {
+    let mut story = written();
+    for zone in 0..ZONES {
+        story.going.insert(zone);
+        story.log.leave_zone(zone);
+    }
+    story.look();
+    assert!(story.log.to_forget().is_empty(), "some wait to be emptied");
+    drop_all(&mut story);
+    assert_eq!(story.log.to_forget(), (0..ZONES).collect::<Vec<_>>());
+    story.look();
+    story.do_it(&Step::Forget);
+    assert!(story.known.0.is_empty() && !story.log.is_busy());
+    assert_eq!(story.log.add_zone(), Some(0), "the number is free");
+}
+
+/// Else whoever forgets would walk over the whole index again and again until the read has ended.
+#[test]
+fn a_zone_in_which_a_read_is_under_way_is_forgotten_after_that_and_not_before() {
+    let mut story = written();
+    // The first record lies in a zone that was written.
+    let (place, _) = story.known.0[&1];
+    story.log.read(place, 1);
+    assert_eq!(story.log.medium().under_way.len(), 1);
+    drop_all(&mut story);
+    let now = story.log.to_forget();
+    assert_eq!(now.len(), ZONES - 1, "all others: {now:?}");
+    story.do_it(&Step::Forget);
+    assert!(story.log.to_forget().is_empty(), "nothing can be done but wait");
+    assert!(story.log.is_busy() && !story.log.has_at_hand());
+    story.do_it(&Step::End(1));
+    story.look();
+    assert_eq!(story.log.to_forget().len(), 1);
+    story.do_it(&Step::Forget);
+    assert!(!story.log.is_busy() && story.known.0.is_empty());
+}

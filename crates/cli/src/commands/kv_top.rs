@@ -195,21 +195,51 @@ fn figures(rates: &Rates<'_>, prefixes: usize) -> serde_json::Value {
         "limit_bytes": now.figure("limit_maxbytes"),
         "far_items": now.figure("far_items"),
         "far_reads_per_s": rates.of("far_reads"),
+        "far_wanted_bytes": now.figure("far_wanted_bytes"),
+        "far_granted_bytes": now.figure("far_granted_bytes"),
+        "far_leaving_bytes": now.figure("far_leaving_bytes"),
+        "far_reclaims": now.figure("far_reclaims"),
+        "far_reclaimed_moved": now.figure("far_reclaimed_moved"),
+        "far_reclaimed_spilled": now.figure("far_reclaimed_spilled"),
+        "far_reclaimed_dropped": now.figure("far_reclaimed_dropped"),
+        "far_grants_lost": now.figure("far_grants_lost"),
+        "far_items_lost": now.figure("far_items_lost"),
         "flash_items": now.figure("flash_items"),
         "flash_reads_per_s": rates.of("flash_reads"),
         "prefixes": prefixes,
     })
 }
 
-/// Over the last one on a terminal, behind it elsewhere.
-fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
-    let now = rates.now;
+fn size(bytes: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "figures of bytes below 2^53, none negative"
     )]
-    let size = |bytes: f64| Size(bytes as u64).to_string();
+    Size(bytes as u64).to_string()
+}
+
+/// What a pool or blades gave, and what became of items whose memory was wanted back; None without far memory.
+fn far_memory(now: &Look) -> Option<String> {
+    now.figures.get("far_wanted_bytes")?;
+    let bytes = |name: &str| size(now.figure(name));
+    Some(format!(
+        "far memory: {} of {}  wanted back {}  reclaims {}: items moved {}  spilled {}  dropped {}  lost {} with {} grants\n",
+        bytes("far_granted_bytes"),
+        bytes("far_wanted_bytes"),
+        bytes("far_leaving_bytes"),
+        now.figure("far_reclaims"),
+        now.figure("far_reclaimed_moved"),
+        now.figure("far_reclaimed_spilled"),
+        now.figure("far_reclaimed_dropped"),
+        now.figure("far_items_lost"),
+        now.figure("far_grants_lost"),
+    ))
+}
+
+/// Over the last one on a terminal, behind it elsewhere.
+fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
+    let now = rates.now;
     let percent =
         |ratio: Option<f64>| ratio.map_or("-".into(), |it| format!("{:.1} %", it * 100.0));
     let clear = if stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
@@ -248,6 +278,7 @@ fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
             );
         }
     }
+    text += &far_memory(now).unwrap_or_default();
     let rows: Vec<Vec<String>> = rates
         .prefixes(prefixes)
         .into_iter()
@@ -274,5 +305,35 @@ mod tests {
         assert_eq!(prefix(line), Some(("(all other)".into(), [1, 2, 3, 4])));
         assert_eq!(prefix("PREFIX a get x hit 2 set 3 del 4"), None);
         assert_eq!(prefix("PREFIX a get 1"), None);
+    }
+
+    #[test]
+    fn what_comes_from_a_pool_is_told_where_there_is_a_pool() {
+        let look = |figures: &[(&str, f64)]| Look {
+            at: Instant::now(),
+            figures: figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            prefixes: BTreeMap::new(),
+        };
+        let far = look(&[
+            ("far_wanted_bytes", 1024.0 * 1024.0 * 1024.0),
+            ("far_granted_bytes", 768.0 * 1024.0 * 1024.0),
+            ("far_leaving_bytes", 256.0 * 1024.0 * 1024.0),
+            ("far_reclaims", 2.0),
+            ("far_reclaimed_moved", 30.0),
+            ("far_reclaimed_spilled", 40.0),
+            ("far_reclaimed_dropped", 50.0),
+            ("far_grants_lost", 1.0),
+            ("far_items_lost", 60.0),
+        ]);
+        let told = "far memory: 768MiB of 1GiB  wanted back 256MiB  reclaims 2: items moved 30  spilled 40  dropped 50  lost 60 with 1 grants\n";
+        assert_eq!(far_memory(&far).as_deref(), Some(told));
+        assert_eq!(far_memory(&look(&[("curr_items", 1.0)])), None);
+        let rates = Rates { before: &far, now: &far };
+        let json = figures(&rates, 0);
+        for (name, value) in &far.figures {
+            assert_eq!(json[name].as_f64(), Some(*value), "{name}");
+        }
+        let server = Server::Unix("/kv.sock".into());
+        assert!(screen(&server, &rates, 0).contains(told));
     }
 }

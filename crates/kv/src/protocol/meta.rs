@@ -1,208 +1,21 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 //!
 //! Flags come back in the order in which they were asked for. What newer versions of memcached
-//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too.
+//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too. [`prepared`] reads flags and key; here
+//! commands are done and answered.
 
-use std::borrow::Cow;
+mod prepared;
 
 use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::Shard;
 use super::classic::{self, Outcome, Wish};
 use super::reply::{push_line, push_number, push_unless};
-use super::request::{BAD_FORMAT, MetaKind, MetaRequest, StoreMode};
-use super::token::{Words, signed_32, unsigned_32, unsigned_64};
+use super::request::{BAD_FORMAT, MetaKind, StoreMode};
 use crate::store::Found;
 use crate::store::item::{ItemParts, mark};
-use farpool_keyvault::owner::hash_key;
-
-/// The most words of a meta command, command and key included.
-pub const WORDS_MAX: usize = 19;
-/// The longest opaque token, its letter included.
-const OPAQUE_BYTES_MAX: usize = 32;
-const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
-const OPAQUE_TOO_LONG: &str = "CLIENT_ERROR opaque token too long";
-
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_allow_trailing_bits(true)
-        .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
-);
-
-/// The flags of a command line.
-#[derive(Debug, Clone, Copy, Default)]
-struct Flags {
-    vivify: Option<i32>,
-    ttl: Option<i32>,
-    recache: Option<i32>,
-    wants_value: bool,
-    marks_stale: bool,
-    quiet: bool,
-    no_update: bool,
-    key_binary: bool,
-    drops_value: bool,
-    cas: Option<u64>,
-    new_cas: Option<u64>,
-    mode: u8,
-    client_flags: u32,
-    initial: u64,
-    delta: u64,
-}
-
-impl Flags {
-    /// Reads the flags from word `first` on, and the key.
-    fn parse<'a>(words: &Words<'a>, first: usize) -> Result<(Self, Cow<'a, [u8]>), &'static str> {
-        let mut flags = Self { delta: 1, ..Self::default() };
-        let mut key = Cow::from(words.get(1));
-        let mut seen = [false; 127];
-        let mut error = None;
-        for word in words.from(first) {
-            let letter = word[0];
-            match seen.get_mut(usize::from(letter)) {
-                Some(seen) if !*seen => *seen = true,
-                _ => return Err("CLIENT_ERROR duplicate flag"),
-            }
-            match flags.take(letter, &word[1..]) {
-                Ok(true) => {}
-                Ok(false) => return Err("CLIENT_ERROR invalid flag"),
-                // A bad `F` is told only if nothing else is wrong.
-                Err(BAD_FORMAT) => error = error.or(Some(BAD_FORMAT)),
-                Err(reason) => error = Some(reason),
-            }
-            if letter == b'b' {
-                match decode_key(words.get(1)) {
-                    Some(decoded) => key = decoded.into(),
-                    None => error = Some("CLIENT_ERROR error decoding key"),
-                }
-            }
-        }
-        error.map_or(Ok((flags, key)), Err)
-    }
-
-    /// Takes one flag; false if there is none of this letter.
-    fn take(&mut self, letter: u8, token: &[u8]) -> Result<bool, &'static str> {
-        let seconds = || signed_32(token).ok_or(BAD_TOKEN);
-        match letter {
-            b'b' => self.key_binary = true,
-            b'N' => self.vivify = Some(seconds()?),
-            b'T' => self.ttl = Some(seconds()?),
-            b'R' => self.recache = Some(seconds()?),
-            b'v' => self.wants_value = true,
-            b'u' => self.no_update = true,
-            b'q' => self.quiet = true,
-            b'I' => self.marks_stale = true,
-            b'x' => self.drops_value = true,
-            b'F' => self.client_flags = unsigned_32(token).ok_or(BAD_FORMAT)?,
-            b'C' => self.cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
-            b'E' => self.new_cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
-            b'M' => match token {
-                [mode] => self.mode = *mode,
-                _ => return Err("CLIENT_ERROR incorrect length for M token"),
-            },
-            b'J' => {
-                self.initial =
-                    unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric initial value")?
-            }
-            b'D' => {
-                self.delta = unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric delta value")?
-            }
-            // Answered when the reply is made, or meant for proxies.
-            b'O' | b'P' | b'L' | b'k' | b's' | b't' | b'c' | b'f' | b'l' | b'h' => {}
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    fn store_mode(&self) -> Result<StoreMode, &'static str> {
-        let mode = match self.mode {
-            0 | b'S' | b's' => StoreMode::Set,
-            b'E' | b'e' => StoreMode::Add,
-            b'A' | b'a' => StoreMode::Append,
-            b'P' | b'p' => StoreMode::Prepend,
-            b'R' | b'r' => StoreMode::Replace,
-            _ => return Err("CLIENT_ERROR invalid mode for ms M token"),
-        };
-        let compares =
-            self.cas.is_some_and(|_| matches!(mode, StoreMode::Set | StoreMode::Replace));
-        Ok(if compares { StoreMode::Cas } else { mode })
-    }
-}
-
-/// A meta command whose flags and key are known to be good.
-#[derive(Debug)]
-pub struct Prepared<'a> {
-    kind: MetaKind,
-    words: Words<'a>,
-    flags: Flags,
-    pub key: Cow<'a, [u8]>,
-    pub hash: u64,
-    data: &'a [u8],
-}
-
-/// A key from base64.
-#[must_use]
-pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
-    BASE64.decode(word).ok().filter(|key| !key.is_empty())
-}
-
-/// Checks `ms` before its data has come: the client flags, and whether the key is in base64.
-pub fn check_set(words: &Words<'_>) -> Result<(u32, bool), &'static str> {
-    let (flags, _) = Flags::parse(words, 3)?;
-    flags.store_mode()?;
-    if opaque_is_too_long(words) {
-        return Err(OPAQUE_TOO_LONG);
-    }
-    Ok((flags.client_flags, flags.key_binary))
-}
-
-fn opaque_is_too_long(words: &Words<'_>) -> bool {
-    words.from(2).iter().any(|word| word[0] == b'O' && word.len() > OPAQUE_BYTES_MAX)
-}
-
-/// Reads flags and key, or says what is wrong with them.
-pub fn prepare<'a>(request: &MetaRequest<'a>) -> Result<Prepared<'a>, &'static str> {
-    let words = Words::of(request.line);
-    let MetaRequest { kind, data, .. } = *request;
-    let key = words.get(1);
-    let prepared = |flags: Flags, key: Cow<'a, [u8]>| {
-        let hash = hash_key(&key);
-        Prepared { kind, words, flags, key, hash, data }
-    };
-    if kind == MetaKind::Debug {
-        let flags = Flags { key_binary: words.get(2) == b"b", ..Flags::default() };
-        let key = if flags.key_binary {
-            Cow::from(decode_key(key).ok_or(BAD_FORMAT)?)
-        } else {
-            key.into()
-        };
-        return Ok(prepared(flags, key));
-    }
-    if words.len() > WORDS_MAX {
-        return Err(match kind {
-            MetaKind::Get => "CLIENT_ERROR options flags are too long",
-            _ => "CLIENT_ERROR options flags too long",
-        });
-    }
-    let first_flag = if kind == MetaKind::Set { 3 } else { 2 };
-    let (flags, key) = match (Flags::parse(&words, first_flag), kind) {
-        (Ok(checked), _) => checked,
-        (Err(reason), MetaKind::Get | MetaKind::Set) => return Err(reason),
-        (Err(_), _) => return Err("CLIENT_ERROR invalid or duplicate flag"),
-    };
-    if kind == MetaKind::Arithmetic
-        && !matches!(flags.mode, 0 | b'I' | b'i' | b'+' | b'D' | b'd' | b'-')
-    {
-        return Err("CLIENT_ERROR invalid mode for ma M token");
-    }
-    // The others notice when they come to it, with what they have done by then.
-    if kind == MetaKind::Delete && opaque_is_too_long(&words) {
-        return Err(OPAQUE_TOO_LONG);
-    }
-    Ok(prepared(flags, key))
-}
+use prepared::{BASE64, OPAQUE_BYTES_MAX, OPAQUE_TOO_LONG, opaque_is_too_long};
+pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, prepare};
 
 /// Answers a prepared command.
 pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
@@ -216,10 +29,6 @@ pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 }
 
 impl Prepared<'_> {
-    fn return_words(&self) -> &[&[u8]] {
-        self.words.from(if self.kind == MetaKind::Set { 3 } else { 2 })
-    }
-
     /// Opaque and key, which come back whatever the answer is.
     fn push_opaque_and_key(&self, out: &mut Vec<u8>) {
         for word in self.return_words() {

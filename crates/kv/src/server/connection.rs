@@ -328,6 +328,8 @@ pub struct Client {
     pub replies: Replies,
     /// Answers over KeyVault that other shards or lower tiers owe it; they come in any order.
     pub awaited: usize,
+    /// Answers to it wait for room in its ring; nothing more is taken on before they have it.
+    pub is_ring_full: bool,
     /// It is told what happens, and nothing that it sends is looked at.
     pub watch: Option<Watch>,
     /// What could not be sent yet, and how much of it was.
@@ -357,6 +359,7 @@ impl Client {
             dump: None,
             replies: Replies::default(),
             awaited: 0,
+            is_ring_full: false,
             watch: None,
             unsent: Vec::new(),
             sent_bytes: 0,
@@ -367,7 +370,7 @@ impl Client {
         }
     }
 
-    /// Whether so much is awaited from other shards that nothing more is taken on.
+    /// Whether so much is awaited from other shards, or not taken by the client, that nothing more is taken on.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
         self.is_held_up_by(0)
@@ -376,7 +379,8 @@ impl Client {
     /// The same, with so many more replies to be awaited.
     #[must_use]
     pub fn is_held_up_by(&self, more: usize) -> bool {
-        self.replies.awaited().max(self.awaited) + more >= self.awaited_max
+        self.is_ring_full
+            || self.replies.awaited().max(self.awaited) + more >= self.awaited_max
             || self.replies.ready_bytes() >= READY_BYTES_MAX
     }
 
@@ -391,7 +395,7 @@ impl Client {
     /// Whether everything that was asked is answered and sent.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.unsent.is_empty() && self.replies.is_empty() && self.awaited == 0
+        self.unsent.is_empty() && self.replies.is_empty() && self.awaited == 0 && !self.is_ring_full
     }
 }
 

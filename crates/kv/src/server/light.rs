@@ -41,6 +41,14 @@ pub struct Light {
     pub(super) leases: Option<LeaseTable>,
 }
 
+/// Where frames come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Socket,
+    /// They are few, and all of them are looked at.
+    Ring,
+}
+
 /// What a stream of frames begins with.
 enum Next<'a> {
     Incomplete { want_bytes: usize },
@@ -95,8 +103,12 @@ impl Worker {
         &mut self,
         connection: &mut Connection,
         id: ConnectionId,
-        input: &[u8],
+        (input, source): (&[u8], Source),
     ) -> usize {
+        if source == Source::Socket && connection.client.is_ring_full {
+            connection.client.has_turn_left = !input.is_empty();
+            return 0;
+        }
         let Some(mut state) = connection.light.take() else { return input.len() };
         let mut at = 0;
         connection.client.has_turn_left = false;
@@ -109,12 +121,11 @@ impl Worker {
                 break;
             }
             at += done;
-            // Frames out of a ring are few, and their answers go back into it.
-            if state.port.is_some() {
+            if source == Source::Ring {
                 continue;
             }
             let is_full = self.out.len() >= super::sockets::OUT_BYTES_MAX
-                && (!self.send(connection) || !connection.client.unsent.is_empty());
+                && !self.put_down(connection, &mut state);
             if is_full || connection.client.is_held_up() {
                 connection.client.has_turn_left = at < input.len();
                 break;
@@ -122,6 +133,12 @@ impl Worker {
         }
         connection.light = Some(state);
         at
+    }
+
+    /// Gives the client the answers made so far; false when no more can be sent now.
+    fn put_down(&mut self, connection: &mut Connection, state: &mut Light) -> bool {
+        self.push_answers(&mut connection.client, Some(state));
+        self.send(connection) && connection.client.unsent.is_empty()
     }
 
     /// Answers one batch of frames; how many bytes it took.
@@ -251,7 +268,8 @@ impl Worker {
             Request::Hello(hello) => {
                 self.greet(connection, state, id, (header, hello), asked.frame)
             }
-            Request::Share { .. } if !connection.is_local => {
+            // A second time, the bells of the first would be watched for ever.
+            Request::Share { .. } if !connection.is_local || state.port.is_some() => {
                 light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
             }
             Request::Share { request_bytes, answer_bytes } => {

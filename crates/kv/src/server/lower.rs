@@ -4,6 +4,8 @@
 //! waits behind, and one read serves all. A plain first read is answered from what came; anything else,
 //! and a second read, brings the item back into memory and is then answered like any other request.
 
+mod falling;
+
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use farpool_keyvault::message::Item;
 use rustix::event::epoll;
 
+use self::falling::{Below, StoreJudge, give};
 use super::far::shard::Reclaim;
 use super::gather::{GatheringId, Gatherings};
 use super::mailbox::{Address, Answer, Batch, GetKey};
@@ -19,10 +22,9 @@ use super::worker::Worker;
 use crate::protocol::classic;
 use crate::store::Store;
 use crate::store::index::{Place, Tier};
-use crate::store::lower::Outbox;
 use crate::tier::far::Far;
 use crate::tier::flash::{self, Flash};
-use crate::tier::log::{Judge, Log, Medium, Outcome};
+use crate::tier::log::{Log, Outcome};
 use crate::tier::record::{self, Record};
 
 /// Who waits for a lower tier for so long is answered as if the item were not there. A medium that fails
@@ -91,88 +93,6 @@ pub(super) struct Lower {
     pub(super) late: u64,
 }
 
-/// What leaves far memory, on its way to flash.
-#[derive(Debug, Default)]
-struct Below {
-    has_flash: bool,
-    /// Items that far memory drops.
-    fallen: Outbox,
-    /// Items whose zone had to leave.
-    emptied: Outbox,
-    /// Of those, items that could not go on to flash.
-    dropped: u64,
-}
-
-/// What the store says about a tier's zone that is used again.
-struct StoreJudge<'a> {
-    store: &'a mut Store,
-    tier: Tier,
-    /// Where items of far memory go.
-    below: Option<&'a mut Below>,
-}
-
-impl StoreJudge<'_> {
-    /// Takes an item out of the index; whether somebody could still want it.
-    fn takes_out(&mut self, record: &Record<'_>, place: Place) -> bool {
-        let was_there = self.store.remove_lower(record.hash, self.tier, place);
-        was_there && self.store.is_live(record)
-    }
-}
-
-impl Judge for StoreJudge<'_> {
-    fn keeps(&mut self, hash: u64, place: Place) -> bool {
-        self.store.lower_hits(hash, self.tier, place).is_some_and(|hits| hits > 0)
-    }
-
-    fn moved(&mut self, hash: u64, from: Place, to: Place) {
-        self.store.move_lower(hash, self.tier, from, to);
-    }
-
-    fn knows(&mut self, hash: u64, place: Place) -> bool {
-        self.store.lower_hits(hash, self.tier, place).is_some()
-    }
-
-    fn dropped(&mut self, record: &Record<'_>, place: Place) {
-        let is_wanted = self.takes_out(record, place);
-        if let Some(below) = self.below.as_deref_mut().filter(|it| is_wanted && it.has_flash) {
-            below.fallen.push_record(record);
-        }
-    }
-
-    fn emptied(&mut self, record: &Record<'_>, place: Place) {
-        let is_wanted = self.takes_out(record, place);
-        if let Some(below) = self.below.as_deref_mut().filter(|_| is_wanted) {
-            if below.has_flash {
-                below.emptied.push_record(record);
-            } else {
-                below.dropped += 1;
-            }
-        }
-    }
-}
-
-/// Gives a record to a tier; whether it took it.
-fn give<M: Medium>(
-    log: &mut Log<M>,
-    store: &mut Store,
-    tier: Tier,
-    record: (u64, &[u8]),
-    below: Option<&mut Below>,
-) -> bool {
-    let (hash, bytes) = record;
-    if !log.has_zones() || !store.has_room_for_lower() {
-        return false;
-    }
-    let mut judge = StoreJudge { store, tier, below };
-    let Some(place) = log.append_or_wait(bytes, &mut judge) else { return false };
-    let is_known = store.insert_lower(hash, tier, place, 0).is_ok();
-    if !is_known {
-        // Nobody would forget it when something newer is stored.
-        log.forget(place);
-    }
-    is_known
-}
-
 impl Lower {
     /// Begins to read an item; it comes among the tier's outcomes.
     fn read(&mut self, tier: Tier, place: Place, hash: u64) {
@@ -201,14 +121,13 @@ impl Lower {
             for (hash, bytes) in below.fallen.iter() {
                 give(flash, store, Tier::Flash, (hash, bytes), None);
             }
-            for (hash, bytes) in below.emptied.iter() {
+            for (hash, bytes) in below.emptied() {
                 let is_taken = give(flash, store, Tier::Flash, (hash, bytes), None);
                 reclaim.counts.spilled += u64::from(is_taken);
                 reclaim.counts.dropped += u64::from(!is_taken);
             }
         }
-        below.fallen.clear();
-        below.emptied.clear();
+        below.clear();
     }
 
     /// Takes an item out whose place is known; a later process does not find it either.
@@ -228,7 +147,7 @@ impl Lower {
 
     /// Whether there is something to do without anything coming.
     pub(super) fn has_at_hand(&self) -> bool {
-        self.reclaim.is_forgetting()
+        self.reclaim.is_walking()
             || self.far.as_ref().is_some_and(Log::has_at_hand)
             || self.flash.as_ref().is_some_and(Log::has_at_hand)
     }

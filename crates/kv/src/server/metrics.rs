@@ -274,6 +274,11 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
                 "Of that, what there is and is not to be given back",
                 far.granted_bytes.load(Ordering::Relaxed),
             ),
+            (
+                "leaving",
+                "What has to be given back or is lost, and is not given back yet",
+                far.leaving_bytes.load(Ordering::Relaxed),
+            ),
         ],
     );
     counters(

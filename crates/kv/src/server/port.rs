@@ -1,6 +1,7 @@
 //! Connections in shared memory: their rings, whose turn it is, and what wakes either side.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use farpool_keyvault::frame::{Header, Status, begin, finish, frame_length};
 use farpool_keyvault::ring::{Popped, Reader, Writer, frame_bytes_max};
@@ -9,11 +10,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
-use super::connection::Phase;
-use super::light::{BATCH, Light};
+use super::connection::{Client, Phase};
+use super::light::{BATCH, Light, Source};
 use super::sockets::{Connection, ConnectionId};
 use super::worker::Worker;
 use crate::protocol::light;
+
+/// A client tells nobody when it makes room in its ring of answers: one that was full is looked at so often.
+const FULL_RING_LOOK: Duration = Duration::from_millis(1);
 
 /// The server's ends of the rings.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub struct Port {
     wake_client: OwnedFd,
     /// Answers that found the ring full: the client was granted more than it makes room for.
     held: Vec<u8>,
+    /// How much of them has gone since.
+    held_done: usize,
 }
 
 impl Worker {
@@ -69,19 +75,16 @@ impl Worker {
 
     fn serve_port(&mut self, number: usize) -> bool {
         let Some(connection) = self.connections[number].as_mut() else { return false };
+        if connection.client.is_ring_full {
+            // Who does not take his answers is not asked for more requests.
+            return self.push_held(number);
+        }
         if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
             return false;
         }
         let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
             return false;
         };
-        if !port.held.is_empty() {
-            // Who does not take his answers is not asked for more requests.
-            let held = std::mem::take(&mut port.held);
-            let done = port.push_some(&held, &mut Vec::new());
-            port.held.extend_from_slice(&held[done..]);
-            return false;
-        }
         if !port.requests.has_frame() {
             return false;
         }
@@ -105,7 +108,7 @@ impl Worker {
             number: u32::try_from(number).unwrap_or(0),
             generation: connection.generation,
         };
-        let done = self.serve_light(&mut connection, id, &frames);
+        let done = self.serve_light(&mut connection, id, (&frames, Source::Ring));
         is_broken |= done < frames.len();
         self.frames = frames;
         is_broken |= !self.finish(&mut connection) || !self.watch(number, &mut connection);
@@ -116,12 +119,30 @@ impl Worker {
         true
     }
 
-    /// Puts the answers made so far into the connection's ring.
-    pub(super) fn push_answers(&mut self, connection: &mut Connection) {
-        if let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) {
+    /// Gives a client that has made room the answers that wait for it; whether it had made some.
+    fn push_held(&mut self, number: usize) -> bool {
+        let port =
+            self.connections[number].as_mut().and_then(|it| it.light.as_mut()?.port.as_mut());
+        if !port.is_some_and(Port::push_held) {
+            return false;
+        }
+        let Some(mut connection) = self.connections[number].take() else { return false };
+        // What it sent meanwhile over the socket has its turn again.
+        if !self.finish(&mut connection) || !self.watch(number, &mut connection) {
+            connection.client.phase = Phase::Closing;
+        }
+        self.connections[number] = Some(connection);
+        true
+    }
+
+    /// Puts the answers made so far into the connection's ring, if it has one. Those that are too long for it stay, for
+    /// the socket.
+    pub(super) fn push_answers(&mut self, client: &mut Client, light: Option<&mut Light>) {
+        if let Some(port) = light.and_then(|light| light.port.as_mut()) {
             let long = port.push_all(&self.out);
             self.out.clear();
             self.out.extend_from_slice(&long);
+            client.is_ring_full = !port.held.is_empty();
         }
     }
 
@@ -135,31 +156,37 @@ impl Worker {
         }
     }
 
-    /// Prepares all rings for a sleep; false if a request has come meanwhile.
-    pub(super) fn rings_fall_asleep(&mut self) -> bool {
+    /// Prepares all rings for a sleep: how long it may last. None if a request has come meanwhile.
+    pub(super) fn rings_fall_asleep(&mut self) -> Option<Duration> {
         let mut all_asleep = true;
-        self.for_each_port(|port| {
-            all_asleep &= port.held.is_empty() && port.requests.fall_asleep()
+        let mut limit = Duration::MAX;
+        self.for_each_port(|client, port| {
+            if client.is_ring_full {
+                limit = FULL_RING_LOOK;
+            } else if client.unsent.is_empty() && !client.is_held_up() {
+                all_asleep &= port.requests.fall_asleep();
+            }
+            // Others are not asked for requests: what they wait for wakes the thread.
         });
-        all_asleep
+        all_asleep.then_some(limit)
     }
 
     pub(super) fn rings_wake_up(&mut self) {
-        self.for_each_port(|port| {
+        self.for_each_port(|_, port| {
             port.requests.wake_up();
             let mut counter = [0; 8];
             let _ = rustix::io::read(&port.wake_server, &mut counter);
         });
     }
 
-    fn for_each_port(&mut self, mut each: impl FnMut(&mut Port)) {
+    fn for_each_port(&mut self, mut each: impl FnMut(&Client, &mut Port)) {
         let members: SmallVec<[u32; 16]> = self.turns.members().collect();
         for number in members {
-            let connection = self.connections[number as usize].as_mut();
-            if let Some(port) =
-                connection.and_then(|it| it.light.as_mut()).and_then(|light| light.port.as_mut())
+            if let Some(Connection { client, light: Some(light), .. }) =
+                self.connections[number as usize].as_mut()
+                && let Some(port) = &mut light.port
             {
-                each(port);
+                each(client, port);
             }
         }
     }
@@ -176,6 +203,7 @@ fn make_port(sizes: RingSizes) -> Result<(Port, OwnedFd), Errno> {
         wake_server: bell()?,
         wake_client: bell()?,
         held: Vec::new(),
+        held_done: 0,
     };
     Ok((port, file))
 }
@@ -186,38 +214,44 @@ impl Port {
         &self.wake_server
     }
 
-    /// Puts answers into the ring as far as it takes them; those that are too long for it come back, for
-    /// the socket.
+    /// Puts answers into the ring, and keeps what it does not take; those that are too long for it come back.
     fn push_all(&mut self, answers: &[u8]) -> Vec<u8> {
-        let mut long = Vec::new();
-        if !self.held.is_empty() {
-            self.held.extend_from_slice(answers);
-            let held = std::mem::take(&mut self.held);
-            let done = self.push_some(&held, &mut long);
-            self.held.extend_from_slice(&held[done..]);
-        } else {
-            let done = self.push_some(answers, &mut long);
-            self.held.extend_from_slice(&answers[done..]);
+        let (mut long, mut at, mut any) = (Vec::new(), 0, false);
+        while let Some(Ok(length)) = frame_length(&answers[at..]) {
+            let frame = &answers[at..at + length];
+            at += length;
+            if length > self.answer_bytes_max {
+                long.extend_from_slice(frame);
+            } else if self.held.is_empty() && self.answers.push(frame) {
+                any = true;
+            } else {
+                self.held.extend_from_slice(frame);
+            }
         }
+        self.wake_client(any);
         long
     }
 
-    /// Pushes frames while there is room; how many bytes are done.
-    fn push_some(&mut self, answers: &[u8], long: &mut Vec<u8>) -> usize {
-        let mut at = 0;
-        while let Some(Ok(length)) = frame_length(&answers[at..]) {
-            let frame = &answers[at..at + length];
-            if length > self.answer_bytes_max {
-                long.extend_from_slice(frame);
-            } else if !self.answers.push(frame) {
-                break;
-            }
-            at += length;
+    /// Goes on with answers that found the ring full; whether there was room for one.
+    fn push_held(&mut self) -> bool {
+        let before = self.held_done;
+        while let Some(Ok(length)) = frame_length(&self.held[self.held_done..])
+            && self.answers.push(&self.held[self.held_done..self.held_done + length])
+        {
+            self.held_done += length;
         }
-        if at > 0 && self.answers.reader_sleeps() {
+        let any = self.held_done > before;
+        if self.held_done == self.held.len() {
+            (self.held, self.held_done) = (Vec::new(), 0);
+        }
+        self.wake_client(any);
+        any
+    }
+
+    fn wake_client(&self, has_answers: bool) {
+        if has_answers && self.answers.reader_sleeps() {
             // Fails only when the counter is full, and then the client is awake.
             let _ = rustix::io::write(&self.wake_client, &1u64.to_ne_bytes());
         }
-        at
     }
 }

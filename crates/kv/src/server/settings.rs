@@ -151,6 +151,8 @@ pub struct FarFigures {
     pub wanted_bytes: AtomicU64,
     /// What is granted and was not asked back.
     pub granted_bytes: AtomicU64,
+    /// What was asked back or lost and is not given back yet.
+    pub leaving_bytes: AtomicU64,
     /// Pieces that were asked back.
     pub reclaims: AtomicU64,
     /// Pieces that went without notice.

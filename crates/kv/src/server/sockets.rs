@@ -7,7 +7,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::connection::{Client, Phase, Ticket};
-use super::light::Light;
+use super::light::{Light, Source};
 use super::mailbox::{Address, Answer, Batch, Message, Protocol};
 use super::watch::CloseReason;
 use super::worker::{TOKEN_BELL, Worker};
@@ -207,7 +207,7 @@ impl Worker {
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
         self.note_client(Some(connection));
         if connection.light.is_some() {
-            self.serve_light(connection, id, input)
+            self.serve_light(connection, id, (input, Source::Socket))
         } else {
             self.serve(connection, id, input)
         }
@@ -281,7 +281,7 @@ impl Worker {
 
     /// Sends what is ready at the end of a turn.
     pub(super) fn finish(&mut self, connection: &mut Connection) -> bool {
-        self.push_answers(connection);
+        self.push_answers(&mut connection.client, connection.light.as_mut());
         let is_due = connection.client.replies.settle(&mut self.out, &mut self.spare_buffers);
         !is_due || self.send(connection)
     }

@@ -92,6 +92,7 @@ fn push_far(shared: &Shared, sum: &ShardReport, out: &mut Vec<u8>) {
         &[
             ("far_wanted_bytes", far.wanted_bytes.load(Ordering::Relaxed)),
             ("far_granted_bytes", far.granted_bytes.load(Ordering::Relaxed)),
+            ("far_leaving_bytes", far.leaving_bytes.load(Ordering::Relaxed)),
             ("far_reclaims", far.reclaims.load(Ordering::Relaxed)),
             ("far_reclaimed_moved", sum.far.counts.moved),
             ("far_reclaimed_spilled", sum.reclaim.spilled),

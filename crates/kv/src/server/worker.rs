@@ -278,16 +278,14 @@ impl Worker {
         if self.ports_busy || !spin.is_zero() && self.last_work.elapsed() < spin {
             return (Some(AT_ONCE), false);
         }
-        if !self.turns.is_empty() && !self.rings_fall_asleep() {
-            return (Some(AT_ONCE), true);
-        }
+        let Some(rings_limit) = self.rings_fall_asleep() else { return (Some(AT_ONCE), true) };
         let limit = match &self.lower {
             Some(lower) if lower.has_at_hand() => Duration::ZERO,
             Some(lower) if lower.is_busy() => LOWER_LOOK,
             _ if self.stop_at.is_some() => Duration::from_millis(10),
             _ => TICK,
         };
-        (Timespec::try_from(limit).ok(), true)
+        (Timespec::try_from(limit.min(rings_limit)).ok(), true)
     }
 
     fn close_ended_ports(&mut self) {

@@ -362,6 +362,13 @@ impl Index {
         Some(removed)
     }
 
+    /// Shows the entries of one region; false when there is no such region.
+    pub fn see_in(&self, number: usize, mut see: impl FnMut(Entry)) -> bool {
+        let Some(region) = self.regions.get(number) else { return false };
+        region.memory.words().iter().filter(|&&word| word != 0).for_each(|&word| see(Entry(word)));
+        true
+    }
+
     /// Makes region `number` larger by a quarter, or splits it.
     fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
         let old = &self.regions[number as usize];

@@ -181,6 +181,16 @@ impl Store {
         true
     }
 
+    /// Shows where in far memory items lie that were hit, in one part of the index: false as for
+    /// [`Self::forget_far_in`].
+    pub fn see_hit_in_far(&self, part: usize, mut see: impl FnMut(Place)) -> bool {
+        self.index.see_in(part, |it| {
+            if it.tier() == Tier::Far && it.hits() > 0 {
+                see(it.place());
+            }
+        })
+    }
+
     /// Items in lower tiers.
     #[must_use]
     pub const fn lower_items(&self) -> usize {

@@ -14,6 +14,7 @@ use farpool_kv::protocol::request::{
 use farpool_kv::protocol::{CommandCounts, Shard, meta};
 use farpool_kv::store::item::ItemParts;
 use farpool_kv::store::{SHARD_BYTES_MIN, Store, StoreSettings};
+use farpool_policy::CacheKind;
 
 const ITEM_BYTES_MAX: usize = 64 << 10;
 const LIMITS: ParseLimits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX };
@@ -81,15 +82,21 @@ pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
     assert_eq!(parts, whole);
 }
 
+/// The policy that a byte of input names; each has its numbers.
+pub fn policy_of(byte: u8) -> CacheKind {
+    CacheKind::ALL[usize::from(byte) % CacheKind::ALL.len()]
+}
+
 /// A small shard that is full; whether its values can be leased.
-pub fn full_shard(leases: bool) -> Shard {
+pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,
         item_bytes_max: ITEM_BYTES_MAX,
         evicts: true,
     };
     let make = if leases { Store::leasing } else { Store::new };
-    let store = make(settings).expect("there is address space");
+    let mut store = make(settings).expect("there is address space");
+    store.set_policy(policy).expect("there is memory");
     let mut shard = Shard {
         store,
         clock: Clock::start(1_700_000_000),
@@ -112,8 +119,8 @@ pub fn full_shard(leases: bool) -> Shard {
 
 /// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock goes on by
 /// `step_s` with each request.
-pub fn execute_any(bytes: &[u8], step_s: u8) {
-    let mut shard = full_shard(false);
+pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
+    let mut shard = full_shard(false, policy);
     let mut out = Vec::new();
     let mut uptime_s = 0;
     read_all(&[bytes], |request| {

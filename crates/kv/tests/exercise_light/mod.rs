@@ -12,6 +12,7 @@ use farpool_keyvault::owner::hash_key;
 use farpool_kv::protocol::lease::{self, LeaseTable};
 use farpool_kv::protocol::{Shard, light};
 use farpool_kv::store::lease::LeasesHeld;
+use farpool_policy::CacheKind;
 
 use super::exercise::full_shard;
 
@@ -56,8 +57,8 @@ impl Leasing {
 
 /// Any stream of frames is answered without a panic, each request with one whole frame that a client can read, memory
 /// stays bounded, and what is leased stays as it is.
-pub fn answer_any(bytes: &[u8]) {
-    let mut shard = full_shard(true);
+pub fn answer_any(bytes: &[u8], policy: CacheKind) {
+    let mut shard = full_shard(true, policy);
     let (file, memory_bytes) = shard.store.readable_by_others().expect("it gives leases");
     let memory = ItemMemory::map(file, memory_bytes as u64).expect("there is address space");
     let mut leasing = Leasing { table: LeaseTable::new(2), memory, kept: HashMap::new() };

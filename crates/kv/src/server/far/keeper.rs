@@ -224,6 +224,7 @@ impl Keeper {
         let Some(granted) = self.granted.get_mut(&grant) else { return };
         if !std::mem::replace(&mut granted.leaves, true) {
             self.shared.far.granted_bytes.fetch_sub(granted.bytes, Ordering::Relaxed);
+            self.shared.far.leaving_bytes.fetch_add(granted.bytes, Ordering::Relaxed);
         }
         self.shared.mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Far(order())));
     }
@@ -305,6 +306,7 @@ impl Keeper {
             .collect();
         for grant in free {
             if let Some(granted) = self.granted.remove(&grant) {
+                self.shared.far.leaving_bytes.fetch_sub(granted.bytes, Ordering::Relaxed);
                 granted.pool.goodbye();
             }
             if let Some((plan, _)) = &mut self.rack {

@@ -1,5 +1,7 @@
 //! The zones of a log: whose turn it is, what becomes of their records, and how zones come and go.
 
+use std::collections::HashSet;
+
 use super::{Judge, Log, Medium, Operation};
 use crate::store::index::Place;
 use crate::tier::pages::Pages;
@@ -164,6 +166,20 @@ impl<M: Medium> Log<M> {
         }
     }
 
+    /// The zone of a place, if it waits to be emptied.
+    #[must_use]
+    pub fn leaving_at(&self, place: Place) -> Option<usize> {
+        let (zone, ..) = Self::parts_of(place);
+        let waits = |it: &&Zone| it.leave == Leave::Empties && it.state == ZoneState::Sealed;
+        self.zones.get(zone).filter(waits).map(|_| zone)
+    }
+
+    /// Zones that wait to be emptied have their turns by their worth, the most first: what is not emptied in time is
+    /// dropped.
+    pub fn order_leaving(&mut self, worth: impl Fn(usize) -> u64) {
+        self.leaving.make_contiguous().sort_by_key(|&zone| std::cmp::Reverse(worth(zone)));
+    }
+
     /// Whether so much is on its way that nothing should be added without need.
     #[must_use]
     pub fn is_backed_up(&self) -> bool {
@@ -177,12 +193,25 @@ impl<M: Medium> Log<M> {
     }
 
     /// The zones that the index has to forget before their numbers are used again, once all that leave have left.
+    /// Not those in which something is still under way: their numbers cannot be used again before it has ended, and
+    /// whoever walked over the index until then would do nothing else.
     #[must_use]
     pub fn to_forget(&self) -> Vec<usize> {
         if self.gone == 0 || !self.leaving.is_empty() {
             return Vec::new();
         }
-        (0..self.zones.len()).filter(|&it| self.zones[it].state == ZoneState::Gone).collect()
+        let used = self.zones_under_way();
+        let is_free = |it: &usize| self.zones[*it].state == ZoneState::Gone && !used.contains(it);
+        (0..self.zones.len()).filter(is_free).collect()
+    }
+
+    /// The zones in which something is under way.
+    fn zones_under_way(&self) -> HashSet<usize> {
+        let zone = |it: &Operation| match *it {
+            Operation::Read { place, .. } => Self::parts_of(place).0,
+            Operation::Write { zone } | Operation::Reclaim { zone } => zone,
+        };
+        self.operations.values().map(zone).collect()
     }
 
     /// Whether a place lies in a zone that is gone, and then whether it was lost.
@@ -194,14 +223,10 @@ impl<M: Medium> Log<M> {
 
     /// The index points to nothing in these zones any more.
     pub fn forgotten(&mut self, zones: &[usize]) {
+        // What an earlier use of a number gives back late must not be taken for the next one's.
+        let used = self.zones_under_way();
         for &zone in zones {
-            let concerns = |it: &Operation| match *it {
-                Operation::Read { place, .. } => Self::parts_of(place).0 == zone,
-                Operation::Write { zone: it } | Operation::Reclaim { zone: it } => it == zone,
-            };
-            // What an earlier use of the number gave back late must not be taken for the next one's.
-            if self.zones[zone].state == ZoneState::Gone && !self.operations.values().any(concerns)
-            {
+            if self.zones[zone].state == ZoneState::Gone && !used.contains(&zone) {
                 self.zones[zone] = Zone { state: ZoneState::Absent, ..Zone::FREE };
                 self.gone -= 1;
             }
