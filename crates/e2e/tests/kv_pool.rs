@@ -164,6 +164,7 @@ fn a_drained_node_is_left_while_clients_read_and_write() {
     eprintln!("{kept} of {KEYS} were kept, {rounds} rounds, longest {longest:?}");
     assert!(kept > KEYS / 3, "what has moved is still there");
     wait_for_memory(&mut client);
+    wait_for_figure(&mut client, "far_leaving_bytes", "all is given back", |it| it == 0);
     let second = rack.lenders();
     assert!(!second.is_empty() && !second.contains(&first[0]), "{first:?}, then {second:?}");
     fill(&mut client, 2);
