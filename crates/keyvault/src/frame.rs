@@ -25,8 +25,6 @@ pub const VERSION: u16 = 1;
 const ANSWER: u8 = 0x80;
 /// The length in the first word of a header.
 const LENGTH_MASK: u64 = 0xff_ffff;
-/// A header without its checksum.
-const SUM_CLEARED: u128 = (1 << 96) - 1;
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $code:literal,)+ }) => {
@@ -157,9 +155,7 @@ impl Header {
         let (head, body) = frame
             .split_first_chunk::<HEADER_BYTES>()
             .ok_or(FrameError::TooShort { length: u32::try_from(frame.len()).unwrap_or(0) })?;
-        let ([first, last], _) = head.as_chunks::<8>() else { unreachable!("16 bytes are two words") };
-        let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
-        let (request, sum) = ((last & 0xffff_ffff) as u32, (last >> 32) as u32);
+        let (first, request, sum) = words_of(head);
         if checked && checksum(first, request, [body, b""]) != sum {
             return Err(FrameError::Checksum { request });
         }
@@ -204,13 +200,7 @@ impl Header {
     /// The header as bytes, its checksum still 0.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        self.with_sum(0)
-    }
-
-    #[inline]
-    fn with_sum(self, sum: u32) -> [u8; HEADER_BYTES] {
-        let (first, request) = self.words();
-        (u128::from(first) | u128::from(request) << 64 | u128::from(sum) << 96).to_le_bytes()
+        with_sum(self.words(), 0)
     }
 }
 
@@ -223,7 +213,7 @@ pub fn push(out: &mut Vec<u8>, header: Header, body: [&[u8]; 2], checked: bool) 
     let (first, request) = header.words();
     let sum = if checked { checksum(first, request, body) } else { 0 };
     out.reserve(bytes);
-    out.extend_from_slice(&header.with_sum(sum));
+    out.extend_from_slice(&with_sum((first, request), sum));
     out.extend_from_slice(body[0]);
     out.extend_from_slice(body[1]);
 }
@@ -246,9 +236,22 @@ pub fn finish(out: &mut [u8], start: usize, checked: bool) {
         debug_assert!(false, "a frame begins with its header");
         return;
     };
-    let words = u128::from_le_bytes(*head) & !u128::from(LENGTH_MASK) | u128::from(length) & u128::from(LENGTH_MASK);
-    let sum = if checked { checksum(words as u64, (words >> 64) as u32, [body, b""]) } else { 0 };
-    *head = (words & SUM_CLEARED | u128::from(sum) << 96).to_le_bytes();
+    let (first, request, _) = words_of(head);
+    let first = first & !LENGTH_MASK | u64::from(length) & LENGTH_MASK;
+    let sum = if checked { checksum(first, request, [body, b""]) } else { 0 };
+    *head = with_sum((first, request), sum);
+}
+
+/// A header's words, and its checksum.
+#[inline(always)]
+const fn words_of(head: &[u8; HEADER_BYTES]) -> (u64, u32, u32) {
+    let head = u128::from_le_bytes(*head);
+    ((head & 0xffff_ffff_ffff_ffff) as u64, (head >> 64 & 0xffff_ffff) as u32, (head >> 96) as u32)
+}
+
+#[inline(always)]
+fn with_sum((first, request): Words, sum: u32) -> [u8; HEADER_BYTES] {
+    (u128::from(first) | u128::from(request) << 64 | u128::from(sum) << 96).to_le_bytes()
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use proptest::prelude::*;
 enum Step {
     Store { key: u16, bytes: usize, expires_in_s: u32 },
     Read { key: u16 },
+    /// What is remembered of it may be wrong later.
+    LoadAhead { key: u16 },
     Touch { key: u16, expires_in_s: u32 },
     Renumber { key: u16 },
     Remove { key: u16 },
@@ -36,6 +38,7 @@ fn steps(keys: u16, bytes_max: usize) -> impl Strategy<Value = Vec<Step>> {
         10 => (key.clone(), 0..bytes_max, lifetime.clone())
             .prop_map(|(key, bytes, expires_in_s)| Step::Store { key, bytes, expires_in_s }),
         8 => key.clone().prop_map(|key| Step::Read { key }),
+        4 => key.clone().prop_map(|key| Step::LoadAhead { key }),
         2 => (key.clone(), lifetime).prop_map(|(key, expires_in_s)| Step::Touch { key, expires_in_s }),
         1 => key.clone().prop_map(|key| Step::Renumber { key }),
         2 => key.prop_map(|key| Step::Remove { key }),
@@ -119,6 +122,11 @@ impl Run {
                     }
                 }
                 self.find(key)?;
+            }
+            Step::LoadAhead { key } => {
+                let hash = hash_key(format!("key{key:09}").as_bytes());
+                self.store.prefetch_entry(hash);
+                self.store.prefetch_item(hash);
             }
             Step::Read { key } => {
                 if let Some(found) = self.find(key)? {

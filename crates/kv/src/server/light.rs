@@ -159,7 +159,13 @@ impl Worker {
             let read = match Header::read(frame, !state.unchecked) {
                 Ok(header) if self.is_read_here(state, &header, hash) => {
                     let (key, checked) = (&frame[HEADER_BYTES..], !state.unchecked);
-                    light::answer_get(&mut self.shard, &header, (key, hash), checked, &mut self.out);
+                    light::answer_get(
+                        &mut self.shard,
+                        &header,
+                        (key, hash),
+                        checked,
+                        &mut self.out,
+                    );
                     continue;
                 }
                 Ok(header) => read_body(header, frame, hash),
@@ -302,12 +308,7 @@ impl Worker {
 
     /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys; whether
     /// the answer is still to come.
-    fn answer_on_keys(
-        &mut self,
-        state: &mut Light,
-        id: ConnectionId,
-        asked: &Asked<'_>,
-    ) -> bool {
+    fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, asked: &Asked<'_>) -> bool {
         let Asked { header, request, hash, frame } = asked;
         let checked = !state.unchecked;
         let shards = self.shared.shards();

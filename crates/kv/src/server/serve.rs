@@ -281,7 +281,12 @@ impl Worker {
             let done = if self.is_merged(ahead) {
                 self.merge_keys(client, id, ahead, GetKey { with_cas, touch, is_last: reaches_end })
             } else {
-                self.answer_get_keys(client, id, ahead, GetKey { with_cas, touch, is_last: reaches_end })
+                self.answer_get_keys(
+                    client,
+                    id,
+                    ahead,
+                    GetKey { with_cas, touch, is_last: reaches_end },
+                )
             };
             if let Some((key, _)) = ahead.get(done) {
                 let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;

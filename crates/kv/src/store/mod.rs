@@ -55,6 +55,11 @@ pub fn ttl_class(expires_s: u32, now_s: u32) -> u8 {
     u8::try_from((log2 as usize).min(TTL_CLASSES - 1)).unwrap_or(0)
 }
 
+#[inline]
+fn seen_slot(hash: u64) -> usize {
+    usize::try_from(hash % SEEN as u64).unwrap_or(0)
+}
+
 /// Why an item was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -312,7 +317,7 @@ impl Store {
             true
         };
         if let Some((at, _)) = self.index.find(hash, is_it) {
-            self.seen[hash as usize % SEEN] = at;
+            self.seen[seen_slot(hash)] = at;
         }
     }
 
@@ -367,7 +372,7 @@ impl Store {
         let is_it = |entry: Entry| {
             entry.tier() == Tier::Memory && self.arena.item(entry.place()).key() == key
         };
-        let seen = self.seen[hash as usize % SEEN];
+        let seen = self.seen[seen_slot(hash)];
         match self.index.entry_with_tag(seen, hash).filter(|&entry| is_it(entry)) {
             Some(entry) => Some((seen, entry)),
             None => self.index.find(hash, is_it),
