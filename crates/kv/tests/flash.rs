@@ -8,13 +8,34 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_kv::server::{FlashError, FlashSettings, Server, ServerError, Settings, Shared};
+use farpool_kv::server::{Books, FlashError, FlashSettings, Server, ServerError, Settings, Shared};
 use farpool_kv::tier::flash::layout::{Superblock, Use};
 
 const MEMORY_BYTES: usize = 16 << 20;
 const FLASH_BYTES: u64 = 192 << 20;
 const KEYS: usize = 40_000;
 const START_UNIX_S: i64 = 1_700_000_000;
+
+/// A folder for flash, and beside it one in memory for its book-keeping.
+struct Folder {
+    disk: tempfile::TempDir,
+    _memory: tempfile::TempDir,
+}
+
+const BOOKS: &str = "books";
+
+impl Folder {
+    fn new() -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::os::unix::fs::symlink(memory.path(), disk.path().join(BOOKS)).unwrap();
+        Self { disk, _memory: memory }
+    }
+
+    fn path(&self) -> &Path {
+        self.disk.path()
+    }
+}
 
 fn settings(path: &Path, threads: usize) -> Settings {
     Settings {
@@ -26,6 +47,7 @@ fn settings(path: &Path, threads: usize) -> Settings {
             bytes: FLASH_BYTES,
             reset: false,
             write_bytes_per_s: None,
+            books: Books::Only(path.with_file_name(BOOKS)),
         }),
         ..Settings::default()
     }
@@ -182,7 +204,7 @@ fn fill_replace_and_delete(path: &Path, threads: usize) -> Option<u64> {
 
 #[test]
 fn what_memory_has_no_room_for_is_on_flash_and_survives_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     for threads in [1, 2] {
         let cas = without_loss(&path, || fill_replace_and_delete(&path, threads));
@@ -200,7 +222,7 @@ fn what_memory_has_no_room_for_is_on_flash_and_survives_a_restart() {
 
 #[test]
 fn what_was_flushed_or_has_expired_stays_away_after_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     without_loss(&path, || {
         let running = Running::start(settings(&path, 1), START_UNIX_S);
@@ -228,7 +250,7 @@ fn what_was_flushed_or_has_expired_stays_away_after_a_restart() {
 
 #[test]
 fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     let refusal = |settings: Settings| Server::bind(settings, START_UNIX_S).unwrap_err();
     let first = Server::bind(settings(&path, 1), START_UNIX_S).unwrap();
@@ -270,7 +292,7 @@ fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
 
 #[test]
 fn what_flash_garbles_is_a_miss_and_never_a_wrong_value() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     {
         let running = Running::start(settings(&path, 1), START_UNIX_S);
@@ -301,7 +323,7 @@ const CONTROL_AT: usize = 4096;
 
 #[test]
 fn book_keeping_that_the_device_lost_brings_nothing_back() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     {
         let running = Running::start(settings(&path, 1), START_UNIX_S);
@@ -319,10 +341,12 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
     let closed = std::fs::read(&path).unwrap();
     // Lost, and as it was earlier: all of it, or what lies behind its first page.
     let behind = CONTROL_AT + 4096..ZONES_AT;
+    let all = CONTROL_AT..ZONES_AT;
     let zeros = vec![0; before.len()];
     for (lost, other) in [
         (behind.clone(), &zeros),
-        (CONTROL_AT..ZONES_AT, &zeros),
+        (all.clone(), &zeros),
+        (all, &before),
         (behind, &before),
         (CONTROL_AT..CONTROL_AT + 4096, &before),
         (ZONES_AT - 4096 * 20..ZONES_AT, &zeros),
@@ -351,7 +375,7 @@ fn garble(bytes: &mut [u8]) {
 
 #[test]
 fn what_there_was_no_memory_to_point_at_stays_away() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     let small = 4 << 20;
     for (memory_bytes, keys, at_most) in
@@ -373,7 +397,7 @@ fn what_there_was_no_memory_to_point_at_stays_away() {
 
 #[test]
 fn no_more_is_written_than_the_budget_allows() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let mut limited = settings(&folder.path().join("flash"), 1);
     limited.flash.as_mut().unwrap().write_bytes_per_s = Some(1e6);
     let running = Running::start(limited, START_UNIX_S);
@@ -386,13 +410,13 @@ fn no_more_is_written_than_the_budget_allows() {
 
 #[test]
 fn after_a_crash_of_the_machine_nothing_is_served() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let path = folder.path().join("flash");
     {
         let running = Running::start(settings(&path, 1), START_UNIX_S);
         Text::connect(running.text).fill(0..KEYS, 0, 0);
     }
-    for (state, is_served) in [(Use::Clean, true), (Use::InUse, false)] {
+    for (state, is_served) in [(Use::Clean, true), (Use::InUse, false), (Use::InMemory, false)] {
         let mut bytes = std::fs::read(&path).unwrap();
         let superblock = Superblock::decode(&bytes).unwrap();
         assert_eq!(superblock.state, Use::Clean, "it was closed in order");
@@ -402,5 +426,7 @@ fn after_a_crash_of_the_machine_nothing_is_served() {
         let running = Running::start(settings(&path, 1), START_UNIX_S + 1);
         let mut text = Text::connect(running.text);
         assert_eq!(text.count(0..KEYS, 0) > 10_000, is_served, "{state:?}");
+        // For the next round.
+        text.fill(0..KEYS, 0, 0);
     }
 }

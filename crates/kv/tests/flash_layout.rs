@@ -1,21 +1,24 @@
 //! The bytes of a flash file: what was written is read, and any other bytes are refused, never believed.
 
 use farpool_kv::tier::flash::layout::{
-    self, Geometry, Promises, SummaryEntry, Superblock, TableEntry, Use,
+    self, ClosingSum, Geometry, Nonce, Promises, SummaryEntry, Superblock, TableEntry, Use,
 };
+use farpool_kv::tier::flash::live::{Identity, LiveHeader};
 use proptest::prelude::*;
 
 mod exercise_flash;
 
 fn superblock() -> impl Strategy<Value = Superblock> {
-    (any::<(u32, u32, u64, i64, [u8; 16], bool)>()).prop_map(
-        |(shards, zones_per_shard, format_id, zero_unix_s, boot_id, is_clean)| Superblock {
+    let state = prop::sample::select(vec![Use::Clean, Use::InUse, Use::InMemory, Use::GivenUp]);
+    (any::<(u32, u32, u64, i64, [u8; 16], u128)>(), state).prop_map(
+        |((shards, zones_per_shard, format_id, zero_unix_s, boot_id, nonce), state)| Superblock {
             shards,
             zones_per_shard,
             format_id,
             zero_unix_s,
             boot_id,
-            state: if is_clean { Use::Clean } else { Use::InUse },
+            state,
+            nonce: Nonce(nonce),
         },
     )
 }
@@ -27,6 +30,36 @@ proptest! {
         prop_assert_eq!(Superblock::decode(&bytes), Ok(superblock));
         bytes[flip.0.index(Superblock::BYTES)] ^= 1 << (flip.1 % 8);
         prop_assert!(Superblock::decode(&bytes).is_err(), "a flipped bit");
+    }
+
+    #[test]
+    fn the_header_of_a_file_in_memory_is_read_as_it_was_written(
+        numbers: (u32, u32, u64, u128, u64, u64), flip: (prop::sample::Index, u8),
+    ) {
+        let (shards, zones_per_shard, format_id, nonce, device, inode) = numbers;
+        let identity = Identity { device, inode };
+        let header = LiveHeader { shards, zones_per_shard, format_id, nonce: Nonce(nonce), identity };
+        let mut bytes = header.encode();
+        prop_assert_eq!(LiveHeader::decode(&bytes), Some(header));
+        bytes[flip.0.index(LiveHeader::BYTES)] ^= 1 << (flip.1 % 8);
+        prop_assert_eq!(LiveHeader::decode(&bytes), None, "a flipped bit");
+    }
+
+    #[test]
+    fn a_closing_sum_is_that_of_one_closing(
+        nonce: u128, other: u128, format_id: u64, seed: u8, flip: (prop::sample::Index, u8),
+    ) {
+        prop_assume!(nonce != other);
+        let mut control: Vec<u8> = (0..3 * 4096u32).map(|at| (at % 251) as u8 ^ seed).collect();
+        let sum = |nonce, control: &[u8]| ClosingSum::new(format_id, Nonce(nonce), control).append(&control[4096..]);
+        sum(nonce, &control).write(&mut control);
+        prop_assert!(layout::is_as_closed(format_id, Nonce(nonce), &control));
+        prop_assert!(!layout::is_as_closed(format_id, Nonce(other), &control), "another closing");
+        prop_assert!(!layout::is_as_closed(!format_id, Nonce(nonce), &control), "another file");
+        // What lies between the sum and the page's end is not used.
+        let used: Vec<usize> = (0..layout::CLOSING_SUM_AT + 4).chain(4096..control.len()).collect();
+        control[used[flip.0.index(used.len())]] ^= 1 << (flip.1 % 8);
+        prop_assert!(!layout::is_as_closed(format_id, Nonce(nonce), &control), "a flipped bit");
     }
 
     #[test]

@@ -77,6 +77,10 @@ pub struct KvArgs {
     /// Write no more than so much to flash in a second, in the long run; items beyond are dropped
     #[arg(long, value_name = "SIZE", requires = "flash")]
     pub flash_write_rate: Option<Size>,
+    /// Keep flash's book-keeping in this directory while the server runs, on a tmpfs, or do not start [default: the
+    /// first of $RUNTIME_DIRECTORY, /run, $XDG_RUNTIME_DIR and /dev/shm that is one and has room, otherwise in the flash]
+    #[arg(long, value_name = "DIR", requires = "flash")]
+    pub flash_books: Option<PathBuf>,
     /// Threads; each owns an equal share of the keys [default: one for each processor]
     #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farpool_kv::server::auth::Credentials;
-use farpool_kv::server::{FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings};
+use farpool_kv::server::{
+    Books, FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings,
+};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -260,6 +262,9 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         #[expect(clippy::cast_precision_loss, reason = "no device writes 2^53 bytes a second")]
         let rate = args.flash_write_rate.map(|Size(bytes)| bytes as f64);
         flash.write_bytes_per_s = rate;
+        if let Some(directory) = &args.flash_books {
+            flash.books = Books::Only(directory.clone());
+        }
     }
     Ok(settings)
 }
@@ -292,7 +297,17 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
 
 fn flash(part: &FlashPart) -> FlashSettings {
     let path = part.path.clone();
-    FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None }
+    let books = Books::Preferably(books_directories());
+    FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None, books }
+}
+
+/// Where flash's book-keeping may lie while it is in use, best first: what systemd gave the service, what lives as
+/// long as the machine runs, the user's own (which goes when the user has logged out), what everybody may write to.
+fn books_directories() -> Vec<PathBuf> {
+    let given = std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_default();
+    let of_user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let directories = std::env::split_paths(&given).chain(["/run".into()]).chain(of_user);
+    directories.chain(["/dev/shm".into()]).filter(|it| it.is_absolute()).collect()
 }
 
 fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {

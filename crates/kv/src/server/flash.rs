@@ -17,7 +17,10 @@ pub(super) fn attach(
     let path = file.path().to_owned();
     let path = path.display();
     if let Some(reason) = file.dropped() {
-        tracing::error!(%path, reason, "what was on flash is not served: it could be out of date");
+        tracing::error!(%path, %reason, "what was on flash is not served: it could be out of date");
+    }
+    if let Some(book) = file.book_path() {
+        tracing::debug!(%path, book = %book.display(), "flash's book-keeping lies in memory");
     }
     // The shards read their parts at the same time.
     let open = |(shard, worker): (usize, &mut Worker)| {

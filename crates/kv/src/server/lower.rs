@@ -306,15 +306,15 @@ impl Worker {
         }
     }
 
-    /// Brings what is on its way to flash there.
-    pub(super) fn close_lower(&mut self) -> flash::Ending {
+    /// Brings what is on its way to flash there; whether the device has answered all.
+    pub(super) fn close_lower(&mut self) -> bool {
         self.keep_promises();
         let store = &mut self.shard.store;
         match &mut self.lower {
             Some(Lower { flash: Some(log), .. }) => {
                 flash::close(log, &mut StoreJudge { store, tier: Tier::Flash, below: None })
             }
-            _ => flash::Ending::Whole,
+            _ => true,
         }
     }
 

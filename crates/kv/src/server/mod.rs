@@ -38,7 +38,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-pub use crate::tier::flash::{FlashError, FlashFile, FlashSettings};
+pub use crate::tier::flash::{Books, FlashError, FlashFile, FlashSettings};
 pub use far::FarError;
 use mailbox::{Message, Protocol};
 pub use settings::{
@@ -203,22 +203,12 @@ impl Server {
     fn close_flash(&mut self, all_ended: bool) {
         let Some(file) = self.flash.take() else { return };
         let path = file.path().display().to_string();
-        if self.shared.is_flash_unsure.load(Ordering::Relaxed) {
-            tracing::error!(
-                path,
-                "the device did not take what it was to keep: the next start begins empty"
-            );
-            if let Err(error) = file.give_up() {
-                tracing::error!(path, %error, "nor that: begin with --flash-reset");
-            }
-            return;
-        }
         if !all_ended || self.shared.is_flash_unclean.load(Ordering::Relaxed) {
-            tracing::error!(path, "not all that was to be kept on flash arrived there");
+            tracing::error!(path, "the device does not answer: flash is not closed in order");
             return;
         }
         if let Err(error) = file.close() {
-            tracing::error!(path, %error, "flash could not be closed in order");
+            tracing::error!(path, %error, "flash was not closed in order");
         }
     }
 

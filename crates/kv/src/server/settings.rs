@@ -182,10 +182,8 @@ pub struct Shared {
     pub far: FarFigures,
     /// Threads that had nothing left to do for their clients once the server was to end.
     pub quiet_threads: AtomicUsize,
-    /// What is on flash is not all that should be there.
+    /// A thread could not bring its part of flash to an end: the device does not answer.
     pub is_flash_unclean: AtomicBool,
-    /// Nor is it certain what is there.
-    pub is_flash_unsure: AtomicBool,
     /// Nobody new is served; those who are there may stay for a while.
     pub is_draining: AtomicBool,
     /// A client asked the server to end.
@@ -214,7 +212,6 @@ impl Shared {
             far: FarFigures::default(),
             quiet_threads: AtomicUsize::new(0),
             is_flash_unclean: AtomicBool::new(false),
-            is_flash_unsure: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             is_asked_to_stop: AtomicBool::new(false),
             stop: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,

@@ -28,7 +28,7 @@ use crate::store::index::Tier;
 use crate::store::{Store, StoreError, StoreSettings};
 use crate::tier::far::{Far, FarMemory};
 use crate::tier::flash::layout::Promises;
-use crate::tier::flash::{Ending, Flash, Recovered};
+use crate::tier::flash::{Flash, Recovered};
 
 /// Events taken in one round.
 const EVENTS_MAX: usize = 256;
@@ -259,11 +259,8 @@ impl Worker {
             self.send_batches();
             self.send_journal();
             if self.stop_at.is_some_and(|at| now >= at) || self.is_finished() {
-                let ending = self.close_lower();
-                let unclean = ending != Ending::Whole;
-                self.shared.is_flash_unclean.fetch_or(unclean, Ordering::Relaxed);
-                let unsure = ending == Ending::Unsure;
-                self.shared.is_flash_unsure.fetch_or(unsure, Ordering::Relaxed);
+                let is_unclean = !self.close_lower();
+                self.shared.is_flash_unclean.fetch_or(is_unclean, Ordering::Relaxed);
                 return Ok(());
             }
         }

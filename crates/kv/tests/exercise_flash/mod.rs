@@ -1,11 +1,15 @@
 //! What must hold for any bytes as parts of a flash file: used by the layout's tests and by fuzz/.
 
 use farpool_kv::tier::flash::layout::{self, Promises, Superblock, TableEntry, ZONE_BYTES};
+use farpool_kv::tier::flash::live::LiveHeader;
 
 /// Decodes the bytes as each part; what is taken must be what is written again.
 pub fn decode_any(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(superblock.encode(), bytes[..Superblock::BYTES]);
+    }
+    if let Some(header) = LiveHeader::decode(bytes) {
+        assert_eq!(header.encode(), bytes[..LiveHeader::BYTES]);
     }
     if let Some(entry) = TableEntry::decode(bytes) {
         assert_eq!(entry.encode(), bytes[..layout::TABLE_ENTRY_BYTES]);

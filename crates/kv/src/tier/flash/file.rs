@@ -1,23 +1,24 @@
-//! A flash file from the outside: made, opened, locked, closed in order.
+//! A flash file from the outside: opened, taken into use, closed in order.
+//!
+//! The order of writes is what keeps promises over any end. Taken into use: the book-keeping is found and looked at
+//! whole, a file in memory is filled with it and gets its name, then the superblock says where it is, on the device;
+//! only then anything else changes. Closed: zones and book-keeping on the device, then the superblock says so, then
+//! the file in memory goes. docs/KV-FLASH.md goes through every end.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
-use rustix::io::Errno;
-
-use super::layout::{Geometry, NotOurs, Promises, Superblock, Use, ZONE_BYTES};
+use super::control::Control;
+use super::device::{self, random_id, random_nonce};
+use super::layout::{
+    self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, NotOurs, Superblock, Use, ZONE_BYTES,
+};
+use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
+use super::opening::{Dropped, Held, Said, Side, Source, decide};
 use super::shared_map::SharedMap;
-use crate::tier::log::ZONES_MIN;
-use crate::tier::pages::PAGE_BYTES;
-
-/// Where the kernel tells one start of the machine from another.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// Stands for the boot id where nothing is to be taken over.
-const GIVEN_UP: [u8; 16] = [0; 16];
+use crate::tier::pages::{PAGE_BYTES, Pages};
 
 /// What is asked of a flash tier.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,25 @@ pub struct FlashSettings {
     pub reset: bool,
     /// The most bytes written per second, if there is a limit.
     pub write_bytes_per_s: Option<f64>,
+    pub books: Books,
+}
+
+/// Where the book-keeping of a flash in use lies. Directories that are not in memory are passed over.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Books {
+    /// In the first of these that has room, otherwise in the flash.
+    Preferably(Vec<PathBuf>),
+    /// In this one, or there is no flash.
+    Only(PathBuf),
+}
+
+impl Books {
+    fn directories(&self) -> &[PathBuf] {
+        match self {
+            Self::Preferably(directories) => directories,
+            Self::Only(directory) => std::slice::from_ref(directory),
+        }
+    }
 }
 
 /// Why there is no flash tier.
@@ -67,36 +87,85 @@ pub enum FlashError {
         path = .path.display()
     )]
     CutShort { path: PathBuf, has: u64, bytes: u64 },
+    #[error(
+        "flash {path}: its book-keeping, {bytes} bytes, finds no place in memory ({reason}): name a directory on a tmpfs with twice the room",
+        path = .path.display()
+    )]
+    Books { path: PathBuf, bytes: u64, reason: String },
     #[error("flash {path}: no memory for its buffers", path = .path.display())]
     Buffers { path: PathBuf },
+}
+
+/// How far opening or closing has come: a process may end at each of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The book-keeping was found, or is to begin anew; room is taken.
+    Chosen,
+    /// It has been looked at, and is where it will be used.
+    Prepared,
+    /// The file in memory has its name.
+    Named,
+    /// The superblock says that the flash is in use.
+    InUse,
+    /// The device has all of the book-keeping.
+    BookWritten,
+    /// The superblock says that the flash was closed.
+    Closed,
 }
 
 /// A file that is open and locked.
 #[derive(Debug)]
 pub struct FlashFile {
     path: PathBuf,
-    /// Through the page cache: for what is mapped.
+    /// Through the page cache: for the superblock and the book-keeping.
     file: File,
     /// Past it: for zones.
     direct: OwnedFd,
     superblock: Superblock,
     geometry: Geometry,
+    /// The book-keeping in memory; None where it lies in the file.
+    live: Option<LiveFile>,
     /// What was in it was not taken over, for this reason.
-    dropped: Option<&'static str>,
-    /// An earlier process closed it in order.
-    was_clean: bool,
+    dropped: Option<Dropped>,
+    /// Shards that begin empty because their book-keeping could not be believed.
+    emptied: Vec<bool>,
 }
 
 /// One shard's part of the file.
 #[derive(Debug)]
 pub(super) struct Part {
-    pub(super) control: SharedMap,
+    pub(super) control: Control<SharedMap>,
     pub(super) direct: OwnedFd,
+    /// Requests to a regular file may wait for its file system where they are made.
+    pub(super) is_regular: bool,
     pub(super) zones_at: u64,
     pub(super) geometry: Geometry,
-    pub(super) format_id: u64,
-    /// What is mapped is as an earlier process closed it, if the device gives back what it was given.
-    pub(super) was_clean: bool,
+    pub(super) is_emptied: bool,
+}
+
+/// Why a flash was not closed in order.
+#[derive(Debug, thiserror::Error)]
+pub enum Unclosed {
+    #[error(
+        "the device did not take the book-keeping ({0}): it stays in memory, where the next start finds it unless the machine goes down"
+    )]
+    Kept(std::io::Error),
+    #[error("the device did not take the book-keeping ({0}): the next start begins empty")]
+    GivenUp(std::io::Error),
+    #[error(
+        "the device took neither the book-keeping nor that it did not ({0}): begin with --flash-reset"
+    )]
+    Unsure(std::io::Error),
+}
+
+/// What a flash was found to be, before anything is written.
+struct Found {
+    known: Option<Superblock>,
+    source: Source,
+    /// The file in memory that is the truth.
+    live: Option<LiveFile>,
+    identity: Identity,
+    boot_id: [u8; 16],
 }
 
 impl FlashFile {
@@ -106,66 +175,130 @@ impl FlashFile {
         shards: usize,
         now_unix_s: i64,
     ) -> Result<Self, FlashError> {
+        Self::open_telling(settings, shards, now_unix_s, &mut |_| ())
+    }
+
+    /// As [`Self::open`]; `told` of each step when it is done.
+    pub fn open_telling(
+        settings: &FlashSettings,
+        shards: usize,
+        now_unix_s: i64,
+        told: &mut dyn FnMut(Step),
+    ) -> Result<Self, FlashError> {
         let path = &settings.path;
         let failed = |action| {
             let path = path.clone();
             move |source| FlashError::Io { path, action, source }
         };
-        let file = open_for_us(path)?;
-        lock(&file, path)?;
-        let geometry = geometry(settings, shards)?;
-        check_device(&file, geometry, path)?;
-        let has = read_superblock(&file).map_err(failed("it cannot be read"))?;
-        let boot_id = boot_id().map_err(failed("the kernel's boot id cannot be read"))?;
-        let mut dropped = None;
-        let known = match has {
-            Some(_) if settings.reset => None,
-            None => None,
-            Some(Err(reason)) => return Err(FlashError::NotOurs { path: path.clone(), reason }),
-            Some(Ok(superblock)) => {
-                check_shape(&superblock, geometry, settings)?;
-                check_length(&file, geometry, path)?;
-                // Zones are written past the page cache, what was forgotten lies in it: after a crash of
-                // the machine an old value could come back.
-                let is_whole = superblock.state == Use::Clean || superblock.boot_id == boot_id;
-                if !is_whole {
-                    dropped = Some(if superblock.boot_id == GIVEN_UP {
-                        "the device failed when the server ended"
-                    } else {
-                        "the machine went down while the server ran"
-                    });
-                }
-                is_whole.then_some(superblock)
-            }
-        };
-        let is_new = known.is_none();
-        let was_clean = known.is_some_and(|it| it.state == Use::Clean);
-        let superblock = known.unwrap_or(Superblock {
+        let file = device::open_for_us(path)?;
+        device::lock(&file, path)?;
+        let geometry = device::geometry(settings, shards)?;
+        device::check_device(&file, geometry, path)?;
+        let Found { known, source, live, identity, boot_id } = look(&file, geometry, settings)?;
+        if matches!(source, Source::Nothing(_)) {
+            let room = device::check_room(&file, geometry);
+            room.map_err(failed("room for it cannot be made"))?;
+        }
+        let goes_on = live.is_some();
+        let directories = settings.books.directories();
+        remove_stale(directories, identity, live.as_ref().and(known.map(|it| it.nonce)));
+        let live = if goes_on { live } else { place_in_memory(settings, geometry)? };
+        if matches!(source, Source::Nothing(_)) {
+            device::make_room(&file, geometry)
+        } else {
+            // A copy may have left out what was zeros: then writing into the mapping could end the process.
+            device::take_room(&file, geometry.file_bytes())
+        }
+        .map_err(failed("room for it cannot be made"))?;
+        let direct = device::open_direct(path);
+        let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
+        let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
+        let superblock = superblock.unwrap_or(Superblock {
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             zones_per_shard: u32::try_from(geometry.zones_per_shard).unwrap_or(u32::MAX),
             format_id: random_id(),
             zero_unix_s: now_unix_s - i64::from(crate::clock::START_S),
             boot_id,
             state: Use::InUse,
+            nonce: Nonce(0),
         });
-        let superblock = Superblock { boot_id, state: Use::InUse, ..superblock };
-        if is_new {
-            format(&file, geometry).map_err(failed("room for it cannot be made"))?;
-        } else {
-            // A copy may have left out what was zeros: then writing into the mapping could end the process.
-            take_room(&file, geometry.file_bytes())
-                .map_err(failed("room for it cannot be made"))?;
+        let dropped = if let Source::Nothing(why) = source { why } else { None };
+        let (path, emptied) = (path.clone(), vec![false; shards]);
+        let mut opened = Self { path, file, direct, superblock, geometry, live, dropped, emptied };
+        told(Step::Chosen);
+        opened.prepare(source)?;
+        told(Step::Prepared);
+        opened.superblock.boot_id = boot_id;
+        opened.superblock.state = if opened.live.is_some() { Use::InMemory } else { Use::InUse };
+        if !goes_on {
+            opened.superblock.nonce =
+                random_nonce().map_err(failed("random numbers are not to be had"))?;
+            let header = live_header(&opened.superblock, identity);
+            if let Some(live) = &mut opened.live {
+                live.name(&header).map_err(failed("its book-keeping cannot be named"))?;
+            }
         }
-        let direct = open_direct(path).map_err(failed("it cannot be opened for direct I/O"))?;
-        let path = path.clone();
-        let opened = Self { path, file, direct, superblock, geometry, dropped, was_clean };
+        told(Step::Named);
         opened.write_superblock().map_err(failed("it cannot be written"))?;
+        told(Step::InUse);
         Ok(opened)
+    }
+
+    /// Has each shard's book-keeping where it is to be used, looked at as far as its source is not to be believed.
+    fn prepare(&mut self, source: Source) -> Result<(), FlashError> {
+        let io = |action| {
+            let path = self.path.clone();
+            move |source: std::io::Error| FlashError::Io { path, action, source }
+        };
+        let is_new = matches!(source, Source::Nothing(_));
+        if is_new && self.live.is_none() {
+            device::wipe_book(&self.file, self.geometry).map_err(io("it cannot be written"))?;
+        }
+        let Superblock { format_id, nonce, .. } = self.superblock;
+        for shard in 0..self.geometry.shards {
+            let mut memory = self.map(shard)?;
+            if self.live.is_some() && matches!(source, Source::Closed | Source::Pages) {
+                let read = self.file.read_exact_at(&mut memory, self.geometry.control_at(shard));
+                read.map_err(io("its book-keeping cannot be read"))?;
+            }
+            let is_changed =
+                source == Source::Closed && !layout::is_as_closed(format_id, nonce, &memory);
+            let mut control = Control::new(memory, self.geometry, format_id);
+            if is_new {
+                control.write_promises(&layout::Promises::default());
+            } else if is_changed || control.promises().is_none() {
+                let by_chance = u32::try_from(random_id() >> 32).unwrap_or(0);
+                control.begin_empty(by_chance);
+                self.emptied[shard] = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// A shard's book-keeping where it is used.
+    fn map(&self, shard: usize) -> Result<SharedMap, FlashError> {
+        let (at, bytes) = (self.geometry.control_at(shard), self.geometry.control_bytes());
+        SharedMap::new(self.book(), at, bytes).map_err(|errno| FlashError::Io {
+            path: self.path.clone(),
+            action: "its book-keeping cannot be mapped",
+            source: errno.into(),
+        })
+    }
+
+    /// The file in which the book-keeping lies while it is used.
+    fn book(&self) -> &File {
+        self.live.as_ref().map_or(&self.file, |live| &live.file)
     }
 
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where the book-keeping is while the flash is in use, if not in the flash.
+    #[must_use]
+    pub fn book_path(&self) -> Option<&Path> {
+        self.live.as_ref().map(LiveFile::path)
     }
 
     /// Unix time at which the clock of the file's items reads 0.
@@ -176,7 +309,7 @@ impl FlashFile {
 
     /// Why what was in the file was not taken over.
     #[must_use]
-    pub const fn dropped(&self) -> Option<&'static str> {
+    pub const fn dropped(&self) -> Option<Dropped> {
         self.dropped
     }
 
@@ -185,14 +318,13 @@ impl FlashFile {
         let failed = |action| {
             move |source: std::io::Error| FlashError::Io { path: self.path.clone(), action, source }
         };
-        let (at, bytes) = (self.geometry.control_at(shard), self.geometry.control_bytes());
-        let control = SharedMap::new(&self.file, at, bytes)
-            .map_err(|errno| failed("it cannot be mapped")(errno.into()))?;
+        let (geometry, is_emptied) = (self.geometry, self.emptied[shard]);
+        let control = Control::new(self.map(shard)?, geometry, self.superblock.format_id);
         let direct = self.direct.try_clone().map_err(failed("it cannot be used by a thread"))?;
-        let zones_at = self.geometry.zones_at(shard);
-        let Superblock { format_id, .. } = self.superblock;
-        let (geometry, was_clean) = (self.geometry, self.was_clean);
-        Ok(Part { control, direct, zones_at, geometry, format_id, was_clean })
+        let metadata = self.file.metadata().map_err(failed("it cannot be looked at"))?;
+        let is_regular = metadata.file_type().is_file();
+        let zones_at = geometry.zones_at(shard);
+        Ok(Part { control, direct, is_regular, zones_at, geometry, is_emptied })
     }
 
     /// Notes the Unix time at which the clock of the file's items reads 0, where that has changed.
@@ -208,204 +340,143 @@ impl FlashFile {
         })
     }
 
-    /// Marks the file as closed in order, once all shards have written theirs.
-    pub fn close(mut self) -> std::io::Result<()> {
-        self.file.sync_all()?;
+    /// Brings the book-keeping to the device and marks the file as closed in order, once all shards have written theirs.
+    pub fn close(self) -> Result<(), Unclosed> {
+        self.close_telling(&mut |_| ())
+    }
+
+    /// As [`Self::close`]; `told` of each step when it is done.
+    pub fn close_telling(mut self, told: &mut dyn FnMut(Step)) -> Result<(), Unclosed> {
+        match (self.write_closing(told), self.live.take()) {
+            (Ok(()), Some(live)) => {
+                let path = live.path().to_owned();
+                if let Err(error) = live.remove() {
+                    tracing::warn!(path = %path.display(), %error, "book-keeping that nobody needs any more stays in memory");
+                }
+                Ok(())
+            }
+            (Ok(()), None) => Ok(()),
+            (Err(error), Some(_)) => Err(Unclosed::Kept(error)),
+            (Err(error), None) => {
+                // What the device did not take the kernel may forget.
+                self.superblock.state = Use::GivenUp;
+                Err(match self.write_superblock() {
+                    Ok(()) => Unclosed::GivenUp(error),
+                    Err(error) => Unclosed::Unsure(error),
+                })
+            }
+        }
+    }
+
+    fn write_closing(&mut self, told: &mut dyn FnMut(Step)) -> std::io::Result<()> {
+        // Of this closing alone: what an earlier one left on the device does not pass for it.
+        let nonce = random_nonce()?;
+        // It may have failed earlier and be well again.
+        self.write_book(nonce).or_else(|_| self.write_book(nonce))?;
+        told(Step::BookWritten);
         self.superblock.state = Use::Clean;
-        self.write_superblock()
+        self.superblock.nonce = nonce;
+        self.write_superblock()?;
+        told(Step::Closed);
+        Ok(())
     }
 
-    /// Has nothing of the file taken over: what the device did not take of the book-keeping the kernel may forget.
-    pub fn give_up(mut self) -> std::io::Result<()> {
-        self.superblock.boot_id = GIVEN_UP;
-        self.write_superblock()
-    }
-
-    fn write_superblock(&self) -> std::io::Result<()> {
-        self.file.write_all_at(&self.superblock.encode(), 0)?;
+    /// Brings all shards' book-keeping and its sums to the device, and waits for that and for all zones.
+    fn write_book(&self, nonce: Nonce) -> std::io::Result<()> {
+        let mut chunk = vec![0; ZONE_BYTES];
+        for shard in 0..self.geometry.shards {
+            let start = self.geometry.control_at(shard);
+            let mut page = [0; PAGE_BYTES];
+            self.book().read_exact_at(&mut page, start)?;
+            let mut sum =
+                ClosingSum::new(self.superblock.format_id, nonce, &page[..CLOSING_SUM_AT]);
+            let mut at = start + PAGE_BYTES as u64;
+            let end = self.geometry.control_at(shard + 1);
+            while at < end {
+                let left = usize::try_from(end - at).unwrap_or(ZONE_BYTES);
+                let part = &mut chunk[..left.min(ZONE_BYTES)];
+                self.book().read_exact_at(part, at)?;
+                sum = sum.append(part);
+                self.file.write_all_at(part, at)?;
+                at += part.len() as u64;
+            }
+            sum.write(&mut page);
+            self.file.write_all_at(&page, start)?;
+        }
         self.file.sync_all()
     }
-}
 
-/// The file through the page cache, made if it is not there. A device is taken for this process alone.
-fn open_for_us(path: &Path) -> Result<File, FlashError> {
-    let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
-    let mut options = File::options();
-    options.read(true).write(true);
-    if is_device {
-        // For a device this means: unless it is mounted, or a part of another, or somebody else has it so.
-        options.custom_flags(libc::O_EXCL);
-    } else {
-        options.create(true).truncate(false).mode(0o600);
-    }
-    options.open(path).map_err(|source| {
-        let path = path.to_owned();
-        if is_device && source.raw_os_error() == Some(libc::EBUSY) {
-            return FlashError::Busy { path };
+    /// Writes the superblock, waits for the device, and reads it back past the cache: a flash that is in use and says
+    /// that it was closed would bring back what was deleted.
+    fn write_superblock(&self) -> std::io::Result<()> {
+        let bytes = self.superblock.encode();
+        self.file.write_all_at(&bytes, 0)?;
+        self.file.sync_all()?;
+        let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let mut page = Pages::new(1).ok_or_else(no_memory)?;
+        let read = rustix::io::pread(self.direct.as_fd(), page.bytes_mut(), 0)?;
+        if read < bytes.len() || !page.bytes().starts_with(&bytes) {
+            let lost = "the device gives back something else than was written";
+            return Err(std::io::Error::other(lost));
         }
-        FlashError::Io { path, action: "it cannot be opened", source }
-    })
-}
-
-/// Bytes of a file or a device.
-fn length(file: &File, path: &Path) -> Result<u64, FlashError> {
-    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|errno| FlashError::Io {
-        path: path.to_owned(),
-        action: "its size cannot be told",
-        source: errno.into(),
-    })
-}
-
-/// A device must be as large as what is asked of it.
-fn check_device(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
-    let is_device = file.metadata().is_ok_and(|it| it.file_type().is_block_device());
-    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
-    if is_device && has < bytes {
-        return Err(FlashError::DeviceTooSmall { path: path.to_owned(), has, bytes });
-    }
-    Ok(())
-}
-
-/// Whoever touches a mapping behind the file's end is killed.
-fn check_length(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
-    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
-    if has < bytes {
-        return Err(FlashError::CutShort { path: path.to_owned(), has, bytes });
-    }
-    Ok(())
-}
-
-fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(FlashError::InUse { path: path.to_owned() }),
-        Err(errno) => Err(FlashError::Io {
-            path: path.to_owned(),
-            action: "it cannot be locked",
-            source: errno.into(),
-        }),
+        Ok(())
     }
 }
 
-fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geometry, FlashError> {
-    Geometry::fitting(settings.bytes, shards, ZONES_MIN).ok_or_else(|| {
-        let least = Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes();
-        let (path, bytes) = (settings.path.clone(), settings.bytes);
-        FlashError::TooSmall { path, bytes, shards, least }
-    })
-}
-
-fn check_shape(
-    superblock: &Superblock,
-    asked: Geometry,
-    settings: &FlashSettings,
-) -> Result<(), FlashError> {
-    let had = Geometry {
-        shards: superblock.shards as usize,
-        zones_per_shard: superblock.zones_per_shard as usize,
+/// What the flash is, and which book-keeping is to be believed. Nothing is written.
+fn look(file: &File, geometry: Geometry, settings: &FlashSettings) -> Result<Found, FlashError> {
+    let path = &settings.path;
+    let failed = |action| {
+        let path = path.clone();
+        move |source| FlashError::Io { path, action, source }
     };
-    if had == asked {
-        return Ok(());
-    }
-    Err(FlashError::OtherShape {
-        path: settings.path.clone(),
-        had: had.shards,
-        had_bytes: had.file_bytes(),
-        shards: asked.shards,
-        bytes: settings.bytes,
-    })
-}
-
-/// What the file begins with; None when it is empty.
-fn read_superblock(file: &File) -> std::io::Result<Option<Result<Superblock, NotOurs>>> {
-    let metadata = file.metadata()?;
-    if metadata.len() == 0 && !metadata.file_type().is_block_device() {
-        return Ok(None);
-    }
-    let mut bytes = [0; Superblock::BYTES];
-    match file.read_exact_at(&mut bytes, 0) {
-        Ok(()) => Ok(Some(Superblock::decode(&bytes))),
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            Ok(Some(Err(NotOurs::Magic)))
+    let has = device::read_superblock(file).map_err(failed("it cannot be read"))?;
+    let known = match has {
+        None => None,
+        Some(_) if settings.reset => None,
+        Some(Err(reason)) => return Err(FlashError::NotOurs { path: path.clone(), reason }),
+        Some(Ok(superblock)) => {
+            device::check_shape(&superblock, geometry, settings)?;
+            device::check_length(file, geometry, path)?;
+            Some(superblock)
         }
-        Err(error) => Err(error),
-    }
-}
-
-/// Takes the room, all of it now rather than when it is too late, and wipes what is mapped.
-fn format(file: &File, geometry: Geometry) -> std::io::Result<()> {
-    let bytes = geometry.file_bytes();
-    let metadata = file.metadata()?;
-    if metadata.file_type().is_file() {
-        // Asked first: some file systems would take all there is before they find that it is too little.
-        let system = rustix::fs::fstatvfs(file)?;
-        let has = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
-        if system.f_bavail.saturating_mul(system.f_frsize).saturating_add(has) < bytes {
-            return Err(Errno::NOSPC.into());
+    };
+    let boot_id = device::boot_id().map_err(failed("the kernel's boot id cannot be read"))?;
+    let identity = Identity::of(file).map_err(failed("it cannot be looked at"))?;
+    let (side, live) = match known {
+        Some(superblock) if superblock.state == Use::InMemory => {
+            LiveFile::find(settings.books.directories(), &live_header(&superblock, identity))
         }
-        file.set_len(bytes)?;
-        if let Err(error) = take_room(file, bytes) {
-            // What was taken of it is given back.
-            let _ = file.set_len(0);
-            return Err(error);
+        _ => (Side::Absent, None),
+    };
+    let said = known.map(|it| Said { state: it.state, is_same_boot: it.boot_id == boot_id });
+    let source = decide(said, side).map_err(|Held| FlashError::InUse { path: path.clone() })?;
+    let live = live.filter(|_| source == Source::Memory);
+    Ok(Found { known, source, live, identity, boot_id })
+}
+
+fn live_header(superblock: &Superblock, identity: Identity) -> LiveHeader {
+    let Superblock { shards, zones_per_shard, format_id, nonce, .. } = *superblock;
+    LiveHeader { shards, zones_per_shard, format_id, nonce, identity }
+}
+
+/// A file in memory for the book-keeping; None where it has to lie in the flash.
+fn place_in_memory(
+    settings: &FlashSettings,
+    geometry: Geometry,
+) -> Result<Option<LiveFile>, FlashError> {
+    let bytes = geometry.book_bytes();
+    match (LiveFile::create(settings.books.directories(), bytes), &settings.books) {
+        (Ok(live), _) => Ok(Some(live)),
+        (Err(reason), Books::Only(_)) => {
+            Err(FlashError::Books { path: settings.path.clone(), bytes, reason })
         }
-    }
-    let zeros = vec![0; ZONE_BYTES];
-    let first_zone = geometry.zones_at(0);
-    let mut at = 0;
-    while at < first_zone {
-        let bytes = (first_zone - at).min(ZONE_BYTES as u64);
-        file.write_all_at(&zeros[..usize::try_from(bytes).unwrap_or(PAGE_BYTES)], at)?;
-        at += bytes;
-    }
-    let promises = Promises::default().encode();
-    for shard in 0..geometry.shards {
-        file.write_all_at(&promises, geometry.control_at(shard))?;
-    }
-    Ok(())
-}
-
-/// Takes the room of a file; a device has it.
-fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
-    if !file.metadata()?.file_type().is_file() {
-        return Ok(());
-    }
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The same file past the page cache; through it where the file system cannot do otherwise.
-fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags | OFlags::DIRECT, rustix::fs::Mode::empty()) {
-        Ok(file) => Ok(file),
-        Err(Errno::INVAL) => {
+        (Err(reason), Books::Preferably(_)) => {
             tracing::warn!(
-                path = %path.display(),
-                "this file system has no direct I/O: flash is read and written through the page cache"
+                path = %settings.path.display(), bytes, reason,
+                "flash's book-keeping finds no place in memory and stays in the flash: a file system that hangs will make the server hang; name a tmpfs with room (--flash-books)"
             );
-            Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+            Ok(None)
         }
-        Err(errno) => Err(errno.into()),
     }
-}
-
-fn boot_id() -> std::io::Result<[u8; 16]> {
-    let text = std::fs::read_to_string(BOOT_ID)?;
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let mut id = [0; 16];
-    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-        let pair = std::str::from_utf8(pair).unwrap_or_default();
-        *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
-    }
-    Ok(id)
-}
-
-pub(super) fn random_id() -> u64 {
-    let mut bytes = [0; 8];
-    // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the same place.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u64::from_le_bytes(bytes)
 }

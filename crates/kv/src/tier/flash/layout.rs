@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!     page 0            superblock
-//!     for each shard    control page; table of zones, 16 bytes each, in whole pages; one page of forget bits for each zone
+//!     for each shard    control page; table of zones, 16 bytes each, in whole pages; sums of forget bits, 8 bytes
+//!                       each, in whole pages; one page of forget bits for each zone
 //!     for each shard    its zones, from a multiple of a zone's size on
 //! ```
 //!
@@ -12,7 +13,7 @@
 use crate::tier::pages::PAGE_BYTES;
 
 /// The format's version; another one is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"FPKVFLSH";
 const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 
@@ -30,14 +31,37 @@ pub const FORGET_BYTES: usize = ZONE_BYTES / UNIT_BYTES / 8;
 const _: () = assert!(FORGET_BYTES == PAGE_BYTES, "one page of forget bits for each zone");
 
 pub const TABLE_ENTRY_BYTES: usize = 16;
+pub const FORGET_SUM_BYTES: usize = 8;
 pub const SUMMARY_ENTRY_BYTES: usize = 16;
 pub const FOOTER_BYTES: usize = 32;
 
-/// Whether the file was closed in order.
+/// Tells one life of the book-keeping from every other: random, never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nonce(pub u128);
+
+/// Where the book-keeping is to be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
+    /// In the file: it was closed in order. The nonce is in the closing sums.
     Clean = 1,
+    /// In the file's pages, as far as the kernel has them: in use, without a file in memory.
     InUse = 2,
+    /// In a file in memory with this nonce: in use.
+    InMemory = 3,
+    /// Nowhere: the device did not take it at the end.
+    GivenUp = 4,
+}
+
+impl Use {
+    const fn from_word(word: u32) -> Option<Self> {
+        match word {
+            1 => Some(Self::Clean),
+            2 => Some(Self::InUse),
+            3 => Some(Self::InMemory),
+            4 => Some(Self::GivenUp),
+            _ => None,
+        }
+    }
 }
 
 /// What the file is.
@@ -52,6 +76,7 @@ pub struct Superblock {
     /// Which start of the machine used it last.
     pub boot_id: [u8; 16],
     pub state: Use,
+    pub nonce: Nonce,
 }
 
 /// Why a superblock is not taken.
@@ -66,7 +91,7 @@ pub enum NotOurs {
 }
 
 impl Superblock {
-    pub const BYTES: usize = 72;
+    pub const BYTES: usize = 80;
 
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -80,6 +105,7 @@ impl Superblock {
         out[32..40].copy_from_slice(&self.zero_unix_s.to_le_bytes());
         out[40..56].copy_from_slice(&self.boot_id);
         out[56..60].copy_from_slice(&(self.state as u32).to_le_bytes());
+        out[60..76].copy_from_slice(&self.nonce.0.to_le_bytes());
         let sum = crc32c::crc32c(&out[..Self::BYTES - 4]);
         out[Self::BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
         out
@@ -98,13 +124,10 @@ impl Superblock {
         {
             return Err(NotOurs::Damaged);
         }
-        let state = match word(bytes, 56) {
-            1 => Use::Clean,
-            2 => Use::InUse,
-            _ => return Err(NotOurs::Damaged),
-        };
+        let state = Use::from_word(word(bytes, 56)).ok_or(NotOurs::Damaged)?;
         let mut boot_id = [0; 16];
         boot_id.copy_from_slice(&bytes[40..56]);
+        let nonce = Nonce(wide(bytes, 60));
         Ok(Self {
             shards: word(bytes, 16),
             zones_per_shard: word(bytes, 20),
@@ -112,8 +135,17 @@ impl Superblock {
             zero_unix_s: long(bytes, 32).cast_signed(),
             boot_id,
             state,
+            nonce,
         })
     }
+}
+
+/// What makes the records of a use of a zone different from those of every other use, of every file.
+#[must_use]
+pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
+    let sum = crc32c::crc32c(&format_id.to_le_bytes());
+    let sum = crc32c::crc32c_append(sum, &(zone as u64).to_le_bytes());
+    crc32c::crc32c_append(sum, &sequence.to_le_bytes())
 }
 
 /// Where things lie in a file of so many shards with so many zones each. All in bytes.
@@ -141,10 +173,28 @@ impl Geometry {
         (self.zones_per_shard * TABLE_ENTRY_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Bytes of one shard's control page, table and forget bits.
+    /// Where the sums of forget bits begin in a shard's book-keeping.
+    #[must_use]
+    pub const fn sums_at(&self) -> usize {
+        PAGE_BYTES + self.table_bytes()
+    }
+
+    /// Where the forget bits begin in a shard's book-keeping.
+    #[must_use]
+    pub const fn forget_bits_at(&self) -> usize {
+        self.sums_at() + (self.zones_per_shard * FORGET_SUM_BYTES).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of one shard's book-keeping: control page, table, sums and forget bits.
     #[must_use]
     pub const fn control_bytes(&self) -> usize {
-        PAGE_BYTES + self.table_bytes() + self.zones_per_shard * FORGET_BYTES
+        self.forget_bits_at() + self.zones_per_shard * FORGET_BYTES
+    }
+
+    /// Bytes of all shards' book-keeping, and of the page in front.
+    #[must_use]
+    pub const fn book_bytes(&self) -> u64 {
+        self.control_at(self.shards)
     }
 
     #[must_use]
@@ -177,6 +227,12 @@ pub struct TableEntry {
 
 impl TableEntry {
     const SEALED: u32 = 1 << 31;
+
+    /// Of a zone whose last use was this one, and in which nothing counts.
+    #[must_use]
+    pub const fn free(sequence: u32) -> Self {
+        Self { sequence, is_sealed: false, used_bytes: 0, records: 0 }
+    }
 
     #[must_use]
     pub fn encode(&self) -> [u8; TABLE_ENTRY_BYTES] {
@@ -335,32 +391,52 @@ impl Promises {
     }
 }
 
-/// Where the control page has the sum of what is mapped of a shard: behind the promises.
+/// Where the control page has the sum of the shard's book-keeping: behind the promises.
 pub const CLOSING_SUM_AT: usize = 2 * Promises::BYTES;
 
-/// The sum of what is mapped of a shard, as it was when the file was closed: forget bits that the device
-/// lost would bring back what was deleted.
-#[must_use]
-pub fn closing_sum(format_id: u64, control: &[u8]) -> u32 {
-    let sum = crc32c::crc32c(&format_id.to_le_bytes());
-    let sum = crc32c::crc32c_append(sum, &control[..CLOSING_SUM_AT]);
-    crc32c::crc32c_append(sum, &control[PAGE_BYTES..])
+/// The sum of a shard's book-keeping as it was when the file was closed: forget bits that the device lost would
+/// bring back what was deleted. The nonce is that of one closing: what an earlier one left behind has another sum.
+#[derive(Debug, Clone, Copy)]
+pub struct ClosingSum(u32);
+
+impl ClosingSum {
+    /// Begins with the control page; the pages behind it follow.
+    #[must_use]
+    pub fn new(format_id: u64, nonce: Nonce, control_page: &[u8]) -> Self {
+        let sum = crc32c::crc32c(&format_id.to_le_bytes());
+        let sum = crc32c::crc32c_append(sum, &nonce.0.to_le_bytes());
+        Self(crc32c::crc32c_append(sum, &control_page[..CLOSING_SUM_AT]))
+    }
+
+    #[must_use]
+    pub fn append(self, pages: &[u8]) -> Self {
+        Self(crc32c::crc32c_append(self.0, pages))
+    }
+
+    pub fn write(self, control_page: &mut [u8]) {
+        control_page[CLOSING_SUM_AT..][..4].copy_from_slice(&self.0.to_le_bytes());
+    }
 }
 
-/// Whether what is mapped of a shard is as it was when the file was closed.
+/// Whether a shard's book-keeping is as it was when the file was closed.
 #[must_use]
-pub fn is_as_closed(format_id: u64, control: &[u8]) -> bool {
-    word(control, CLOSING_SUM_AT) == closing_sum(format_id, control)
+pub fn is_as_closed(format_id: u64, nonce: Nonce, control: &[u8]) -> bool {
+    let sum = ClosingSum::new(format_id, nonce, control).append(&control[PAGE_BYTES..]);
+    word(control, CLOSING_SUM_AT) == sum.0
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn long(bytes: &[u8], at: usize) -> u64 {
     let mut long = [0; 8];
     long.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(long)
+}
+
+pub(super) fn wide(bytes: &[u8], at: usize) -> u128 {
+    u128::from(long(bytes, at)) | u128::from(long(bytes, at + 8)) << 64
 }

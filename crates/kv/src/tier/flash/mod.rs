@@ -1,13 +1,17 @@
 //! Flash as a medium: zones of a file or block device, written and read past the page cache.
 //!
-//! What a later process needs to know lies in a mapped part of the file and survives a kill at any instruction:
-//! which zones are whole, and one bit for each record that is not to be found again. Invariants: the bit of a record
-//! is set before anybody is told that the item was replaced or deleted; a zone's entry in the table says
-//! `sealed` only while the device has all of this use of it.
+//! What a later process needs to know lies in a file in memory, so that writing it waits for no disk, and survives a
+//! kill at any instruction: which zones are whole, and one bit for each record that is not to be found again. Invariants:
+//! the bit of a record is set before anybody is told that the item was replaced or deleted; a zone's entry in the table
+//! says `sealed` only while the device has all of this use of it.
 
 mod budget;
+pub mod control;
+mod device;
 mod file;
 pub mod layout;
+pub mod live;
+pub mod opening;
 mod ring;
 mod shared_map;
 
@@ -15,12 +19,10 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use budget::Budget;
+use control::Control;
 use file::Part;
-pub use file::{FlashError, FlashFile, FlashSettings};
-use layout::{
-    FORGET_BYTES, Promises, SummaryEntry, TABLE_ENTRY_BYTES, TableEntry, UNIT_BYTES, ZONE_BYTES,
-    ZONE_PAGES,
-};
+pub use file::{Books, FlashError, FlashFile, FlashSettings, Step, Unclosed};
+use layout::{Promises, SummaryEntry, TableEntry, UNIT_BYTES, ZONE_BYTES, ZONE_PAGES};
 use ring::Ring;
 use shared_map::SharedMap;
 
@@ -38,20 +40,16 @@ const CLOSE_WAIT: Duration = Duration::from_secs(10);
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 /// The read that asks whether the device answers; requests of the log count from 1.
 const PROBE_TOKEN: u64 = u64::MAX;
-/// More uses of zones than a device lives for: beyond them, no seal of an earlier use comes again.
-const SEQUENCE_GAP: u32 = 1 << 24;
 /// Pages read at a time when summaries are read.
 const SUMMARY_READS: usize = 64;
 
 /// One shard's zones on flash.
 #[derive(Debug)]
 pub struct FlashMemory {
-    /// Control page, table of zones, forget bits.
-    control: SharedMap,
+    control: Control<SharedMap>,
     ring: Ring,
     zones_at: u64,
     geometry: layout::Geometry,
-    format_id: u64,
     promises: Promises,
     budget: Option<Budget>,
 }
@@ -91,43 +89,20 @@ impl FlashMemory {
             action: "it cannot be used through io_uring",
             source,
         };
-        let Part { control, direct, zones_at, geometry, format_id, was_clean } =
+        let Part { control, direct, is_regular, zones_at, geometry, is_emptied } =
             file.part(shard)?;
         let budget = settings.write_bytes_per_s.map(Budget::new);
-        let promises = Promises::newest(&control[..2 * Promises::BYTES]);
-        let mut memory = Self {
-            control,
-            ring: Ring::new(direct).map_err(io)?,
-            zones_at,
-            geometry,
-            format_id,
-            promises: promises.unwrap_or_default(),
-            budget,
-        };
-        let mut findings = Findings { promises: memory.promises, ..Findings::default() };
-        let is_changed = was_clean && !layout::is_as_closed(format_id, &memory.control);
-        let zones = if promises.is_some() && !is_changed {
-            memory.recover(&mut findings, take)
-        } else {
-            memory.begin_empty(&mut findings)
-        };
+        let promises = control.promises().unwrap_or_default();
+        let ring = Ring::new(direct, is_regular).map_err(io)?;
+        let mut memory = Self { control, ring, zones_at, geometry, promises, budget };
+        let mut findings = Findings { promises, ..Findings::default() };
+        if is_emptied {
+            findings.damaged_zones = geometry.zones_per_shard as u64;
+        }
+        let zones = memory.recover(&mut findings, take);
         let log = Log::new(memory, zones);
         let log = log.ok_or_else(|| FlashError::Buffers { path: file.path().to_owned() })?;
         Ok((log, findings))
-    }
-
-    /// Drops everything: without what was promised, what was flushed or deleted could come back.
-    fn begin_empty(&mut self, findings: &mut Findings) -> Vec<Zone> {
-        let mut zones = vec![Zone::FREE; self.geometry.zones_per_shard];
-        findings.damaged_zones = zones.len() as u64;
-        let known = (0..zones.len()).filter_map(|zone| self.table_entry(zone));
-        let last = known.map(|entry| entry.sequence).max().unwrap_or(0);
-        let by_chance = u32::try_from(file::random_id() >> 33).unwrap_or(0);
-        let sequence = last.saturating_add(SEQUENCE_GAP).max(by_chance);
-        self.control[PAGE_BYTES..].fill(0);
-        self.write_table(0, TableEntry { sequence, is_sealed: false, used_bytes: 0, records: 0 });
-        zones[0].sequence = sequence;
-        zones
     }
 
     /// What each zone is, and what is in those that are whole.
@@ -137,8 +112,9 @@ impl FlashMemory {
         take: &mut dyn FnMut(Recovered) -> bool,
     ) -> Vec<Zone> {
         let mut zones = vec![Zone::FREE; self.geometry.zones_per_shard];
+        findings.damaged_zones += self.control.free_damaged();
         let known: Vec<(usize, TableEntry)> = (0..zones.len())
-            .filter_map(|zone| self.table_entry(zone).map(|entry| (zone, entry)))
+            .filter_map(|zone| self.control.table_entry(zone).map(|entry| (zone, entry)))
             .collect();
         for (zone, entry) in &known {
             zones[*zone].sequence = entry.sequence;
@@ -151,6 +127,8 @@ impl FlashMemory {
                 let records = entry.records as usize;
                 let summary =
                     tail.and_then(|tail| layout::read_summary(tail.bytes(), records, seal));
+                let summary =
+                    summary.filter(|_| self.control.are_forgets_whole(*zone, entry.sequence));
                 let Some(summary) = summary else {
                     findings.damaged_zones += 1;
                     self.zone_freed(*zone);
@@ -160,7 +138,8 @@ impl FlashMemory {
                 for it in summary {
                     let offset = it.unit as usize * UNIT_BYTES;
                     let place = Flash::place_of(*zone, offset, it.bytes as usize);
-                    let Some(place) = place.filter(|_| !self.is_forgotten(*zone, it.unit)) else {
+                    let Some(place) = place.filter(|_| !self.control.is_forgotten(*zone, it.unit))
+                    else {
                         continue;
                     };
                     if take(Recovered { hash: it.hash, place }) {
@@ -202,31 +181,6 @@ impl FlashMemory {
         tails
     }
 
-    fn table_at(&self, zone: usize) -> std::ops::Range<usize> {
-        let at = PAGE_BYTES + zone * TABLE_ENTRY_BYTES;
-        at..at + TABLE_ENTRY_BYTES
-    }
-
-    fn table_entry(&self, zone: usize) -> Option<TableEntry> {
-        TableEntry::decode(&self.control[self.table_at(zone)])
-    }
-
-    fn write_table(&mut self, zone: usize, entry: TableEntry) {
-        let at = self.table_at(zone);
-        self.control[at].copy_from_slice(&entry.encode());
-    }
-
-    fn forget_bits(&self, zone: usize) -> std::ops::Range<usize> {
-        let at = PAGE_BYTES + self.geometry.table_bytes() + zone * FORGET_BYTES;
-        at..at + FORGET_BYTES
-    }
-
-    fn is_forgotten(&self, zone: usize, unit: u32) -> bool {
-        let unit = unit as usize;
-        let byte = self.control[self.forget_bits(zone)].get(unit / 8);
-        byte.is_none_or(|byte| byte & (1 << (unit % 8)) != 0)
-    }
-
     /// What to wait for while something is under way.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.ring.bell()
@@ -250,25 +204,14 @@ impl FlashMemory {
         };
         if promises != has {
             self.promises = Promises { generation: has.generation.wrapping_add(1), ..promises };
-            let at = self.promises.slot();
-            self.control[at..at + Promises::BYTES].copy_from_slice(&self.promises.encode());
+            self.control.write_promises(&self.promises);
         }
     }
 }
 
-/// How a shard's flash was left at the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// All is there.
-    Whole,
-    /// Not all zones arrived; which did is known.
-    Partly,
-    /// The device did not take what says which records are to be found.
-    Unsure,
-}
-
-/// Writes what is in memory of a log, and waits for it, but not for a device that hangs.
-pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> Ending {
+/// Writes what is in memory of a log, and waits for it, but not for a device that hangs. Whether the device has
+/// answered all: then the book-keeping says which zones arrived.
+pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
     let lost = flash.counts().zones_lost;
     flash.close();
     let start = Instant::now();
@@ -276,13 +219,11 @@ pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> Ending {
         flash.medium().wait(Duration::from_millis(10));
         flash.poll(None, judge);
     }
-    if flash.is_writing() || !flash.medium_mut().answers() {
-        return Ending::Partly;
+    let zones_lost = flash.counts().zones_lost - lost;
+    if zones_lost > 0 {
+        tracing::error!(zones_lost, "not all that was to be kept on flash arrived there");
     }
-    if flash.medium_mut().close_control().is_err() {
-        return Ending::Unsure;
-    }
-    if flash.counts().zones_lost == lost { Ending::Whole } else { Ending::Partly }
+    !flash.is_writing() && flash.medium_mut().answers()
 }
 
 impl FlashMemory {
@@ -299,17 +240,6 @@ impl FlashMemory {
             self.ring.wait(Duration::from_millis(10));
         }
         false
-    }
-
-    /// Brings what is mapped to the device, with its sum.
-    fn close_control(&mut self) -> rustix::io::Result<()> {
-        let sum = layout::closing_sum(self.format_id, &self.control);
-        self.control[layout::CLOSING_SUM_AT..][..4].copy_from_slice(&sum.to_le_bytes());
-        self.control.sync().or_else(|_| {
-            // It may have failed earlier and be well again: then all of it is written once more.
-            self.control.touch();
-            self.control.sync()
-        })
     }
 }
 
@@ -351,20 +281,15 @@ impl Medium for FlashMemory {
     }
 
     fn seal_of(&self, zone: usize, sequence: u32) -> u32 {
-        let sum = crc32c::crc32c(&self.format_id.to_le_bytes());
-        let sum = crc32c::crc32c_append(sum, &(zone as u64).to_le_bytes());
-        crc32c::crc32c_append(sum, &sequence.to_le_bytes())
+        self.control.seal_of(zone, sequence)
     }
 
     fn zone_opens(&mut self, zone: usize, sequence: u32) {
-        let entry = TableEntry { sequence, is_sealed: false, used_bytes: 0, records: 0 };
-        self.write_table(zone, entry);
-        let bits = self.forget_bits(zone);
-        self.control[bits].fill(0);
+        self.control.open_zone(zone, sequence);
     }
 
     fn zone_closes(&mut self, zone: usize, used_bytes: usize, bytes: &mut [u8]) {
-        let Some(entry) = self.table_entry(zone) else { return };
+        let Some(entry) = self.control.table_entry(zone) else { return };
         let mut summary = Vec::new();
         let mut offset = 0;
         while offset < used_bytes {
@@ -379,25 +304,22 @@ impl Medium for FlashMemory {
         layout::write_summary(bytes, &summary, self.seal_of(zone, entry.sequence));
         let used_bytes = u32::try_from(used_bytes).expect("a zone is short");
         let records = u32::try_from(summary.len()).expect("a zone has few records");
-        self.write_table(zone, TableEntry { used_bytes, records, ..entry });
+        self.control.write_table(zone, TableEntry { used_bytes, records, ..entry });
     }
 
     fn zone_sealed(&mut self, zone: usize) {
-        if let Some(entry) = self.table_entry(zone) {
-            self.write_table(zone, TableEntry { is_sealed: true, ..entry });
+        if let Some(entry) = self.control.table_entry(zone) {
+            self.control.write_table(zone, TableEntry { is_sealed: true, ..entry });
         }
     }
 
     fn zone_freed(&mut self, zone: usize) {
-        let entry = TableEntry { sequence: 0, is_sealed: false, used_bytes: 0, records: 0 };
-        self.write_table(zone, entry);
+        // Its number stays: it must not come again.
+        let sequence = self.control.table_entry(zone).map_or(0, |entry| entry.sequence);
+        self.control.write_table(zone, TableEntry::free(sequence));
     }
 
     fn forget(&mut self, zone: usize, offset: usize) {
-        let unit = offset / UNIT_BYTES;
-        let bits = self.forget_bits(zone);
-        if let Some(byte) = self.control[bits].get_mut(unit / 8) {
-            *byte |= 1 << (unit % 8);
-        }
+        self.control.forget(zone, offset / UNIT_BYTES);
     }
 }

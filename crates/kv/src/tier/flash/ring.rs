@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::tier::log::Ended;
@@ -12,6 +12,8 @@ use crate::tier::pages::{PAGE_BYTES, Pages};
 
 /// Requests the ring holds: all reads of a shard and its zones on their way.
 const RING_ENTRIES: u32 = 1024;
+/// Requests to a regular file that are made at a time: as many keep a fast disk busy. More wait their turn.
+const KERNEL_THREADS: u32 = 64;
 /// How long a ring that is dropped waits for what is under way; then its memory is given up.
 const DROP_WAIT: Duration = Duration::from_secs(2);
 
@@ -26,6 +28,8 @@ struct Lent {
 pub(super) struct Ring {
     ring: IoUring,
     file: OwnedFd,
+    /// With requests: whether the kernel is to make them aside.
+    flags: squeue::Flags,
     /// Becomes readable when something has ended.
     bell: OwnedFd,
     lent: HashMap<u64, Lent>,
@@ -42,11 +46,17 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    pub(super) fn new(file: OwnedFd) -> std::io::Result<Self> {
+    /// `is_regular`: the file is no device. Its file system may have whoever asks wait for a disk that hangs: a writer for
+    /// the journal, a reader for a place in the disk's queue. So threads of the kernel ask.
+    pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
-        Ok(Self { ring, file, bell, lent: HashMap::new(), unsubmitted: 0, refused: Vec::new() })
+        let flags = if is_regular { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        // Where it cannot be set there are fewer: then requests wait for one another.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [KERNEL_THREADS, 0]);
+        let lent = HashMap::new();
+        Ok(Self { ring, file, flags, bell, lent, unsubmitted: 0, refused: Vec::new() })
     }
 
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
@@ -72,7 +82,7 @@ impl Ring {
 
     fn push(&mut self, entry: io_uring::squeue::Entry, pages: Pages, bytes: u32, token: u64) {
         self.lent.insert(token, Lent { pages, bytes, since: None });
-        let entry = entry.user_data(token);
+        let entry = entry.flags(self.flags).user_data(token);
         if self.ring.submission().is_full() {
             self.submit();
         }

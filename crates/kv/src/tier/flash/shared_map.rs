@@ -4,9 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, msync, munmap};
-
-use crate::tier::pages::PAGE_BYTES;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
 
 /// A shared mapping of a file, of which this process is the only user (the file is locked).
 #[derive(Debug)]
@@ -40,7 +38,7 @@ impl SharedMap {
     }
 
     /// Has all of it in memory, and kept there if this user may lock so much: touching a page that a device
-    /// cannot give back ends the process, and one that it gives back late makes everybody wait.
+    /// cannot give back (of the flash, or of swap) ends the process, and one that it gives back late makes everybody wait.
     fn fetch(&self) -> rustix::io::Result<()> {
         // SAFETY: locking our own mapping changes where its pages are, never what they hold.
         let locked = unsafe { mlock(self.address.as_ptr().cast(), self.bytes) };
@@ -49,20 +47,6 @@ impl SharedMap {
             // SAFETY: as above.
             unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxPopulateRead) }
         })
-    }
-
-    /// Has every page count as changed.
-    pub(super) fn touch(&mut self) {
-        for byte in self.iter_mut().step_by(PAGE_BYTES) {
-            // SAFETY: a reference is valid for reads and writes; the compiler must not drop a write of the same value.
-            unsafe { std::ptr::write_volatile(byte, std::ptr::read_volatile(byte)) };
-        }
-    }
-
-    /// Writes what was changed to the device, and waits for it.
-    pub(super) fn sync(&mut self) -> rustix::io::Result<()> {
-        // SAFETY: the range is our own mapping.
-        unsafe { msync(self.address.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) }
     }
 }
 
