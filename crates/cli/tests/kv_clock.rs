@@ -4,6 +4,9 @@
 #[allow(dead_code)]
 mod common;
 #[allow(dead_code)]
+#[path = "common/home.rs"]
+mod home;
+#[allow(dead_code)]
 #[path = "common/kv.rs"]
 mod server;
 
@@ -12,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use home::Home;
 use rustix::process::Signal;
 use server::{Client, Kv, PATIENCE, free_address};
 
@@ -254,7 +258,7 @@ fn count(kv: &mut Kv, kind: &str, look: usize) -> usize {
 
 #[test]
 fn a_restart_across_a_jump_revives_nothing_and_goes_on_by_the_new_clock() {
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let Some(world) = World::new(home.path()) else { return };
     let now = world.unix_s();
     let mut run = Restarting { home: home.path(), world, fillers: 0 };

@@ -7,6 +7,9 @@ mod common;
 #[path = "common/disk.rs"]
 mod disk;
 #[allow(dead_code)]
+#[path = "common/home.rs"]
+mod home;
+#[allow(dead_code)]
 #[path = "common/kv.rs"]
 mod server;
 
@@ -20,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
 use disk::{Disk, Fault, Loop};
+use home::Home;
 use rustix::process::Signal;
 use server::{Client, Known, Kv};
 
@@ -69,7 +73,7 @@ fn memory_is_served(kv: &Kv, known: &Known) {
 #[test]
 fn a_slow_disk_delays_nobody_else_and_loses_nothing() {
     let Some(disk) = Disk::start(DISK_BYTES) else { return };
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let (mut kv, mut known) = filled(home.path(), &disk);
     disk.faults.set(Fault::Slow(Duration::from_millis(300)));
     let start = Instant::now();
@@ -104,7 +108,7 @@ fn memory_is_served_after(kv: &Kv, known: &Known, keys: std::ops::Range<usize>) 
 #[test]
 fn a_disk_that_hangs_means_misses_in_time_and_an_end_in_time() {
     let Some(disk) = Disk::start(DISK_BYTES) else { return };
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let (mut kv, mut known) = filled(home.path(), &disk);
     disk.faults.set(Fault::Hang);
     // Many at a time: more than the device's queue has room for.
@@ -155,7 +159,7 @@ fn what_a_disk_garbles_is_a_miss_and_never_a_wrong_value() {
         [Fault::FlipBits, Fault::Zeros, Fault::Elsewhere, Fault::LoseWrites, Fault::TearWrites];
     for fault in faults {
         let Some(disk) = Disk::start(DISK_BYTES) else { return };
-        let home = tempfile::tempdir().expect("a home");
+        let home = Home::new();
         let (mut kv, mut known) = filled(home.path(), &disk);
         let gone = kv.client.stat("flash_reads_gone");
         disk.faults.set_from(fault, ZONES_AT);
@@ -183,7 +187,7 @@ fn what_a_disk_garbles_is_a_miss_and_never_a_wrong_value() {
 fn a_disk_that_fails_or_is_full_costs_what_is_on_it_until_the_next_start() {
     for fault in [Fault::FailReads, Fault::FailWrites, Fault::Full] {
         let Some(disk) = Disk::start(DISK_BYTES) else { return };
-        let home = tempfile::tempdir().expect("a home");
+        let home = Home::new();
         let (mut kv, mut known) = filled(home.path(), &disk);
         disk.faults.set(fault);
         for _ in 0..2 {
@@ -215,6 +219,25 @@ fn a_disk_that_fails_or_is_full_costs_what_is_on_it_until_the_next_start() {
     }
 }
 
+/// A start that the disk only pretends to have taken would bring back what was deleted after a crash of the machine.
+#[test]
+fn a_disk_that_loses_what_it_took_at_the_start_is_refused() {
+    let Some(disk) = Disk::start(DISK_BYTES) else { return };
+    let home = Home::new();
+    let (mut kv, known) = filled(home.path(), &disk);
+    kv.signal(Signal::TERM);
+    assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0));
+    drop(kv);
+    disk.faults.set(Fault::LoseWrites);
+    let part = format!("{}:{}MiB", disk.device.path().display(), DISK_BYTES >> 20);
+    let error = refusal(home.path(), &part, &[]);
+    assert!(error.contains("something else than was written"), "{error}");
+    disk.faults.set(Fault::None);
+    let mut kv = start(home.path(), &disk, &[]);
+    let there = known.check(&mut kv.client, ON_FLASH);
+    assert!(there > ON_FLASH.len() / 2, "{there} are there when all is well again");
+}
+
 /// A file system that is mounted as long as this value lives.
 struct Mounted<'a>(&'a Path);
 
@@ -235,6 +258,18 @@ impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         // Gone from the folders at once, and for good with its last user.
         let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+impl<'a> Mounted<'a> {
+    /// A tmpfs of this size.
+    fn tmpfs(at: &'a Path, size: &str) -> Self {
+        std::fs::create_dir_all(at).expect("a folder");
+        let options = std::ffi::CString::new(format!("size={size}")).expect("no zeros");
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", at, "tmpfs", flags, options.as_c_str())
+            .expect("it is mounted");
+        Self(at)
     }
 }
 
@@ -266,7 +301,7 @@ fn refusal(home: &Path, part: &str, more: &[&str]) -> String {
 
 #[test]
 fn a_block_device_serves_and_serves_again_after_every_end() {
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let Some((device, behind)) = plain_device(home.path(), DISK_BYTES) else { return };
     let flags = flags(device.path());
     let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -301,7 +336,7 @@ fn a_block_device_serves_and_serves_again_after_every_end() {
 
 #[test]
 fn a_device_that_holds_something_else_is_never_overwritten_unasked() {
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let Some((device, behind)) = plain_device(home.path(), DISK_BYTES) else { return };
     let part = format!("{}:{}MiB", device.path().display(), DISK_BYTES >> 20);
     let first = |bytes: usize| {
@@ -339,7 +374,7 @@ fn a_device_that_holds_something_else_is_never_overwritten_unasked() {
 
 #[test]
 fn a_file_system_without_room_is_found_out_at_the_start() {
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let Some((device, _)) = plain_device(home.path(), 64 << 20) else { return };
     let at = home.path().join("mounted");
     let Some(_mounted) = Mounted::ext4(device.path(), &at) else { return };
@@ -355,7 +390,7 @@ fn a_file_system_without_room_is_found_out_at_the_start() {
 fn a_file_on_a_failing_file_system_costs_what_is_in_it() {
     for fault in [Fault::Full, Fault::FailWrites, Fault::FailReads] {
         let Some(disk) = Disk::start(2 * DISK_BYTES) else { return };
-        let home = tempfile::tempdir().expect("a home");
+        let home = Home::new();
         let at = home.path().join("mounted");
         let Some(_mounted) = Mounted::ext4(disk.device.path(), &at) else { return };
         let flags = flags(&at.join("flash"));
@@ -376,4 +411,131 @@ fn a_file_on_a_failing_file_system_costs_what_is_in_it() {
         kv.signal(Signal::TERM);
         assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0), "{fault:?}");
     }
+}
+
+/// How long the file system hangs: it begins to write what was changed after 5 seconds, and what is changed behind that waits.
+const HANG: Duration = Duration::from_secs(15);
+
+/// A thread that has a file system write all it has; it ends before its disk does.
+struct Syncing {
+    thread: Option<std::thread::JoinHandle<rustix::io::Result<()>>>,
+    faults: Arc<disk::Faults>,
+}
+
+impl Syncing {
+    fn start(file_system: File, faults: Arc<disk::Faults>) -> Self {
+        let sync = move || rustix::fs::syncfs(&file_system);
+        Self { thread: Some(std::thread::spawn(sync)), faults }
+    }
+
+    fn hangs(&self) -> bool {
+        self.thread.as_ref().is_some_and(|it| !it.is_finished())
+    }
+
+    /// Lets the disk answer.
+    fn end(&mut self) -> rustix::io::Result<()> {
+        self.faults.set(Fault::None);
+        self.thread.take().map_or(Ok(()), |it| it.join().expect("it does not panic"))
+    }
+}
+
+impl Drop for Syncing {
+    fn drop(&mut self) {
+        // A failed test has said what failed.
+        let _ = self.end();
+    }
+}
+
+/// Ext4 has whoever changes a file wait for its journal, which waits for the disk. Nobody but those who want what is
+/// on flash may notice, and what was deleted meanwhile stays deleted when the server is killed.
+#[test]
+fn a_file_system_that_hangs_stops_nobody() {
+    let Some(disk) = Disk::start(2 * DISK_BYTES) else { return };
+    let home = Home::new();
+    let at = home.path().join("mounted");
+    let Some(_mounted) = Mounted::ext4(disk.device.path(), &at) else { return };
+    let flags = flags(&at.join("flash"));
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let start = |home: &Home| {
+        let mut kv = Kv::start(home.path(), &flags);
+        let faults = Arc::clone(&disk.faults);
+        kv.release = Some(Box::new(move || faults.set(Fault::None)));
+        kv
+    };
+    let mut kv = start(&home);
+    let mut known = Known::new(KEYS);
+    known.store(&mut kv.client, 0..KEYS);
+    let file_system = File::open(&at).expect("it is mounted");
+    disk.faults.set(Fault::Hang);
+    // Has all be written now that would be written within half a minute.
+    let mut sync = Syncing::start(file_system, Arc::clone(&disk.faults));
+    let hung = Instant::now();
+    let (mut rounds, mut longest) = (0, Duration::ZERO);
+    while hung.elapsed() < HANG || rounds < 3 {
+        let asked = Instant::now();
+        let new = KEYS - 2_000..KEYS;
+        known.store(&mut kv.client, new.clone());
+        // Some of these are in memory, some on flash, where each must be forgotten before the reply.
+        let deleted: Vec<usize> = (rounds..KEYS).step_by(997).collect();
+        let requests: String = deleted.iter().map(|key| format!("delete key{key}\r\n")).collect();
+        kv.client.send(requests.as_bytes());
+        for key in deleted {
+            known.0[key] += 1;
+            let reply = kv.client.line();
+            assert!(["DELETED", "NOT_FOUND"].contains(&reply.as_str()), "{reply}");
+        }
+        let there = known.check(&mut kv.client, new);
+        assert!(there > 1_000, "{there} are in memory");
+        // Nobody gets what is on flash, but everybody a reply.
+        kv.client.version(KEYS / 4 + rounds);
+        longest = longest.max(asked.elapsed());
+        assert!(longest < 2 * BOUND, "round {rounds} took {longest:?}");
+        rounds += 1;
+    }
+    assert!(disk.faults.done() > 0 && sync.hangs(), "the disk hangs");
+    eprintln!("{rounds} rounds, the longest {longest:?}, {} requests late", disk.faults.done());
+    // Killed while it hangs. Its successor can only begin when the disk answers again.
+    drop(kv);
+    sync.end().expect("all is written");
+    let mut kv = start(&home);
+    let there = known.check(&mut kv.client, 0..KEYS);
+    assert!(there > KEYS / 4, "{there} are served after a kill");
+    known.store(&mut kv.client, 0..KEYS);
+    kv.signal(Signal::TERM);
+    assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0));
+    assert_eq!(home.books(), 0, "nothing stays in memory after an end in order");
+    drop(kv);
+    let mut kv = start(&home);
+    let there = known.check(&mut kv.client, ON_FLASH);
+    assert!(there > ON_FLASH.len() / 2, "{there} are served after an end in order");
+}
+
+#[test]
+fn memory_without_room_for_the_book_keeping_is_found_out_at_the_start() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: mounts need root");
+        return;
+    }
+    let home = tempfile::tempdir().expect("a home");
+    let at = home.path().join("small");
+    let small = Mounted::tmpfs(&at, "256k");
+    let part = format!("{}:96MiB", home.path().join("flash").display());
+    let books = at.to_str().expect("a path");
+    let error = refusal(home.path(), &part, &["--flash-books", books]);
+    assert!(error.contains("twice the room"), "{error}");
+    drop(small);
+    let large = Mounted::tmpfs(&at, "4m");
+    let flags = ["-t", "2", "--memory", "8MiB", "--flash", &part, "--flash-books", books];
+    let mut kv = Kv::start(home.path(), &flags);
+    // Whoever fills what is left harms nobody: the room was taken.
+    let filled = std::fs::write(at.join("others"), vec![1; 4 << 20]);
+    assert!(filled.is_err(), "it is full");
+    let mut known = Known::new(KEYS);
+    known.store(&mut kv.client, 0..KEYS);
+    known.delete(&mut kv.client, (0..KEYS).step_by(3));
+    let there = known.check(&mut kv.client, 0..KEYS);
+    assert!(there > KEYS / 4, "{there}");
+    kv.signal(Signal::TERM);
+    assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0));
+    drop(large);
 }

@@ -3,9 +3,13 @@
 #[allow(dead_code)]
 mod common;
 #[allow(dead_code)]
+#[path = "common/home.rs"]
+mod home;
+#[allow(dead_code)]
 #[path = "common/kv.rs"]
 mod server;
 
+use home::Home;
 use server::Kv;
 
 const MIB: usize = 1 << 20;
@@ -86,7 +90,7 @@ fn no_sizes_or_lifetimes_take_more_than_the_limit() {
 
 #[test]
 fn nor_do_they_with_flash_below() {
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let part = format!("{}:1GiB", home.path().join("flash").display());
     let flags = ["-t", "2", "-m", "512", "-I", "8m", "--flash", &part];
     let mut kv = Kv::start(home.path(), &flags);

@@ -2,6 +2,9 @@
 
 #[allow(dead_code)]
 mod common;
+#[allow(dead_code)]
+#[path = "common/home.rs"]
+mod home;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::farpool;
 use farpool_e2e::proxy::{Fault, Proxy};
+use home::Home;
 use serde_json::Value;
 
 const KEYS: usize = 30_000;
@@ -171,7 +175,7 @@ fn turn() -> MutexGuard<'static, ()> {
 #[test]
 fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
     let _turn = turn();
-    let home = tempfile::tempdir().expect("a home");
+    let home = Home::new();
     let flash = home.path().join("flash");
     let mut known = vec![Known::default(); KEYS];
     let mut random = Random(0x9e37_79b9_7f4a_7c15);

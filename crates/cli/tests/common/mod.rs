@@ -10,6 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// What runs longer hangs: it is killed, so that one test fails and not the whole run.
 const LONGEST_RUN: Duration = Duration::from_secs(300);
 
+/// Where a home has the folder for flash's book-keeping, if it has one.
+pub const BOOKS: &str = "books";
+
 /// The binary, with an empty home and none of our variables.
 pub fn farpool(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpool"));
@@ -19,6 +22,11 @@ pub fn farpool(home: &Path) -> Command {
         }
     }
     command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("NOTIFY_SOCKET");
+    command.env_remove("RUNTIME_DIRECTORY");
+    let books = home.join(BOOKS);
+    if books.exists() {
+        command.env("RUNTIME_DIRECTORY", books);
+    }
     command.stdin(Stdio::null());
     command
 }

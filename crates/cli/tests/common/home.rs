@@ -1,0 +1,30 @@
+//! A home for servers with flash: what they keep in memory goes with it, killed or not.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+#[derive(Debug)]
+pub struct Home {
+    disk: TempDir,
+    memory: TempDir,
+}
+
+impl Home {
+    pub fn new() -> Self {
+        let disk = tempfile::tempdir().expect("a home");
+        let memory = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let books = disk.path().join(super::common::BOOKS);
+        std::os::unix::fs::symlink(memory.path(), books).expect("a link");
+        Self { disk, memory }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.disk.path()
+    }
+
+    /// How many files servers have left in memory.
+    pub fn books(&self) -> usize {
+        std::fs::read_dir(self.memory.path()).expect("it is there").count()
+    }
+}
