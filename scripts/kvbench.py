@@ -42,7 +42,7 @@ def bench(seconds, *flags):
     command = [FARPOOL, "kv", "bench", "--json", "--client-cpu", CLIENT_CPU, "--closed", "--warm-up", "500ms", "--connections", "1"]
     if "--connections" in flags:
         command = command[:-2]
-    done = subprocess.run(command + ["--duration", f"{seconds}s", *map(str, flags)], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command + ["--duration", f"{round(seconds * 1000)}ms", *map(str, flags)], stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 1) or not done.stdout:
         sys.exit(f"kv bench {' '.join(map(str, flags))} ended with {done.returncode}")
     return json.loads(done.stdout)
