@@ -7,4 +7,7 @@ mod exercise;
 
 use farpool_trace::import::{CsvColumns, Format};
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise::import_any(bytes, &Format::Csv(CsvColumns::default())));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise::import_any(
+    bytes,
+    &Format::Csv(CsvColumns::default())
+));

@@ -11,16 +11,35 @@ use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Store { key: u16, bytes: usize, expires_in_s: u32 },
-    Read { key: u16 },
+    Store {
+        key: u16,
+        bytes: usize,
+        expires_in_s: u32,
+    },
+    Read {
+        key: u16,
+    },
     /// What is remembered of it may be wrong later.
-    LoadAhead { key: u16 },
-    Touch { key: u16, expires_in_s: u32 },
-    Renumber { key: u16 },
-    Remove { key: u16 },
+    LoadAhead {
+        key: u16,
+    },
+    Touch {
+        key: u16,
+        expires_in_s: u32,
+    },
+    Renumber {
+        key: u16,
+    },
+    Remove {
+        key: u16,
+    },
     Flush,
-    FlushLater { in_s: u32 },
-    Wait { seconds: u32 },
+    FlushLater {
+        in_s: u32,
+    },
+    Wait {
+        seconds: u32,
+    },
 }
 
 #[derive(Debug, Clone)]
