@@ -357,3 +357,42 @@ fn what_the_index_has_no_room_for_takes_no_memory() {
         }
     }
 }
+
+/// Two keys whose hashes agree in all that the index keeps: what was loaded ahead for one may be the other's.
+#[test]
+fn keys_that_look_alike_are_told_apart() {
+    let mut seen = HashMap::new();
+    let name = |number: u32| format!("key{number}");
+    let alike = (0..1_000_000).find_map(|number| {
+        let upper_half = hash_key(name(number).as_bytes()) >> 32;
+        seen.insert(upper_half, number).map(|other| [name(other), name(number)])
+    });
+    let [first, second] = alike.expect("a million keys have such a pair");
+    let settings = StoreSettings { limit_bytes: 8 << 20, item_bytes_max: 1 << 20, evicts: true };
+    let mut store = Store::new(settings).unwrap();
+    let load_ahead = |store: &mut Store, key: &str| {
+        store.prefetch_entry(hash_key(key.as_bytes()));
+        store.prefetch_item(hash_key(key.as_bytes()));
+    };
+    let put = |store: &mut Store, key: &str| {
+        let parts =
+            ItemParts { key: key.as_bytes(), value: [key.as_bytes(), b""], ..ItemParts::default() };
+        store.insert(&parts, hash_key(key.as_bytes())).unwrap();
+    };
+    let get = |store: &mut Store, key: &str| {
+        let found = store.find(key.as_bytes(), hash_key(key.as_bytes()))?;
+        Some(store.view(found).value().to_vec())
+    };
+    put(&mut store, &first);
+    load_ahead(&mut store, &second);
+    assert_eq!(get(&mut store, &second), None);
+    put(&mut store, &second);
+    for key in [&first, &second, &first] {
+        [&first, &second].iter().for_each(|it| load_ahead(&mut store, it));
+        assert_eq!(get(&mut store, key).as_deref(), Some(key.as_bytes()));
+    }
+    let found = store.find(first.as_bytes(), hash_key(first.as_bytes())).unwrap();
+    store.remove(found);
+    assert_eq!(get(&mut store, &first), None);
+    assert_eq!(get(&mut store, &second).as_deref(), Some(second.as_bytes()));
+}
