@@ -1,6 +1,8 @@
 //! Far memory under the server, with real blades: what does not fit into memory is still there, in order, and a
 //! blade that dies costs its items and nothing else.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -116,16 +118,7 @@ impl Text {
 
     fn statistic(&mut self, name: &str) -> u64 {
         self.send(b"stats\r\n");
-        let mut found = None;
-        loop {
-            let line = self.line();
-            if line == "END" {
-                return found.unwrap_or_else(|| panic!("stats has no {name}"));
-            }
-            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
-                found = value.parse().ok();
-            }
-        }
+        common::talk::read_statistic(|| self.line(), name)
     }
 }
 

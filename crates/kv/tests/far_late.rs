@@ -1,5 +1,7 @@
 //! A blade that answers a read when nobody waits for it any more: what it brings is not what a later request asked for.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -115,16 +117,7 @@ impl Text {
 
     fn statistic(&mut self, name: &str) -> u64 {
         self.send("stats\r\n");
-        let mut found = None;
-        loop {
-            let line = self.line();
-            if line == "END" {
-                return found.unwrap_or_else(|| panic!("stats has no {name}"));
-            }
-            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
-                found = value.parse().ok();
-            }
-        }
+        common::talk::read_statistic(|| self.line(), name)
     }
 
     fn store(&mut self, key: &str, value: &str) {

@@ -1,6 +1,8 @@
 //! Flash under the server: what does not fit into memory is still there, after a restart, too; what was
 //! replaced, deleted or flushed never comes back.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -120,16 +122,7 @@ impl Text {
 
     fn statistic(&mut self, name: &str) -> u64 {
         self.send(b"stats\r\n");
-        let mut found = None;
-        loop {
-            let line = self.line();
-            if line == "END" {
-                return found.unwrap_or_else(|| panic!("stats has no {name}"));
-            }
-            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
-                found = value.parse().ok();
-            }
-        }
+        common::talk::read_statistic(|| self.line(), name)
     }
 
     fn fill(&mut self, keys: impl Iterator<Item = usize>, round: usize, exptime: i64) {

@@ -103,3 +103,17 @@ pub fn shown(bytes: &[u8]) -> String {
     let (head, tail) = (&bytes[..EDGE_BYTES], &bytes[bytes.len() - EDGE_BYTES..]);
     format!("{} … {}", head.escape_ascii(), tail.escape_ascii()).replace("\\r\\n", "\\r\\n\n")
 }
+
+/// A figure out of the reply to `stats`, of which `line` gives one line after the other.
+pub fn read_statistic(mut line: impl FnMut() -> String, name: &str) -> u64 {
+    let mut found = None;
+    loop {
+        let line = line();
+        if line == "END" {
+            return found.unwrap_or_else(|| panic!("stats has no {name}"));
+        }
+        if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
+            found = value.parse().ok();
+        }
+    }
+}
