@@ -277,16 +277,11 @@ impl Worker {
             if count > 1 {
                 ahead.iter().for_each(|&(_, hash)| self.prefetch_own_item(hash));
             }
-            let reaches_end = words.peek().is_none();
+            let read = GetKey { with_cas, touch, is_last: words.peek().is_none() };
             let done = if self.is_merged(ahead) {
-                self.merge_keys(client, id, ahead, GetKey { with_cas, touch, is_last: reaches_end })
+                self.merge_keys(client, id, ahead, read)
             } else {
-                self.answer_get_keys(
-                    client,
-                    id,
-                    ahead,
-                    GetKey { with_cas, touch, is_last: reaches_end },
-                )
+                self.answer_get_keys(client, id, ahead, read)
             };
             if let Some((key, _)) = ahead.get(done) {
                 let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
