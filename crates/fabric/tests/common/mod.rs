@@ -2,7 +2,8 @@
 //! script: close in the middle of an answer, send garbage, damage a page, damage a head, answer twice,
 //! answer the wrong request, hold an answer until the next one is sent (wrong order), refuse, keep
 //! silent. Answers may also be cut into pieces of any size. It otherwise serves pages correctly, over
-//! several connections, and closes the older connections of a slot when a newer one says hello.
+//! several connections. As with a real blade, nothing that an older connection still brings takes
+//! effect once a newer one has been taken.
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
@@ -43,6 +44,9 @@ pub struct Inner {
     pub credits: u16,
     pub piece_bytes: usize,
     pub blade_id: u64,
+    /// Whether the newest connection leaves its client waiting for bytes that may never come: an answer
+    /// is held back, or a damaged head promised more than was sent.
+    pub is_owing: bool,
     live: Vec<Stream>,
 }
 
@@ -131,11 +135,13 @@ impl FakeBlade {
                     return;
                 }
                 guard.connections += 1;
+                guard.is_owing = false;
+                let own = guard.connections;
                 guard.live.drain(..).for_each(|old| old.shutdown());
                 guard.live.push(stream.twin());
                 drop(guard);
                 let state = Arc::clone(&state);
-                let worker = std::thread::spawn(move || serve(stream, &state));
+                let worker = std::thread::spawn(move || serve(stream, own, &state));
                 workers.lock().expect("workers").push(worker);
             }
         });
@@ -190,11 +196,13 @@ pub fn fresh_page(page: u32) -> Vec<u8> {
     page.to_le_bytes().repeat(PAGE_BYTES / 4)
 }
 
-fn serve(mut stream: Stream, state: &Mutex<Inner>) {
+/// Serves the connection that was taken as number `own`.
+fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
     let mut held: Option<Vec<u8>> = None;
+    let mut is_head_damaged = false;
     let mut buffer = Vec::new();
     loop {
-        let Some((request_id, opcode, pages)) = next_request(&mut stream, &mut buffer, state)
+        let Some((request_id, opcode, pages)) = next_request(&mut stream, own, &mut buffer, state)
         else {
             if let Some(late) = held {
                 stream.put(&late);
@@ -216,6 +224,7 @@ fn serve(mut stream: Stream, state: &Mutex<Inner>) {
             Fault::Silent => continue,
             Fault::Hold => {
                 let Some(old) = held.replace(out) else {
+                    note_owing(true, own, state);
                     continue;
                 };
                 out = old;
@@ -237,13 +246,28 @@ fn serve(mut stream: Stream, state: &Mutex<Inner>) {
         if let Some(old) = held.take_if(|_| fault != Fault::Hold) {
             stream.put(&old);
         }
+        is_head_damaged |= fault == Fault::DamageHead;
+        note_owing(held.is_some() || is_head_damaged, own, state);
+    }
+}
+
+fn note_owing(is_owing: bool, own: usize, state: &Mutex<Inner>) {
+    let mut guard = lock(state);
+    if guard.connections == own {
+        guard.is_owing = is_owing;
     }
 }
 
 type Asked = (RequestId, Opcode, Vec<u8>);
 
-/// Reads one request and carries it out; returns the pages of the answer.
-fn next_request(stream: &mut Stream, buffer: &mut Vec<u8>, state: &Mutex<Inner>) -> Option<Asked> {
+/// Reads one request and carries it out, unless a newer connection was taken meanwhile; returns the
+/// pages of the answer.
+fn next_request(
+    stream: &mut Stream,
+    own: usize,
+    buffer: &mut Vec<u8>,
+    state: &Mutex<Inner>,
+) -> Option<Asked> {
     buffer.resize(32, 0);
     stream.fill(buffer).then_some(())?;
     let meta_bytes = usize::from(u16::from_le_bytes([buffer[16], buffer[17]]));
@@ -257,6 +281,9 @@ fn next_request(stream: &mut Stream, buffer: &mut Vec<u8>, state: &Mutex<Inner>)
         extents.iter().flat_map(|it| it.first().0..it.first().0 + it.count_pages()).collect()
     };
     let mut guard = lock(state);
+    if guard.connections != own {
+        return None;
+    }
     let mut answer = Vec::new();
     match Request::decode(&head).expect("a request") {
         Request::Read { extents, .. } => {
