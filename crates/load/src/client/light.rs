@@ -148,9 +148,9 @@ impl Light {
         out: &mut Vec<u8>,
     ) {
         if self.held.is_empty() && self.has_credits() {
-            self.push(workload, asked, keys.into(), out);
+            self.push(workload, asked, SmallVec::from_slice(keys), out);
         } else {
-            self.held.push_back((asked, keys.into()));
+            self.held.push_back((asked, SmallVec::from_slice(keys)));
         }
     }
 
