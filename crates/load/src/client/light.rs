@@ -308,9 +308,9 @@ impl Light {
             self.first_frame = self.first_frame.wrapping_add(1);
         }
         let place = usize::try_from(frame.request - self.first_open).unwrap_or(usize::MAX);
-        let Some(Some(open)) = self.open.get_mut(place) else {
-            return Err(LoadError::Unasked(header.request));
-        };
+        let unasked = || LoadError::Unasked(header.request);
+        let Some(slot) = self.open.get_mut(place) else { return Err(unasked()) };
+        let Some(open) = slot else { return Err(unasked()) };
         let looked_at = judge(workload, header, body, &frame.positions, open)?;
         if looked_at < frame.positions.len() {
             self.left_out.push((frame.request, frame.positions[looked_at..].into()));
@@ -318,11 +318,8 @@ impl Light {
         }
         open.frames_left -= 1;
         if open.frames_left == 0 {
-            if let Some(Some(Open { asked, keys, said, .. })) =
-                self.open.get_mut(place).map(Option::take)
-            {
-                take(asked, said, &keys);
-            }
+            take(open.asked, open.said, &open.keys);
+            *slot = None;
             self.requests_under_way -= 1;
         }
         while matches!(self.open.front(), Some(None)) {
