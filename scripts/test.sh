@@ -27,12 +27,21 @@ kv_clients=${CARGO_TARGET_DIR:-$PWD/target}/kv-clients/bin/python
 status=0
 cargo test "${scope[@]}" --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
 
-# What failed stands at the end once more, where it is looked for.
-awk '
-    /^ +Running |^ +Doc-tests / { room = $0 }
+# What failed stands at the end once more, where it is looked for; of a test binary that died, its last lines.
+awk -v kept=40 '
+    function tell_death() {
+        if (!has_died) return
+        print "\ndied in" room ":"
+        for (i = lines > kept ? lines - kept : 0; i < lines; i++) print tail[i % kept]
+    }
+    /^ +Running |^ +Doc-tests / { tell_death(); room = $0; has_result = has_died = lines = 0 }
+    /^test result: / { has_result = 1 }
+    /^error: test failed/ && !has_result { has_died = 1 }
+    { tail[lines++ % kept] = substr($0, 1, 300) }
     /^failures:$/ { if (!told[room]++) print "\nfailed in" room ":"; is_failure = 1; next }
     /^(test result: |successes:)/ { is_failure = 0 }
-    is_failure { print }' "$log"
+    is_failure { print }
+    END { tell_death() }' "$log"
 
 awk -v status="$status" '
     /^test result: / {
