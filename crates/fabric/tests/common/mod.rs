@@ -202,6 +202,7 @@ fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
     let mut is_head_damaged = false;
     let mut buffer = Vec::new();
     loop {
+        note_owing(held.is_some() || is_head_damaged, own, state);
         let Some((request_id, opcode, pages)) = next_request(&mut stream, own, &mut buffer, state)
         else {
             if let Some(late) = held {
@@ -224,7 +225,6 @@ fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
             Fault::Silent => continue,
             Fault::Hold => {
                 let Some(old) = held.replace(out) else {
-                    note_owing(true, own, state);
                     continue;
                 };
                 out = old;
@@ -247,7 +247,6 @@ fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
             stream.put(&old);
         }
         is_head_damaged |= fault == Fault::DamageHead;
-        note_owing(held.is_some() || is_head_damaged, own, state);
     }
 }
 
