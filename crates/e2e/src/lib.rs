@@ -6,6 +6,7 @@
 //! * [`rack`]: a controller and nodes, and what people ask them;
 //! * [`far`]: a client of theirs and its far memory, without a program;
 //! * [`kv`]: a client of a key-value server that checks every value;
+//! * [`compaction`]: the kernel migrates pages all the while;
 //! * [`hog`]: a program that takes much memory of its host;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
@@ -21,6 +22,7 @@
 
 pub mod binaries;
 pub mod blade;
+pub mod compaction;
 pub mod far;
 pub mod hog;
 pub mod kv;

@@ -103,7 +103,7 @@ fn learn(core: &Core, region: Region) {
     let mut ranges = [PageRange::default(); 64];
     let mut from = region.start;
     while from < region.end {
-        let found = core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
+        let found = core.pagemap.scan(from, region.end, category::OCCUPIED, &mut ranges);
         let Ok((found, walked)) = found else { return };
         for range in found {
             let (mut at, end) = (range.first(), range.last());

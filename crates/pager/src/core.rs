@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,10 +15,11 @@ use crate::copies::Copies;
 use crate::crew::Crew;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
+use crate::moves;
 use crate::page::MAX_LAYERS;
 use crate::registry::Registry;
 use crate::serve::fail_closed;
-use crate::space::{Page, Space};
+use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Space};
 use crate::streams::Streams;
 use crate::sys::{self, Latch};
 
@@ -65,6 +66,8 @@ pub struct Core {
     retired: Mutex<Vec<(usize, usize)>>,
     /// Memory is registered.
     pub registered: Latch,
+    /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
+    pub filling: AtomicU16,
 }
 
 /// What a core is made of.
@@ -109,7 +112,18 @@ impl Core {
             shares: AtomicBool::new(false),
             retired: Mutex::default(),
             registered: Latch::default(),
+            filling: AtomicU16::new(NO_TRAY),
         })
+    }
+
+    /// Whether the evictor is moving a chunk out and has this page of it.
+    pub fn is_moved_out(&self, page: Page) -> bool {
+        let tray = self.filling.load(SeqCst);
+        if tray == NO_TRAY {
+            return false;
+        }
+        let frame = self.frames.tray_address(tray) + page.index % CHUNK_PAGES * PAGE_BYTES;
+        moves::occupied(&self.pagemap, frame, 1) != 0
     }
 
     /// A fork shares the process's pages from now on.
@@ -323,7 +337,8 @@ impl Gate {
     }
 }
 
-/// Repeats a batch operation while the kernel says that the address space is just changing.
+/// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for moves, whose
+/// count is not the whole truth: see [`crate::moves`].
 pub fn until_settled(mut operation: impl FnMut(usize) -> Outcome) -> Outcome {
     let mut done_bytes = 0;
     loop {

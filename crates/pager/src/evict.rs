@@ -18,7 +18,7 @@ use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
-use farpool_uffd::{PAGE_BYTES, PageRange, category};
+use farpool_uffd::PAGE_BYTES;
 
 use crate::copies::{Leaving, leaving};
 use crate::core::{Core, EXPIRY_STEP, until_settled};
@@ -26,9 +26,10 @@ use crate::density::Density;
 use crate::evict_shared::InPlace;
 use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
 use crate::gauges::Gauges;
+use crate::moves;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
-use crate::resident_map::{ResidentMap, page_bits};
+use crate::resident_map::ResidentMap;
 use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Page, Superpage};
 use crate::sys;
@@ -304,8 +305,10 @@ impl Evictor {
         }
         let mut claim = claim(superpage, chunk, choice.take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
+        core.filling.store(tray, SeqCst);
         self.move_out(superpage, chunk, tray, &claim);
         let moved = self.settle(superpage, chunk, tray, layer, &claim);
+        core.filling.store(NO_TRAY, SeqCst);
         self.map.forget(chunk);
         drop(registry);
         if moved == 0 {
@@ -392,8 +395,18 @@ impl Evictor {
                 (most, unshared) = ((most * 2).min(CHUNK_PAGES), false);
                 continue;
             }
+            // Moved and not counted, or discarded past us: nothing is done to a page that is not there.
+            let left = moves::occupied(&self.core.pagemap, from, count).trailing_zeros() as usize;
+            if left > 0 {
+                next += left.min(count);
+                continue;
+            }
             match outcome.errno {
                 None | Some(libc::EAGAIN) => {}
+                // A frame that nobody knows of would be taken for this page.
+                Some(libc::EEXIST) => {
+                    fail_closed(&format!("tray {tray}, page {next}: a frame is there already"))
+                }
                 // Shared since a fork: made this process's own, it can be moved. Pinned by the
                 // kernel for I/O: it stays EBUSY and stays where it is.
                 Some(libc::EBUSY) if !unshared => {
@@ -443,20 +456,8 @@ impl Evictor {
         arrived
     }
 
-    fn arrived(&mut self, tray: u16) -> u64 {
-        let start = self.core.frames.tray_address(tray);
-        let mut ranges = [PageRange::default(); CHUNK_PAGES];
-        let end = start + CHUNK_PAGES * PAGE_BYTES;
-        let any = category::PRESENT | category::SWAPPED;
-        match self.core.pagemap.scan(start, end, any, &mut ranges) {
-            Ok((found, walked)) if walked == end => {
-                found.iter().fold(0, |mask, range| mask | page_bits(range, start, CHUNK_PAGES))
-            }
-            Ok((_, walked)) => fail_closed(&format!(
-                "the page map of the victim buffer ends at {walked:#x}, not at {end:#x}"
-            )),
-            Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
-        }
+    fn arrived(&self, tray: u16) -> u64 {
+        moves::occupied(&self.core.pagemap, self.core.frames.tray_address(tray), CHUNK_PAGES)
     }
 
     fn write(&mut self, superpage: &'static Superpage, tray: u16, layer: usize) {
@@ -565,9 +566,8 @@ impl Evictor {
             return;
         };
         let (to, from) = (page.address(), self.core.frames.address(slot));
-        let outcome =
-            until_settled(|_| self.core.uffd.move_pages(to, from, PAGE_BYTES, true, false));
-        if outcome.errno.is_none() {
+        let moved = moves::move_pages(&self.core.uffd, &self.core.pagemap, to, from, 1, true);
+        if moved.has_gone(0) {
             self.core.frames.moved_away(slot);
             page.cell().store(state.with_phase(Phase::Resident));
         } else {

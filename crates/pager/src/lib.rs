@@ -26,6 +26,7 @@ pub mod fork;
 pub mod frames;
 mod gauges;
 mod late_pool;
+pub mod moves;
 pub mod page;
 pub mod panics;
 pub mod registry;

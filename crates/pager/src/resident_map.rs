@@ -71,6 +71,7 @@ impl ResidentMap {
     fn scan(&mut self, core: &Core, base: usize, start: usize, end: usize) {
         let mut from = start;
         while from < end {
+            // Pages under migration, which are occupied too, are left for the next time.
             let found = core.pagemap.scan(from, end, category::PRESENT, &mut self.ranges);
             let Ok((found, walked)) = found else { return };
             for range in found {
@@ -88,7 +89,7 @@ impl ResidentMap {
 }
 
 /// The bits of a range's pages, of `count` pages from `start`.
-pub(crate) fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
+fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
     let page = |address: u64| {
         let offset = usize::try_from(address).unwrap_or(usize::MAX).saturating_sub(start);
         (offset / PAGE_BYTES).min(count)

@@ -11,6 +11,9 @@ pub mod category {
     pub const PRESENT: u64 = 1 << 3;
     pub const SWAPPED: u64 = 1 << 4;
     pub const ZERO_PAGE: u64 = 1 << 5;
+    /// The program has a page there. `PRESENT` alone does not say so: while the kernel migrates a page
+    /// (compaction, NUMA balancing) its entry is a migration entry, which the map shows as swapped.
+    pub const OCCUPIED: u64 = PRESENT | SWAPPED;
 }
 
 /// A run of pages that share their categories (`struct page_region`).
@@ -78,6 +81,20 @@ impl Pagemap {
             let others = ENTRY_EXCLUSIVE | ENTRY_FILE | ENTRY_SWAPPED;
             let is_shared = entry & ENTRY_PRESENT != 0 && entry & others == 0;
             shared | u64::from(is_shared) << page
+        }))
+    }
+
+    /// The pages of up to 64 from `start` on that are occupied ([`category::OCCUPIED`]): bit n stands for page n.
+    pub fn occupied_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
+        let mut ranges = [PageRange::default(); 64];
+        let end = start + pages.min(64) * crate::PAGE_BYTES;
+        let (found, walked) = self.scan(start, end, category::OCCUPIED, &mut ranges)?;
+        if walked != end {
+            return Err(Error::other(format!("the page map ends at {walked:#x}, not at {end:#x}")));
+        }
+        Ok(found.iter().fold(0, |mask, range| {
+            let first = (range.first() - start) / crate::PAGE_BYTES;
+            (first..first + range.pages()).fold(mask, |mask, page| mask | 1 << page)
         }))
     }
 

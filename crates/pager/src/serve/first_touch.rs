@@ -69,12 +69,12 @@ impl FaultThread {
     fn move_zeros(&mut self, page: Page, frames: FrameRun) -> usize {
         let start = self.core.frames.address(frames.first);
         sys::zero_pages(start, frames.count);
-        let moved = self.move_in(page, frames.first, frames.count).done_bytes / PAGE_BYTES;
+        let moved = self.move_in(page, frames.first, frames.count);
         for offset in 0..frames.count {
             let slot = frames.slot(offset);
             let page = Page { index: page.index + offset, ..page };
             let state = page.cell().load();
-            if offset < moved {
+            if moved.has_gone(offset) {
                 self.core.frames.moved_away(slot);
                 page.cell().store(state.with_phase(Phase::Resident));
             } else if offset == 0 {
@@ -86,7 +86,7 @@ impl FaultThread {
             }
         }
         let _ = self.core.uffd.wake(page.address(), frames.count * PAGE_BYTES);
-        moved
+        moved.gone.count_ones() as usize
     }
 
     /// A cleared frame that cannot be moved: the page is there already, or takes copies only.

@@ -3,11 +3,12 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_pool::PageError;
-use farpool_uffd::{Outcome, PAGE_BYTES};
+use farpool_uffd::PAGE_BYTES;
 
 use super::{FaultThread, Flight, Frame};
 use crate::core::until_settled;
 use crate::frames::{FrameRun, FrameSlot};
+use crate::moves::{self, Moved};
 use crate::page::{PageState, Phase};
 use crate::space::Page;
 use crate::sys;
@@ -68,20 +69,19 @@ impl FaultThread {
                 self.remember(flight.page, self.source(flight.frame));
             }
         }
-        let outcome = self.move_in(first.page, slot, count);
-        let moved = outcome.done_bytes / PAGE_BYTES;
+        let moved = self.move_in(first.page, slot, count);
         for (offset, flight) in flights[..count].iter().enumerate() {
             let Frame::Slot(slot) = flight.frame else {
                 continue;
             };
-            if offset < moved {
+            if moved.has_gone(offset) {
                 self.core.frames.moved_away(slot);
                 self.arrive(flight.page, remembered);
             } else {
                 self.place_copy(*flight);
             }
         }
-        if self.core.gate.is_shut() || moved < count {
+        if self.core.gate.is_shut() {
             let _ = self.core.uffd.wake(first.page.address(), count * PAGE_BYTES);
         }
         count
@@ -192,17 +192,9 @@ impl FaultThread {
 
     /// Moves frames into the program. Wakes its threads, except while a thread forks: then the states
     /// must be set first.
-    pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Outcome {
+    pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
         let (to, from) = (page.address(), self.core.frames.address(slot));
-        let wake = !self.core.gate.is_shut();
-        until_settled(|done| {
-            self.core.uffd.move_pages(
-                to + done,
-                from + done,
-                count * PAGE_BYTES - done,
-                wake,
-                false,
-            )
-        })
+        let wakes = !self.core.gate.is_shut();
+        moves::move_pages(&self.core.uffd, &self.core.pagemap, to, from, count, wakes)
     }
 }

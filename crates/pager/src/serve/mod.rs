@@ -21,7 +21,7 @@ use farpool_board::{Counter, Fault};
 use farpool_policy::PrefetchWindow;
 use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
-use farpool_uffd::{Event, Message, Outcome, PAGE_BYTES};
+use farpool_uffd::{Event, Message, PAGE_BYTES};
 
 use crate::core::{Core, EXPIRY_STEP, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};
@@ -296,9 +296,8 @@ impl FaultThread {
                     self.wake(page);
                     true
                 }
-                // The evictor itself found nothing there: the program discarded it past us, which leaves zeros.
                 Phase::Evicting if self.core.crew.is_evictor(event.thread) => {
-                    let _ = self.core.uffd.zero(address, PAGE_BYTES, true);
+                    self.answer_evictor(page);
                     true
                 }
                 Phase::Evicting => {
@@ -311,6 +310,19 @@ impl FaultThread {
                 return;
             }
         }
+    }
+
+    /// The evictor touched a page that it is moving out, and found nothing there: the program discarded it past us,
+    /// which leaves zeros. If it was the evictor that took the page away, zeros would be wrong data.
+    #[cold]
+    fn answer_evictor(&self, page: Page) {
+        if self.core.is_moved_out(page) {
+            fail_closed(&format!(
+                "page {:#x} is touched by the evictor, which has it",
+                page.address()
+            ));
+        }
+        let _ = self.core.uffd.zero(page.address(), PAGE_BYTES, true);
     }
 
     /// The evictor protected the page and could not move it out after all.
@@ -331,7 +343,7 @@ impl FaultThread {
         };
         let outcome = if stays { None } else { Some(self.move_in(page, slot, 1)) };
         match outcome {
-            Some(Outcome { errno: None, .. }) => self.core.frames.moved_away(slot),
+            Some(moved) if moved.has_gone(0) => self.core.frames.moved_away(slot),
             _ => {
                 let address = self.core.frames.address(slot);
                 let copied = until_settled(|_| {

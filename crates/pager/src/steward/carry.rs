@@ -117,7 +117,7 @@ impl Steward {
     fn drop_stray(&self, page: Page) {
         let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
         let found =
-            self.core.pagemap.scan(start, start + PAGE_BYTES, category::PRESENT, &mut ranges);
+            self.core.pagemap.scan(start, start + PAGE_BYTES, category::OCCUPIED, &mut ranges);
         if found.is_ok_and(|(found, _)| !found.is_empty()) {
             let _ = sys::advise(start, PAGE_BYTES, libc::MADV_DONTNEED);
         }

@@ -28,7 +28,7 @@ pub fn settle_inherited(pager: &Pager, core: &Core) {
 
 fn is_present(core: &Core, page: Page) -> bool {
     let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
-    match core.pagemap.scan(start, start + PAGE_BYTES, category::PRESENT, &mut ranges) {
+    match core.pagemap.scan(start, start + PAGE_BYTES, category::OCCUPIED, &mut ranges) {
         Ok((found, _)) => !found.is_empty(),
         Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
     }
@@ -41,7 +41,7 @@ fn drop_strays(core: &Core, region: Region) {
     let mut ranges = [PageRange::default(); 64];
     let mut from = region.start;
     while from < region.end {
-        let found = core.pagemap.scan(from, region.end, category::PRESENT, &mut ranges);
+        let found = core.pagemap.scan(from, region.end, category::OCCUPIED, &mut ranges);
         let (found, walked) = match found {
             Ok((found, walked)) if walked > from => (found, walked),
             Ok(_) => fail_closed(&format!("the page map ends at {from:#x}")),
