@@ -11,8 +11,13 @@ use std::process::Command;
 const RUSTFLAGS: [&str; 3] =
     ["-Ctarget-feature=+crt-static", "-Crelocation-model=pie", "-Cstrip=symbols"];
 /// Variables of the outer build that would change the inner one.
-const OUTER_ONLY: [&str; 5] =
-    ["RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR", "RUSTC_WORKSPACE_WRAPPER", "LD_PRELOAD"];
+const OUTER_ONLY: [&str; 5] = [
+    "RUSTFLAGS",
+    "CARGO_BUILD_TARGET",
+    "CARGO_TARGET_DIR",
+    "RUSTC_WORKSPACE_WRAPPER",
+    "LD_PRELOAD",
+];
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|error| panic!("cargo did not set {name}: {error}"))

@@ -10,8 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use crate::raw;
@@ -88,7 +88,8 @@ fn work() -> Answer {
         SUM.with(Cell::get)
     };
     let threads: Vec<_> = [0, 1].map(|seed| std::thread::spawn(move || add(seed))).into();
-    let sums: Result<Vec<u64>, _> = threads.into_iter().map(std::thread::JoinHandle::join).collect();
+    let sums: Result<Vec<u64>, _> =
+        threads.into_iter().map(std::thread::JoinHandle::join).collect();
     let total: u64 = sums.map_err(|_| "a thread ended badly".to_owned())?.iter().sum();
     let expected = WORK_NUMBERS * (WORK_NUMBERS - 1) + WORK_NUMBERS;
     if total == expected { Ok(("WORK ok".into(), None)) } else { Err(format!("sum {total}")) }

@@ -44,11 +44,13 @@ unsafe impl Allocator for Pages {
     }
 }
 
-static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(const {
-    let mut heap = Dlmalloc::new_with_allocator(Pages);
-    assert!(heap.set_granularity(GRANULARITY_BYTES));
-    heap
-});
+static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(
+    const {
+        let mut heap = Dlmalloc::new_with_allocator(Pages);
+        assert!(heap.set_granularity(GRANULARITY_BYTES));
+        heap
+    },
+);
 
 /// Rust's door to the heap.
 pub struct Heap;

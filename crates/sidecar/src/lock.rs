@@ -28,7 +28,10 @@ impl<T> Lock<T> {
     /// Runs `work` on the value while no other thread can reach it. Not reentrant.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let mut spins = 0;
-        while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+        while self
+            .held
+            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
         {
             spins += 1;
             if spins % SPINS_BEFORE_YIELD == 0 {

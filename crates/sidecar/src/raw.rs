@@ -48,7 +48,9 @@ fn call(number: libc::c_long, a: [usize; 5]) -> isize {
 fn checked(answer: isize) -> Result<usize, Errno> {
     match usize::try_from(answer) {
         Ok(value) => Ok(value),
-        Err(_) if answer >= -MAX_ERRNO => Err(Errno(i32::try_from(-answer).unwrap_or(libc::EINVAL))),
+        Err(_) if answer >= -MAX_ERRNO => {
+            Err(Errno(i32::try_from(-answer).unwrap_or(libc::EINVAL)))
+        }
         Err(_) => Ok(answer.cast_unsigned()),
     }
 }
@@ -115,7 +117,8 @@ fn mmap(wish: Wish) -> isize {
 pub fn map(wish: Wish) -> Result<usize, Errno> {
     let start = checked(mmap(wish))?;
     let span = Span { start, end: start.saturating_add(pages_up(wish.bytes)) };
-    keep(span).inspect_err(|_| drop(checked(call(libc::SYS_munmap, [start, wish.bytes, 0, 0, 0]))))?;
+    keep(span)
+        .inspect_err(|_| drop(checked(call(libc::SYS_munmap, [start, wish.bytes, 0, 0, 0]))))?;
     Ok(start)
 }
 
