@@ -58,6 +58,7 @@ const SOCKET_KIND: u64 = 5 | 0o2_000_000;
 const O_CLOEXEC: u64 = 0o2_000_000;
 /// MSG_DONTWAIT | MSG_CMSG_CLOEXEC.
 const RECEIVE: u64 = 0x40 | 0x4000_0000;
+const RLIMIT_CORE: u64 = 4;
 const PR_SET_NAME: u64 = 15;
 const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const PR_CAP_AMBIENT: u64 = 47;
@@ -138,12 +139,12 @@ fn try_furnish(
     let unshare = [0, ALL_FDS, CLOSE_RANGE_UNSHARE, 0, 0, 0];
     task.call("close_range", number::CLOSE_RANGE, unshare)?;
     task.call("setsid", number::SETSID, [0; 6])?;
-    sys::forbid_core(task.tid).map_err(gone_or("prlimit"))?;
     let place = reserve(task, image)?;
     *placed = Some(place);
     let memory = Memory::open(task.tid).map_err(|e| StepError::Kernel("opening its memory", e))?;
     let mut work = Work { task, memory, place };
     work.make_stack()?;
+    work.forbid_core()?;
     let (pidfd, control) = work.make_descriptors(image, host)?;
     work.map_image(image)?;
     work.forget_handlers()?;
@@ -195,6 +196,22 @@ impl Work<'_> {
 
     fn make_stack(&mut self) -> Result<(), StepError> {
         self.protect(self.place.stack..self.place.end, PROT_READ | PROT_WRITE)
+    }
+
+    /// A core of the sidecar would be the program's whole memory. 1 is the value that also holds
+    /// for a core that goes to a pipe (core(5)).
+    fn forbid_core(&mut self) -> Result<(), StepError> {
+        let room = self.place.stack;
+        let limits: Vec<u8> = [1u64, 1].iter().flat_map(|limit| limit.to_le_bytes()).collect();
+        self.put(room, &limits)?;
+        let args = [0, RLIMIT_CORE, room, 0, 0, 0];
+        match self.task.call("prlimit64", number::PRLIMIT64, args) {
+            // The program's own hard limit is 0, which holds for files and may not be raised.
+            Err(StepError::Refused(_, error)) if error.raw_os_error() == Some(libc::EPERM) => {
+                Ok(())
+            }
+            done => done.map(drop),
+        }
     }
 
     /// A socket pair, of which we take one end; the rest comes through the other.

@@ -274,13 +274,3 @@ pub fn send(tid: Tid, Signal(number): Signal) {
     // SAFETY: kill touches no memory of ours.
     let _ = unsafe { libc::kill(tid.0, number) };
 }
-
-/// Keeps a task from writing a core: it would be the program's whole memory. 1 is the value that
-/// also holds for a core that goes to a pipe (core(5)).
-pub fn forbid_core(tid: Tid) -> Result<(), Error> {
-    let one = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
-    // SAFETY: `one` is read by the kernel, no old limit is asked for.
-    let done =
-        unsafe { libc::prlimit(tid.0, libc::RLIMIT_CORE, &raw const one, std::ptr::null_mut()) };
-    if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
-}

@@ -51,10 +51,13 @@ fn answer(request: &str, fd: Option<OwnedFd>) -> Answer {
         "MAPS" => maps(),
         "WORK" => work(),
         "NET" => net(),
+        "ARGS" => Ok((arguments(), None)),
         "RANGES" => Ok((ranges(), None)),
         "UFFD" => userfaultfd(fd),
         "PANIC" => panic!("asked to panic"),
-        other => Err(format!("{other} is not known; PING MAPS WORK NET RANGES UFFD PANIC are")),
+        other => {
+            Err(format!("{other} is not known; PING MAPS WORK NET ARGS RANGES UFFD PANIC are"))
+        }
     }
 }
 
@@ -111,6 +114,15 @@ fn net() -> Answer {
     };
     let bytes = run().map_err(|error| format!("sockets: {error}"))?;
     Ok((format!("NET {}", String::from_utf8_lossy(&bytes)), None))
+}
+
+/// Arguments, and the environment without the injector's own variables.
+fn arguments() -> String {
+    let arguments: Vec<String> = std::env::args().collect();
+    let variables = std::env::vars().filter(|(name, _)| !name.starts_with("FARPOOL_"));
+    let variables: Vec<String> =
+        variables.map(|(name, value)| format!(" {name}={value}")).collect();
+    format!("ARGS {}{}", arguments.join("|"), variables.concat())
 }
 
 fn ranges() -> String {

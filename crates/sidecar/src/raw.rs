@@ -117,8 +117,9 @@ fn mmap(wish: Wish) -> isize {
 pub fn map(wish: Wish) -> Result<usize, Errno> {
     let start = checked(mmap(wish))?;
     let span = Span { start, end: start.saturating_add(pages_up(wish.bytes)) };
-    keep(span)
-        .inspect_err(|_| drop(checked(call(libc::SYS_munmap, [start, wish.bytes, 0, 0, 0]))))?;
+    keep(span).inspect_err(|_| {
+        let _ = call(libc::SYS_munmap, [start, wish.bytes, 0, 0, 0]);
+    })?;
     Ok(start)
 }
 

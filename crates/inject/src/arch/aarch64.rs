@@ -29,6 +29,7 @@ pub mod number {
     pub const MPROTECT: u64 = 226;
     pub const MADVISE: u64 = 233;
     pub const WAIT4: u64 = 260;
+    pub const PRLIMIT64: u64 = 261;
     pub const CLOSE_RANGE: u64 = 436;
 }
 

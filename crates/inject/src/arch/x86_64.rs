@@ -28,6 +28,7 @@ pub mod number {
     pub const CAPSET: u64 = 126;
     pub const PRCTL: u64 = 157;
     pub const DUP3: u64 = 292;
+    pub const PRLIMIT64: u64 = 302;
     pub const CLOSE_RANGE: u64 = 436;
 }
 

@@ -1,8 +1,10 @@
 //! Host programs, built and run; sidecars, asked. Every host dies with its guard.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -10,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use farpool_inject::{Image, InjectError, Injected, Pid, Setup, inject};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
+};
 
 /// Longest that a condition is waited for before a test fails. Far beyond what any takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -111,12 +116,17 @@ impl Host {
 
     /// Waits until its first thread sleeps in a call that can be interrupted.
     pub fn await_sleep(&self) {
+        self.await_state('S');
+    }
+
+    /// Waits until its first thread is in a state (a letter of proc(5)).
+    pub fn await_state(&self, wanted: char) {
         let state = || {
             let path = format!("/proc/{}/stat", self.child.id());
             let text = std::fs::read_to_string(path).unwrap_or_default();
             text.rsplit(") ").next().and_then(|rest| rest.chars().next())
         };
-        eventually("the host sleeps", || state() == Some('S'));
+        eventually("the host's state", || state() == Some(wanted));
     }
 
     pub fn inject(&self) -> Result<Injected, InjectError> {
@@ -173,4 +183,71 @@ pub fn await_end(injected: &Injected) -> Duration {
     let start = Instant::now();
     assert!(readable(&injected.pidfd, PATIENCE), "the sidecar does not end");
     start.elapsed()
+}
+
+/// Waits until a task is gone for good: its new parent (init) took note of its end.
+pub fn await_zombieless(pid: Pid) {
+    let path = format!("/proc/{}", pid.as_raw_nonzero());
+    eventually("the sidecar is reaped", || !Path::new(&path).exists());
+}
+
+/// What a mapping is like.
+#[derive(Debug)]
+pub struct Flags {
+    pub name: String,
+    pub is_hidden: bool,
+    pub is_writable_text: bool,
+}
+
+fn range(text: &str) -> Option<Range<u64>> {
+    let (start, end) = text.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(number(start)?..number(end)?)
+}
+
+/// The mappings of /proc/PID/smaps.
+pub fn mappings(pid: Pid) -> Vec<(Range<u64>, Flags)> {
+    let path = format!("/proc/{}/smaps", pid.as_raw_nonzero());
+    let text = std::fs::read_to_string(path).expect("smaps");
+    let mut found: Vec<(Range<u64>, Flags)> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some(range) = range(first) {
+            let rights = words.next().unwrap_or_default();
+            let is_writable_text = rights.contains('w') && rights.contains('x');
+            let name = words.nth(3).unwrap_or_default().to_owned();
+            found.push((range, Flags { name, is_hidden: false, is_writable_text }));
+        } else if first == "VmFlags:"
+            && let Some((_, flags)) = found.last_mut()
+        {
+            flags.is_hidden = words.any(|flag| flag == "dc");
+        }
+    }
+    found
+}
+
+/// The answer to RANGES.
+pub fn ranges(text: &str) -> Vec<Range<u64>> {
+    text.split_whitespace().filter_map(range).collect()
+}
+
+/// Asks with a descriptor, and gives the one that came with the answer.
+pub fn hand_over(injected: &Injected, request: &str, fd: impl AsFd) -> Option<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd.as_fd()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let bytes = [IoSlice::new(request.as_bytes())];
+    sendmsg(&injected.control, &bytes, &mut ancillary, SendFlags::NOSIGNAL).expect("it is sent");
+    assert!(readable(&injected.control, PATIENCE), "the sidecar does not answer {request}");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 256];
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    recvmsg(&injected.control, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).expect("an answer");
+    ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    })
 }

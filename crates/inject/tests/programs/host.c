@@ -2,7 +2,9 @@
 // ends with "ok" or "bad: why". Modes that wait for the test end at the end of their input.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/filter.h>
 #include <linux/futex.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,7 +14,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -44,7 +48,7 @@ static double now_ms(void) {
 
 static int input_ended(void) {
     struct pollfd p = {0, POLLIN, 0};
-    return poll(&p, 1, 0) != 0;
+    return poll(&p, 1, 0) > 0;
 }
 
 // A call that should end by its timeout, not before and not with EINTR.
@@ -140,13 +144,20 @@ static uint64_t churn(uint64_t *words, size_t n, uint64_t seed, double *sum) {
     return wrong;
 }
 
-// Verifies memory and arithmetic without end, in system calls and out of them, its heap growing.
-static int check(void) {
+// Verifies memory and arithmetic without end, in system calls and out of them, its heap growing,
+// with NUMBER 1 also interrupted by a timer's signals.
+static int check(int has_timer) {
     enum { N = 1 << 14, CHUNK = 65536 };
     uint64_t *words = malloc(N * 8), wrong = 0, rounds = 0;
     double sum = 0;
     struct sigaction a = {.sa_handler = on_chld};
     sigaction(SIGCHLD, &a, 0);
+    if (has_timer) {
+        struct itimerval every = {{0, 500}, {0, 500}};
+        struct sigaction tick = {.sa_handler = on_usr1, .sa_flags = SA_RESTART};
+        sigaction(SIGALRM, &tick, 0);
+        setitimer(ITIMER_REAL, &every, 0);
+    }
     say("ready"); // stdio's buffer is on the heap: the break is looked at afterwards
     char *first = sbrk(0), *end = first;
     while (!input_ended()) {
@@ -249,9 +260,47 @@ static int obey(void) {
     return verdict(1, "");
 }
 
+// Says its child's process id, and counts SIGCHLD: one, when the child ends.
+static int family(void) {
+    struct sigaction a = {.sa_handler = on_chld};
+    sigaction(SIGCHLD, &a, 0);
+    pid_t child = fork();
+    if (!child) {
+        for (;;) pause();
+    }
+    say("ready");
+    printf("%d\n", child);
+    fflush(stdout);
+    char byte;
+    while (read(0, &byte, 1) > 0 || errno == EINTR) errno = 0;
+    int before = chld, status;
+    kill(child, SIGTERM);
+    int rc = waitpid(child, &status, 0);
+    return verdict(before == 0 && rc == child && WIFSIGNALED(status) && chld == 1, "SIGCHLD of the parent");
+}
+
+// Under seccomp, or catching its own calls.
+static int sealed(const char *mode) {
+    static char allow_all;
+    struct sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
+    struct sock_fprog filter = {1, allow};
+    say("ready");
+    if (!strcmp(mode, "strict")) prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+    if (!strcmp(mode, "dispatch")) prctl(59, 1, 0, 0, &allow_all);
+    if (!strcmp(mode, "filter")) {
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+    }
+    char byte;
+    while (read(0, &byte, 1) > 0);
+    return verdict(1, "");
+}
+
 static int run(const char *mode, int n) {
+    if (!strcmp(mode, "family")) return family();
+    if (!strcmp(mode, "strict") || !strcmp(mode, "filter") || !strcmp(mode, "dispatch")) return sealed(mode);
     if (!strcmp(mode, "parent")) return parent();
-    if (!strcmp(mode, "check")) return check();
+    if (!strcmp(mode, "check")) return check(n);
     if (!strcmp(mode, "makers")) return makers(n);
     if (!strcmp(mode, "many")) return many(n);
     if (!strcmp(mode, "obey")) return obey();
