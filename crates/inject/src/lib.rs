@@ -107,6 +107,7 @@ struct Known {
     pidfd: OwnedFd,
     own_pid: i32,
     is_filtered: bool,
+    gate: Option<Gate>,
 }
 
 fn inject_here(pid: Tid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
@@ -116,10 +117,12 @@ fn inject_here(pid: Tid, image: &Image, setup: &Setup) -> Result<Injected, Injec
     let born = bear(pid, &mut stopped, &known);
     stopped.release();
     let time = stopped.since.elapsed();
-    let (sidecar, vdso) = born?;
+    let sidecar = born?;
     let tid = sidecar.tid;
     // The same address space, read when nothing is stopped any more.
     let auxiliary = procfs::auxiliary(tid);
+    let mappings = procfs::mappings(tid).unwrap_or_default();
+    let vdso = mappings.iter().find(|m| m.name == "[vdso]").map(|m| m.start);
     let host =
         Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary, vdso };
     let furnished = furnish::furnish(sidecar, image, setup, &host);
@@ -156,25 +159,29 @@ fn examine(pid: Tid) -> Result<Known, InjectError> {
     let opened = raw.and_then(|raw| pidfd_open(raw, PidfdFlags::empty()).ok());
     let Some(pidfd) = opened else { return Err(gone) };
     let own_pid = status.own_pid().unwrap_or(pid.0);
-    Ok(Known { pidfd, own_pid, is_filtered: number("Seccomp") == 2 })
+    // Looked for now to shorten the stop; it is looked at again when the program stands still.
+    let gate = Memory::open(pid).ok().and_then(|memory| find_gate(pid, &memory));
+    Ok(Known { pidfd, own_pid, is_filtered: number("Seccomp") == 2, gate })
 }
 
-/// What a birth gives: the newborn, and the vdso's start.
-type Born = (Remote, Option<u64>);
+fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
+    procfs::find_gate(memory, &procfs::mappings(tid).ok()?)
+}
 
-fn bear(pid: Tid, stopped: &mut Stopped, known: &Known) -> Result<Born, InjectError> {
+fn bear(pid: Tid, stopped: &mut Stopped, known: &Known) -> Result<Remote, InjectError> {
     let tid = suitable(pid, stopped.threads())?;
-    let kernel = |what| move |source| InjectError::Kernel { pid: pid.0, what, source };
-    let memory = Memory::open(tid).map_err(kernel("opening its memory"))?;
-    let mappings = procfs::mappings(tid).map_err(kernel("reading its mappings"))?;
-    let gate: Gate =
-        procfs::find_gate(&memory, &mappings).ok_or(InjectError::NoGate { pid: pid.0 })?;
+    let memory = Memory::open(tid).map_err(|source| InjectError::Kernel {
+        pid: pid.0,
+        what: "opening its memory",
+        source,
+    })?;
+    let found = known.gate.filter(|gate| procfs::is_gate(&memory, *gate));
+    let gate = found.or_else(|| find_gate(tid, &memory));
+    let gate = gate.ok_or(InjectError::NoGate { pid: pid.0 })?;
     let options = options(pid, tid, known.is_filtered)?;
     let release = || stopped.release_but(tid);
     let born = birth::bear(pid, tid, gate, &memory, options, release);
-    let sidecar = born.map_err(|error| error.of(pid.0, tid.0))?;
-    let vdso = mappings.iter().find(|m| m.name == "[vdso]").map(|m| m.start);
-    Ok((sidecar, vdso))
+    born.map_err(|error| error.of(pid.0, tid.0))
 }
 
 /// A thread in whose name calls can be made.

@@ -142,6 +142,12 @@ fn search(memory: &Memory, mapping: &Mapping) -> Option<Gate> {
     Some(Gate(mapping.start + find_instruction(&text)? as u64))
 }
 
+/// Whether a system call instruction stands at `gate`.
+pub fn is_gate(memory: &Memory, gate: Gate) -> bool {
+    let mut bytes = vec![0; arch::GATE.len()];
+    memory.read(gate.0, &mut bytes).is_ok() && bytes == arch::GATE
+}
+
 /// Finds a system call instruction: in the vdso, which no program changes, else in any text.
 pub fn find_gate(memory: &Memory, mappings: &[Mapping]) -> Option<Gate> {
     let texts = || mappings.iter().filter(|m| m.executable && m.readable);

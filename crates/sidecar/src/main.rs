@@ -8,7 +8,7 @@
 //! Built without `-C target-feature=+crt-static` (as part of the workspace, for tests and lints) it
 //! is an ordinary program that says what it is for. `farpool-sidecar-image` makes the real one.
 #![cfg_attr(not(test), no_main)]
-#![cfg_attr(test, allow(dead_code))]
+#![cfg_attr(any(test, not(target_feature = "crt-static")), allow(dead_code))]
 
 mod control;
 mod heap;

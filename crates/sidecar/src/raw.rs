@@ -22,27 +22,28 @@ pub struct Errno(pub i32);
 const MAX_ERRNO: isize = 4095;
 
 #[cfg(target_arch = "x86_64")]
-fn call(number: libc::c_long, a: [usize; 5]) -> isize {
-    let mut answer = number as isize;
+fn call(number: libc::c_long, a: [usize; 6]) -> isize {
+    let answer: isize;
     // SAFETY: callers of this private function name calls that touch no memory of Rust objects
-    // except as they say themselves; the clobbers are those of the kernel's ABI.
+    // except as they say themselves (a fixed mapping replaces what its asker owns); the clobbers
+    // are those of the kernel's ABI.
     unsafe {
-        std::arch::asm!("syscall", inlateout("rax") answer, in("rdi") a[0], in("rsi") a[1],
-            in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") 0usize,
+        std::arch::asm!("syscall", inlateout("rax") number => answer, in("rdi") a[0],
+            in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
             lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     answer
 }
 
 #[cfg(target_arch = "aarch64")]
-fn call(number: libc::c_long, a: [usize; 5]) -> isize {
-    let mut first = a[0] as isize;
+fn call(number: libc::c_long, a: [usize; 6]) -> isize {
+    let answer: isize;
     // SAFETY: as for x86-64.
     unsafe {
-        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") first, in("x1") a[1],
-            in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") 0usize, options(nostack));
+        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a[0] => answer, in("x1") a[1],
+            in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5], options(nostack));
     }
-    first
+    answer
 }
 
 fn checked(answer: isize) -> Result<usize, Errno> {
@@ -65,7 +66,7 @@ fn flags(value: i32) -> usize {
 
 /// Gives the processor away once.
 pub fn yield_now() {
-    let _ = call(libc::SYS_sched_yield, [0; 5]);
+    let _ = call(libc::SYS_sched_yield, [0; 6]);
 }
 
 /// What a mapping is asked for with: mmap's own arguments.
@@ -88,29 +89,15 @@ impl Wish {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn mmap(wish: Wish) -> isize {
-    let offset = wish.offset.cast_unsigned();
-    let mut answer = libc::SYS_mmap as isize;
-    // SAFETY: the callers are mmap's callers: a fixed address replaces what they own.
-    unsafe {
-        std::arch::asm!("syscall", inlateout("rax") answer, in("rdi") wish.at, in("rsi") wish.bytes,
-            in("rdx") flags(wish.protection), in("r10") flags(wish.flags), in("r8") flags(wish.fd),
-            in("r9") offset, lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    answer
+    let (protection, how, fd) = (flags(wish.protection), flags(wish.flags), flags(wish.fd));
+    let Ok(offset) = usize::try_from(wish.offset) else { return -(libc::EINVAL as isize) };
+    call(libc::SYS_mmap, [wish.at, wish.bytes, protection, how, fd, offset])
 }
 
-#[cfg(target_arch = "aarch64")]
-fn mmap(wish: Wish) -> isize {
-    let mut first = wish.at as isize;
-    // SAFETY: as for x86-64.
-    unsafe {
-        std::arch::asm!("svc 0", in("x8") libc::SYS_mmap, inlateout("x0") first,
-            in("x1") wish.bytes, in("x2") flags(wish.protection), in("x3") flags(wish.flags),
-            in("x4") flags(wish.fd), in("x5") wish.offset, options(nostack));
-    }
-    first
+/// munmap without a look at [`OWN`].
+fn give_up(start: usize, bytes: usize) -> Result<(), Errno> {
+    checked(call(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])).map(drop)
 }
 
 /// Maps memory, hides it from forks and enters it in [`OWN`].
@@ -118,7 +105,7 @@ pub fn map(wish: Wish) -> Result<usize, Errno> {
     let start = checked(mmap(wish))?;
     let span = Span { start, end: start.saturating_add(pages_up(wish.bytes)) };
     keep(span).inspect_err(|_| {
-        let _ = call(libc::SYS_munmap, [start, wish.bytes, 0, 0, 0]);
+        let _ = give_up(start, wish.bytes);
     })?;
     Ok(start)
 }
@@ -129,7 +116,7 @@ fn keep(span: Span) -> Result<(), Errno> {
     OWN.with(|own| own.add(span)).map_err(|_| Errno(libc::ENOMEM))?;
     let dont_fork = flags(libc::MADV_DONTFORK);
     // An old kernel or a mapping without pages may refuse: the child then has a copy it never uses.
-    let _ = call(libc::SYS_madvise, [span.start, span.end - span.start, dont_fork, 0, 0]);
+    let _ = call(libc::SYS_madvise, [span.start, span.end - span.start, dont_fork, 0, 0, 0]);
     Ok(())
 }
 
@@ -138,12 +125,12 @@ fn keep(span: Span) -> Result<(), Errno> {
 pub fn unmap(start: usize, bytes: usize) -> Result<(), Errno> {
     let span = Span { start, end: start.saturating_add(pages_up(bytes)) };
     OWN.with(|own| own.remove(span)).map_err(|_| Errno(libc::ENOMEM))?;
-    checked(call(libc::SYS_munmap, [start, bytes, 0, 0, 0])).map(drop)
+    give_up(start, bytes)
 }
 
 /// mremap, with [`OWN`] kept right.
 pub fn remap(at: usize, old: usize, new: usize, how: i32, to: usize) -> Result<usize, Errno> {
-    let moved = checked(call(libc::SYS_mremap, [at, old, new, flags(how), to]))?;
+    let moved = checked(call(libc::SYS_mremap, [at, old, new, flags(how), to, 0]))?;
     let from = Span { start: at, end: at.saturating_add(pages_up(old)) };
     OWN.with(|own| own.remove(from)).map_err(|_| Errno(libc::ENOMEM))?;
     keep(Span { start: moved, end: moved.saturating_add(pages_up(new)) })?;

@@ -119,7 +119,7 @@ mod tests {
         for _ in 0..20_000 {
             let (a, b) = (next(&mut seed) % 65, next(&mut seed) % 65);
             let span = Span { start: a.min(b), end: a.max(b) };
-            let adds = next(&mut seed) % 2 == 0;
+            let adds = next(&mut seed).is_multiple_of(2);
             let done = if adds { table.add(span) } else { table.remove(span) };
             assert_eq!(done, Ok(()));
             model[span.start..span.end].fill(adds);

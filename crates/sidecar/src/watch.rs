@@ -5,8 +5,6 @@
 //! (mm_access asks for no right then). So the sidecar reads a secret word of its own through the
 //! program's pid: as long as it comes back, the address space is shared.
 
-use std::io::Error;
-
 use crate::raw::read_word_of;
 
 /// The program whose address space this is.
@@ -44,8 +42,12 @@ impl Host {
         match read_word_of(task, self.address) {
             Ok(word) if word == self.secret => Look::Shared,
             Ok(_) => Look::Other,
-            Err(error) if is_gone(&error) => Look::Ended,
-            Err(_) => Look::Other,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ESRCH) => Look::Ended,
+                Some(libc::EFAULT | libc::EPERM | libc::EACCES) => Look::Other,
+                // No proof (no memory for the look, perhaps): leaving for nothing is the worse.
+                _ => Look::Shared,
+            },
         }
     }
 
@@ -54,10 +56,6 @@ impl Host {
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
         ids.into_iter().any(|task| self.look(task) == Look::Shared)
     }
-}
-
-fn is_gone(error: &Error) -> bool {
-    error.raw_os_error() == Some(libc::ESRCH)
 }
 
 #[cfg(test)]
