@@ -38,6 +38,11 @@ pub enum InjectError {
          for a disk, or for a vfork'd child to exec); try again"
     )]
     Busy { pid: i32, tid: i32 },
+    #[error(
+        "task {tid}, made for process {pid}, did not answer ({call}) in time; the machine is overloaded, or \
+         the program's address space is locked; try again"
+    )]
+    Slow { pid: i32, tid: i32, call: &'static str },
     #[error("process {pid} has more than {max} threads; they would be stopped for too long")]
     TooManyThreads { pid: i32, max: usize },
     #[error("process {pid} ended while the sidecar was put into it")]
@@ -60,7 +65,9 @@ pub(crate) enum StepError {
     /// The task ended.
     Gone,
     /// No stop within the time allowed.
-    Late,
+    Busy,
+    /// No answer of a call within the time allowed.
+    Late(&'static str),
     /// The task was hit by a signal that no mask holds back (a fault, or SIGSYS).
     Fault,
     Refused(&'static str, io::Error),
@@ -68,10 +75,16 @@ pub(crate) enum StepError {
 }
 
 impl StepError {
+    /// Names the call that was late.
+    pub(crate) fn during(self, call: &'static str) -> Self {
+        if let Self::Late(_) = self { Self::Late(call) } else { self }
+    }
+
     pub(crate) fn of(self, pid: i32, tid: i32) -> InjectError {
         match self {
             Self::Gone => InjectError::Died { pid },
-            Self::Late => InjectError::Busy { pid, tid },
+            Self::Busy => InjectError::Busy { pid, tid },
+            Self::Late(call) => InjectError::Slow { pid, tid, call },
             Self::Fault => InjectError::Sealed {
                 pid,
                 reason: "a system call made for it was answered by a fault",

@@ -117,6 +117,7 @@ pub fn furnish(
     setup: &Setup,
     host: &Host,
 ) -> Result<Furnished, StepError> {
+    task.take_time();
     let mut place = None;
     let furnished = try_furnish(&mut task, image, setup, host, &mut place);
     if furnished.is_err() {

@@ -11,8 +11,12 @@ use crate::error::StepError;
 use crate::procfs::Gate;
 use crate::sys::{self, Phase, Signal, Stop, Tid};
 
-/// Longest that one call may take; none of them waits for anything but memory.
-const MAX_CALL: Duration = Duration::from_millis(500);
+/// Longest that one call may take while the program stands still; none of them waits for anything.
+/// Beyond: the injection is given up.
+const MAX_STOPPED_CALL: Duration = Duration::from_millis(500);
+/// Longest that one call of the sidecar may take. The program runs meanwhile, and may hold the lock
+/// of the address space or both processors, so there is no hurry.
+const MAX_FREE_CALL: Duration = Duration::from_secs(10);
 /// Tries of a call that the kernel wants restarted (it was interrupted before it did anything).
 const MAX_TRIES: usize = 16;
 /// Answers from here to -1 are error numbers.
@@ -28,24 +32,22 @@ pub struct Remote {
     base: Registers,
     /// The task cloned by the last call, in our view.
     cloned: Option<Tid>,
+    patience: Duration,
     /// A SIGSTOP came meanwhile; it is sent again afterwards.
     pub was_told_to_stop: bool,
     /// At least one call was begun: the registers are not the task's own any more.
     pub has_moved: bool,
 }
 
-fn deadline() -> Instant {
-    Instant::now() + MAX_CALL
-}
-
 impl Remote {
     pub fn new(tid: Tid, gate: Gate, base: Registers) -> Self {
-        Self { tid, gate, base, cloned: None, was_told_to_stop: false, has_moved: false }
+        let patience = MAX_STOPPED_CALL;
+        Self { tid, gate, base, cloned: None, patience, was_told_to_stop: false, has_moved: false }
     }
 
     /// For a newborn task: waits for its first stop.
     pub fn newborn(tid: Tid, gate: Gate) -> Result<Self, StepError> {
-        match wait(tid, deadline())? {
+        match wait(tid, Instant::now() + MAX_STOPPED_CALL)? {
             Stop::Asked => {}
             Stop::Ended => return Err(StepError::Gone),
             _ => return Err(StepError::Fault),
@@ -53,6 +55,15 @@ impl Remote {
         let registers =
             sys::registers(tid).map_err(|e| StepError::Kernel("PTRACE_GETREGSET", e))?;
         Ok(Self::new(tid, gate, registers.ok_or(StepError::Fault)?))
+    }
+
+    /// From now on the program runs while calls are made.
+    pub fn take_time(&mut self) {
+        self.patience = MAX_FREE_CALL;
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
     }
 
     pub fn base(&self) -> &Registers {
@@ -67,7 +78,7 @@ impl Remote {
         args: [u64; 6],
     ) -> Result<u64, StepError> {
         for _ in 0..MAX_TRIES {
-            let answer = self.call_once(number, args)?;
+            let answer = self.call_once(number, args).map_err(|error| error.during(name))?;
             match answer {
                 _ if RESTARTS.contains(&answer) => {}
                 MIN_ERROR..=-1 => {
@@ -77,7 +88,7 @@ impl Remote {
                 _ => return Ok(answer.cast_unsigned()),
             }
         }
-        Err(StepError::Late)
+        Err(StepError::Late("interrupted again and again"))
     }
 
     /// A call of clone: the new task in our view, and its id as the caller's namespace has it.
@@ -91,7 +102,7 @@ impl Remote {
         let registers = self.base.calling(self.gate.0, number, args);
         sys::set_registers(self.tid, &registers).map_err(gone_or("PTRACE_SETREGSET"))?;
         self.has_moved = true;
-        let deadline = deadline();
+        let deadline = self.deadline();
         self.next_call_stop(deadline, Phase::Entry)?;
         match self.next_call_stop(deadline, Phase::Exit(0))? {
             Phase::Exit(answer) => Ok(answer),
@@ -123,7 +134,7 @@ impl Remote {
     pub fn exit(&mut self) -> Result<(), StepError> {
         let registers = self.base.calling(self.gate.0, crate::arch::number::EXIT, [0; 6]);
         sys::set_registers(self.tid, &registers).map_err(gone_or("PTRACE_SETREGSET"))?;
-        let deadline = deadline();
+        let deadline = self.deadline();
         loop {
             // ESRCH is a task on its way out: the wait tells.
             let _ = sys::go_on(self.tid, None);
@@ -136,7 +147,7 @@ impl Remote {
     /// Ends the task by force, and takes note of it.
     pub fn kill(&self) {
         sys::send(self.tid, Signal(libc::SIGKILL));
-        let deadline = deadline();
+        let deadline = self.deadline();
         while !matches!(wait(self.tid, deadline), Ok(Stop::Ended) | Err(_)) {}
     }
 
@@ -148,7 +159,7 @@ impl Remote {
             return Ok(());
         }
         sys::interrupt(self.tid).map_err(gone_or("PTRACE_INTERRUPT"))?;
-        let deadline = deadline();
+        let deadline = self.deadline();
         loop {
             sys::go_on(self.tid, None).map_err(gone_or("PTRACE_CONT"))?;
             match wait(self.tid, deadline)? {
@@ -171,5 +182,5 @@ pub fn gone_or(what: &'static str) -> impl Fn(Error) -> StepError {
 
 fn wait(tid: Tid, deadline: Instant) -> Result<Stop, StepError> {
     let stop = sys::wait(tid, deadline, || crate::procfs::has_ended(tid));
-    stop.map_err(|error| StepError::Kernel("waitpid", error))?.ok_or(StepError::Late)
+    stop.map_err(|error| StepError::Kernel("waitpid", error))?.ok_or(StepError::Late("a stop"))
 }

@@ -112,7 +112,7 @@ fn await_stop(tid: Tid, deadline: Instant) -> Result<bool, StepError> {
     loop {
         let stop = sys::wait(tid, deadline, || procfs::has_ended(tid));
         match stop.map_err(|error| StepError::Kernel("waitpid", error))? {
-            None => return Err(StepError::Late),
+            None => return Err(StepError::Busy),
             Some(Stop::Ended) => return Ok(false),
             Some(Stop::Asked) => break,
             Some(Stop::Signal(signal)) => drop(sys::go_on(tid, Some(signal))),

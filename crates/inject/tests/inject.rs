@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Host, Link, ask, await_end, await_zombieless, image};
-use farpool_inject::{Setup, inject};
+use farpool_inject::{InjectError, Setup, inject};
 use rustix::process::{Signal, kill_process};
 
 /// Injections of the repeated test.
@@ -128,11 +128,21 @@ fn the_sidecar_has_nothing_of_the_program() {
 fn goes_on(mode: &str, wake: impl Fn(&mut Host)) {
     let Some(mut host) = Host::c(Link::Dynamic, &[mode]) else { return };
     host.await_sleep();
-    let injected = host.injected();
+    // On a slow machine a timed call is over first: then there is nothing to see, but no fault.
+    let injected = match host.inject() {
+        Ok(injected) => Some(injected),
+        Err(error @ (InjectError::NoProcess { .. } | InjectError::Died { .. })) => {
+            println!("SKIPPED: {mode} ended first: {error}");
+            None
+        }
+        Err(error) => panic!("{mode}: {error}"),
+    };
     wake(&mut host);
     assert_eq!(host.line(), "ok", "{mode}");
     drop(host);
-    await_end(&injected);
+    injected.iter().for_each(|injected| {
+        await_end(injected);
+    });
 }
 
 #[test]
