@@ -14,8 +14,8 @@ use crate::sys::{self, Phase, Signal, Stop, Tid};
 /// Longest that one call may take while the program stands still; none of them waits for anything.
 /// Beyond: the injection is given up.
 const MAX_STOPPED_CALL: Duration = Duration::from_millis(500);
-/// Longest that one call of the sidecar may take. The program runs meanwhile, and may hold the lock
-/// of the address space or both processors, so there is no hurry.
+/// Longest that one call of the sidecar may take. The program runs meanwhile, so there is no hurry;
+/// on a busy machine a sidecar was seen runnable, but without a processor, for 500 ms.
 const MAX_FREE_CALL: Duration = Duration::from_secs(10);
 /// Tries of a call that the kernel wants restarted (it was interrupted before it did anything).
 const MAX_TRIES: usize = 16;
