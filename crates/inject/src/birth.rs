@@ -1,0 +1,133 @@
+//! The sidecar's birth: a task that shares the program's address space and is nobody's child.
+//!
+//! A stopped thread of the program clones a helper, the helper clones the sidecar and exits, the
+//! thread takes note of the helper's end. So the sidecar's parent is the nearest subreaper or init,
+//! and the program has no child, zombie or SIGCHLD it did not make. Only clone and wait4 are called
+//! in the program's name: neither touches the restart block of the call the thread stands in.
+
+use crate::arch::number;
+use crate::error::StepError;
+use crate::procfs::{Gate, Memory};
+use crate::remote::{Remote, gone_or};
+use crate::sys::{self, Signal, SignalSet, Tid};
+
+/// CLONE_VM | CLONE_FILES, and no exit signal. The descriptor table is shared for a moment only:
+/// the sidecar's first call gives it an empty one, without a reference to any file of the program
+/// ever being taken (a copied table's close would flush files and drop nothing else's locks).
+const CLONE_FLAGS: u64 = 0x100 | 0x400;
+/// __WALL | WNOHANG.
+const REAP_FLAGS: u64 = 0x4000_0000 | 1;
+/// Offset of `rseq_cs` in `struct rseq`.
+const RSEQ_SECTION: u64 = 8;
+
+/// A thread of the program that does what the program must do itself.
+#[derive(Debug)]
+struct Worker {
+    remote: Remote,
+    mask: SignalSet,
+    /// The thread's restartable sequence (address of the note, note): the kernel clears the note
+    /// when our calls leave the sequence, and would then not abort it.
+    sequence: Option<(u64, [u8; 8])>,
+}
+
+impl Worker {
+    /// Blocks all signals of the thread: a handler must not see the registers made up for calls.
+    fn new(tid: Tid, gate: Gate, memory: &Memory, options: usize) -> Result<Self, StepError> {
+        let registers = sys::registers(tid).map_err(gone_or("PTRACE_GETREGSET"))?;
+        let base = registers.ok_or(StepError::Fault)?;
+        let mask = sys::signal_mask(tid).map_err(gone_or("PTRACE_GETSIGMASK"))?;
+        let sequence = sys::rseq_address(tid).and_then(|area| {
+            let (at, mut note) = (area + RSEQ_SECTION, [0; 8]);
+            memory.read(at, &mut note).ok()?;
+            (note != [0; 8]).then_some((at, note))
+        });
+        sys::set_options(tid, options | sys::OPTION_CLONE).map_err(gone_or("PTRACE_SETOPTIONS"))?;
+        sys::set_signal_mask(tid, SignalSet(u64::MAX)).map_err(gone_or("PTRACE_SETSIGMASK"))?;
+        Ok(Self { remote: Remote::new(tid, gate, base), mask, sequence })
+    }
+
+    fn give_back(&self, pid: Tid, memory: &Memory) -> Result<(), StepError> {
+        self.remote.give_back()?;
+        if let Some((at, note)) = self.sequence {
+            // The page was there a moment ago; without it the sequence is not aborted, no more.
+            let _ = memory.write(at, &note);
+        }
+        sys::set_signal_mask(self.remote.tid, self.mask).map_err(gone_or("PTRACE_SETSIGMASK"))?;
+        if self.remote.was_told_to_stop {
+            sys::send(pid, Signal(libc::SIGSTOP));
+        }
+        Ok(())
+    }
+
+    /// Clones the helper and lets it bring forth the sidecar.
+    fn bear(&mut self, gate: Gate, options: usize) -> Result<Remote, StepError> {
+        let (helper, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
+        let born = bear_through(helper, gate, options);
+        let reaped = self.remote.call("wait4", number::WAIT4, [own_id, 0, REAP_FLAGS, 0, 0, 0]);
+        match (born, reaped) {
+            (Ok(sidecar), Ok(id)) if id == own_id => Ok(sidecar),
+            (Ok(sidecar), reaped) => {
+                sidecar.kill();
+                Err(reaped.err().unwrap_or(StepError::Fault))
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+}
+
+/// The helper's whole life. Whatever happens, it has ended afterwards.
+fn bear_through(helper: Tid, gate: Gate, options: usize) -> Result<Remote, StepError> {
+    let mut helper = match Remote::newborn(helper, gate) {
+        Ok(helper) => helper,
+        Err(error) => {
+            sys::send(helper, Signal(libc::SIGKILL));
+            return Err(error);
+        }
+    };
+    let born = clone_sidecar(&mut helper, gate, options);
+    match (born, helper.exit()) {
+        (Ok(sidecar), Ok(())) => Ok(sidecar),
+        (Ok(sidecar), Err(error)) => {
+            sidecar.kill();
+            helper.kill();
+            Err(error)
+        }
+        (Err(error), ended) => {
+            if ended.is_err() {
+                helper.kill();
+            }
+            Err(error)
+        }
+    }
+}
+
+fn clone_sidecar(helper: &mut Remote, gate: Gate, options: usize) -> Result<Remote, StepError> {
+    let deadly = options | sys::OPTION_CLONE | sys::OPTION_EXITKILL;
+    sys::set_options(helper.tid, deadly).map_err(gone_or("PTRACE_SETOPTIONS"))?;
+    let (sidecar, _) = helper.clone_task(CLONE_FLAGS)?;
+    Remote::newborn(sidecar, gate)
+}
+
+/// Lets the stopped thread `tid` of process `pid` bring forth a sidecar, still traced and stopped.
+/// The thread is as before afterwards, also when it failed, and still stopped.
+pub fn bear(
+    pid: Tid,
+    tid: Tid,
+    gate: Gate,
+    memory: &Memory,
+    options: usize,
+    before_return: impl FnOnce(),
+) -> Result<Remote, StepError> {
+    let mut worker = Worker::new(tid, gate, memory, options)?;
+    let born = worker.bear(gate, options);
+    before_return();
+    let returned = worker.give_back(pid, memory);
+    match (born, returned) {
+        (Ok(sidecar), Ok(())) => Ok(sidecar),
+        (Ok(sidecar), Err(error)) => {
+            sidecar.kill();
+            Err(error)
+        }
+        (Err(error), _) => Err(error),
+    }
+}

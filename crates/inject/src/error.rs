@@ -1,0 +1,96 @@
+//! Why an injection was not done. Each names the process and what can be done about it.
+
+use std::io;
+
+use crate::elf::ElfError;
+use crate::stop::MAX_STOP_MS;
+
+/// Why a sidecar is not in the program. The program goes on as before in every case but
+/// [`InjectError::Died`].
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    #[error("the sidecar's image cannot be used: {0}")]
+    Image(#[from] ElfError),
+    #[error("there is no process {pid}; it may have ended")]
+    NoProcess { pid: i32 },
+    #[error(
+        "process {pid} is traced already, by process {tracer} (a debugger or strace); detach it \
+         and try again"
+    )]
+    AlreadyTraced { pid: i32, tracer: i32 },
+    #[error(
+        "process {pid} may not be traced; run as root or with CAP_SYS_PTRACE, or as the same user \
+         with kernel.yama.ptrace_scope=0"
+    )]
+    NotPermitted { pid: i32 },
+    #[error(
+        "process {pid} is of another architecture than this farpool; use a farpool built for it"
+    )]
+    OtherArchitecture { pid: i32 },
+    #[error(
+        "process {pid} is under strict seccomp: it may only read, write and exit, so nothing can be put into it"
+    )]
+    SeccompStrict { pid: i32 },
+    #[error("process {pid} cannot take a sidecar: {reason}")]
+    Sealed { pid: i32, reason: &'static str },
+    #[error(
+        "process {pid} is busy: its thread {tid} did not stop within {MAX_STOP_MS} ms (it waits \
+         for a disk, or for a vfork'd child to exec); try again"
+    )]
+    Busy { pid: i32, tid: i32 },
+    #[error(
+        "task {tid}, made for process {pid}, did not answer ({call}) in time; the machine is overloaded, or \
+         the program's address space is locked; try again"
+    )]
+    Slow { pid: i32, tid: i32, call: &'static str },
+    #[error("process {pid} has more than {max} threads; they would be stopped for too long")]
+    TooManyThreads { pid: i32, max: usize },
+    #[error("process {pid} ended while the sidecar was put into it")]
+    Died { pid: i32 },
+    #[error(
+        "no system call instruction was found in process {pid}: it has no vdso and no readable text"
+    )]
+    NoGate { pid: i32 },
+    #[error(
+        "{call} on behalf of process {pid} failed: {source}; limits (RLIMIT_AS, RLIMIT_NPROC, pids.max) and seccomp filters are the usual reasons"
+    )]
+    Refused { pid: i32, call: &'static str, source: io::Error },
+    #[error("{what} failed for process {pid}: {source}")]
+    Kernel { pid: i32, what: &'static str, source: io::Error },
+}
+
+/// A step on one task failed; the caller knows the process and adds it.
+#[derive(Debug)]
+pub(crate) enum StepError {
+    /// The task ended.
+    Gone,
+    /// No stop within the time allowed.
+    Busy,
+    /// No answer of a call within the time allowed.
+    Late(&'static str),
+    /// The task was hit by a signal that no mask holds back (a fault, or SIGSYS).
+    Fault,
+    Refused(&'static str, io::Error),
+    Kernel(&'static str, io::Error),
+}
+
+impl StepError {
+    /// Names the call that was late.
+    pub(crate) fn during(self, call: &'static str) -> Self {
+        if let Self::Late(_) = self { Self::Late(call) } else { self }
+    }
+
+    pub(crate) fn of(self, pid: i32, tid: i32) -> InjectError {
+        match self {
+            Self::Gone => InjectError::Died { pid },
+            Self::Busy => InjectError::Busy { pid, tid },
+            Self::Late(call) => InjectError::Slow { pid, tid, call },
+            Self::Fault => InjectError::Sealed {
+                pid,
+                reason: "a system call made for it was answered by a fault",
+            },
+            Self::Refused(call, source) => InjectError::Refused { pid, call, source },
+            Self::Kernel(what, source) => InjectError::Kernel { pid, what, source },
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Puts a *sidecar* into a running program: a task that shares its address space and nothing else.
+//!
+//! No descriptor, signal handler, working directory or process id is shared with the program, and
+//! it has no child it did not make. How: [`stop`] all threads for some hundred microseconds,
+//! [`birth`] in one of them, let all go, then [`furnish`] the newborn while the program runs.
+//!
+//! Invariants:
+//! - the program's text and memory are not written (but for a restartable-sequence note that is
+//!   put back), its registers and signal mask are put back, an interrupted system call goes on;
+//! - when an injection fails, the program goes on and nothing of the sidecar is left;
+//! - the sidecar dies with the injecting thread until it is complete; the program never does. A
+//!   SIGKILL of the injecting *process* in the moment when a thread of the program makes calls in
+//!   our name is the one thing that harms the program.
+//!
+//! While [`inject`] runs, no other thread of this process may wait for the program's process id
+//! with waitpid or waitid: it would take our stops. Poll a pidfd instead.
+//!
+//! A program under a seccomp filter: filters are suspended while the sidecar is made (this needs
+//! CAP_SYS_ADMIN), but the sidecar itself then lives under the program's filter.
+
+mod arch;
+mod birth;
+mod elf;
+mod error;
+mod furnish;
+mod image;
+mod procfs;
+mod remote;
+mod stack;
+mod stop;
+mod sys;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+pub use rustix::process::Pid;
+use rustix::process::{PidfdFlags, pidfd_open};
+
+pub use crate::elf::ElfError;
+pub use crate::error::InjectError;
+pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
+pub use crate::image::Image;
+pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
+
+use crate::error::StepError;
+use crate::furnish::Host;
+use crate::procfs::{Gate, Memory, Status};
+use crate::remote::Remote;
+use crate::stop::Stopped;
+use crate::sys::Tid;
+
+/// What the sidecar is started with. [`HOST_VARIABLE`] and [`SPAN_VARIABLE`] are added to the
+/// environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// argv; the first is the program's name.
+    pub arguments: Vec<String>,
+    /// NAME=VALUE.
+    pub environment: Vec<String>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { arguments: vec!["farpool-sidecar".into()], environment: Vec::new() }
+    }
+}
+
+/// A sidecar that runs.
+#[derive(Debug)]
+pub struct Injected {
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+    /// A SOCK_SEQPACKET socket; the other end is the sidecar's [`CONTROL_FD`].
+    pub control: OwnedFd,
+    /// Addresses of its image and first stack.
+    pub span: Range<u64>,
+    /// How long the program's threads were stopped: from the first interrupt until all went on.
+    pub stopped: Duration,
+    /// How many threads that were.
+    pub threads: usize,
+}
+
+/// Puts a sidecar into the process `target`.
+///
+/// Everything is done in a thread of its own: the kernel lets go of all that a thread traces when
+/// it ends, also what could not be let go in an orderly way.
+pub fn inject(target: Pid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
+    let pid = Tid(target.as_raw_nonzero().get());
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("farpool-inject".into());
+        let thread = builder.spawn_scoped(scope, || inject_here(pid, image, setup));
+        let thread = thread.map_err(|source| InjectError::Kernel {
+            pid: pid.0,
+            what: "a thread",
+            source,
+        })?;
+        thread.join().unwrap_or_else(|_| {
+            let source = std::io::Error::other("it panicked");
+            Err(InjectError::Kernel { pid: pid.0, what: "the injecting thread", source })
+        })
+    })
+}
+
+/// What was learnt of the process before it was stopped.
+struct Known {
+    pidfd: OwnedFd,
+    own_pid: i32,
+    is_filtered: bool,
+    gate: Option<Gate>,
+}
+
+fn inject_here(pid: Tid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
+    let known = examine(pid)?;
+    let mut stopped = stop::stop(pid)?;
+    let threads = stopped.threads().len();
+    let born = bear(pid, &mut stopped, &known);
+    stopped.release();
+    let time = stopped.since.elapsed();
+    let sidecar = born?;
+    let tid = sidecar.tid;
+    // The same address space, read when nothing is stopped any more.
+    let auxiliary = procfs::auxiliary(tid);
+    let mappings = procfs::mappings(tid).unwrap_or_default();
+    let vdso = mappings.iter().find(|m| m.name == "[vdso]").map(|m| m.start);
+    let host =
+        Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary, vdso };
+    let furnished = furnish::furnish(sidecar, image, setup, &host);
+    let furnished = furnished.map_err(|error| error.of(pid.0, tid.0))?;
+    let Some(sidecar) = Pid::from_raw(tid.0) else { return Err(StepError::Fault.of(pid.0, tid.0)) };
+    Ok(Injected {
+        pid: sidecar,
+        pidfd: furnished.pidfd,
+        control: furnished.control,
+        span: furnished.span,
+        stopped: time,
+        threads,
+    })
+}
+
+/// Refuses what can be refused before anything is stopped.
+fn examine(pid: Tid) -> Result<Known, InjectError> {
+    let gone = InjectError::NoProcess { pid: pid.0 };
+    let Ok(status) = Status::read(pid) else { return Err(gone) };
+    let number = |name| status.number(name).unwrap_or(0);
+    if number("Tgid") != pid.0 {
+        return Err(gone);
+    }
+    if number("TracerPid") != 0 {
+        return Err(InjectError::AlreadyTraced { pid: pid.0, tracer: number("TracerPid") });
+    }
+    if procfs::program_start(pid).is_some_and(|start| !elf::is_native(&start)) {
+        return Err(InjectError::OtherArchitecture { pid: pid.0 });
+    }
+    if number("Seccomp") == 1 {
+        return Err(InjectError::SeccompStrict { pid: pid.0 });
+    }
+    let raw = Pid::from_raw(pid.0);
+    let opened = raw.and_then(|raw| pidfd_open(raw, PidfdFlags::empty()).ok());
+    let Some(pidfd) = opened else { return Err(gone) };
+    let own_pid = status.own_pid().unwrap_or(pid.0);
+    // Looked for now to shorten the stop; it is looked at again when the program stands still.
+    let gate = Memory::open(pid).ok().and_then(|memory| find_gate(pid, &memory));
+    Ok(Known { pidfd, own_pid, is_filtered: number("Seccomp") == 2, gate })
+}
+
+fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
+    procfs::find_gate(memory, &procfs::mappings(tid).ok()?)
+}
+
+fn bear(pid: Tid, stopped: &mut Stopped, known: &Known) -> Result<Remote, InjectError> {
+    let tid = suitable(pid, stopped.threads())?;
+    let memory = Memory::open(tid).map_err(|source| InjectError::Kernel {
+        pid: pid.0,
+        what: "opening its memory",
+        source,
+    })?;
+    let found = known.gate.filter(|gate| procfs::is_gate(&memory, *gate));
+    let gate = found.or_else(|| find_gate(tid, &memory));
+    let gate = gate.ok_or(InjectError::NoGate { pid: pid.0 })?;
+    let options = options(pid, tid, known.is_filtered)?;
+    let release = || stopped.release_but(tid);
+    let born = birth::bear(pid, tid, gate, &memory, options, release);
+    born.map_err(|error| error.of(pid.0, tid.0))
+}
+
+/// A thread in whose name calls can be made.
+fn suitable(pid: Tid, threads: &[Tid]) -> Result<Tid, InjectError> {
+    let sealed = |reason| InjectError::Sealed { pid: pid.0, reason };
+    let mut reason = "none of its threads can make a call";
+    for tid in threads {
+        match sys::registers(*tid) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(InjectError::OtherArchitecture { pid: pid.0 }),
+            Err(_) => continue,
+        }
+        if sys::dispatches_calls(*tid) {
+            reason = "it catches its own system calls (syscall user dispatch)";
+        } else if procfs::births_elsewhere(*tid) {
+            reason = "its children are born in another process-id namespace";
+        } else {
+            return Ok(*tid);
+        }
+    }
+    Err(sealed(reason))
+}
+
+/// The tracing options; with a filter, one that suspends it if we may.
+fn options(pid: Tid, tid: Tid, is_filtered: bool) -> Result<usize, InjectError> {
+    if !is_filtered {
+        return Ok(sys::OPTION_SYSGOOD);
+    }
+    let options = sys::OPTION_SYSGOOD | sys::OPTION_SUSPEND_SECCOMP;
+    let reason = "it has a seccomp filter, and suspending that needs CAP_SYS_ADMIN";
+    let set = sys::set_options(tid, options);
+    set.map(|()| options).map_err(|_| InjectError::Sealed { pid: pid.0, reason })
+}

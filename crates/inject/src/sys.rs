@@ -1,0 +1,276 @@
+//! ptrace and waitpid, made safe to call: every `unsafe` of this crate is here.
+//!
+//! Invariant: all calls on one task come from the thread that seized it (ptrace knows threads).
+
+use std::io::Error;
+use std::time::{Duration, Instant};
+
+use crate::arch::Registers;
+
+/// A kernel thread id; of a process's first thread it is the process id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tid(pub i32);
+
+/// A signal number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal(pub i32);
+
+/// A set of signals, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalSet(pub u64);
+
+/// Tries of waitpid with a yield between, before it sleeps between tries: most stops come within
+/// a few microseconds, and a sleep costs 60.
+const TRIES_BEFORE_SLEEP: u32 = 400;
+/// Sleep between later tries.
+const NAP: Duration = Duration::from_micros(100);
+
+const NT_PRSTATUS: usize = 1;
+const NT_PRFPREG: usize = 2;
+const GETSIGMASK: libc::c_uint = 0x420a;
+const SETSIGMASK: libc::c_uint = 0x420b;
+const GET_SYSCALL_INFO: libc::c_uint = 0x420e;
+const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+/// PTRACE_O_TRACESYSGOOD: system call stops are told from SIGTRAP.
+pub const OPTION_SYSGOOD: usize = 1;
+/// PTRACE_O_TRACECLONE: what a task clones is traced from birth.
+pub const OPTION_CLONE: usize = 1 << 3;
+/// PTRACE_O_EXITKILL: the task dies with its tracer.
+pub const OPTION_EXITKILL: usize = 1 << 20;
+/// PTRACE_O_SUSPEND_SECCOMP: filters do not run while traced.
+pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
+
+/// Where a stopped task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The task (or its whole process) ended.
+    Ended,
+    /// A stop asked for by interrupt, or the first of a traced newborn, or a group stop.
+    Asked,
+    /// At the entry or exit of a system call.
+    Call,
+    /// Told of a clone.
+    Cloned,
+    /// About to get a signal.
+    Signal(Signal),
+}
+
+/// `struct ptrace_syscall_info`, as far as the answer of a call reaches.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct CallInfo {
+    op: u8,
+    pad: [u8; 3],
+    arch: u32,
+    instruction: u64,
+    stack: u64,
+    answer: i64,
+    is_error: u8,
+    pad_end: [u8; 7],
+    rest: [u64; 6],
+}
+
+const _: () = assert!(size_of::<CallInfo>() == 88);
+const OP_ENTRY: u8 = 1;
+const OP_EXIT: u8 = 2;
+
+/// `struct ptrace_rseq_configuration`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct RseqConfig {
+    address: u64,
+    bytes: u32,
+    signature: u32,
+    flags: u32,
+    pad: u32,
+}
+
+const _: () = assert!(size_of::<RseqConfig>() == 24);
+
+/// `struct ptrace_sud_config`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct DispatchConfig {
+    mode: u64,
+    selector: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+const _: () = assert!(size_of::<DispatchConfig>() == 32);
+
+/// What a system call stop says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Entry,
+    Exit(i64),
+    Other,
+}
+
+/// ptrace with a pointer that the kernel fills or reads, or a number in its place.
+fn ptrace(request: libc::c_uint, tid: Tid, address: usize, data: usize) -> Result<(), Error> {
+    // SAFETY: the private callers pass numbers, or pointers to objects of theirs that are of the
+    // size the request names and outlive the call.
+    match unsafe { libc::ptrace(request, tid.0, address, data) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn ask<T: Default>(request: libc::c_uint, tid: Tid, address: usize) -> Result<T, Error> {
+    let mut answer = T::default();
+    ptrace(request, tid, address, std::ptr::from_mut(&mut answer) as usize)?;
+    Ok(answer)
+}
+
+pub fn seize(tid: Tid) -> Result<(), Error> {
+    ptrace(libc::PTRACE_SEIZE, tid, 0, 0)
+}
+
+pub fn interrupt(tid: Tid) -> Result<(), Error> {
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0)
+}
+
+pub fn go_on(tid: Tid, with: Option<Signal>) -> Result<(), Error> {
+    ptrace(libc::PTRACE_CONT, tid, 0, signal_word(with))
+}
+
+/// Goes on to the next entry or exit of a system call.
+pub fn to_next_call(tid: Tid) -> Result<(), Error> {
+    ptrace(libc::PTRACE_SYSCALL, tid, 0, 0)
+}
+
+pub fn detach(tid: Tid) -> Result<(), Error> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, 0)
+}
+
+pub fn set_options(tid: Tid, options: usize) -> Result<(), Error> {
+    ptrace(libc::PTRACE_SETOPTIONS, tid, 0, options)
+}
+
+fn signal_word(signal: Option<Signal>) -> usize {
+    signal.and_then(|Signal(number)| usize::try_from(number).ok()).unwrap_or(0)
+}
+
+/// The id of the task just cloned, in this process's view.
+pub fn cloned(tid: Tid) -> Result<Tid, Error> {
+    let message: libc::c_ulong = ask(libc::PTRACE_GETEVENTMSG, tid, 0)?;
+    i32::try_from(message).map(Tid).map_err(Error::other)
+}
+
+pub fn phase(tid: Tid) -> Result<Phase, Error> {
+    let info: CallInfo = ask(GET_SYSCALL_INFO, tid, size_of::<CallInfo>())?;
+    Ok(match info.op {
+        OP_ENTRY => Phase::Entry,
+        OP_EXIT => Phase::Exit(info.answer),
+        _ => Phase::Other,
+    })
+}
+
+pub fn signal_mask(tid: Tid) -> Result<SignalSet, Error> {
+    ask(GETSIGMASK, tid, size_of::<u64>()).map(SignalSet)
+}
+
+pub fn set_signal_mask(tid: Tid, SignalSet(bits): SignalSet) -> Result<(), Error> {
+    ptrace(SETSIGMASK, tid, size_of::<u64>(), std::ptr::from_ref(&bits) as usize)
+}
+
+/// The registers; None when they are of another size, that is of another architecture.
+pub fn registers(tid: Tid) -> Result<Option<Registers>, Error> {
+    let mut registers = Registers::default();
+    let whole = size_of::<Registers>();
+    let mut vector =
+        libc::iovec { iov_base: std::ptr::from_mut(&mut registers).cast(), iov_len: whole };
+    let data = std::ptr::from_mut(&mut vector) as usize;
+    ptrace(libc::PTRACE_GETREGSET, tid, NT_PRSTATUS, data)?;
+    Ok((vector.iov_len == whole).then_some(registers))
+}
+
+pub fn set_registers(tid: Tid, registers: &Registers) -> Result<(), Error> {
+    let bytes = size_of::<Registers>();
+    set_area(tid, NT_PRSTATUS, std::ptr::from_ref(registers).cast_mut().cast(), bytes)
+}
+
+pub fn set_float_registers(tid: Tid, area: &[u8]) -> Result<(), Error> {
+    set_area(tid, NT_PRFPREG, area.as_ptr().cast_mut().cast(), area.len())
+}
+
+/// `base` is only read: the kernel's vector has no constant form.
+fn set_area(tid: Tid, kind: usize, base: *mut libc::c_void, bytes: usize) -> Result<(), Error> {
+    let vector = libc::iovec { iov_base: base, iov_len: bytes };
+    ptrace(libc::PTRACE_SETREGSET, tid, kind, std::ptr::from_ref(&vector) as usize)
+}
+
+/// Where the thread's restartable-sequence area lies, if it has one (and the kernel can say).
+pub fn rseq_address(tid: Tid) -> Option<u64> {
+    let config = ask(GET_RSEQ_CONFIGURATION, tid, size_of::<RseqConfig>());
+    config.ok().map(|config: RseqConfig| config.address).filter(|address| *address != 0)
+}
+
+/// Whether the thread catches its own system calls (syscall user dispatch).
+pub fn dispatches_calls(tid: Tid) -> bool {
+    let size = size_of::<DispatchConfig>();
+    ask(GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size).is_ok_and(|c: DispatchConfig| c.mode != 0)
+}
+
+fn decode(status: libc::c_int) -> Stop {
+    if !libc::WIFSTOPPED(status) {
+        return Stop::Ended;
+    }
+    let signal = libc::WSTOPSIG(status);
+    match status >> 16 {
+        libc::PTRACE_EVENT_CLONE => Stop::Cloned,
+        libc::PTRACE_EVENT_STOP => Stop::Asked,
+        _ if signal == libc::SIGTRAP | 0x80 => Stop::Call,
+        _ => Stop::Signal(Signal(signal)),
+    }
+}
+
+/// Looks once whether a traced task stopped or ended.
+pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
+    let mut status = 0;
+    // SAFETY: `status` is an int of ours.
+    let found = unsafe { libc::waitpid(tid.0, &raw mut status, libc::__WALL | libc::WNOHANG) };
+    match found {
+        0 => Ok(None),
+        -1 => match Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Ended)),
+            error => Err(error),
+        },
+        _ => Ok(Some(decode(status))),
+    }
+}
+
+/// Waits for the next stop of a task, at the latest until `deadline` (None then). `has_ended` is
+/// asked now and then: a first thread that exits before the others never reports it.
+pub fn wait(
+    tid: Tid,
+    deadline: Instant,
+    has_ended: impl Fn() -> bool,
+) -> Result<Option<Stop>, Error> {
+    for tries in 0u32.. {
+        if let Some(stop) = look(tid)? {
+            return Ok(Some(stop));
+        }
+        if tries < TRIES_BEFORE_SLEEP {
+            std::thread::yield_now();
+            continue;
+        }
+        if has_ended() {
+            // It may have become reportable between the two looks, and must be taken note of.
+            return Ok(Some(look(tid)?.unwrap_or(Stop::Ended)));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(NAP);
+    }
+    Ok(None)
+}
+
+/// Sends a signal to one thread; a thread that is gone needs none.
+pub fn send(tid: Tid, Signal(number): Signal) {
+    // SAFETY: kill touches no memory of ours.
+    let _ = unsafe { libc::kill(tid.0, number) };
+}

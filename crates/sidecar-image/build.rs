@@ -1,0 +1,64 @@
+//! Builds `farpool-sidecar` as a static position-independent executable with a nested cargo.
+//!
+//! Nested, because cargo knows no linking mode per package, and because the sidecar is always the
+//! release profile: it shares the address space of programs that must not be slowed down. Its
+//! target directory lies below OUT_DIR, so that it waits for no lock of the outer cargo.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How the sidecar is linked: nothing of the host program's C library, at any address.
+const RUSTFLAGS: [&str; 3] =
+    ["-Ctarget-feature=+crt-static", "-Crelocation-model=pie", "-Cstrip=symbols"];
+/// Variables of the outer build that would change the inner one.
+const OUTER_ONLY: [&str; 5] = [
+    "RUSTFLAGS",
+    "CARGO_BUILD_TARGET",
+    "CARGO_TARGET_DIR",
+    "RUSTC_WORKSPACE_WRAPPER",
+    "LD_PRELOAD",
+];
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|error| panic!("cargo did not set {name}: {error}"))
+}
+
+/// Everything that the sidecar is made of. Cargo.lock is in it: a new version of a dependency is
+/// a new sidecar.
+fn watch_sources(workspace: &Path) {
+    for source in ["crates/sidecar", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", workspace.join(source).display());
+    }
+    println!("cargo::rerun-if-changed=build.rs");
+}
+
+fn build(workspace: &Path, triple: &str, directory: &Path) {
+    let mut cargo = Command::new(variable("CARGO"));
+    cargo.args(["build", "--release", "--locked", "-p", "farpool-sidecar", "--target", triple]);
+    cargo.arg("--target-dir").arg(directory).current_dir(workspace);
+    for name in OUTER_ONLY {
+        cargo.env_remove(name);
+    }
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"));
+    match cargo.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => panic!(
+            "building the sidecar ended with {status}; static linking wants libc.a (Debian: \
+             apt-get install libc6-dev)"
+        ),
+        Err(error) => panic!("the nested cargo could not be started: {error}"),
+    }
+}
+
+fn main() {
+    let workspace = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
+    let (out, triple) = (PathBuf::from(variable("OUT_DIR")), variable("TARGET"));
+    watch_sources(&workspace);
+    let directory = out.join("nested");
+    build(&workspace, &triple, &directory);
+    let made = directory.join(triple).join("release/farpool-sidecar");
+    let wanted = out.join("farpool-sidecar");
+    if let Err(error) = std::fs::copy(&made, &wanted) {
+        panic!("copying {} to {}: {error}", made.display(), wanted.display());
+    }
+}

@@ -1,0 +1,137 @@
+//! The control socket: one request a message, one answer a message, text, perhaps a descriptor.
+//!
+//! This is the proof of the runtime that the pager will stand on: memory, threads, thread-local
+//! storage, sockets, /proc and userfaultfd, each in a program that is not ours.
+
+use std::cell::Cell;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::raw;
+
+/// Largest request; longer ones are cut by the kernel and then not understood.
+const MAX_REQUEST_BYTES: usize = 256;
+/// Numbers that each thread of WORK adds up.
+const WORK_NUMBERS: u64 = 200_000;
+
+/// An answer: text and at most one descriptor.
+type Answer = Result<(String, Option<OwnedFd>), String>;
+
+/// Serves one request. False when the other end is closed.
+pub fn serve(socket: BorrowedFd) -> bool {
+    let mut bytes = [0; MAX_REQUEST_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let Ok(got) = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) else {
+        return false;
+    };
+    if got.bytes == 0 {
+        return false;
+    }
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let request = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
+    reply(socket, answer(request.trim(), fd));
+    true
+}
+
+fn answer(request: &str, fd: Option<OwnedFd>) -> Answer {
+    match request {
+        "PING" => Ok((format!("PONG {}", std::process::id()), None)),
+        "MAPS" => maps(),
+        "WORK" => work(),
+        "NET" => net(),
+        "ARGS" => Ok((arguments(), None)),
+        "RANGES" => Ok((ranges(), None)),
+        "UFFD" => userfaultfd(fd),
+        "PANIC" => panic!("asked to panic"),
+        other => {
+            Err(format!("{other} is not known; PING MAPS WORK NET ARGS RANGES UFFD PANIC are"))
+        }
+    }
+}
+
+/// Sends text and perhaps a descriptor; a send that fails is the other end's end.
+fn reply(socket: BorrowedFd, answer: Answer) {
+    let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<BorrowedFd> = fd.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let _ = sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// The program's mappings are this task's own.
+fn maps() -> Answer {
+    let text = std::fs::read_to_string("/proc/self/maps").map_err(|e| format!("maps: {e}"))?;
+    Ok((format!("MAPS {}", text.lines().count()), None))
+}
+
+thread_local! {
+    static SUM: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Two threads that allocate, and add up in thread-local storage.
+fn work() -> Answer {
+    let add = |seed: u64| {
+        let numbers: Vec<Box<u64>> = (0..WORK_NUMBERS).map(|n| Box::new(n + seed)).collect();
+        numbers.iter().for_each(|n| SUM.with(|sum| sum.set(sum.get() + **n)));
+        SUM.with(Cell::get)
+    };
+    let threads: Vec<_> = [0, 1].map(|seed| std::thread::spawn(move || add(seed))).into();
+    let sums: Result<Vec<u64>, _> =
+        threads.into_iter().map(std::thread::JoinHandle::join).collect();
+    let total: u64 = sums.map_err(|_| "a thread ended badly".to_owned())?.iter().sum();
+    let expected = WORK_NUMBERS * (WORK_NUMBERS - 1) + WORK_NUMBERS;
+    if total == expected { Ok(("WORK ok".into(), None)) } else { Err(format!("sum {total}")) }
+}
+
+/// A message over TCP and one over a Unix socket.
+fn net() -> Answer {
+    let run = || -> std::io::Result<Vec<u8>> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let mut here = TcpStream::connect(listener.local_addr()?)?;
+        let (mut there, _) = listener.accept()?;
+        let (mut one, mut two) = std::os::unix::net::UnixStream::pair()?;
+        let mut bytes = vec![0; 4];
+        here.write_all(b"over")?;
+        there.read_exact(&mut bytes)?;
+        one.write_all(&bytes)?;
+        two.read_exact(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = run().map_err(|error| format!("sockets: {error}"))?;
+    Ok((format!("NET {}", String::from_utf8_lossy(&bytes)), None))
+}
+
+/// Arguments, and the environment without the injector's own variables.
+fn arguments() -> String {
+    let arguments: Vec<String> = std::env::args().collect();
+    let variables = std::env::vars().filter(|(name, _)| !name.starts_with("FARPOOL_"));
+    let variables: Vec<String> =
+        variables.map(|(name, value)| format!(" {name}={value}")).collect();
+    format!("ARGS {}{}", arguments.join("|"), variables.concat())
+}
+
+fn ranges() -> String {
+    let spans = crate::own_ranges();
+    spans.iter().map(|span| format!("{:x}-{:x} ", span.start, span.end)).collect()
+}
+
+fn userfaultfd(device: Option<OwnedFd>) -> Answer {
+    let device = device.ok_or("UFFD wants a descriptor of /dev/userfaultfd")?;
+    let made = raw::new_userfaultfd(&device).map_err(|e| format!("USERFAULTFD_IOC_NEW: {e}"))?;
+    Ok(("UFFD ok".into(), Some(made)))
+}
