@@ -78,7 +78,7 @@ fn run_recorded(
     let child = Arc::new(AtomicI32::new(0));
     forward_signals(&child).map_err(kernel("signals cannot be passed on"))?;
     if recorder.is_some() {
-        board.fault_log().switch_on();
+        board.switch_on_fault_log(&board_path)?;
     }
     let program = start(options, &path, &preload, &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
@@ -198,7 +198,7 @@ impl Keeper {
 /// Changes the local memory of a run that is under way; returns the limit it had, in bytes.
 pub fn set_limit(board_path: &Path, local: LocalLimit) -> Result<u64, RunError> {
     check_limit(local)?;
-    let board = Board::open(board_path, true)?;
+    let board = Board::open_settings(board_path)?;
     let (limit_bytes, percent) = limit_numbers(local);
     let before = board.header().limit_bytes.swap(limit_bytes, Relaxed);
     board.header().local_percent.store(percent, Relaxed);
