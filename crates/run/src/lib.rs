@@ -23,7 +23,7 @@ pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
 
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
-pub use directory::runs;
+pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
 pub use program::ProgramError;
@@ -112,6 +112,16 @@ pub enum RunError {
         "no directory for this run: {path}: {error}; set XDG_RUNTIME_DIR to one you may write to"
     )]
     Directory { path: PathBuf, error: std::io::Error },
+    #[error(
+        "{path} is a link or no folder, and is not followed: remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+    )]
+    NoFolder { path: PathBuf },
+    #[error(
+        "{path} belongs to user {owner} and has mode {mode:o}, but must be user {user}'s with mode {wanted:o}: whoever \
+         can change that folder can read this program's memory. Remove it, or as its owner chmod {wanted:o} {path}, \
+         or set XDG_RUNTIME_DIR to a folder of your own"
+    )]
+    SharedFolder { path: PathBuf, owner: u32, mode: u32, user: u32, wanted: u32 },
     #[error(
         "the preload library is missing: {path}; build it (make build) or install it beside the binary"
     )]
