@@ -164,6 +164,9 @@ pub enum PoolError {
     /// The kernel gave no random numbers for a client id.
     #[error("the kernel gave no random numbers for a client id; try again")]
     NoRandom,
+    /// The blade behind a unix socket is run by somebody whom this user did not choose.
+    #[error("{0}")]
+    Stranger(ConnectError),
     /// This process cannot hold more descriptors.
     #[error("no descriptor left for the connection to blade {address}; raise `ulimit -n`")]
     Descriptors {
@@ -180,6 +183,7 @@ impl From<ConnectError> for PoolError {
                 PoolError::Refused { address, reason: code.to_string() }
             }
             ConnectError::RemoteTcp { address } => PoolError::RemoteTcp { address },
+            stranger @ ConnectError::Stranger { .. } => PoolError::Stranger(stranger),
             ConnectError::Descriptors { address } => PoolError::Descriptors { address },
         }
     }
