@@ -71,10 +71,9 @@ impl Board {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         // Readable by the owner only: it names programs and addresses. Children that change their
         // user opened it before they did.
-        let fd =
-            rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
-                if error == Errno::NOSPC { no_room(path, error) } else { failed("created")(error) }
-            })?;
+        let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
+            if error == Errno::NOSPC { no_room(path, error) } else { failed("created")(error) }
+        })?;
         rustix::fs::ftruncate(&fd, FILE_BYTES as u64).map_err(failed("sized"))?;
         allocate_first(&fd).map_err(|error| no_room(path, error))?;
         let board = Board::map(&fd, true).map_err(failed("mapped"))?;

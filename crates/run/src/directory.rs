@@ -65,9 +65,13 @@ fn folder_mode() -> Mode {
     if rustix::process::geteuid().is_root() { Mode::from(0o711) } else { Mode::RWXU }
 }
 
-/// What others must not be able to do: nothing at all, and with root's folder to change it.
-fn forbidden_mode() -> Mode {
-    if rustix::process::geteuid().is_root() { Mode::from(0o022) } else { Mode::RWXG | Mode::RWXO }
+/// Whether others can do nothing with a folder of this mode, or with root's nothing to what lies in it: they may pass
+/// through it, and add to it where the sticky bit keeps what is there, as in a tmpfs that was mounted there.
+fn is_closed(mode: Mode) -> bool {
+    if rustix::process::geteuid().is_root() {
+        return mode.contains(Mode::SVTX) || !mode.intersects(Mode::WGRP | Mode::WOTH);
+    }
+    !mode.intersects(Mode::RWXG | Mode::RWXO)
 }
 
 fn failed(path: &Path) -> impl Fn(Errno) -> RunError {
@@ -94,11 +98,12 @@ fn check_owner(base: &Path, folder: impl AsFd) -> Result<(), RunError> {
     let status = rustix::fs::fstat(folder).map_err(failed(base))?;
     let user = rustix::process::geteuid().as_raw();
     let mode = Mode::from_raw_mode(status.st_mode);
-    if status.st_uid == user && !mode.intersects(forbidden_mode()) {
+    if status.st_uid == user && is_closed(mode) {
         return Ok(());
     }
     let (path, owner, mode) = (base.to_owned(), status.st_uid, mode.bits());
-    Err(RunError::SharedFolder { path, owner, mode, user, wanted: folder_mode().bits() })
+    let elsewhere = if user == 0 { "" } else { ", or set XDG_RUNTIME_DIR to a folder of your own" };
+    Err(RunError::SharedFolder { path, owner, mode, user, wanted: folder_mode().bits(), elsewhere })
 }
 
 /// Nobody can guess it.
@@ -169,8 +174,8 @@ mod tests {
         let base = directory.path().join("farpool");
         open_base(&base).expect("made");
         open_base(&base).expect("there already");
-        let mode = base.metadata().expect("metadata").permissions().mode();
-        assert_eq!(mode & forbidden_mode().bits(), 0);
+        let mode = base.metadata().expect("metadata").permissions().mode() & 0o7777;
+        assert_eq!(mode, folder_mode().bits());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
-use farpool_wire::Address;
-use rustix::process::{Pid, Resource, Rlimit, WaitOptions, getrlimit};
+use farpool_wire::{Address, SUPERPAGE_BYTES};
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions};
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -20,6 +20,7 @@ use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
+use crate::needs;
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
@@ -61,8 +62,14 @@ fn run_recorded(
     program::check(&path)?;
     let preload = preload_path(options)?;
     check_limit(options.local)?;
+    check_quota(options.quota_bytes)?;
+    let descriptors = needs::raise_descriptors();
+    if !options.no_check {
+        needs::check_machine(options, &descriptors)?;
+        needs::check_blades(options)?;
+    }
+    let statistics_file = options.stats_file.as_deref().map(stats::create_file).transpose()?;
     let directory = RunDirectory::make()?;
-    let descriptors = getrlimit(Resource::Nofile); // before the blade raises it for itself
     let (blades, private_blade) = blades(options, &directory)?;
     let board_path = directory.join(BOARD);
     let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
@@ -87,7 +94,7 @@ fn run_recorded(
     let mut keeper =
         Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
     let status = keeper.watch(program);
-    keeper.finish(options);
+    keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
     drop(rack);
     if let Some(blade) = private_blade {
@@ -176,16 +183,13 @@ impl Keeper {
         Some(ended)
     }
 
-    fn finish(&mut self, options: &RunOptions) {
+    fn finish(&mut self, statistics_file: Option<std::fs::File>) {
         self.sweep();
         let statistics = stats::collect(&self.board, &self.gone, self.peak);
-        if let Some(path) = &options.stats_file {
+        if let Some(mut file) = statistics_file {
             let text = format!("{:#}\n", statistics.to_json());
-            if let Err(error) = std::fs::write(path, text) {
-                eprintln!(
-                    "farpool: the statistics cannot be written to {}: {error}",
-                    path.display()
-                );
+            if let Err(error) = std::io::Write::write_all(&mut file, text.as_bytes()) {
+                eprintln!("farpool: the statistics cannot be written: {error}");
             }
         }
         let lost = statistics.total.counter("lost");
@@ -302,6 +306,13 @@ fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings 
         threshold_bytes: options.threshold_bytes,
         deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    }
+}
+
+fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {
+    match quota_bytes {
+        Some(asked) if asked < SUPERPAGE_BYTES => Err(RunError::QuotaTooSmall { asked }),
+        _ => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::RunError;
 use farpool_board::{BUCKET_COUNT, Board, BoardError, Counter, ProcessState, Slot, quantile_ns};
 
 /// Counters of one process, or of all processes of a run together.
@@ -88,6 +89,12 @@ pub fn read_statistics(board_path: &Path) -> Result<RunStatistics, BoardError> {
     let mut peak = Peak::default();
     peak.observe(&board);
     Ok(collect(&board, &ProcessStatistics::empty(), peak))
+}
+
+/// Opens the file for the final statistics before the program starts: a mistake in its name must not cost the run's.
+pub fn create_file(path: &Path) -> Result<std::fs::File, RunError> {
+    std::fs::File::create(path)
+        .map_err(|error| RunError::Statistics { path: path.to_owned(), error })
 }
 
 /// Sums up a board; `gone` holds what processes had counted before their slots were freed.
