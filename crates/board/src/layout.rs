@@ -72,6 +72,8 @@ pub struct Header {
     pub(crate) slots_used: AtomicU32,
     /// Slots from this number on have no room on the file system yet and must not be touched.
     pub(crate) slots_backed: AtomicU32,
+    /// Processes that found no slot because the file system had no room for another; the keeper says so.
+    pub processes_without_room: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.
     pub full_reported: AtomicU32,
     pub(crate) program: [AtomicU8; NAME_BYTES],

@@ -40,7 +40,7 @@ pub enum BoardError {
     Foreign { path: PathBuf },
     #[error(
         "no room for the board of the run {path} ({} KiB): {error}; free some space on its file system (df {})",
-        bytes.div_ceil(1024), path.parent().unwrap_or(path).display()
+        bytes.div_ceil(1024), path.ancestors().nth(2).unwrap_or(path).display()
     )]
     NoRoom { path: PathBuf, bytes: usize, error: Error },
     #[error(
@@ -176,7 +176,10 @@ impl Board {
                 if let Some(found) = found {
                     break found;
                 }
-                self.back_more_slots().ok().filter(|more| *more)?;
+                let more = self.back_more_slots().inspect_err(|_| {
+                    self.header().processes_without_room.fetch_add(1, Relaxed);
+                });
+                more.ok().filter(|more| *more)?;
             };
             let used = u32::try_from(index + 1).unwrap_or(u32::MAX);
             self.header().slots_used.fetch_max(used, AcqRel);

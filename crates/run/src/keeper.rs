@@ -18,7 +18,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
-use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
+use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::needs;
 use crate::program;
@@ -91,8 +91,14 @@ fn run_recorded(
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper =
-        Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
+    let mut keeper = Keeper {
+        board,
+        custody,
+        gone: ProcessStatistics::empty(),
+        peak: Peak::default(),
+        folder: directory::base(),
+        has_told_of_no_room: false,
+    };
     let status = keeper.watch(program);
     keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
@@ -108,6 +114,9 @@ struct Keeper {
     custody: Custody,
     gone: ProcessStatistics,
     peak: Peak,
+    /// Where the board is.
+    folder: PathBuf,
+    has_told_of_no_room: bool,
 }
 
 impl Keeper {
@@ -137,6 +146,7 @@ impl Keeper {
     /// Publishes the resident set of processes that have no pager of their own.
     fn count_native(&mut self) {
         self.peak.observe(&self.board);
+        self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;
         for slot in self.board.processes() {
@@ -157,6 +167,20 @@ impl Keeper {
         if somebody_ended {
             self.sweep();
         }
+    }
+
+    /// A process that finds no slot cannot tell why.
+    fn tell_of_no_room(&mut self) {
+        if self.has_told_of_no_room || self.board.header().processes_without_room.load(Relaxed) == 0
+        {
+            return;
+        }
+        self.has_told_of_no_room = true;
+        eprintln!(
+            "farpool: the run has no room for more processes, for the file system of {0} is full; free some space there \
+             (df {0})",
+            self.folder.display()
+        );
     }
 
     /// Frees the slots of processes that are gone, keeping what they counted.
@@ -192,6 +216,7 @@ impl Keeper {
                 eprintln!("farpool: the statistics cannot be written: {error}");
             }
         }
+        self.tell_of_no_room();
         let lost = statistics.total.counter("lost");
         if lost > 0 {
             eprintln!("farpool: {lost} pages of the program were lost with their blade");
