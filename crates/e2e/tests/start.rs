@@ -175,3 +175,33 @@ fn mistakes_are_told_once_and_before_the_program_starts() {
     require_message(&quota, 1, &["--quota 5242880 is too small", "16MiB"]);
     assert_eq!(quota.stderr.matches("too small").count(), 1, "{}", quota.stderr);
 }
+
+#[test]
+fn stat_shows_the_limit_and_the_blades_of_a_run() {
+    let _turn = turn();
+    let blade = farpool_e2e::blade::Blade::start("256MiB");
+    let address = blade.address(farpool_e2e::blade::Transport::Unix);
+    let mut running = Run::far("16MiB")
+        .blade(&address)
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", "1", "--progress", "--seconds", "60"])
+        .start();
+    running.wait_for_output("filled", 1);
+    running.wait_until_far();
+    let stat = |options: &[&str]| {
+        let mut command = Command::new(binaries::program("farpool"));
+        let output = command.arg("stat").args(options).output().expect("farpool stat");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let table = stat(&[]);
+    for word in ["limit MiB", "fixed MiB", "blades", &address] {
+        assert!(table.contains(word), "{word} is not in\n{table}");
+    }
+    let told: serde_json::Value = serde_json::from_str(&stat(&["--json"])).expect("JSON");
+    let runs = told["programs"].as_array().expect("a list");
+    let run = runs.iter().find(|run| run["keeper_pid"] == running.pid()).expect("our run");
+    assert_eq!(run["limit_bytes"], 16 << 20);
+    assert_eq!(run["limit_now_bytes"], 16 << 20);
+    assert_eq!(run["blades"][0], address.as_str());
+    assert!(run["local_bytes"].as_u64() > Some(0) && run["fixed_now_bytes"].is_u64(), "{run}");
+}
