@@ -266,7 +266,8 @@ fn allocate_first(fd: &OwnedFd) -> Result<(), Errno> {
     let parts = [(0, FIRST_SLOTS_END_BYTES), (copies_at, FAULT_LOG_BYTES + PAGE_BYTES)];
     for (from, to) in parts {
         let (from, bytes) = (from as u64, (to - from) as u64);
-        match rustix::fs::fallocate(fd, FallocateFlags::empty(), from, bytes) {
+        let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), from, bytes);
+        match rustix::io::retry_on_intr(allocate) {
             // A file system that does not know the call gets its blocks the slow way.
             Err(Errno::OPNOTSUPP) => write_zeros(fd, from, bytes)?,
             other => other?,

@@ -196,6 +196,7 @@ fn doctor_gives_every_lack_a_remedy_and_a_matching_exit_code() {
         "io-uring",
         "memory-cgroup",
         "open-files",
+        "address-space-bytes",
         "preload",
     ] {
         assert!(named(name), "{name} is not checked");

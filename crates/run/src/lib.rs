@@ -28,7 +28,7 @@ pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
-pub use needs::{UserfaultfdLack, userfaultfd_features};
+pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};

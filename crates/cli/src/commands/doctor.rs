@@ -9,7 +9,7 @@ use std::io::{self, stdout};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use farpool_run::UserfaultfdLack;
+use farpool_run::{PAGER_ADDRESS_BYTES, UserfaultfdLack};
 use farpool_uffd::{Pagemap, category, features};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -255,9 +255,23 @@ fn limits() -> Vec<Check> {
             found: shown(nofile),
             remedy: (!enough).then_some("raise it for large process trees: ulimit -n 4096"),
         },
+        address_space(limit(Resource::As)),
         Check::info("locked-memory-bytes", shown(limit(Resource::Memlock))),
         Check::info("max-map-count", read("/proc/sys/vm/max_map_count")),
     ]
+}
+
+/// What the pager needs besides the program's own, in each process.
+fn address_space(limit_bytes: Option<u64>) -> Check {
+    let enough = limit_bytes.is_none_or(|limit| limit > PAGER_ADDRESS_BYTES);
+    Check {
+        name: "address-space-bytes",
+        status: if enough { Status::Ok } else { Status::Missing },
+        found: limit_bytes.map_or("unlimited".into(), |limit| limit.to_string()),
+        remedy: (!enough).then_some(
+            "raise it to what the program needs and 656 MiB for the pager, or lift it: ulimit -v unlimited",
+        ),
+    }
 }
 
 fn memory() -> Vec<Check> {
