@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Rel
 use crate::blades::{self, BLADE_ENTRIES, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
 
-/// Processes one run can have at a time; a further process runs, but is not shown and its memory is
-/// not counted against the limit (the keeper says so).
+/// Processes one run can have at a time; a further one is ended with a message.
 pub const MAX_SLOTS: usize = 1024;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +70,10 @@ pub struct Header {
     pub turn: AtomicU64,
     /// Slots from this number on were never claimed, so a look at all processes is a short one.
     pub(crate) slots_used: AtomicU32,
+    /// Slots from this number on have no room on the file system yet and must not be touched.
+    pub(crate) slots_backed: AtomicU32,
+    /// Processes that found no slot because the file system had no room for another; the keeper says so.
+    pub processes_without_room: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.
     pub full_reported: AtomicU32,
     pub(crate) program: [AtomicU8; NAME_BYTES],

@@ -1,12 +1,17 @@
 //! Creating, opening and mapping the board's file.
+//!
+//! The file lies on a small file system as a rule (/run). A page of a mapped file that finds no block there when it
+//! is touched is a SIGBUS, so nothing is touched that has no block: what every run needs is allocated when the file
+//! is made, and more slots and the log of faults before they are used.
 
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::copies::CopyTable;
 use crate::fault_log::FaultLog;
@@ -17,6 +22,14 @@ const COPIES_END_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
 const FAULT_LOG_BYTES: usize = COPIES_END_BYTES.next_multiple_of(align_of::<FaultLog>());
 const FILE_BYTES: usize = FAULT_LOG_BYTES + size_of::<FaultLog>();
 const _: () = assert!(SLOTS_END_BYTES.is_multiple_of(align_of::<CopyTable>()));
+/// Slots that have their room from the start: more processes than most trees have, in 0.8 MiB. All 1024 would take
+/// 6.4 MiB of memory for each run, and the log of faults 8 MiB more.
+const FIRST_SLOTS: usize = 128;
+const FIRST_SLOTS_END_BYTES: usize = size_of::<Header>() + FIRST_SLOTS * size_of::<Slot>();
+/// Slots that get their room together when the ones before are taken: 50 KiB.
+const SLOTS_STEP: usize = 8;
+/// What the kernel gives room in.
+const PAGE_BYTES: usize = 4096;
 
 /// Why a board cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +38,16 @@ pub enum BoardError {
     File { path: PathBuf, action: &'static str, error: Error },
     #[error("{path} is not a board of this version of farpool")]
     Foreign { path: PathBuf },
+    #[error(
+        "no room for the board of the run {path} ({} KiB): {error}; free some space on its file system (df {})",
+        bytes.div_ceil(1024), path.ancestors().nth(2).unwrap_or(path).display()
+    )]
+    NoRoom { path: PathBuf, bytes: usize, error: Error },
+    #[error(
+        "the board {path} belongs to user {owner}, neither to this user ({user}) nor to root: somebody else could \
+         read this program's memory through it; start the program with `farpool run` as the user it is to have"
+    )]
+    Stranger { path: PathBuf, owner: u32, user: u32 },
     #[error("{field} do not fit the board; shorten them")]
     TooLong { field: &'static str },
 }
@@ -44,14 +67,17 @@ impl Board {
     /// Creates the file (which must not exist) and writes the settings. The keeper does this.
     pub fn create(path: &Path, settings: &Settings) -> Result<Board, BoardError> {
         layout::check(settings).map_err(|field| BoardError::TooLong { field })?;
-        let failed = |action| move |error: rustix::io::Errno| file_error(path, action, error);
+        let failed = |action| move |error: Errno| file_error(path, action, error);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         // Readable by the owner only: it names programs and addresses. Children that change their
         // user opened it before they did.
-        let fd =
-            rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed("created"))?;
+        let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
+            if error == Errno::NOSPC { no_room(path, error) } else { failed("created")(error) }
+        })?;
         rustix::fs::ftruncate(&fd, FILE_BYTES as u64).map_err(failed("sized"))?;
+        allocate_first(&fd).map_err(|error| no_room(path, error))?;
         let board = Board::map(&fd, true).map_err(failed("mapped"))?;
+        board.header().slots_backed.store(FIRST_SLOTS_NUMBER, Relaxed);
         board.header().store(settings);
         let keeper = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         board.header().keeper_pid.store(keeper, Relaxed);
@@ -60,13 +86,28 @@ impl Board {
         Ok(board)
     }
 
-    /// Opens an existing board, for writing (a process of the tree) or for reading (`farpool stat`).
+    /// Opens an existing board, for a process of the tree that will [`claim`](Self::claim) a slot (`writable`) or for
+    /// reading (`farpool stat`).
     pub fn open(path: &Path, writable: bool) -> Result<Board, BoardError> {
-        let failed = |action| move |error: rustix::io::Errno| file_error(path, action, error);
+        let board = Board::attach(path, writable)?;
+        if writable {
+            board.back_a_free_slot().map_err(|error| no_room(path, error))?;
+        }
+        Ok(board)
+    }
+
+    /// Opens an existing board to change the run's settings: takes no slot.
+    pub fn open_settings(path: &Path) -> Result<Board, BoardError> {
+        Board::attach(path, true)
+    }
+
+    fn attach(path: &Path, writable: bool) -> Result<Board, BoardError> {
+        let failed = |action| move |error: Errno| file_error(path, action, error);
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let fd = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())
-            .map_err(failed("opened"))?;
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed("opened"))?;
         let status = rustix::fs::fstat(&fd).map_err(failed("examined"))?;
+        check_owner(path, status.st_uid)?;
         if status.st_size != i64::try_from(FILE_BYTES).unwrap_or(i64::MAX) {
             return Err(BoardError::Foreign { path: path.to_owned() });
         }
@@ -99,6 +140,17 @@ impl Board {
         unsafe { &*self.base.add(SLOTS_END_BYTES).cast::<CopyTable>() }
     }
 
+    /// Has the faults of the run written down from now on. The keeper does this before the program starts.
+    pub fn switch_on_fault_log(&self, path: &Path) -> Result<(), BoardError> {
+        self.back(FAULT_LOG_BYTES, FILE_BYTES).map_err(|error| BoardError::NoRoom {
+            path: path.to_owned(),
+            bytes: FILE_BYTES - FAULT_LOG_BYTES,
+            error: error.into(),
+        })?;
+        self.fault_log().switch_on();
+        Ok(())
+    }
+
     /// The faults of the run, if somebody wants them.
     pub fn fault_log(&self) -> &FaultLog {
         // SAFETY: the log of atomics follows the copies, at an offset that is aligned for it.
@@ -112,14 +164,23 @@ impl Board {
     }
 
     /// Claims a slot for a process and clears it: the one it had before exec, or a free one. None when
-    /// all are taken.
+    /// all are taken, or the file system has no room for another.
     pub fn claim(&self, pid: u32, start_ticks: u64) -> Option<&Slot> {
         let mine = self.processes().find(|slot| {
             slot.pid.load(Acquire) == pid && slot.start_ticks.load(Relaxed) == start_ticks
         });
         let free = || {
             let take = |slot: &Slot| slot.pid.compare_exchange(0, pid, AcqRel, Relaxed).is_ok();
-            let (index, slot) = self.slots().iter().enumerate().find(|(_, slot)| take(slot))?;
+            let (index, slot) = loop {
+                let found = self.backed_slots().iter().enumerate().find(|(_, slot)| take(slot));
+                if let Some(found) = found {
+                    break found;
+                }
+                let more = self.back_more_slots().inspect_err(|_| {
+                    self.header().processes_without_room.fetch_add(1, Relaxed);
+                });
+                more.ok().filter(|more| *more)?;
+            };
             let used = u32::try_from(index + 1).unwrap_or(u32::MAX);
             self.header().slots_used.fetch_max(used, AcqRel);
             Some(slot)
@@ -136,7 +197,46 @@ impl Board {
         slot.pid.store(0, Release);
     }
 
-    fn map(fd: &OwnedFd, writable: bool) -> Result<Board, rustix::io::Errno> {
+    /// Slots that have their room and may be touched.
+    fn backed_slots(&self) -> &[Slot] {
+        let backed = self.header().slots_backed.load(Acquire) as usize;
+        &self.slots()[..backed.min(MAX_SLOTS)]
+    }
+
+    /// Sees to it that whoever opens the board finds a slot, or an error that says why there is none.
+    fn back_a_free_slot(&self) -> Result<(), Errno> {
+        let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+        // Its own: it had one before exec.
+        let is_free = |slot: &Slot| [0, own].contains(&slot.pid.load(Relaxed));
+        while !self.backed_slots().iter().any(is_free) && self.back_more_slots()? {}
+        Ok(())
+    }
+
+    /// Gives some more slots their room; false when there are no more. Several may do so at once.
+    fn back_more_slots(&self) -> Result<bool, Errno> {
+        let backed = self.backed_slots().len();
+        let next = (backed + SLOTS_STEP).min(MAX_SLOTS);
+        let at = |slots: usize| size_of::<Header>() + slots * size_of::<Slot>();
+        self.back(at(backed), at(next))?;
+        self.header().slots_backed.fetch_max(u32::try_from(next).unwrap_or(0), AcqRel);
+        Ok(next > backed)
+    }
+
+    /// Has the file system give room to the pages of a part of the file: an error instead of a SIGBUS.
+    fn back(&self, from: usize, to: usize) -> Result<(), Errno> {
+        let from = from / PAGE_BYTES * PAGE_BYTES;
+        // SAFETY: inside the mapping, from a page on; what is there stays as it is.
+        unsafe {
+            let start = self.base.add(from).cast();
+            rustix::mm::madvise(start, to - from, Advice::LinuxPopulateWrite)
+        }
+        .map_err(|error| match error {
+            Errno::FAULT => Errno::NOSPC, // the SIGBUS that a touch would have been
+            other => other,
+        })
+    }
+
+    fn map(fd: &OwnedFd, writable: bool) -> Result<Board, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | write);
         // SAFETY: a fresh shared mapping at an address of the kernel's choice; the file has
@@ -156,7 +256,53 @@ impl Drop for Board {
     }
 }
 
-fn file_error(path: &Path, action: &'static str, error: rustix::io::Errno) -> BoardError {
+#[allow(clippy::cast_possible_truncation, reason = "a small constant")]
+const FIRST_SLOTS_NUMBER: u32 = FIRST_SLOTS as u32;
+
+/// Gives room to all that is touched in every run: the header, the first slots, the copies, and of the log of
+/// faults the page that says whether it is on.
+fn allocate_first(fd: &OwnedFd) -> Result<(), Errno> {
+    let copies_at = SLOTS_END_BYTES / PAGE_BYTES * PAGE_BYTES;
+    let parts = [(0, FIRST_SLOTS_END_BYTES), (copies_at, FAULT_LOG_BYTES + PAGE_BYTES)];
+    for (from, to) in parts {
+        let (from, bytes) = (from as u64, (to - from) as u64);
+        let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), from, bytes);
+        match rustix::io::retry_on_intr(allocate) {
+            // A file system that does not know the call gets its blocks the slow way.
+            Err(Errno::OPNOTSUPP) => write_zeros(fd, from, bytes)?,
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn write_zeros(fd: &OwnedFd, from: u64, bytes: u64) -> Result<(), Errno> {
+    let zeros = [0_u8; PAGE_BYTES];
+    let end = from + bytes;
+    let mut at = from;
+    while at < end {
+        let part = usize::try_from(end - at).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
+        at += rustix::io::pwrite(fd, &zeros[..part], at)? as u64;
+    }
+    Ok(())
+}
+
+fn no_room(path: &Path, error: Errno) -> BoardError {
+    let bytes = FIRST_SLOTS_END_BYTES + size_of::<CopyTable>() + PAGE_BYTES;
+    BoardError::NoRoom { path: path.to_owned(), bytes, error: error.into() }
+}
+
+/// Whoever owns the board names the blades that a program's pages go to: that is root, or the user himself. (A
+/// program that root's run started may have become another user.)
+fn check_owner(path: &Path, owner: u32) -> Result<(), BoardError> {
+    let user = rustix::process::geteuid().as_raw();
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    Err(BoardError::Stranger { path: path.to_owned(), owner, user })
+}
+
+fn file_error(path: &Path, action: &'static str, error: Errno) -> BoardError {
     BoardError::File { path: path.to_owned(), action, error: error.into() }
 }
 
@@ -222,6 +368,40 @@ mod tests {
         assert!(matches!(Board::open(&path, false), Err(BoardError::Foreign { .. })));
         std::fs::write(&path, b"short").expect("write");
         assert!(matches!(Board::open(&path, false), Err(BoardError::Foreign { .. })));
+    }
+
+    #[test]
+    fn a_board_of_somebody_else_or_behind_a_link_is_refused() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let (path, link) = (directory.path().join("board"), directory.path().join("link"));
+        let _board = Board::create(&path, &settings()).expect("create");
+        std::os::unix::fs::symlink(&path, &link).expect("link");
+        assert!(matches!(Board::open(&link, false), Err(BoardError::File { .. })));
+        if std::os::unix::fs::chown(&path, Some(4242), None).is_err() {
+            println!("SKIPPED: only root can give a file away");
+            return;
+        }
+        for open in [Board::open(&path, false), Board::open(&path, true)] {
+            let error = open.expect_err("of a stranger").to_string();
+            assert!(error.contains("user 4242"), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_allocated_than_is_needed_and_slots_grow() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().expect("tempdir");
+        let path = directory.path().join("board");
+        let board = Board::create(&path, &settings()).expect("create");
+        let allocated = || path.metadata().expect("metadata").blocks() * 512;
+        assert!(allocated() >= FIRST_SLOTS_END_BYTES as u64);
+        assert!(allocated() < 1 << 20, "{} bytes for a run", allocated());
+        for pid in 1..=MAX_SLOTS {
+            let pid = u32::try_from(pid).expect("small");
+            board.claim(pid, 1).expect("a slot");
+        }
+        assert!(board.claim(u32::MAX, 1).is_none(), "all are taken");
+        assert!(allocated() >= SLOTS_END_BYTES as u64);
     }
 
     #[test]

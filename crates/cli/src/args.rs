@@ -171,6 +171,10 @@ pub struct RunSettings {
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
+    /// Start the program although a blade does not answer, userfaultfd is refused, or limits (ulimit) are too small
+    #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_NO_CHECK", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub no_check: Option<bool>,
     /// Print nothing but errors
     #[arg(long, short, value_name = "BOOL", env = "FARPOOL_RUN_QUIET", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]

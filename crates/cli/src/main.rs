@@ -91,11 +91,23 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
 
 /// Prints the error with its causes once; the result is the exit code.
 fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("farpool: {error:#}");
+    eprintln!("farpool: {}", told_once(error));
     if error.downcast_ref::<UsageError>().is_some() {
         return EXIT_USAGE;
     }
     error.downcast_ref::<ApiError>().map_or(EXIT_FAILED, exit_of)
+}
+
+/// The error and its causes, without those whose words an error above them has in its own.
+fn told_once(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut told, cause| {
+        let words = cause.to_string();
+        if !told.contains(&words) {
+            told += if told.is_empty() { "" } else { ": " };
+            told += &words;
+        }
+        told
+    })
 }
 
 /// What scripts tell refusals apart by.
@@ -110,5 +122,18 @@ fn exit_of(error: &ApiError) -> u8 {
             503 => EXIT_UNREACHABLE,
             _ => EXIT_FAILED,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        for outer in ["it cannot be started: the disk is full", "it cannot be started"] {
+            let error = anyhow::anyhow!("the disk is full").context(outer);
+            assert_eq!(told_once(&error), "it cannot be started: the disk is full");
+        }
     }
 }

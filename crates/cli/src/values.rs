@@ -8,13 +8,14 @@ mod rack;
 mod trace;
 
 use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use farpool_blade::{BackingKind, BackingKindError};
 use farpool_policy::{PrefetchKind, RateLimit, UnknownPolicy, VictimKind};
-use farpool_wire::Address;
+use farpool_wire::{Address, AddressError};
 use serde::{Deserialize, Deserializer, de};
 
 pub use plan::*;
@@ -210,11 +211,33 @@ pub struct BladeAddress(pub Address);
 impl FromStr for BladeAddress {
     type Err = String;
 
+    /// Names are looked up here, once: programs and blades know numbers only, for a look-up would run code of the C
+    /// library inside the program that uses far memory.
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(BladeAddress)
-            .map_err(|error: farpool_wire::AddressError| error.to_string())
+        match text.parse() {
+            Err(AddressError::Host(_)) => resolve(text),
+            parsed => parsed.map(BladeAddress).map_err(|error| error.to_string()),
+        }
     }
+}
+
+/// The address behind `tcp://NAME:PORT`; of several the first of IPv4, which blades listen on by default.
+fn resolve(text: &str) -> Result<BladeAddress, String> {
+    let named = text.strip_prefix("tcp://").unwrap_or(text);
+    let error = match named.to_socket_addrs() {
+        Ok(found) => {
+            let found: Vec<SocketAddr> = found.collect();
+            let best = found.iter().find(|at| at.is_ipv4()).or(found.first());
+            if let Some(best) = best {
+                return Ok(BladeAddress(Address::Tcp(*best)));
+            }
+            "no address".to_owned()
+        }
+        Err(error) => error.to_string(),
+    };
+    Err(format!(
+        "{text:?} needs a host that can be looked up and a port, as in tcp://192.0.2.1:7070 or tcp://localhost:7070: {error}"
+    ))
 }
 
 impl fmt::Display for BladeAddress {
@@ -338,6 +361,15 @@ mod tests {
         for text in ["0%", "101%", "%", "12.5%", "-5%"] {
             assert!(text.parse::<LocalLimit>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_of_a_host_is_looked_up_and_kept_as_a_number() {
+        let address = "tcp://localhost:7070".parse::<BladeAddress>().expect("localhost");
+        assert!(["tcp://127.0.0.1:7070", "tcp://[::1]:7070"].contains(&&*address.to_string()));
+        let error = "tcp://localhost".parse::<BladeAddress>().expect_err("no port");
+        assert!(error.contains("a port") && error.contains("tcp://localhost:7070"), "{error}");
+        assert!("http://localhost:1".parse::<BladeAddress>().is_err());
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         (&["run", "--local", "0%"], "from 1% to 100%"),
         (&["run"], "--local"),
         (&["run", "--local", "1G", "--blade", "http://x"], "http://x"),
-        (&["run", "--local", "1G", "--blade", "tcp://localhost:1"], "numeric address"),
+        (&["run", "--local", "1G", "--blade", "tcp://localhost"], "a port"),
         (&["run", "--local", "1G", "--blade", "tcp://192.0.2.1:1"], "--allow-remote-tcp"),
         (&["run", "--local", "1G", "--when-full", "panic"], "panic"),
         (&["run", "--local", "1G", "--pager-threads", "0"], "0"),
@@ -196,6 +196,7 @@ fn doctor_gives_every_lack_a_remedy_and_a_matching_exit_code() {
         "io-uring",
         "memory-cgroup",
         "open-files",
+        "address-space-bytes",
         "preload",
     ] {
         assert!(named(name), "{name} is not checked");

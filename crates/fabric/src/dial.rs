@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::descriptor::Descriptor;
+use crate::peer;
 use crate::session::{ConnectError, Session};
 use crate::sys;
 
@@ -69,6 +70,8 @@ pub(crate) enum DialError {
     Wire(WireError),
     #[error("it was started anew and no longer has what this client stored there")]
     Restarted,
+    #[error("its process is of user {}", .0.owner)]
+    Stranger(peer::Stranger),
     #[error("no descriptor is left in this process")]
     Descriptors,
 }
@@ -112,10 +115,20 @@ impl Dialer {
             Address::Tcp(at) => sys::connect_tcp(at),
         };
         let socket = socket.map_err(DialError::of_connect)?;
+        self.check_peer(&socket)?;
         let socket = self.session.descriptors.adopt(socket).map_err(DialError::of_connect)?;
         let hello = self.hello().map_err(DialError::Wire)?;
         let answer = Vec::with_capacity(ANSWER_LIMIT_BYTES);
         Ok(Dial { socket, connected: false, hello, sent: 0, answer, blade_id: self.blade_id })
+    }
+
+    /// Before anything is said to it: a unix socket's listener is known once it is connected.
+    fn check_peer(&self, socket: impl AsFd) -> Result<(), DialError> {
+        let (Address::Unix(path) | Address::Shm(path)) = &self.session.address else {
+            return Ok(());
+        };
+        let stranger = peer::stranger(socket.as_fd(), path).map_err(DialError::Later)?;
+        stranger.map_or(Ok(()), |stranger| Err(DialError::Stranger(stranger)))
     }
 
     fn hello(&self) -> Result<Vec<u8>, WireError> {
@@ -172,6 +185,9 @@ impl Dialer {
         let address = self.session.address.to_string();
         match error {
             DialError::Refused(code) => ConnectError::Refused { address, code },
+            DialError::Stranger(peer::Stranger { owner, user }) => {
+                ConnectError::Stranger { address, owner, user }
+            }
             DialError::Descriptors => ConnectError::Descriptors { address },
             other => ConnectError::Lost { address, reason: other.to_string() },
         }

@@ -13,6 +13,7 @@ mod dial;
 mod flight;
 mod limits;
 mod link;
+mod peer;
 mod receive;
 mod session;
 mod shm;

@@ -62,6 +62,19 @@ pub enum ConnectError {
         /// The blade's address.
         address: String,
     },
+    /// The blade behind a unix socket is run by somebody whom this user did not choose.
+    #[error(
+        "blade {address} is run by user {owner}, neither root nor this user ({user}), and could read the memory: have it \
+         listen in a folder that is user {owner}'s and that nobody else may write to, if that blade is meant"
+    )]
+    Stranger {
+        /// The blade's address.
+        address: String,
+        /// Who runs it.
+        owner: u32,
+        /// Who asks.
+        user: u32,
+    },
     /// This process may hold no more descriptors.
     #[error("no descriptor is left for a connection to blade {address}; raise `ulimit -n`")]
     Descriptors {

@@ -427,6 +427,15 @@ fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Er
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
+    // Who has the userfaultfd can put pages into this program.
+    let keeper = rustix::net::sockopt::socket_peercred(&socket)?.uid;
+    if !keeper.is_root() && keeper != rustix::process::geteuid() {
+        return Err(std::io::Error::other(format!(
+            "{} is served by user {}, neither this user nor root, and does not get this program's userfaultfd",
+            path.display(),
+            keeper.as_raw()
+        )));
+    }
     let descriptors = [uffd.as_fd()];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

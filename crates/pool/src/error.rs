@@ -2,6 +2,7 @@
 //! ([`PageError`]).
 
 use farpool_fabric::{CallError, ConnectError};
+use farpool_wire::ErrorCode;
 
 use crate::SegmentHandle;
 
@@ -20,7 +21,7 @@ pub enum PageError {
     #[error("the blade's copy of the page is corrupt")]
     Corrupt,
     /// The blade refused the request; the number is the wire's error code.
-    #[error("the blade refused the request (code {0})")]
+    #[error("{}", refusal(*.0))]
     Refused(u16),
     /// The page's superpage was never allocated, or the segment is not attached.
     #[error("the page is not allocated on any blade")]
@@ -31,6 +32,20 @@ pub enum PageError {
     /// No answer within the deadline, though the blade may still be there.
     #[error("no answer within the deadline")]
     Deadline,
+}
+
+/// A refusal in words. A segment of ours that the blade does not know any more has gone with our lease: nobody else can
+/// free it.
+fn refusal(number: u16) -> String {
+    match ErrorCode::from_number(number) {
+        Some(ErrorCode::UnknownSegment) => {
+            "the lease ended while the blade could not be reached, and the blade freed the \
+             memory; a longer one (farpool blade --lease) outlasts longer cuts"
+                .to_owned()
+        }
+        Some(code) => format!("the blade refused the request: {code}"),
+        None => format!("the blade refused the request (code {number})"),
+    }
 }
 
 /// Why an operation on the pool failed. Each message names the blade and the remedy.
@@ -164,6 +179,9 @@ pub enum PoolError {
     /// The kernel gave no random numbers for a client id.
     #[error("the kernel gave no random numbers for a client id; try again")]
     NoRandom,
+    /// The blade behind a unix socket is run by somebody whom this user did not choose.
+    #[error("{0}")]
+    Stranger(ConnectError),
     /// This process cannot hold more descriptors.
     #[error("no descriptor left for the connection to blade {address}; raise `ulimit -n`")]
     Descriptors {
@@ -180,6 +198,7 @@ impl From<ConnectError> for PoolError {
                 PoolError::Refused { address, reason: code.to_string() }
             }
             ConnectError::RemoteTcp { address } => PoolError::RemoteTcp { address },
+            stranger @ ConnectError::Stranger { .. } => PoolError::Stranger(stranger),
             ConnectError::Descriptors { address } => PoolError::Descriptors { address },
         }
     }
@@ -193,5 +212,19 @@ impl From<CallError> for PoolError {
                 PoolError::Refused { address, reason: format!("{code} (detail {detail})") }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_ended_during_a_cut_is_said_to_have() {
+        let text = PageError::Refused(ErrorCode::UnknownSegment.number()).to_string();
+        assert!(text.contains("lease ended") && text.contains("--lease"), "{text}");
+        let full = PageError::Refused(ErrorCode::BladeFull.number()).to_string();
+        assert!(full.contains("memory is used up"), "{full}");
+        assert!(PageError::Refused(999).to_string().contains("999"));
     }
 }

@@ -108,5 +108,5 @@ impl<'a> RunBlades<'a> {
 
 /// Opens the board of a run to change its blades.
 pub fn open_board(board_path: &Path) -> Result<Board, RunError> {
-    Ok(Board::open(board_path, true)?)
+    Ok(Board::open_settings(board_path)?)
 }

@@ -40,6 +40,9 @@ impl Custody {
         let held = Arc::clone(&custody.held);
         let accept = move || {
             for stream in listener.incoming().flatten() {
+                if !is_of_the_run(&stream) {
+                    continue;
+                }
                 // A process that sends nonsense has no duplicate here; nobody else is concerned.
                 if let Some(entry) = receive(&stream) {
                     held.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
@@ -92,6 +95,14 @@ fn end_orphans(uffd: &Uffd) {
             let _ = uffd.wake(address, PAGE_BYTES);
         }
     }
+}
+
+/// Whether a process may be one of the run's: it has the keeper's user, or root gave it another one. Root's socket is
+/// open to all who know its random name, for that.
+fn is_of_the_run(stream: &UnixStream) -> bool {
+    let user = rustix::process::geteuid();
+    let peer = rustix::net::sockopt::socket_peercred(stream);
+    user.is_root() || peer.is_ok_and(|peer| peer.uid == user || peer.uid.is_root())
 }
 
 fn receive(stream: &UnixStream) -> Option<Held> {

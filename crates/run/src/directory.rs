@@ -1,9 +1,15 @@
 //! The directory of a run: its board and the socket of its private blade.
+//!
+//! Whoever can put another board in its place reads the program's memory, so the folder that all runs of a user lie in
+//! is used only if it is the user's own and nobody else can write to it: another local user may have made it first,
+//! in /tmp for one.
 
-use std::fs::DirBuilder;
 use std::io::Error;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::RunError;
 
@@ -23,22 +29,11 @@ impl RunDirectory {
     /// program that changes its user still finds its board.
     pub fn make() -> Result<RunDirectory, RunError> {
         let base = base();
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |error: Error| RunError::Directory { path, error }
-        };
-        let mode = if rustix::process::geteuid().is_root() { 0o711 } else { 0o700 };
-        DirBuilder::new().recursive(true).mode(mode).create(&base).map_err(failed(&base))?;
+        let folder = open_base(&base)?;
         remove_stale(&base);
-        let mut random = [0_u8; 12];
-        std::io::Read::read_exact(
-            &mut std::fs::File::open("/dev/urandom").map_err(failed(&base))?,
-            &mut random,
-        )
-        .map_err(failed(&base))?;
-        let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let path = base.join(format!("run-{}-{name}", std::process::id()));
-        DirBuilder::new().mode(mode).create(&path).map_err(failed(&path))?;
+        let name = format!("run-{}-{}", std::process::id(), random_name(&base)?);
+        let path = base.join(&name);
+        rustix::fs::mkdirat(&folder, &name, folder_mode()).map_err(failed(&path))?;
         Ok(RunDirectory { path })
     }
 
@@ -56,6 +51,68 @@ impl Drop for RunDirectory {
         // Nothing more can be done about a directory that cannot be removed.
         let _ = std::fs::remove_dir_all(&self.path);
     }
+}
+
+/// Makes the folder of this user's runs if it is not there.
+pub fn make_base() -> Result<PathBuf, RunError> {
+    let base = base();
+    open_base(&base)?;
+    Ok(base)
+}
+
+/// Root's may be passed through, so that its programs find their board when they have become other users.
+fn folder_mode() -> Mode {
+    if rustix::process::geteuid().is_root() { Mode::from(0o711) } else { Mode::RWXU }
+}
+
+/// Whether others can do nothing with a folder of this mode, or with root's nothing to what lies in it: they may pass
+/// through it, and add to it where the sticky bit keeps what is there, as in a tmpfs that was mounted there.
+fn is_closed(mode: Mode) -> bool {
+    if rustix::process::geteuid().is_root() {
+        return mode.contains(Mode::SVTX) || !mode.intersects(Mode::WGRP | Mode::WOTH);
+    }
+    !mode.intersects(Mode::RWXG | Mode::RWXO)
+}
+
+fn failed(path: &Path) -> impl Fn(Errno) -> RunError {
+    let path = path.to_owned();
+    move |errno| RunError::Directory { path: path.clone(), error: errno.into() }
+}
+
+/// Opens the folder, makes it before if it is not there, and refuses one that is not this user's alone.
+fn open_base(base: &Path) -> Result<OwnedFd, RunError> {
+    match rustix::fs::mkdir(base, folder_mode()) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(failed(base)(errno)),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(base, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::LOOP | Errno::NOTDIR => RunError::NoFolder { path: base.to_owned() },
+        other => failed(base)(other),
+    })?;
+    check_owner(base, &folder)?;
+    Ok(folder)
+}
+
+fn check_owner(base: &Path, folder: impl AsFd) -> Result<(), RunError> {
+    let status = rustix::fs::fstat(folder).map_err(failed(base))?;
+    let user = rustix::process::geteuid().as_raw();
+    let mode = Mode::from_raw_mode(status.st_mode);
+    if status.st_uid == user && is_closed(mode) {
+        return Ok(());
+    }
+    let (path, owner, mode) = (base.to_owned(), status.st_uid, mode.bits());
+    let elsewhere = if user == 0 { "" } else { ", or set XDG_RUNTIME_DIR to a folder of your own" };
+    Err(RunError::SharedFolder { path, owner, mode, user, wanted: folder_mode().bits(), elsewhere })
+}
+
+/// Nobody can guess it.
+fn random_name(base: &Path) -> Result<String, RunError> {
+    let failed = |error: Error| RunError::Directory { path: base.to_owned(), error };
+    let mut random = [0_u8; 12];
+    let mut source = std::fs::File::open("/dev/urandom").map_err(failed)?;
+    std::io::Read::read_exact(&mut source, &mut random).map_err(failed)?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Removes the directories of keepers that were killed before they could.
@@ -99,4 +156,62 @@ pub fn runs() -> Vec<PathBuf> {
         .collect();
     boards.sort();
     boards
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+
+    #[test]
+    fn a_folder_is_made_and_used_again() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let base = directory.path().join("farpool");
+        open_base(&base).expect("made");
+        open_base(&base).expect("there already");
+        let mode = base.metadata().expect("metadata").permissions().mode() & 0o7777;
+        assert_eq!(mode, folder_mode().bits());
+    }
+
+    #[test]
+    fn a_folder_that_others_can_change_is_refused_by_name() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        for mode in [0o777, 0o720, 0o702] {
+            let base = directory.path().join(format!("farpool-{mode:o}"));
+            std::fs::create_dir(&base).expect("mkdir");
+            set_mode(&base, mode);
+            let error = open_base(&base).expect_err("others can write").to_string();
+            assert!(error.contains(&format!("mode {mode:o}")), "{error}");
+            assert!(error.contains(base.to_str().expect("text")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_is_refused_by_name() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let base = directory.path().join("farpool");
+        open_base(&base).expect("made");
+        if std::os::unix::fs::chown(&base, Some(4242), None).is_err() {
+            println!("SKIPPED: only root can give a folder away");
+            return;
+        }
+        let error = open_base(&base).expect_err("of user 4242").to_string();
+        assert!(error.contains("user 4242"), "{error}");
+    }
+
+    #[test]
+    fn a_link_is_not_followed_and_nothing_is_made_above() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let (base, link) = (directory.path().join("farpool"), directory.path().join("link"));
+        std::fs::create_dir(&base).expect("mkdir");
+        std::os::unix::fs::symlink(&base, &link).expect("link");
+        assert!(matches!(open_base(&link), Err(RunError::NoFolder { .. })));
+        let deep = directory.path().join("missing/farpool");
+        assert!(matches!(open_base(&deep), Err(RunError::Directory { .. })));
+    }
 }

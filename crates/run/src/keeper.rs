@@ -10,16 +10,17 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
-use farpool_wire::Address;
-use rustix::process::{Pid, Resource, Rlimit, WaitOptions, getrlimit};
+use farpool_wire::{Address, SUPERPAGE_BYTES};
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions};
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
-use crate::directory::{BLADE_SOCKET, BOARD, RunDirectory};
+use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
+use crate::needs;
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
@@ -61,8 +62,14 @@ fn run_recorded(
     program::check(&path)?;
     let preload = preload_path(options)?;
     check_limit(options.local)?;
+    check_quota(options.quota_bytes)?;
+    let descriptors = needs::raise_descriptors();
+    if !options.no_check {
+        needs::check_machine(options, &descriptors)?;
+        needs::check_blades(options)?;
+    }
+    let statistics_file = options.stats_file.as_deref().map(stats::create_file).transpose()?;
     let directory = RunDirectory::make()?;
-    let descriptors = getrlimit(Resource::Nofile); // before the blade raises it for itself
     let (blades, private_blade) = blades(options, &directory)?;
     let board_path = directory.join(BOARD);
     let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
@@ -78,16 +85,22 @@ fn run_recorded(
     let child = Arc::new(AtomicI32::new(0));
     forward_signals(&child).map_err(kernel("signals cannot be passed on"))?;
     if recorder.is_some() {
-        board.fault_log().switch_on();
+        board.switch_on_fault_log(&board_path)?;
     }
     let program = start(options, &path, &preload, &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper =
-        Keeper { board, custody, gone: ProcessStatistics::empty(), peak: Peak::default() };
+    let mut keeper = Keeper {
+        board,
+        custody,
+        gone: ProcessStatistics::empty(),
+        peak: Peak::default(),
+        folder: directory::base(),
+        has_told_of_no_room: false,
+    };
     let status = keeper.watch(program);
-    keeper.finish(options);
+    keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
     drop(rack);
     if let Some(blade) = private_blade {
@@ -101,6 +114,9 @@ struct Keeper {
     custody: Custody,
     gone: ProcessStatistics,
     peak: Peak,
+    /// Where the board is.
+    folder: PathBuf,
+    has_told_of_no_room: bool,
 }
 
 impl Keeper {
@@ -130,6 +146,7 @@ impl Keeper {
     /// Publishes the resident set of processes that have no pager of their own.
     fn count_native(&mut self) {
         self.peak.observe(&self.board);
+        self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;
         for slot in self.board.processes() {
@@ -150,6 +167,20 @@ impl Keeper {
         if somebody_ended {
             self.sweep();
         }
+    }
+
+    /// A process that finds no slot cannot tell why.
+    fn tell_of_no_room(&mut self) {
+        if self.has_told_of_no_room || self.board.header().processes_without_room.load(Relaxed) == 0
+        {
+            return;
+        }
+        self.has_told_of_no_room = true;
+        eprintln!(
+            "farpool: the run has no room for more processes, for the file system of {0} is full; free some space there \
+             (df {0})",
+            self.folder.display()
+        );
     }
 
     /// Frees the slots of processes that are gone, keeping what they counted.
@@ -176,18 +207,16 @@ impl Keeper {
         Some(ended)
     }
 
-    fn finish(&mut self, options: &RunOptions) {
+    fn finish(&mut self, statistics_file: Option<std::fs::File>) {
         self.sweep();
         let statistics = stats::collect(&self.board, &self.gone, self.peak);
-        if let Some(path) = &options.stats_file {
+        if let Some(mut file) = statistics_file {
             let text = format!("{:#}\n", statistics.to_json());
-            if let Err(error) = std::fs::write(path, text) {
-                eprintln!(
-                    "farpool: the statistics cannot be written to {}: {error}",
-                    path.display()
-                );
+            if let Err(error) = std::io::Write::write_all(&mut file, text.as_bytes()) {
+                eprintln!("farpool: the statistics cannot be written: {error}");
             }
         }
+        self.tell_of_no_room();
         let lost = statistics.total.counter("lost");
         if lost > 0 {
             eprintln!("farpool: {lost} pages of the program were lost with their blade");
@@ -198,7 +227,7 @@ impl Keeper {
 /// Changes the local memory of a run that is under way; returns the limit it had, in bytes.
 pub fn set_limit(board_path: &Path, local: LocalLimit) -> Result<u64, RunError> {
     check_limit(local)?;
-    let board = Board::open(board_path, true)?;
+    let board = Board::open_settings(board_path)?;
     let (limit_bytes, percent) = limit_numbers(local);
     let before = board.header().limit_bytes.swap(limit_bytes, Relaxed);
     board.header().local_percent.store(percent, Relaxed);
@@ -302,6 +331,13 @@ fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings 
         threshold_bytes: options.threshold_bytes,
         deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    }
+}
+
+fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {
+    match quota_bytes {
+        Some(asked) if asked < SUPERPAGE_BYTES => Err(RunError::QuotaTooSmall { asked }),
+        _ => Ok(()),
     }
 }
 

@@ -11,6 +11,7 @@ mod custody;
 mod directory;
 mod faults;
 mod keeper;
+mod needs;
 mod program;
 mod rack;
 mod stats;
@@ -21,11 +22,13 @@ use std::time::Duration;
 
 pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
+use farpool_wire::SUPERPAGE_BYTES;
 
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
-pub use directory::runs;
+pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
+pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
@@ -65,6 +68,8 @@ pub struct RunOptions {
     pub allow_remote_tcp: bool,
     /// Where to write the final statistics as JSON.
     pub stats_file: Option<PathBuf>,
+    /// Starts the program although something that it will need when it grows is not there.
+    pub no_check: bool,
     /// Says nothing unless something fails.
     pub quiet: bool,
     /// The preload library, if it is not beside the executable.
@@ -89,6 +94,7 @@ impl RunOptions {
             deadline: Duration::from_secs(10),
             allow_remote_tcp: false,
             stats_file: None,
+            no_check: false,
             quiet: false,
             preload: None,
         }
@@ -102,16 +108,57 @@ pub enum RunError {
     Program(#[from] ProgramError),
     #[error(transparent)]
     Board(#[from] farpool_board::BoardError),
-    #[error("the private blade cannot be started: {0}")]
+    #[error("the private blade cannot be started")]
     Blade(#[from] farpool_blade::ServeError),
     #[error("the blade address {address} is not usable: {reason}")]
     Address { address: String, reason: String },
+    #[error(
+        "--quota {asked} is too small: far memory is lent in pieces of 16 MiB; give at least {SUPERPAGE_BYTES} bytes \
+         (16MiB)"
+    )]
+    QuotaTooSmall { asked: u64 },
+    #[error("{0}. (--no-check starts the program all the same)")]
+    BladeCheck(farpool_fabric::ConnectError),
+    #[error("the program could use no far memory: {0}; {remedy}. (--no-check starts it all the same)", remedy = .0.remedy())]
+    Userfaultfd(UserfaultfdLack),
+    #[error(
+        "{whose} may have {has} open files, but needs {needs}: raise the limit with ulimit -n {needs} or more (LimitNOFILE= \
+         of a service). (--no-check starts the program all the same)"
+    )]
+    Descriptors { whose: &'static str, has: u64, needs: u64 },
+    #[error(
+        "the program may have {} MiB of address space, of which the pager in it needs {} MiB: raise the limit with \
+         ulimit -v, at least by those, or lift it (ulimit -v unlimited). (--no-check starts the program all the same)",
+        has >> 20, needs::PAGER_ADDRESS_BYTES >> 20
+    )]
+    AddressSpace { has: u64 },
+    #[error(
+        "the statistics cannot be written to {path}: {error}; give --stats a file in a folder that is there and that \
+         you may write to"
+    )]
+    Statistics { path: PathBuf, error: std::io::Error },
     #[error("--local {asked} is too small; give at least {LIMIT_MIN_BYTES} bytes (4MiB)")]
     LimitTooSmall { asked: u64 },
     #[error(
         "no directory for this run: {path}: {error}; set XDG_RUNTIME_DIR to one you may write to"
     )]
     Directory { path: PathBuf, error: std::io::Error },
+    #[error(
+        "{path} is a link or no folder, and is not followed: remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+    )]
+    NoFolder { path: PathBuf },
+    #[error(
+        "{path} belongs to user {owner} and has mode {mode:o}, but must be user {user}'s with mode {wanted:o}: whoever \
+         can change that folder can read this program's memory. Remove it, or as its owner chmod {wanted:o} {path}{elsewhere}"
+    )]
+    SharedFolder {
+        path: PathBuf,
+        owner: u32,
+        mode: u32,
+        user: u32,
+        wanted: u32,
+        elsewhere: &'static str,
+    },
     #[error(
         "the preload library is missing: {path}; build it (make build) or install it beside the binary"
     )]

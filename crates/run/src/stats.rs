@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::RunError;
 use farpool_board::{BUCKET_COUNT, Board, BoardError, Counter, ProcessState, Slot, quantile_ns};
 
 /// Counters of one process, or of all processes of a run together.
@@ -21,7 +22,10 @@ pub struct ProcessStatistics {
 pub struct RunStatistics {
     pub program: String,
     pub keeper_pid: u32,
+    /// Local memory of the tree; where it is a share, the least it may be.
     pub limit_bytes: u64,
+    /// That share in percent; 0 without one.
+    pub local_percent: u32,
     pub blades: Vec<String>,
     pub processes: Vec<ProcessStatistics>,
     /// Sums over processes that are gone and those that live.
@@ -90,6 +94,12 @@ pub fn read_statistics(board_path: &Path) -> Result<RunStatistics, BoardError> {
     Ok(collect(&board, &ProcessStatistics::empty(), peak))
 }
 
+/// Opens the file for the final statistics before the program starts: a mistake in its name must not cost the run's.
+pub fn create_file(path: &Path) -> Result<std::fs::File, RunError> {
+    std::fs::File::create(path)
+        .map_err(|error| RunError::Statistics { path: path.to_owned(), error })
+}
+
 /// Sums up a board; `gone` holds what processes had counted before their slots were freed.
 pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatistics {
     let settings = board.header().settings();
@@ -100,6 +110,7 @@ pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatis
         program: settings.program,
         keeper_pid: board.header().keeper_pid.load(std::sync::atomic::Ordering::Relaxed),
         limit_bytes: settings.limit_bytes,
+        local_percent: settings.local_percent,
         blades: settings.blades.into_iter().map(|blade| blade.address).collect(),
         processes,
         total,
@@ -157,6 +168,18 @@ impl ProcessStatistics {
         self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
 
+    /// Pages in local memory as far as they count against the limit: files and shared memory, too.
+    pub fn local_pages(&self) -> u64 {
+        self.counter("resident_pages") + self.counter("shared_pages")
+    }
+
+    /// Of these the ones that stay whatever the limit says: pinned, stacks, files, the pager itself. Not known before
+    /// memory is registered.
+    pub fn fixed_pages(&self) -> Option<u64> {
+        let movable = self.counter("evictable_pages") + self.counter("buffer_pages");
+        (movable > 0).then(|| self.local_pages().saturating_sub(movable))
+    }
+
     pub fn to_json(&self) -> serde_json::Value {
         let mut object = serde_json::Map::new();
         object.insert("pid".into(), self.pid.into());
@@ -176,11 +199,21 @@ impl ProcessStatistics {
 }
 
 impl RunStatistics {
+    /// The limit as it is now: a share is of what the tree holds, near and far.
+    pub fn limit_now_bytes(&self) -> u64 {
+        let held = (self.total.local_pages() + self.total.counter("far_pages")) * PAGE_BYTES;
+        self.limit_bytes.max(held / 100 * u64::from(self.local_percent))
+    }
+
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "program": self.program,
             "keeper_pid": self.keeper_pid,
             "limit_bytes": self.limit_bytes,
+            "local_percent": self.local_percent,
+            "limit_now_bytes": self.limit_now_bytes(),
+            "local_bytes": self.total.local_pages() * PAGE_BYTES,
+            "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES),
             "blades": self.blades,
             "far_pages_peak": self.peak.far_pages,
             "pager_bytes": self.peak.pager_pages * PAGE_BYTES,

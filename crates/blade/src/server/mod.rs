@@ -5,6 +5,7 @@ mod descriptors;
 mod follow;
 mod input;
 mod listener;
+mod log_rate;
 mod output;
 mod pace;
 mod requests;

@@ -1,5 +1,6 @@
 //! What a server's threads have in common.
 
+use super::log_rate::LogRate;
 use crate::blade::Blade;
 use crate::gate::Gate;
 use crate::table::{ClientNumber, Refused};
@@ -18,6 +19,10 @@ pub(super) struct Shared {
     stop: AtomicBool,
     mailboxes: Vec<Mailbox>,
     slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
+    /// What peers can have written to the log as often as they like.
+    pub(super) bad_frames_log: LogRate,
+    pub(super) lost_log: LogRate,
+    pub(super) turned_away_log: LogRate,
 }
 
 /// The connection that a slot of a client has now.
@@ -44,12 +49,35 @@ pub(super) struct Arrival {
 impl Shared {
     pub(super) fn new(blade: Arc<Blade>, threads: usize) -> io::Result<Shared> {
         let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
-        Ok(Shared { blade, stop: AtomicBool::new(false), mailboxes, slots: Mutex::default() })
+        Ok(Shared {
+            blade,
+            stop: AtomicBool::new(false),
+            mailboxes,
+            slots: Mutex::default(),
+            bad_frames_log: LogRate::default(),
+            lost_log: LogRate::default(),
+            turned_away_log: LogRate::default(),
+        })
     }
 
     /// Time since the blade started.
     pub(super) fn now(&self) -> Duration {
         self.blade.now()
+    }
+
+    /// Says how many lines the log did not get, when it is time to.
+    pub(super) fn tell_hidden_lines(&self, now: Duration) {
+        if let Some((more, seconds)) = self.bad_frames_log.more(now) {
+            tracing::warn!(
+                "{more} more connections were closed for what they sent in the last {seconds} s"
+            );
+        }
+        if let Some((more, seconds)) = self.lost_log.more(now) {
+            tracing::warn!("{more} more connections were lost in the last {seconds} s");
+        }
+        if let Some((more, seconds)) = self.turned_away_log.more(now) {
+            tracing::warn!("{more} more connections were turned away in the last {seconds} s");
+        }
     }
 
     /// The same in nanoseconds, for rates.

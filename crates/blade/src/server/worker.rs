@@ -201,6 +201,7 @@ impl Worker {
         if self.thread == 0 && now.saturating_sub(self.last_tick) >= TICK {
             self.last_tick = now;
             self.shared.blade.tick(now);
+            self.shared.tell_hidden_lines(now);
         }
     }
 
@@ -216,7 +217,9 @@ impl Worker {
                     self.hand_on(arrival);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, address = %listener.address, "a connection was lost");
+                    if self.shared.lost_log.may_write(self.shared.now()) {
+                        tracing::warn!(%error, address = %listener.address, "a connection was lost");
+                    }
                     self.turn_away(&error);
                     return;
                 }
@@ -242,7 +245,9 @@ impl Worker {
         let limit = self.shared.blade.config().connections_limit;
         let count = &self.shared.blade.counters.connections;
         if usize::try_from(count.load(Ordering::Relaxed)).is_ok_and(|count| count >= limit) {
-            tracing::warn!(limit, "a connection was turned away: there are as many as allowed");
+            if self.shared.turned_away_log.may_write(self.shared.now()) {
+                tracing::warn!(limit, "a connection was turned away: there are as many as allowed");
+            }
             return;
         }
         count.fetch_add(1, Ordering::Relaxed);
@@ -289,7 +294,9 @@ impl Worker {
         let counters = &self.shared.blade.counters;
         if let Some(Close::Bad(error)) = &reason {
             counters.bad_frames.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, "a connection was closed for what it sent");
+            if self.shared.bad_frames_log.may_write(self.shared.now()) {
+                tracing::warn!(%error, "a connection was closed for what it sent");
+            }
         } else if let Some(reason) = &reason {
             tracing::debug!(%reason, "a connection was closed");
         }

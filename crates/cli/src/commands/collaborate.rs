@@ -92,15 +92,10 @@ fn tcp(addresses: &[Address]) -> Option<SocketAddr> {
 /// The blade's socket for this node's programs: root's is a service's, others have theirs in a folder of
 /// their own.
 fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
-    let folder = if geteuid().is_root() {
-        PathBuf::from("/run/farpool")
-    } else {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let none = || UsageError("no XDG_RUNTIME_DIR; give --listen unix:///PATH, too".into());
-        runtime.ok_or_else(none)?.join("farpool")
-    };
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("the folder {} cannot be made", folder.display()))?;
+    if !geteuid().is_root() && std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        return Err(UsageError("no XDG_RUNTIME_DIR; give --listen unix:///PATH, too".into()).into());
+    }
+    let folder = farpool_run::make_base()?;
     Ok(folder.join(format!("{}.sock", name.replace('/', "-"))))
 }
 

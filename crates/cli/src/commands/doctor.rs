@@ -9,6 +9,7 @@ use std::io::{self, stdout};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use farpool_run::{PAGER_ADDRESS_BYTES, UserfaultfdLack};
 use farpool_uffd::{Pagemap, category, features};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -134,21 +135,19 @@ fn examine() -> Vec<Check> {
 
 fn userfaultfd() -> Vec<Check> {
     let device = File::options().read(true).write(true).open("/dev/userfaultfd");
-    let features = farpool_uffd::probe_features();
+    let features = farpool_run::userfaultfd_features();
+    let remedy = features.as_ref().map_or_else(UserfaultfdLack::remedy, |_| "");
     let mut checks = vec![
+        // Root, and whoever may use userfaultfd(2), does without it.
         Check::wanted(
             "userfaultfd-device",
             &device,
-            "let your user open it: sudo setfacl -m u:$USER:rw /dev/userfaultfd",
+            "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd",
         ),
         Check::info("unprivileged-userfaultfd", read("/proc/sys/vm/unprivileged_userfaultfd")),
-        Check::needed(
-            "userfaultfd",
-            &features,
-            "open /dev/userfaultfd to your user, or use a kernel built with CONFIG_USERFAULTFD",
-        ),
+        Check::needed("userfaultfd", &features, remedy),
     ];
-    let offered = features.unwrap_or(0);
+    let offered = features.ok();
     checks.extend(FEATURES.iter().map(|feature| feature.check(offered)));
     checks
 }
@@ -202,7 +201,11 @@ const FEATURES: [Feature; 6] = [
 ];
 
 impl Feature {
-    fn check(&self, offered: u64) -> Check {
+    /// Without a userfaultfd nothing is known of what the kernel offers.
+    fn check(&self, offered: Option<u64>) -> Check {
+        let Some(offered) = offered else {
+            return Check::info(self.name, "not known: userfaultfd cannot be used, see above");
+        };
         let there = offered & self.bit != 0;
         Check {
             name: self.name,
@@ -252,9 +255,23 @@ fn limits() -> Vec<Check> {
             found: shown(nofile),
             remedy: (!enough).then_some("raise it for large process trees: ulimit -n 4096"),
         },
+        address_space(limit(Resource::As)),
         Check::info("locked-memory-bytes", shown(limit(Resource::Memlock))),
         Check::info("max-map-count", read("/proc/sys/vm/max_map_count")),
     ]
+}
+
+/// What the pager needs besides the program's own, in each process.
+fn address_space(limit_bytes: Option<u64>) -> Check {
+    let enough = limit_bytes.is_none_or(|limit| limit > PAGER_ADDRESS_BYTES);
+    Check {
+        name: "address-space-bytes",
+        status: if enough { Status::Ok } else { Status::Missing },
+        found: limit_bytes.map_or("unlimited".into(), |limit| limit.to_string()),
+        remedy: (!enough).then_some(
+            "raise it to what the program needs and 656 MiB for the pager, or lift it: ulimit -v unlimited",
+        ),
+    }
 }
 
 fn memory() -> Vec<Check> {

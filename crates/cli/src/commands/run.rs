@@ -37,6 +37,7 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     options.quota_bytes = settings.quota.map(|Size(bytes)| bytes);
     options.stats_file = settings.stats;
     options.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
+    options.no_check = settings.no_check == Some(true);
     options.quiet = settings.quiet == Some(true);
     if let Some(policy) = settings.policy {
         options.victim_policy = policy.to_string();

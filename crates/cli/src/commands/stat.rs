@@ -134,10 +134,12 @@ fn tables(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)], watching: b
     format!("{clear}{}{between}{}", programs_table(runs), blades_table(blades))
 }
 
-const PROGRAM_HEADER: [&str; 14] = [
+const PROGRAM_HEADER: [&str; 17] = [
     "program",
     "pid",
     "local MiB",
+    "limit MiB",
+    "fixed MiB",
     "far MiB",
     "faults",
     "fetches",
@@ -149,6 +151,7 @@ const PROGRAM_HEADER: [&str; 14] = [
     "fetch p50 us",
     "p99",
     "lost",
+    "blades",
 ];
 
 fn programs_table(runs: &[RunStatistics]) -> String {
@@ -156,17 +159,23 @@ fn programs_table(runs: &[RunStatistics]) -> String {
         return "no program runs on far memory now\n".into();
     }
     let rows = runs.iter().flat_map(|run| {
-        let head = program_row(&run.program, run.keeper_pid, &run.total);
+        let head = program_row(&run.program, run.keeper_pid, &run.total, Some(run));
         let below = run
             .processes
             .iter()
-            .map(|process| program_row(&format!("  {}", process.name), process.pid, process));
+            .map(|process| program_row(&format!("  {}", process.name), process.pid, process, None));
         std::iter::once(head).chain(below.collect::<Vec<_>>())
     });
     table(&PROGRAM_HEADER, &rows.collect::<Vec<_>>())
 }
 
-fn program_row(name: &str, pid: u32, numbers: &ProcessStatistics) -> Vec<String> {
+/// A run or, without one, a process of the run above.
+fn program_row(
+    name: &str,
+    pid: u32,
+    numbers: &ProcessStatistics,
+    run: Option<&RunStatistics>,
+) -> Vec<String> {
     let count = |name| numbers.counter(name).to_string();
     let mib = |name| (numbers.counter(name) >> PAGES_PER_MIB_SHIFT).to_string();
     let latency =
@@ -175,6 +184,10 @@ fn program_row(name: &str, pid: u32, numbers: &ProcessStatistics) -> Vec<String>
         name.to_owned(),
         pid.to_string(),
         mib("resident_pages"),
+        run.map_or_else(String::new, limit_text),
+        numbers
+            .fixed_pages()
+            .map_or("-".into(), |pages| (pages >> PAGES_PER_MIB_SHIFT).to_string()),
         mib("far_pages"),
         count("faults"),
         count("demand_fetches"),
@@ -186,7 +199,24 @@ fn program_row(name: &str, pid: u32, numbers: &ProcessStatistics) -> Vec<String>
         latency(0.5),
         latency(0.99),
         count("lost"),
+        run.map_or_else(String::new, |run| blades_text(&run.blades)),
     ]
+}
+
+/// The limit as it is now, and the share that it follows from.
+fn limit_text(run: &RunStatistics) -> String {
+    let now = (run.limit_now_bytes() >> 20).to_string();
+    match run.local_percent {
+        0 => now,
+        percent => format!("{now} ({percent}%)"),
+    }
+}
+
+/// A keeper's own blade has a name that nobody needs.
+fn blades_text(blades: &[String]) -> String {
+    let is_private = |address: &str| address.contains("/run-") && address.ends_with("/blade.sock");
+    let shown = |address: &String| if is_private(address) { "private" } else { address }.to_owned();
+    blades.iter().map(shown).collect::<Vec<_>>().join(",")
 }
 
 fn microseconds(ns: u64) -> String {
@@ -249,4 +279,17 @@ fn client_row(client: &ClientUsage) -> Vec<String> {
         pages(client.pages_read.get()),
         pages(client.pages_written.get()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_blade_is_called_so_and_others_by_their_address() {
+        let blades = ["shm:///run/farpool/run-7-ab/blade.sock", "tcp://127.0.0.1:7070"];
+        let blades = blades.map(str::to_owned);
+        assert_eq!(blades_text(&blades), "private,tcp://127.0.0.1:7070");
+        assert_eq!(blades_text(&[]), "");
+    }
 }

@@ -66,7 +66,9 @@ impl Ring {
             .tempfile_in(folder)
             .map_err(TraceError::io(folder))?;
         let bytes = HEADER_BYTES + CAPACITY * RECORD_BYTES;
-        file.as_file().set_len(bytes as u64).map_err(TraceError::io(file.path()))?;
+        // All of it: a page without room in memory would be a SIGBUS for the recorded program.
+        rustix::fs::fallocate(file.as_file(), rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
+            .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
         let words = map(file.as_file(), bytes).map_err(TraceError::io(file.path()))?;
         let ring = Self { file, words, bytes, read: 0 };
         ring.word(CAPACITY_WORD).store(CAPACITY as u64, Ordering::Relaxed);
