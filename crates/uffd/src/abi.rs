@@ -7,6 +7,7 @@ pub mod features {
     pub const EVENT_REMAP: u64 = 1 << 2;
     pub const EVENT_REMOVE: u64 = 1 << 3;
     pub const MISSING_SHMEM: u64 = 1 << 5;
+    pub const EVENT_UNMAP: u64 = 1 << 6;
     pub const SIGBUS: u64 = 1 << 7;
     pub const THREAD_ID: u64 = 1 << 8;
     pub const EXACT_ADDRESS: u64 = 1 << 11;
@@ -14,6 +15,12 @@ pub mod features {
     pub const POISON: u64 = 1 << 14;
     pub const WP_ASYNC: u64 = 1 << 15;
     pub const MOVE: u64 = 1 << 16;
+
+    /// What a pager needs that shares the program's address space.
+    pub const PAGER: u64 = MOVE | POISON | THREAD_ID | PAGEFAULT_FLAG_WP;
+    /// What it needs besides to learn of the program's memory calls from the kernel. The handshake on `EVENT_FORK` is
+    /// a privilege of whoever makes it (`CAP_SYS_PTRACE`).
+    pub const EVENTS: u64 = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
 
     /// Every bit with the name the kernel gives it, for reports.
     pub const NAMES: [(u64, &str); 17] = [
@@ -23,7 +30,7 @@ pub mod features {
         (EVENT_REMOVE, "EVENT_REMOVE"),
         (1 << 4, "MISSING_HUGETLBFS"),
         (MISSING_SHMEM, "MISSING_SHMEM"),
-        (1 << 6, "EVENT_UNMAP"),
+        (EVENT_UNMAP, "EVENT_UNMAP"),
         (SIGBUS, "SIGBUS"),
         (THREAD_ID, "THREAD_ID"),
         (1 << 9, "MINOR_HUGETLBFS"),
@@ -45,6 +52,10 @@ pub mod register_mode {
 
 pub(crate) const UFFD_API: u64 = 0xAA;
 pub(crate) const EVENT_PAGEFAULT: u8 = 0x12;
+pub(crate) const EVENT_FORK: u8 = 0x13;
+pub(crate) const EVENT_REMAP: u8 = 0x14;
+pub(crate) const EVENT_REMOVE: u8 = 0x15;
+pub(crate) const EVENT_UNMAP: u8 = 0x16;
 pub(crate) const PAGEFAULT_FLAG_WRITE: u64 = 1 << 0;
 pub(crate) const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
 
@@ -124,7 +135,8 @@ pub(crate) struct Fill {
     pub done: i64,
 }
 
-/// `struct uffd_msg` of a page fault; other events are told apart by `event` alone.
+/// `struct uffd_msg`. The fields are named for a page fault; the other events have in the same three words: a
+/// descriptor (fork), from, to and length (remap), start and end (remove, unmap).
 #[repr(C, packed)]
 #[derive(Clone, Copy, Default)]
 pub struct Message {

@@ -46,6 +46,19 @@ pub struct Event {
     pub thread: u32,
 }
 
+/// What the program did to its address space. The thread that did it waits until the event is read, no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The process forked: the descriptor is the child's userfaultfd, and the reader's own from now on.
+    Forked { descriptor: RawFd },
+    /// A mapping has moved (mremap).
+    Moved { from: usize, to: usize, bytes: usize },
+    /// The pages of the range are about to be dropped (madvise): they may be there for a while yet.
+    Removed { start: usize, end: usize },
+    /// The range is not mapped any more.
+    Unmapped { start: usize, end: usize },
+}
+
 /// An open userfaultfd of this process.
 #[derive(Debug)]
 pub struct Uffd {
@@ -65,7 +78,6 @@ impl Uffd {
     /// `USER_MODE_ONLY` is never used: read(2) into a far page would fail with EFAULT.
     pub fn open(wanted_features: u64, nonblocking: bool) -> Result<Uffd, OpenError> {
         let fd = open_descriptor(nonblocking)?;
-        let mut api = Api { api: abi::UFFD_API, features: 0, ioctls: 0 };
         if wanted_features != 0 {
             // The kernel takes the handshake once a descriptor, so a probe needs one of its own.
             let probe = Uffd::open(0, false)?;
@@ -73,16 +85,33 @@ impl Uffd {
             if missing != 0 {
                 return Err(OpenError::Lacks { missing: feature_names(missing) });
             }
-            api.features = wanted_features;
         }
+        Uffd::shake_hands(fd, wanted_features)
+    }
+
+    /// Agrees with the kernel on the features of a descriptor that was just made, by this process or by another.
+    /// Whoever does it needs `CAP_SYS_PTRACE` for `EVENT_FORK`; the process whose memory it is needs nothing.
+    pub fn shake_hands(fd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
+        let mut api = Api { api: abi::UFFD_API, features, ioctls: 0 };
         ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
         Ok(Uffd { fd, features: api.features })
+    }
+
+    /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The handshake is
+    /// yet to come.
+    pub fn make(device: BorrowedFd<'_>, nonblocking: bool) -> Result<OwnedFd, Error> {
+        make_from_device(device, libc::O_CLOEXEC | if nonblocking { libc::O_NONBLOCK } else { 0 })
     }
 
     /// Takes over a descriptor that is a userfaultfd already past its handshake (its features are not
     /// known any more).
     pub fn adopt(fd: OwnedFd) -> Uffd {
         Uffd { fd, features: 0 }
+    }
+
+    /// As [`Uffd::adopt`]; another process has agreed on these features with the kernel.
+    pub fn adopt_with(fd: OwnedFd, features: u64) -> Uffd {
+        Uffd { fd, features }
     }
 
     /// The features that were agreed with the kernel.
@@ -203,6 +232,26 @@ impl Message {
     }
 }
 
+impl Message {
+    /// What the program did to its address space, if that is what the message says.
+    pub fn change(&self) -> Option<Change> {
+        let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+        // The three words of the kernel's union.
+        let (first, second, third) = (self.flags, word(self.address), word(self.thread));
+        match self.event {
+            abi::EVENT_FORK => {
+                // The kernel stores the descriptor in the low half of the first word.
+                let descriptor = i32::try_from(first & u64::from(u32::MAX)).ok()?;
+                Some(Change::Forked { descriptor })
+            }
+            abi::EVENT_REMAP => Some(Change::Moved { from: word(first), to: second, bytes: third }),
+            abi::EVENT_REMOVE => Some(Change::Removed { start: word(first), end: second }),
+            abi::EVENT_UNMAP => Some(Change::Unmapped { start: word(first), end: second }),
+            _ => None,
+        }
+    }
+}
+
 fn feature_names(bits: u64) -> String {
     let names: Vec<&str> = abi::features::NAMES
         .iter()
@@ -249,6 +298,10 @@ fn open_through_device(flags: i32) -> Result<OwnedFd, Error> {
     use rustix::fs::{Mode, OFlags};
     let device =
         rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    make_from_device(device.as_fd(), flags)
+}
+
+fn make_from_device(device: BorrowedFd<'_>, flags: i32) -> Result<OwnedFd, Error> {
     // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value and returns a new descriptor.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), abi::USERFAULTFD_IOC_NEW, flags) };
     if fd < 0 {

@@ -14,7 +14,7 @@ mod handle;
 mod pagemap;
 
 pub use abi::{Message, features, register_mode};
-pub use handle::{Event, OpenError, Outcome, Uffd, probe_features};
+pub use handle::{Change, Event, OpenError, Outcome, Uffd, probe_features};
 pub use pagemap::{PageRange, Pagemap, category};
 
 /// Bytes of one page. Farpool runs on 4 KiB pages only; `farpool doctor` says so elsewhere.
