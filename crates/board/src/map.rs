@@ -121,6 +121,29 @@ impl Board {
         Ok(board)
     }
 
+    /// Maps a board that another process has opened and handed over.
+    pub fn adopt(fd: &OwnedFd) -> Result<Board, BoardError> {
+        let path = Path::new("handed over");
+        let failed = |action| move |error: rustix::io::Errno| file_error(path, action, error);
+        let status = rustix::fs::fstat(fd).map_err(failed("examined"))?;
+        if status.st_size != i64::try_from(FILE_BYTES).unwrap_or(i64::MAX) {
+            return Err(BoardError::Foreign { path: path.to_owned() });
+        }
+        let board = Board::map(fd, true).map_err(failed("mapped"))?;
+        let header = board.header();
+        if header.magic.load(Acquire) != layout::MAGIC
+            || header.version.load(Relaxed) != layout::VERSION
+        {
+            return Err(BoardError::Foreign { path: path.to_owned() });
+        }
+        Ok(board)
+    }
+
+    /// The mapped addresses, as start and length.
+    pub fn range(&self) -> (usize, usize) {
+        (self.base as usize, FILE_BYTES)
+    }
+
     pub fn header(&self) -> &Header {
         // SAFETY: the mapping is FILE_BYTES long, page-aligned, and starts with a Header of atomics.
         unsafe { &*self.base.cast::<Header>() }

@@ -83,12 +83,16 @@ pub fn activate(pager: &'static Pager, core: &'static Core) {
 /// stays local, and nothing of it was moved out; who holds pages of it must end the process.
 pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
     let mode = register_mode::MISSING | register_mode::WP;
-    if core.uffd.register(region.start, region.bytes(), mode).is_err() {
+    if let Err(error) = core.uffd.register(region.start, region.bytes(), mode) {
         // The program has changed it past us (a raw system call), or has a userfaultfd of its own
         // there: it stays local.
         core.count(Counter::Refused, 1);
         registry.remove(region.start, region.end);
-        let _ = core.uffd.unregister(region.start, region.bytes());
+        // EBUSY: another userfaultfd has it, the program's own or one that a child is still given its pages by. The
+        // kernel would end that registration, too.
+        if error.raw_os_error() != Some(libc::EBUSY) {
+            let _ = core.uffd.unregister(region.start, region.bytes());
+        }
         if known_pages(core.space, region.start, region.end).any(is_elsewhere) {
             fail_unregistered(region.start);
         }
@@ -99,7 +103,7 @@ pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
 }
 
 /// Makes the resident superpages of a region known to the evictor.
-fn learn(core: &Core, region: Region) {
+pub fn learn(core: &Core, region: Region) {
     let mut ranges = [PageRange::default(); 64];
     let mut from = region.start;
     while from < region.end {

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter, Settings, Slot};
 use farpool_pool::{Pool, PoolError, SegmentHandle, SegmentPage};
-use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd};
+use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd, features};
 
 use crate::budget::Budget;
 use crate::copies::Copies;
 use crate::crew::Crew;
+use crate::drain::Drain;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
+use crate::layout::Layout;
 use crate::moves;
 use crate::page::MAX_LAYERS;
 use crate::registry::Registry;
@@ -40,6 +42,7 @@ pub struct Core {
     pub frames: Frames,
     pub copies: Copies,
     pub layers: Layers,
+    pub layout: Layout,
     pub budget: Budget,
     pub gate: Gate,
     pub streams: Streams,
@@ -66,14 +69,33 @@ pub struct Core {
     retired: Mutex<Vec<(usize, usize)>>,
     /// Memory is registered.
     pub registered: Latch,
+    /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over the limit then is over
+    /// it for good, and nobody waits for room.
+    pub is_unmovable: AtomicBool,
+    /// Everything is being brought in: nothing is moved out any more.
+    pub leaving: AtomicBool,
+    /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
+    mistrusted: Mutex<(usize, usize)>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,
+}
+
+/// Who moves pages, see [`crate::layout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// Reads messages, and so the changes that its calls have to wait for.
+    FaultThread,
+    Evictor,
+    /// Applies changes: only those that come after the one in hand concern it.
+    Steward,
 }
 
 /// What a core is made of.
 #[derive(Debug)]
 pub struct Parts {
     pub uffd: Uffd,
+    /// One that asks for no events, where `uffd` does.
+    pub drain: Option<Uffd>,
     pub pagemap: Pagemap,
     pub memory: OwnedFd,
     pub settings: Settings,
@@ -85,12 +107,18 @@ pub struct Parts {
 
 impl Core {
     pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
+        let drain = parts.drain.map(Drain::new).transpose()?;
+        let drain =
+            drain.map(|drain| Ok::<_, std::io::Error>((drain, Pagemap::open()?))).transpose()?;
+        let frames = Frames::new(drain)?;
+        let follows = parts.uffd.features() & features::EVENT_REMOVE != 0;
         Ok(Core {
+            layout: Layout::new(follows, frames.range()),
             uffd: parts.uffd,
             pagemap: parts.pagemap,
             memory: parts.memory,
             pool: LatePool::default(),
-            frames: Frames::new()?,
+            frames,
             copies: Copies::new(
                 !parts.settings.blades.iter().all(|blade| blade.address.starts_with("shm://")),
             )?,
@@ -112,8 +140,40 @@ impl Core {
             shares: AtomicBool::new(false),
             retired: Mutex::default(),
             registered: Latch::default(),
+            is_unmovable: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             filling: AtomicU16::new(NO_TRAY),
+            mistrusted: Mutex::default(),
         })
+    }
+
+    /// The registry is wrong about part of a range: the steward is to look at the mappings again.
+    pub fn mistrust(&self, start: usize, end: usize) {
+        *self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner) = (start, end);
+        self.layout.ring();
+    }
+
+    /// The range that the registry is wrong about, which is forgotten here.
+    pub fn take_mistrusted(&self) -> Option<(usize, usize)> {
+        let mut range = self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let (start, end) = std::mem::take(&mut *range);
+        (start < end).then_some((start, end))
+    }
+
+    /// One call of the kernel that moves or fills pages of the program.
+    pub fn step(&self, mover: Mover, operation: impl FnOnce() -> Outcome) -> Outcome {
+        match mover {
+            Mover::FaultThread | Mover::Evictor => self.layout.step(operation),
+            Mover::Steward => self.layout.step_of_steward(operation),
+        }
+    }
+
+    /// Before a call is made again that the kernel refused with EAGAIN.
+    pub fn try_again(&self, mover: Mover) {
+        if mover == Mover::FaultThread {
+            self.layout.take_in(&self.uffd);
+        }
+        rustix::thread::sched_yield();
     }
 
     /// Whether the evictor is moving a chunk out and has this page of it.
@@ -339,15 +399,19 @@ impl Gate {
 
 /// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for moves, whose
 /// count is not the whole truth: see [`crate::moves`].
-pub fn until_settled(mut operation: impl FnMut(usize) -> Outcome) -> Outcome {
+pub fn until_settled(
+    core: &Core,
+    mover: Mover,
+    mut operation: impl FnMut(usize) -> Outcome,
+) -> Outcome {
     let mut done_bytes = 0;
     loop {
-        let outcome = operation(done_bytes);
+        let outcome = core.step(mover, || operation(done_bytes));
         done_bytes += outcome.done_bytes;
         if outcome.errno != Some(libc::EAGAIN) {
             return Outcome { done_bytes, errno: outcome.errno };
         }
-        rustix::thread::sched_yield();
+        core.try_again(mover);
     }
 }
 

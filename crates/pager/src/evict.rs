@@ -18,10 +18,10 @@ use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{Completion, Lane, PageWrite, PoolError};
-use farpool_uffd::PAGE_BYTES;
+use farpool_uffd::{Outcome, PAGE_BYTES};
 
 use crate::copies::{Leaving, leaving};
-use crate::core::{Core, EXPIRY_STEP, until_settled};
+use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::density::Density;
 use crate::evict_shared::InPlace;
 use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
@@ -47,6 +47,8 @@ const SHARING_STEP: Duration = Duration::from_millis(10);
 const MOST_STEPS: u32 = 16;
 /// When nothing could be evicted (all pinned, pool full), wait this long before the next try.
 const BACK_OFF: Duration = Duration::from_millis(5);
+/// The same when much of the memory cannot be moved at all: a lap costs up to a millisecond, so this is 2 % of a CPU.
+const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
 /// Frames of retired pages are released when there are so many: few calls, and the limit is not strained.
 const RETIRED_FRAMES: i64 = 512;
 /// In Solo the evictor works on the faulting thread's CPU, so much at a time (about half a millisecond), and
@@ -55,6 +57,10 @@ const BURST_PAGES: i64 = 256;
 const BREATH: Duration = Duration::from_micros(100);
 /// Chunks looked at in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
+/// Pages of a chunk that are made the process's own at a time, if they are not.
+const MAX_BUSY: usize = CHUNK_PAGES;
+/// The longest that a change of the address space is waited for at a time; the steward wakes who waits.
+const STEWARD_WAIT: Duration = Duration::from_millis(1);
 /// A full pool is asked again after this time.
 const FULL_RETRY: Duration = Duration::from_millis(500);
 pub(crate) const CHUNK_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
@@ -84,6 +90,8 @@ pub struct Evictor {
     turns: Turns,
     stall: Stall,
     resident_before: u64,
+    /// Addresses of pages that the kernel would not move.
+    busy: Vec<usize>,
 }
 
 impl Evictor {
@@ -114,6 +122,7 @@ impl Evictor {
             turns: Turns::default(),
             stall: Stall::default(),
             resident_before: 0,
+            busy: Vec::with_capacity(MAX_BUSY),
         })
     }
 
@@ -127,7 +136,7 @@ impl Evictor {
             let free = self.core.frames.free();
             let turn = self.look_for_turn();
             let work = self.core.budget.refresh(self.core.board, self.core.slot, free, turn);
-            if work == Work::default() {
+            if work == Work::default() || self.core.leaving.load(SeqCst) {
                 self.rest();
             } else {
                 self.work(work);
@@ -194,7 +203,12 @@ impl Evictor {
         if evicted == 0 && released == 0 {
             self.drain();
             self.core.barren.store(self.core.frames.free() == 0, Relaxed);
-            self.core.budget.wait_for_kick(BACK_OFF);
+            if self.core.is_unmovable.load(Relaxed) {
+                // Whoever kicks does not wait, and the next lap would find as little.
+                std::thread::sleep(UNMOVABLE_BACK_OFF);
+            } else {
+                self.core.budget.wait_for_kick(BACK_OFF);
+            }
         } else {
             self.core.barren.store(false, Relaxed);
             if near && self.core.budget.allowance() > 0 {
@@ -277,6 +291,11 @@ impl Evictor {
         if superpage.trays[chunk].load(SeqCst) != NO_TRAY || !self.may_write(superpage) {
             return Some(0);
         }
+        if core.layout.is_behind() {
+            // The steward wants the lock, and would hardly get it from who takes it again and again.
+            core.layout.wait_for_steward(STEWARD_WAIT);
+            return None;
+        }
         let registry = core.registry.try_lock().ok()?;
         if core.gate.is_shut() {
             return None;
@@ -311,6 +330,7 @@ impl Evictor {
         core.filling.store(NO_TRAY, SeqCst);
         self.map.forget(chunk);
         drop(registry);
+        self.unshare();
         if moved == 0 {
             core.frames.return_empty(tray);
             return Some(written);
@@ -358,7 +378,7 @@ impl Evictor {
         Ok(())
     }
 
-    fn move_out(&self, superpage: &Superpage, chunk: usize, tray: u16, claim: &Claim) {
+    fn move_out(&mut self, superpage: &Superpage, chunk: usize, tray: u16, claim: &Claim) {
         for (first, count) in runs(claim.mask()) {
             self.move_run(superpage, chunk, tray, claim, first..first + count);
         }
@@ -367,7 +387,7 @@ impl Evictor {
     /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known to be
     /// far, and the kernel moves pieces of one mapping only: gaps of other mappings are never touched.
     fn move_run(
-        &self,
+        &mut self,
         superpage: &Superpage,
         chunk: usize,
         tray: u16,
@@ -376,8 +396,9 @@ impl Evictor {
     ) {
         let program = superpage.base() + chunk * CHUNK_BYTES;
         let buffer = self.core.frames.tray_address(tray);
+        let core = self.core;
         let refuse = |page: usize| {
-            self.core.count(Counter::Refused, 1);
+            core.count(Counter::Refused, 1);
             superpage.hot[chunk].fetch_or(1 << page, Relaxed);
         };
         let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
@@ -388,7 +409,7 @@ impl Evictor {
             }
             let (from, to) = (program + next * PAGE_BYTES, buffer + next * PAGE_BYTES);
             let count = most.min(run.end - next);
-            let outcome = self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true);
+            let outcome = self.core.step(Mover::Evictor, || self.take_out(to, from, count));
             let moved = outcome.done_bytes / PAGE_BYTES;
             next += moved;
             if moved > 0 {
@@ -402,6 +423,13 @@ impl Evictor {
                 continue;
             }
             match outcome.errno {
+                // The program changes its address space: what was claimed may be out of date.
+                Some(libc::ECANCELED) => return,
+                Some(libc::ENOENT) if self.core.layout.follows() => {
+                    self.core.mistrust(program, program + CHUNK_BYTES);
+                    return;
+                }
+                Some(libc::EAGAIN) if self.core.layout.follows() => return,
                 None | Some(libc::EAGAIN) => {}
                 // A frame that nobody knows of would be taken for this page.
                 Some(libc::EEXIST) => {
@@ -409,6 +437,11 @@ impl Evictor {
                 }
                 // Shared since a fork: made this process's own, it can be moved. Pinned by the
                 // kernel for I/O: it stays EBUSY and stays where it is.
+                Some(libc::EBUSY) if self.core.layout.follows() => {
+                    self.note_busy(from);
+                    refuse(next);
+                    next += 1;
+                }
                 Some(libc::EBUSY) if !unshared => {
                     unshared = true;
                     let _ = sys::unshare(from, PAGE_BYTES);
@@ -421,6 +454,42 @@ impl Evictor {
                     (next, unshared) = (next + 1, false);
                 }
             }
+        }
+    }
+
+    /// One move out of the program. Where it maps memory unseen, what is there may not be registered: touched after the
+    /// move, it would read as zeros. The kernel moves within one mapping only, so whether the first page's is registered
+    /// is asked first (ENOENT: it is not; a page that is there cannot be filled). The lock of the layout is held, and no
+    /// mapping that is registered goes before the event of it has been read.
+    fn take_out(&self, to: usize, from: usize, count: usize) -> Outcome {
+        if self.core.layout.follows() {
+            // A page that the last call moved and did not count must not be filled.
+            if moves::occupied(&self.core.pagemap, from, 1) == 0 {
+                return Outcome { done_bytes: 0, errno: Some(libc::ENODATA) };
+            }
+            let asked = self.core.uffd.zero(from, PAGE_BYTES, false);
+            if matches!(asked.errno, Some(libc::ENOENT | libc::EAGAIN)) {
+                return asked;
+            }
+        }
+        self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true)
+    }
+
+    /// A page that cannot be moved is pinned by the kernel for I/O; or another process has it, too, or had it until it
+    /// wrote to its own copy, since a fork or because KSM has merged it. The page map does not tell these apart: a page
+    /// that only this process has left is still not its own until it is written to.
+    fn note_busy(&mut self, address: usize) {
+        if self.busy.len() < MAX_BUSY {
+            self.busy.push(address);
+        }
+    }
+
+    /// Makes pages that could not be moved this process's own, so that they can be moved the next time. It may have to
+    /// wait for a fault of its own, if the program has dropped one meanwhile, and so holds no lock and no claim.
+    fn unshare(&mut self) {
+        for address in self.busy.drain(..) {
+            // It fails where the mapping is gone or may not be written to.
+            let _ = sys::unshare(address, PAGE_BYTES);
         }
     }
 
@@ -566,19 +635,24 @@ impl Evictor {
             return;
         };
         let (to, from) = (page.address(), self.core.frames.address(slot));
-        let moved = moves::move_pages(&self.core.uffd, &self.core.pagemap, to, from, 1, true);
+        let moved = moves::move_pages(self.core, Mover::Evictor, to, from, 1, true);
         if moved.has_gone(0) {
             self.core.frames.moved_away(slot);
             page.cell().store(state.with_phase(Phase::Resident));
         } else {
-            let copied = until_settled(|_| self.core.uffd.copy(to, from, PAGE_BYTES, true));
+            let copied = until_settled(self.core, Mover::Evictor, |_| {
+                self.core.uffd.copy(to, from, PAGE_BYTES, true)
+            });
             match copied.errno {
                 None => {
                     self.core.frames.invalidate(slot);
                     page.cell().store(state.with_phase(Phase::Resident));
                 }
-                // The mapping is gone; whoever unmaps it clears the state.
-                Some(libc::ENOENT | libc::ESRCH) => page.cell().store(state),
+                // A change comes first, or the mapping is gone, and whoever unmaps it clears the state.
+                Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
+                    self.core.frames.keep(slot);
+                    page.cell().store(state);
+                }
                 Some(errno) => fail_closed(&format!(
                     "page {to:#x}, which the blade did not take, cannot be put back: {}",
                     std::io::Error::from_raw_os_error(errno)

@@ -13,7 +13,8 @@
 //! * `valid`: the frame holds the page of the tray's chunk with the same index, and that page is in
 //!   phase Victim or is just being taken back;
 //! * `writing`: the blade is being sent the frame, which must stay where it is;
-//! * `busy`: the frame was handed out and has not come back.
+//! * `busy`: the frame was handed out and has not come back;
+//! * `kept`: the page may not be on the blade, so the frame is not free until the page goes back.
 //!
 //! A tray holds pages of one chunk, and a chunk has pages in one tray at most.
 
@@ -23,8 +24,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_uffd::{PAGE_BYTES, Pagemap};
 
+use crate::drain::Drain;
 use crate::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Superpage};
 use crate::sys;
@@ -85,6 +87,7 @@ struct Tray {
     valid: AtomicU64,
     writing: AtomicU64,
     busy: AtomicU64,
+    kept: AtomicU64,
     superpage: AtomicPtr<Superpage>,
     chunk: AtomicU32,
 }
@@ -106,11 +109,13 @@ pub struct Frames {
     free: AtomicI64,
     /// Changes when frames become free; waited for by those who need one.
     version: AtomicU32,
+    /// How frames go back to the kernel where that would be an event.
+    drain: Option<(Drain, Pagemap)>,
 }
 
 impl Frames {
     /// Reserves the addresses. The caller registers them with userfaultfd.
-    pub fn new() -> Result<Frames, std::io::Error> {
+    pub fn new(drain: Option<(Drain, Pagemap)>) -> Result<Frames, std::io::Error> {
         let base = sys::map_uncounted(TRAYS * TRAY_BYTES)?;
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
         sys::keep_from_children(base, TRAYS * TRAY_BYTES)?;
@@ -119,7 +124,8 @@ impl Frames {
         let empty = (0..TRAYS).filter_map(|tray| u16::try_from(tray).ok()).collect();
         let clean = VecDeque::with_capacity(TRAYS);
         let queues = Mutex::new(Queues { empty, clean });
-        Ok(Frames { base, trays, queues, free: AtomicI64::new(0), version: AtomicU32::new(0) })
+        let (free, version) = (AtomicI64::new(0), AtomicU32::new(0));
+        Ok(Frames { base, trays, queues, free, version, drain })
     }
 
     /// The addresses of the whole buffer.
@@ -287,6 +293,7 @@ impl Frames {
         let was_busy = entry.busy.fetch_or(slot.bit(), SeqCst) & slot.bit() != 0;
         entry.valid.fetch_and(!slot.bit(), SeqCst);
         entry.filled.fetch_and(!slot.bit(), SeqCst);
+        entry.kept.fetch_and(!slot.bit(), SeqCst);
         entry.busy.fetch_and(!slot.bit(), SeqCst);
         if !was_busy {
             self.free.fetch_sub(1, Relaxed);
@@ -295,7 +302,15 @@ impl Frames {
 
     /// The page at `slot` is no victim any more, but its frame stays.
     pub fn invalidate(&self, slot: FrameSlot) {
-        self.trays[usize::from(slot.tray)].valid.fetch_and(!slot.bit(), SeqCst);
+        let entry = &self.trays[usize::from(slot.tray)];
+        entry.valid.fetch_and(!slot.bit(), SeqCst);
+        entry.kept.fetch_and(!slot.bit(), SeqCst);
+    }
+
+    /// The page at `slot`, which the caller has claimed, becomes a victim again. The evictor may have passed it over
+    /// when it wrote the tray, so the frame is its only copy.
+    pub fn keep(&self, slot: FrameSlot) {
+        self.trays[usize::from(slot.tray)].kept.fetch_or(slot.bit(), SeqCst);
     }
 
     /// Gives a frame back that was handed out and not used.
@@ -305,9 +320,19 @@ impl Frames {
         self.announce();
     }
 
+    /// Whether frames are handed out for other pages. Not where the program's calls are not seen: it may have given a
+    /// page to a pipe or a socket (vmsplice, MSG_ZEROCOPY), which hold on to the frame, not to the page, and would send
+    /// what comes into it next. UFFDIO_MOVE refuses pinned pages, and takes these.
+    pub fn recycles(&self) -> bool {
+        self.drain.is_none()
+    }
+
     /// Hands out up to `most` neighbouring free frames, the oldest first. Their pages, if they
     /// still were victims, are only far from now on. Returns also how many pages that concerned.
     pub fn take(&self, most: usize) -> Option<(FrameRun, u64)> {
+        if !self.recycles() {
+            return None;
+        }
         let mut queues = self.queues.lock().ok()?;
         for _ in 0..queues.clean.len() {
             let tray = *queues.clean.front()?;
@@ -369,12 +394,12 @@ impl Frames {
         taken.sort_unstable_by_key(|tray| tray.tray);
         for group in taken.chunk_by(|a, b| a.whole && b.whole && a.tray + 1 == b.tray) {
             if group[0].whole {
-                sys::release(self.tray_address(group[0].tray), group.len() * TRAY_BYTES);
+                self.release_range(self.tray_address(group[0].tray), group.len() * TRAY_BYTES);
                 continue;
             }
             for (first, count) in runs(group[0].frames) {
                 let start = self.tray_address(group[0].tray) + first * PAGE_BYTES;
-                sys::release(start, count * PAGE_BYTES);
+                self.release_range(start, count * PAGE_BYTES);
             }
         }
         for TakenTray { tray, frames, .. } in taken.drain(..) {
@@ -382,6 +407,13 @@ impl Frames {
             entry.valid.fetch_and(!frames, SeqCst);
             entry.filled.fetch_and(!frames, SeqCst);
             entry.busy.fetch_and(!frames, SeqCst);
+        }
+    }
+
+    fn release_range(&self, start: usize, bytes: usize) {
+        match &self.drain {
+            Some((drain, pagemap)) => drain.release(pagemap, start, bytes),
+            None => sys::release(start, bytes),
         }
     }
 
@@ -402,8 +434,10 @@ impl Frames {
 
     fn take_from(&self, tray: u16, most: usize) -> Option<(FrameRun, u64)> {
         let entry = &self.trays[usize::from(tray)];
-        let free =
-            entry.filled.load(SeqCst) & !entry.busy.load(SeqCst) & !entry.writing.load(SeqCst);
+        let free = entry.filled.load(SeqCst)
+            & !entry.busy.load(SeqCst)
+            & !entry.writing.load(SeqCst)
+            & !entry.kept.load(SeqCst);
         let mut run: Option<FrameRun> = None;
         let mut far = 0;
         for index in bits(free) {
@@ -493,7 +527,7 @@ impl Tray {
     /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away sets it
     /// before he clears the others.
     fn is_free(&self, index: usize) -> bool {
-        let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst);
+        let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);
         self.filled.load(SeqCst) & !taken & (1 << index) != 0
     }
 
@@ -503,6 +537,7 @@ impl Tray {
             valid: AtomicU64::new(0),
             writing: AtomicU64::new(0),
             busy: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
             superpage: AtomicPtr::new(std::ptr::null_mut()),
             chunk: AtomicU32::new(0),
         }
@@ -548,7 +583,7 @@ mod tests {
 
     #[test]
     fn frames_are_handed_out_once_and_their_pages_become_far() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1011_0111);
         assert!(frames.take(1).is_none(), "nothing is free before it is on the blade");
         assert_eq!(frames.begin_write(tray), 0b1011_0111);
@@ -568,7 +603,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_taken_back_keeps_its_frame_from_others() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b11);
         frames.begin_write(tray);
         frames.end_write(FrameSlot { tray, index: 0 });
@@ -589,7 +624,7 @@ mod tests {
     #[test]
     fn a_frame_that_was_taken_back_is_not_handed_out() {
         const ROUNDS: u64 = 20_000;
-        let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
         let page = space.page_or_new(0x1000_0000).expect("page");
         // Both threads run when a turn begins: a sleeping barrier would let one finish before the other wakes.
         let turn = AtomicU64::new(0);
@@ -648,7 +683,7 @@ mod tests {
 
     #[test]
     fn a_page_taken_back_before_the_write_is_not_written() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new().expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1);
         page.cell().claim(Phase::Victim, Phase::Fetching).expect("claim");
         assert_eq!(frames.begin_write(tray), 0);

@@ -14,18 +14,22 @@
 //! far. When the limit of the tree comes near it becomes *active*, once and for good.
 
 mod activation;
+pub mod attached;
 mod blades;
 pub mod budget;
 pub mod copies;
 mod core;
 pub mod crew;
 mod density;
+mod drain;
 pub mod evict;
 pub mod evict_shared;
 pub mod fork;
 pub mod frames;
 mod gauges;
 mod late_pool;
+pub mod layout;
+pub mod maps;
 pub mod moves;
 pub mod page;
 pub mod panics;
@@ -128,6 +132,13 @@ impl Pager {
     pub fn prepare(board_path: &Path) -> Result<&'static Pager, StartError> {
         panics::end_loudly();
         let board: &'static Board = Box::leak(Box::new(Board::open(board_path, true)?));
+        Pager::with_board(board, Box::leak(board_path.to_owned().into_boxed_path()))
+    }
+
+    fn with_board(
+        board: &'static Board,
+        board_path: &'static Path,
+    ) -> Result<&'static Pager, StartError> {
         let settings = board.header().settings();
         let slot = claim_slot(board)?;
         let start_bytes = START_BYTES.min(settings.limit_bytes / START_PART);
@@ -147,7 +158,7 @@ impl Pager {
             ready: AtomicU32::new(0),
             core: AtomicPtr::new(std::ptr::null_mut()),
             start_bytes,
-            board_path: Box::leak(board_path.to_owned().into_boxed_path()),
+            board_path,
         })))
     }
 
@@ -370,10 +381,11 @@ impl Pager {
         Files::open()
     }
 
-    fn make_core(&'static self, files: Files) -> Result<&'static Core, StartError> {
-        let Files { uffd, pagemap, memory } = files;
+    pub(crate) fn make_core(&'static self, files: Files) -> Result<&'static Core, StartError> {
+        let Files { uffd, drain, pagemap, memory } = files;
         let parts = Parts {
             uffd,
+            drain,
             pagemap,
             memory,
             settings: self.board.header().settings(),
@@ -391,19 +403,20 @@ impl Pager {
 }
 
 /// What only a process with rights can open.
-struct Files {
-    uffd: Uffd,
-    pagemap: Pagemap,
-    memory: OwnedFd,
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) uffd: Uffd,
+    pub(crate) drain: Option<Uffd>,
+    pub(crate) pagemap: Pagemap,
+    pub(crate) memory: OwnedFd,
 }
 
 impl Files {
     fn open() -> Result<Files, StartError> {
-        let wanted =
-            features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
         let of_process = |file| move |error| StartError::of_process(file, error);
         Ok(Files {
-            uffd: Uffd::open(wanted, true)?,
+            uffd: Uffd::open(features::PAGER, true)?,
+            drain: None,
             pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
             memory: sys::open_memory().map_err(of_process("mem"))?,
         })
@@ -463,18 +476,19 @@ fn client_id() -> Result<ClientId, std::io::Error> {
 }
 
 fn claim_slot(board: &'static Board) -> Result<&'static Slot, StartError> {
-    let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-    let slot = board.claim(pid, start_ticks()).ok_or(StartError::TooManyProcesses)?;
+    let pid = sys::program_pid();
+    let slot = board.claim(pid, start_ticks(pid)).ok_or(StartError::TooManyProcesses)?;
     slot.set_name(sys::thread_name().as_bytes());
     Ok(slot)
 }
 
-/// Start time of this process (field 22 of /proc/self/stat), or 0 if it cannot be read.
-fn start_ticks() -> u64 {
+/// Start time of a process (field 22 of its stat), or 0 if it cannot be read.
+fn start_ticks(pid: u32) -> u64 {
     use rustix::fs::{Mode, OFlags};
     let read = || -> Option<u64> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open("/proc/self/stat", flags, Mode::empty()).ok()?;
+        let path = format!("/proc/{pid}/stat");
+        let file = rustix::fs::open(path.as_str(), flags, Mode::empty()).ok()?;
         let mut buffer = [0_u8; 1024];
         let length = rustix::io::read(&file, &mut buffer).ok()?;
         let text = String::from_utf8_lossy(buffer.get(..length)?).into_owned();

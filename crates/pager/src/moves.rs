@@ -8,8 +8,9 @@
 //!
 //! Invariant: a page is reported as gone if and only if the source has no page there any more.
 
-use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd};
+use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap};
 
+use crate::core::{Core, Mover};
 use crate::serve::fail_closed;
 
 /// The most pages of one call: the bits of a word.
@@ -34,24 +35,27 @@ impl Moved {
 /// Moves `count` (at most [`MAX_PAGES`]) neighbouring pages of the caller's from `from` to `to`, up to the first that
 /// cannot be moved. All pages of the source must be there. `wakes`: whoever waits for a page that arrived is woken.
 pub fn move_pages(
-    uffd: &Uffd,
-    pagemap: &Pagemap,
+    core: &Core,
+    mover: Mover,
     to: usize,
     from: usize,
     count: usize,
     wakes: bool,
 ) -> Moved {
+    let uffd = &core.uffd;
     let mut is_counted = true;
     let moved = settle_moves(
         count,
         |done| {
             let at = done * PAGE_BYTES;
-            let outcome =
-                uffd.move_pages(to + at, from + at, count * PAGE_BYTES - at, wakes, false);
+            let outcome = core.step(mover, || {
+                uffd.move_pages(to + at, from + at, count * PAGE_BYTES - at, wakes, false)
+            });
             is_counted &= outcome.errno.is_none();
             outcome
         },
-        || occupied(pagemap, from, count),
+        || core.try_again(mover),
+        || occupied(&core.pagemap, from, count),
     );
     if wakes && !is_counted {
         // The kernel wakes for the pages that it counts. It fails where the mapping is gone.
@@ -67,10 +71,12 @@ pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
         .unwrap_or_else(|error| fail_closed(&format!("the page map cannot be read: {error}")))
 }
 
-/// As [`move_pages`]; `move_from` tries to move all pages from the n-th on, `there` says which the source still has.
+/// As [`move_pages`]; `move_from` tries to move all pages from the n-th on, `again` is called before it is tried again,
+/// `there` says which the source still has.
 fn settle_moves(
     count: usize,
     mut move_from: impl FnMut(usize) -> Outcome,
+    again: impl Fn(),
     there: impl Fn() -> u64,
 ) -> Moved {
     debug_assert!((1..=MAX_PAGES).contains(&count), "a move of {count} pages");
@@ -98,7 +104,7 @@ fn settle_moves(
         let has_progressed = first > next;
         next = first;
         if errno == libc::EAGAIN {
-            rustix::thread::sched_yield();
+            again();
         } else if !has_progressed {
             return Moved { gone: all & !stayed, errno: Some(errno) };
         }
@@ -157,6 +163,7 @@ mod tests {
             let moved = settle_moves(
                 count,
                 |next| kernel.borrow_mut().move_from(next),
+                || {},
                 || kernel.borrow().source,
             );
             prop_assert_eq!(moved.gone, all & !kernel.borrow().source);

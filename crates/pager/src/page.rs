@@ -29,6 +29,9 @@ pub enum Phase {
     Fetching = 5,
     /// Its only copy is gone. Touching it is a SIGBUS.
     Lost = 6,
+    /// The program has said that it drops the page (madvise), and the kernel may be about to: a page that is there may
+    /// have the old contents for a while yet, and must not be moved out. A page that is missing reads as zeros.
+    Dropped = 7,
 }
 
 /// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that the page was
@@ -43,6 +46,7 @@ const HAS_COPY: u8 = 1 << 7;
 
 impl PageState {
     pub const UNTOUCHED: PageState = PageState(0);
+    pub const DROPPED: PageState = PageState(Phase::Dropped as u8);
 
     pub fn phase(self) -> Phase {
         match self.0 & PHASE_BITS {
@@ -52,7 +56,8 @@ impl PageState {
             3 => Phase::Victim,
             4 => Phase::Far,
             5 => Phase::Fetching,
-            _ => Phase::Lost,
+            6 => Phase::Lost,
+            _ => Phase::Dropped,
         }
     }
 
@@ -133,6 +138,7 @@ mod tests {
             Phase::Far,
             Phase::Fetching,
             Phase::Lost,
+            Phase::Dropped,
         ];
         for layer in 0..MAX_LAYERS {
             for phase in phases {

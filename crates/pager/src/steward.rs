@@ -5,9 +5,13 @@
 //! program's requests ([`crate::requests`]).
 
 mod carry;
+mod changes;
+mod children;
 mod inherited;
+mod leaving;
 
 pub use inherited::settle_inherited;
+pub use leaving::{Left, unregister_all};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -47,6 +51,8 @@ pub struct Steward {
     /// Superpages that were empty when their memory could not be given back, and when that was last tried.
     empty: RefCell<BTreeSet<u32>>,
     emptied: Cell<Instant>,
+    /// When the order to leave was first seen.
+    leaving_since: Option<Instant>,
 }
 
 impl Steward {
@@ -62,6 +68,7 @@ impl Steward {
             lease_kept: Instant::now(),
             empty: RefCell::default(),
             emptied: Cell::new(Instant::now()),
+            leaving_since: None,
         })
     }
 
@@ -172,8 +179,13 @@ impl Steward {
     /// Forgets what the pager holds of a range: its pages read as zeros from now on, unless they are
     /// resident. The registry must be locked, so that nothing is moved out meanwhile.
     fn forget(&self, start: usize, end: usize) {
+        self.forget_as(start, end, PageState::UNTOUCHED);
+    }
+
+    /// As [`Steward::forget`]; pages that may be there come into the state `there`.
+    fn forget_as(&self, start: usize, end: usize, there: PageState) {
         for page in known_pages(self.core.space, start, end) {
-            self.forget_page(page);
+            self.forget_page(page, there);
         }
         for superpage in known_superpages(self.core.space, start, end) {
             superpage.hot.iter().for_each(|hot| hot.store(0, Relaxed));
@@ -181,13 +193,15 @@ impl Steward {
         }
     }
 
-    fn forget_page(&self, page: Page) {
+    fn forget_page(&self, page: Page, there: PageState) {
         loop {
             let state = page.cell().load();
             let forgotten = match state.phase() {
-                Phase::Untouched => true,
+                Phase::Untouched | Phase::Dropped => {
+                    state == there || page.cell().change(state, there)
+                }
                 Phase::Resident | Phase::Lost => {
-                    let changed = page.cell().change(state, PageState::UNTOUCHED);
+                    let changed = page.cell().change(state, there);
                     if changed {
                         page.superpage.give_up_copy(state);
                     }

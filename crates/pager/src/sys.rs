@@ -6,14 +6,48 @@
 use std::cell::Cell;
 use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farpool_uffd::PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
+
+/// The process whose memory is paged; 0: the calling one. A sidecar is a process of its own in the program's memory.
+static PROGRAM: AtomicU32 = AtomicU32::new(0);
+
+/// The pager's threads are a sidecar's, and the program is this process.
+pub fn set_program(pid: u32) {
+    PROGRAM.store(pid, SeqCst);
+}
+
+/// The process whose memory is paged, if it is not the calling one.
+pub fn sidecars_program() -> Option<u32> {
+    let pid = PROGRAM.load(SeqCst);
+    (pid != 0).then_some(pid)
+}
+
+/// Process id of the program.
+pub fn program_pid() -> u32 {
+    sidecars_program().unwrap_or_else(std::process::id)
+}
+
+/// Ends the program at once: whatever it waits for will not come, and it must not go on without.
+pub fn end_program() -> ! {
+    kill_program();
+    std::process::abort();
+}
+
+/// Ends the program of a sidecar, and not the sidecar: a child of the program may wait for pages of it.
+pub fn kill_program() {
+    let program = sidecars_program().and_then(|pid| i32::try_from(pid).ok());
+    if let Some(program) = program.and_then(rustix::process::Pid::from_raw) {
+        // Not SIGABRT: the program may catch it, and its handler may need a page that never comes.
+        let _ = rustix::process::kill_process(program, rustix::process::Signal::KILL);
+    }
+}
 
 /// Stack of a pager thread: deep enough for connecting to a blade, small enough to forget.
 const STACK_BYTES: usize = 256 << 10;
@@ -25,15 +59,35 @@ static MAPPINGS: [(AtomicUsize, AtomicUsize); COUNTED_MAPPINGS] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; COUNTED_MAPPINGS];
 static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Maps anonymous memory that stays local. Untouched parts cost nothing.
+/// Held while memory is mapped and noted, so that a sidecar's list of its own memory is whole.
+static MAPPING: Mutex<()> = Mutex::new(());
+
+/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's is not inherited by the program's
+/// children.
 pub fn map_local(bytes: usize) -> Result<usize, Error> {
+    let is_sidecar = sidecars_program().is_some();
+    // Elsewhere a lock could be inherited by a child of the program.
+    let _mapping = is_sidecar.then(|| MAPPING.lock().unwrap_or_else(PoisonError::into_inner));
+    if is_sidecar && MAPPING_COUNT.load(Relaxed) >= COUNTED_MAPPINGS {
+        // What is not noted would be taken for the program's.
+        return Err(Error::from_raw_os_error(libc::ENOMEM));
+    }
     let base = map_uncounted(bytes)?;
     let index = MAPPING_COUNT.fetch_add(1, Relaxed);
     if let Some((start, length)) = MAPPINGS.get(index) {
         start.store(base, Relaxed);
         length.store(bytes, Relaxed);
     }
+    if is_sidecar {
+        keep_from_children(base, bytes)?;
+    }
     Ok(base)
+}
+
+/// The pager's own mappings as (start, bytes), each that there is when this is called.
+pub fn all_own_mappings() -> Vec<(usize, usize)> {
+    let _mapping = MAPPING.lock().unwrap_or_else(PoisonError::into_inner);
+    own_mappings().collect()
 }
 
 /// As [`map_local`], for memory that does not count as the pager's own: the victim buffer.
@@ -77,11 +131,54 @@ pub fn open_memory() -> Result<OwnedFd, Error> {
     Ok(rustix::fs::open("/proc/self/mem", flags, rustix::fs::Mode::empty())?)
 }
 
-/// Opens the folder of the calling process's threads.
+/// Opens the kernel's list of this address space's mappings.
+pub fn open_maps() -> Result<OwnedFd, Error> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/maps", flags, rustix::fs::Mode::empty())?)
+}
+
+/// Reads a small file of /proc.
+pub fn read_file(path: &str) -> Result<String, Error> {
+    use rustix::fs::{Mode, OFlags};
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    read_whole(&file, FILE_STEP_BYTES)
+}
+
+/// Files of /proc are read in pieces of this size.
+const FILE_STEP_BYTES: usize = 64 << 10;
+
+/// Reads a file of /proc from its beginning to its end.
+pub fn read_whole(file: &OwnedFd, step_bytes: usize) -> Result<String, Error> {
+    let mut text = Vec::new();
+    loop {
+        let at = text.len();
+        text.resize(at + step_bytes, 0);
+        let length = rustix::io::pread(file, &mut text[at..], at as u64)?;
+        text.truncate(at + length);
+        if length == 0 {
+            return Ok(String::from_utf8_lossy(&text).into_owned());
+        }
+    }
+}
+
+/// The numbers of an open statm, in pages: mapped, resident, shared, text, 0, data and stack, 0.
+pub fn read_numbers(statm: &OwnedFd) -> Option<[u64; 7]> {
+    let mut buffer = [0_u8; 160];
+    let length = rustix::io::pread(statm, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..length]).ok()?;
+    let mut numbers = [0; 7];
+    for (number, word) in numbers.iter_mut().zip(text.split_ascii_whitespace()) {
+        *number = word.parse().ok()?;
+    }
+    Some(numbers)
+}
+
+/// Opens the folder of the program's threads.
 pub fn open_own_tasks() -> Result<OwnedFd, Error> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open("/proc/self/task", flags, Mode::empty())?)
+    let path = format!("/proc/{}/task", program_pid());
+    Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?)
 }
 
 /// How many threads there are in such a folder: each is a link more than the two that every folder has.
@@ -165,6 +262,12 @@ pub fn zero_pages(address: usize, pages: usize) {
     unsafe { std::ptr::write_bytes(address as *mut u8, 0, pages * PAGE_BYTES) }
 }
 
+/// Copies a page of the pager's own memory.
+pub fn copy_page(from: usize, to: usize) {
+    // SAFETY: the caller owns both mapped pages, which are different ones.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES) }
+}
+
 /// Waits while `word` holds `expected`, at most for `timeout`.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let timeout = timeout.and_then(|time| futex::Timespec::try_from(time).ok());
@@ -222,6 +325,11 @@ pub fn confine(thread: u32, cpus: &[usize], without: usize) {
 
 /// Puts a thread under SCHED_IDLE (or back under SCHED_OTHER); says whether the kernel let us.
 pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
+    if let (Some(ask), false) = (BROKER.get(), idle) {
+        // The way back is a privilege.
+        ask(thread, false);
+        return true;
+    }
     let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: a thread id and a pointer to a live sched_param.
@@ -234,6 +342,15 @@ pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
 /// The calling thread's turn on a CPU when it asks for none too long ones.
 const PROMPT_SLICE_NS: u64 = 100_000;
 
+/// Who asks for a thread's real-time priority where this process may not give it itself: a sidecar's keeper. Told the
+/// thread, and whether it shall have it.
+static BROKER: OnceLock<fn(u32, bool)> = OnceLock::new();
+
+/// Has priorities asked for by `broker`. The first call counts.
+pub fn set_broker(broker: fn(u32, bool)) {
+    let _ = BROKER.set(broker);
+}
+
 /// Has the calling thread run at once when it wakes, however many of the program's threads want the CPUs, or
 /// like any other thread again. The lowest real-time priority needs a privilege (CAP_SYS_NICE or RLIMIT_RTPRIO);
 /// without it short turns are asked for, which the kernel grants soon (from Linux 6.12 on; before, it does not
@@ -245,6 +362,9 @@ pub fn be_prompt(prompt: bool) {
     // SAFETY: pointers to live values; 0 is the calling thread.
     unsafe {
         let changed = libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameter);
+        if let (Some(ask), true) = (BROKER.get(), changed != 0 || !prompt) {
+            ask(thread_id(), prompt);
+        }
         if prompt && changed == 0 {
             return;
         }
@@ -262,6 +382,9 @@ pub fn be_prompt(prompt: bool) {
 pub fn may_change_policy() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     const NICE_0: u64 = 20;
+    if BROKER.get().is_some() {
+        return true;
+    }
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nice);
     let has_right =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
@@ -289,8 +412,8 @@ fn thread_stat(thread: u32, buffer: &mut [u8]) -> Option<impl Iterator<Item = &[
     use rustix::fs::{Mode, OFlags};
     use std::io::Write;
     let mut path = [0_u8; 64];
-    // The last byte stays 0, which ends the path.
-    write!(&mut path[..63], "/proc/self/task/{thread}/stat").ok()?;
+    // The last byte stays 0, which ends the path. Any thread's name leads to its process, also to another one.
+    write!(&mut path[..63], "/proc/{thread}/task/{thread}/stat").ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
@@ -383,7 +506,13 @@ pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<
         libc::sigfillset(&raw mut blocked);
         let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
         libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
+        if sidecars_program().is_some() {
+            // The C library's own stacks would be found among the program's mappings, and be far.
+            let stack = map_local_without_children(STACK_BYTES)?;
+            libc::pthread_attr_setstack(&raw mut attributes, stack as *mut _, STACK_BYTES);
+        } else {
+            libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
+        }
         libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
         if prompt {
             let parameter = libc::sched_param { sched_priority: 1 };
@@ -503,11 +632,22 @@ fn set_signal_mask(mask: u64, before: Option<&mut u64>) {
     }
 }
 
+/// Who prints messages for this process: a sidecar's keeper.
+static SAYER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Has messages printed by `sayer`. The first call counts.
+pub fn set_sayer(sayer: fn(&str)) {
+    let _ = SAYER.set(sayer);
+}
+
 /// Writes a message to the program's standard error, wherever that goes by now; never waits for a reader.
 ///
 /// The pager holds none of the program's descriptors open (a reader at the other end of a pipe would
 /// wait for ever), so it looks for the program's descriptor 2 anew for each message.
 pub fn say(message: &str) {
+    if let Some(sayer) = SAYER.get() {
+        return sayer(message);
+    }
     let line = format!("farpool: {message}\n");
     if !write_to_same_file(line.as_bytes()) {
         write_to_reopened(line.as_bytes());
@@ -522,8 +662,11 @@ pub fn say(message: &str) {
 fn write_to_same_file(line: &[u8]) -> bool {
     use rustix::fs::FileType;
     use rustix::net::SendFlags;
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let descriptor = pidfd_open(getpid(), PidfdFlags::empty())
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let Some(program) = i32::try_from(program_pid()).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    let descriptor = pidfd_open(program, PidfdFlags::empty())
         .and_then(|program| pidfd_getfd(&program, 2, PidfdGetfdFlags::empty()));
     let Ok(descriptor) = descriptor else {
         return false;
@@ -552,7 +695,7 @@ fn write_without_waiting(file: &OwnedFd, line: &[u8]) -> bool {
 
 fn write_to_reopened(line: &[u8]) {
     use rustix::fs::{Mode, OFlags};
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let pid = program_pid();
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let path = format!("/proc/{pid}/fd/2");

@@ -110,6 +110,16 @@ impl Watch {
         }
     }
 
+    /// How long until the next look; None: the limit is near. Publishes what this one saw.
+    pub fn look_again(&mut self, pager: &Pager) -> Option<Duration> {
+        let grows = self.look(pager);
+        let pause = next_look(pager.board, grows, self.cpus);
+        if pause.is_none() {
+            pager.slot().set(Counter::GrowingThreads, 0);
+        }
+        pause
+    }
+
     /// Publishes what is resident and how many threads make it grow; says whether it grew since the last look.
     fn look(&mut self, pager: &Pager) -> bool {
         let resident = budget::read_resident(&self.statm).unwrap_or_default();

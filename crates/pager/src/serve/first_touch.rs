@@ -1,10 +1,11 @@
 //! First touches: pages that were never moved out read as zeros.
 
 use farpool_board::Counter;
+use farpool_policy::reserve::MAX_ZERO_RUN;
 use farpool_uffd::{Event, Outcome, PAGE_BYTES};
 
 use super::FaultThread;
-use crate::core::until_settled;
+use crate::core::{Mover, until_settled};
 use crate::frames::{FrameRun, FrameSlot};
 use crate::page::{PageState, Phase};
 use crate::space::{Page, SUPERPAGE_PAGES};
@@ -24,8 +25,10 @@ impl FaultThread {
         if run == 1 && !event.is_write {
             // The kernel's zero page takes no memory, but the write that may follow does, unseen.
             self.core.budget.overdraw(1);
-            let outcome = until_settled(|_| self.core.uffd.zero(page.address(), PAGE_BYTES, false));
-            self.settle_zero(page, 1, outcome);
+            let outcome = until_settled(self.core, Mover::FaultThread, |_| {
+                self.core.uffd.zero(page.address(), PAGE_BYTES, false)
+            });
+            self.settle_zero(page, run, outcome);
             self.core.streams.filled(event.thread, page.address() + PAGE_BYTES, 1);
         } else {
             let filled = self.copy_zeros(page, run);
@@ -35,13 +38,37 @@ impl FaultThread {
         true
     }
 
-    fn claim_untouched(&self, page: Page, wanted: usize) -> usize {
-        let last = (page.index + wanted).min(SUPERPAGE_PAGES);
-        let claimed = (page.index..last).take_while(|index| {
-            let cell = &page.superpage.pages[*index];
-            cell.claim(Phase::Untouched, Phase::Fetching).is_some()
-        });
-        claimed.count()
+    /// Claims a run of pages that read as zeros where they are missing; returns how many there are.
+    fn claim_untouched(&mut self, page: Page, wanted: usize) -> usize {
+        let most = wanted.min(MAX_ZERO_RUN).min(SUPERPAGE_PAGES - page.index);
+        self.dropped = 0;
+        for offset in 0..most {
+            let cell = &page.superpage.pages[page.index + offset];
+            if cell.claim(Phase::Untouched, Phase::Fetching).is_some() {
+                continue;
+            }
+            if cell.claim(Phase::Dropped, Phase::Fetching).is_none() {
+                return offset;
+            }
+            self.dropped |= 1 << offset;
+        }
+        most
+    }
+
+    /// The state of a page of the claimed run that was not filled.
+    fn unfilled(&self, offset: usize) -> PageState {
+        if self.dropped & (1 << offset) == 0 { PageState::UNTOUCHED } else { PageState::DROPPED }
+    }
+
+    /// The state of a page of the claimed run that is there already: it was touched before its memory was registered,
+    /// or the kernel has yet to drop it.
+    fn already_there(&self, offset: usize) -> PageState {
+        let untouched = self.unfilled(offset);
+        if untouched.phase() == Phase::Dropped {
+            untouched
+        } else {
+            untouched.with_phase(Phase::Resident)
+        }
     }
 
     /// New memory while there is an allowance; else free frames, which have to be cleared. Returns how many
@@ -55,8 +82,9 @@ impl FaultThread {
             None => self.frame(true).map(|first| FrameRun { first, count: 1 }),
         };
         let count = frames.map_or(1, |frames| frames.count);
-        for index in page.index + count..page.index + run {
-            page.superpage.pages[index].store(PageState::UNTOUCHED);
+        for offset in count..run {
+            let index = page.index + offset;
+            page.superpage.pages[index].store(self.unfilled(offset));
             let _ = self.core.uffd.wake(page.superpage.base() + index * PAGE_BYTES, PAGE_BYTES);
         }
         match frames {
@@ -78,11 +106,11 @@ impl FaultThread {
                 self.core.frames.moved_away(slot);
                 page.cell().store(state.with_phase(Phase::Resident));
             } else if offset == 0 {
-                self.copy_cleared(page, slot, state);
+                self.copy_cleared(page, slot);
             } else {
                 // The run may end in another mapping, even in the victim buffer: nothing is forced into it.
                 self.core.frames.give_back(slot);
-                page.cell().store(PageState::UNTOUCHED);
+                page.cell().store(self.unfilled(offset));
             }
         }
         let _ = self.core.uffd.wake(page.address(), frames.count * PAGE_BYTES);
@@ -90,19 +118,23 @@ impl FaultThread {
     }
 
     /// A cleared frame that cannot be moved: the page is there already, or takes copies only.
-    fn copy_cleared(&mut self, page: Page, slot: FrameSlot, state: PageState) {
+    fn copy_cleared(&mut self, page: Page, slot: FrameSlot) {
         let source = self.core.frames.address(slot);
-        let copied =
-            until_settled(|_| self.core.uffd.copy(page.address(), source, PAGE_BYTES, false));
-        let there = matches!(copied.errno, None | Some(libc::EEXIST));
-        let phase = if there { Phase::Resident } else { Phase::Untouched };
+        let copied = until_settled(self.core, Mover::FaultThread, |_| {
+            self.core.uffd.copy(page.address(), source, PAGE_BYTES, false)
+        });
+        let state = match copied.errno {
+            None => PageState::UNTOUCHED.with_phase(Phase::Resident),
+            Some(libc::EEXIST) => self.already_there(0),
+            Some(_) => self.unfilled(0),
+        };
         self.core.frames.give_back(slot);
-        page.cell().store(state.with_phase(phase));
+        page.cell().store(state);
     }
 
     fn place_zeros(&mut self, page: Page, run: usize) -> usize {
         let (start, zeros) = (page.address(), self.zeros);
-        let outcome = until_settled(|done| {
+        let outcome = until_settled(self.core, Mover::FaultThread, |done| {
             self.core.uffd.copy(start + done, zeros, run * PAGE_BYTES - done, false)
         });
         self.settle_zero(page, run, outcome);
@@ -113,11 +145,14 @@ impl FaultThread {
     fn settle_zero(&mut self, page: Page, run: usize, outcome: Outcome) {
         let done = outcome.done_bytes / PAGE_BYTES;
         for offset in 0..run {
-            // A page that was there already was touched before its memory was registered.
-            let there = offset < done || (offset == done && outcome.errno == Some(libc::EEXIST));
-            let phase = if there { Phase::Resident } else { Phase::Untouched };
-            let cell = &page.superpage.pages[page.index + offset];
-            cell.store(cell.load().with_phase(phase));
+            let state = if offset < done {
+                PageState::UNTOUCHED.with_phase(Phase::Resident)
+            } else if offset == done && outcome.errno == Some(libc::EEXIST) {
+                self.already_there(offset)
+            } else {
+                self.unfilled(offset)
+            };
+            page.superpage.pages[page.index + offset].store(state);
         }
         self.core.budget.refund(i64::try_from(run - done.min(run)).unwrap_or(0));
         let _ = self.core.uffd.wake(page.address(), run * PAGE_BYTES);
@@ -130,8 +165,9 @@ impl FaultThread {
             return false;
         }
         self.core.budget.overdraw(1);
-        let outcome =
-            until_settled(|_| self.core.uffd.copy(page.address(), self.zeros, PAGE_BYTES, false));
+        let outcome = until_settled(self.core, Mover::FaultThread, |_| {
+            self.core.uffd.copy(page.address(), self.zeros, PAGE_BYTES, false)
+        });
         if outcome.done_bytes == 0 {
             self.core.budget.refund(1);
         }

@@ -6,7 +6,7 @@ use farpool_pool::PageError;
 use farpool_uffd::PAGE_BYTES;
 
 use super::{FaultThread, Flight, Frame};
-use crate::core::until_settled;
+use crate::core::{Mover, until_settled};
 use crate::frames::{FrameRun, FrameSlot};
 use crate::moves::{self, Moved};
 use crate::page::{PageState, Phase};
@@ -47,10 +47,9 @@ impl FaultThread {
     /// Places the first flight and those that follow it in the program and in the buffer alike.
     fn place_run(&mut self, flights: &[Flight]) -> usize {
         let first = flights[0];
-        let Frame::Slot(slot) = first.frame else {
-            self.record_arrivals(&flights[..1]);
-            self.place_copy(first);
-            return 1;
+        let slot = match first.frame {
+            Frame::Slot(slot) => slot,
+            Frame::Stage(index) => return self.copy_run(flights, index),
         };
         let mut count = 1;
         while let Some(next) = flights.get(count) {
@@ -87,13 +86,53 @@ impl FaultThread {
         count
     }
 
+    /// Copies the first flight, from this stage page, and those that follow it in the program and in the stage alike.
+    fn copy_run(&mut self, flights: &[Flight], stage: usize) -> usize {
+        let first = flights[0];
+        let follows = |(offset, flight): &(usize, &Flight)| {
+            flight.page.address() == first.page.address() + offset * PAGE_BYTES
+                && flight.frame == Frame::Stage(stage + offset)
+        };
+        let count = flights.iter().enumerate().take_while(follows).count();
+        self.record_arrivals(&flights[..count]);
+        if count == 1 {
+            self.place_copy(first);
+            return 1;
+        }
+        let remembered = self.core.copies.wants_run();
+        if remembered {
+            for flight in &flights[..count] {
+                self.remember(flight.page, self.source(flight.frame));
+            }
+        }
+        let (to, from, bytes) =
+            (first.page.address(), self.source(first.frame), count * PAGE_BYTES);
+        let copied = until_settled(self.core, Mover::FaultThread, |done| {
+            self.core.uffd.copy(to + done, from + done, bytes - done, false)
+        });
+        let arrived = copied.done_bytes / PAGE_BYTES;
+        for (offset, flight) in flights[..count].iter().enumerate() {
+            if offset < arrived {
+                self.free_stage.push(stage + offset);
+                self.arrive(flight.page, remembered);
+            } else {
+                self.place_copy(*flight);
+            }
+        }
+        // After the states are set: what is woken may fork.
+        let _ = self.core.uffd.wake(to, bytes);
+        count
+    }
+
     /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
     fn place_copy(&mut self, flight: Flight) {
         let source = self.source(flight.frame);
         let address = flight.page.address();
         // While a thread forks the state must be set before it is woken.
         let wakes = !self.core.gate.is_shut();
-        let outcome = until_settled(|_| self.core.uffd.copy(address, source, PAGE_BYTES, wakes));
+        let outcome = until_settled(self.core, Mover::FaultThread, |_| {
+            self.core.uffd.copy(address, source, PAGE_BYTES, wakes)
+        });
         // What was there already is not what was fetched.
         let remembered = outcome.errno.is_none() && self.core.copies.wants();
         if remembered {
@@ -109,7 +148,7 @@ impl FaultThread {
         if matches!(outcome.errno, None | Some(libc::EEXIST)) {
             self.arrive(flight.page, remembered);
         } else {
-            // The mapping is gone; whoever unmaps it clears the state.
+            // The mapping is gone, and whoever unmaps it clears the state; or a change comes first.
             self.unfetch(flight.page);
         }
         if outcome.errno.is_some() || !wakes {
@@ -195,6 +234,6 @@ impl FaultThread {
     pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
         let (to, from) = (page.address(), self.core.frames.address(slot));
         let wakes = !self.core.gate.is_shut();
-        moves::move_pages(&self.core.uffd, &self.core.pagemap, to, from, count, wakes)
+        moves::move_pages(self.core, Mover::FaultThread, to, from, count, wakes)
     }
 }

@@ -23,7 +23,7 @@ use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
 use farpool_uffd::{Event, Message, PAGE_BYTES};
 
-use crate::core::{Core, EXPIRY_STEP, until_settled};
+use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};
 use crate::frames::{FrameRun, FrameSlot};
 use crate::page::Phase;
@@ -50,6 +50,9 @@ const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
 const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
 /// The same while it is another process's turn, which lasts longer: the processor is that one's.
 const TURN_WAIT_STEP: Duration = Duration::from_millis(10);
+
+/// Between two looks whether the steward has applied a change; it wakes this thread when it has.
+const STEWARD_WAIT: Duration = Duration::from_millis(1);
 
 /// Where an arriving page is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,8 @@ pub struct FaultThread {
     stage: usize,
     free_stage: Vec<usize>,
     zeros: usize,
+    /// Which pages of the run of first touches that is being filled were in phase Dropped.
+    dropped: u64,
     /// Times this thread has entered the gate and not left it.
     passes: u32,
     /// When deadlines were last looked at.
@@ -104,8 +109,9 @@ impl FaultThread {
             done: Vec::with_capacity(MAX_FLIGHTS),
             landed: Vec::with_capacity(MAX_FLIGHTS),
             stage,
-            free_stage: (0..STAGE_PAGES).collect(),
+            free_stage: (0..STAGE_PAGES).rev().collect(),
             zeros: stage + STAGE_PAGES * PAGE_BYTES,
+            dropped: 0,
             passes: 0,
             expired: Instant::now(),
         })
@@ -164,6 +170,7 @@ impl FaultThread {
     fn serve_all(&mut self, messages: &[Message]) {
         panic_if_asked();
         for message in messages {
+            self.await_changes();
             self.take(message.event());
         }
         self.check_deadlines();
@@ -171,10 +178,23 @@ impl FaultThread {
         self.leave_when_idle();
     }
 
+    /// Waits until the steward has applied what the program changed: a fault after a change is served by what is
+    /// true after it. Pages that arrive meanwhile are far again, see [`crate::layout`].
+    fn await_changes(&mut self) {
+        while self.core.layout.is_behind() {
+            if self.lane.in_flight() > 0 {
+                self.lane.wait(&mut self.done);
+                self.land();
+            } else {
+                self.core.layout.wait_for_steward(STEWARD_WAIT);
+            }
+        }
+    }
+
     /// Reads waiting messages; 0 when there are none.
     fn read_messages(&mut self, messages: &mut [Message]) -> usize {
-        match self.core.uffd.read(messages) {
-            Ok(messages) => messages.len(),
+        match self.core.layout.read(&self.core.uffd, messages) {
+            Ok(count) => count,
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => 0,
                 _ => fail_closed(&format!("userfaultfd cannot be read: {error}")),
@@ -278,8 +298,10 @@ impl FaultThread {
         loop {
             let state = page.cell().load();
             let served = match state.phase() {
-                Phase::Untouched | Phase::Resident if event.is_protected => self.unprotect(page),
-                Phase::Untouched => self.zero_fill(page, event),
+                Phase::Untouched | Phase::Resident | Phase::Dropped if event.is_protected => {
+                    self.unprotect(page)
+                }
+                Phase::Untouched | Phase::Dropped => self.zero_fill(page, event),
                 Phase::Resident => self.refill(page),
                 Phase::Victim => self.take_back(page),
                 Phase::Far => match page.cell().claim(Phase::Far, Phase::Fetching) {
@@ -346,11 +368,18 @@ impl FaultThread {
             Some(moved) if moved.has_gone(0) => self.core.frames.moved_away(slot),
             _ => {
                 let address = self.core.frames.address(slot);
-                let copied = until_settled(|_| {
+                let copied = until_settled(self.core, Mover::FaultThread, |_| {
                     self.core.uffd.copy(page.address(), address, PAGE_BYTES, false)
                 });
                 match copied.errno {
                     None | Some(libc::EEXIST) => {}
+                    // A change comes first; the thread tries again after it.
+                    Some(libc::ECANCELED) => {
+                        self.core.frames.keep(slot);
+                        page.cell().store(state);
+                        self.wake(page);
+                        return true;
+                    }
                     // The mapping is gone; whoever unmaps it clears the state.
                     Some(libc::ENOENT | libc::ESRCH) => {
                         page.cell().store(state);
@@ -420,7 +449,8 @@ impl FaultThread {
     /// are dropped. Fills `reads`.
     fn assign_frames(&mut self, started: Instant) {
         let mut next = 0;
-        let copied = if self.claimed.len() < LEAST_MOVED_PAGES { self.claimed.len() } else { 0 };
+        let is_copied = self.claimed.len() < LEAST_MOVED_PAGES || !self.core.frames.recycles();
+        let copied = if is_copied { self.claimed.len() } else { 0 };
         while next < copied && !self.free_stage.is_empty() && self.spend(1, next == 0) {
             let stage = self.stage_page();
             self.depart(next, Frame::Stage(stage), started);
@@ -475,6 +505,10 @@ impl FaultThread {
     }
 
     fn stage_page(&mut self) -> usize {
+        if self.free_stage.len() == STAGE_PAGES {
+            // In order, so that a run is copied with one call.
+            self.free_stage.sort_unstable_by_key(|index| std::cmp::Reverse(*index));
+        }
         loop {
             if let Some(index) = self.free_stage.pop() {
                 return index;
@@ -521,7 +555,7 @@ impl FaultThread {
         let core = self.core;
         if core.out_of_turn.load(Relaxed) {
             (FRAME_WAIT, TURN_WAIT_STEP)
-        } else if core.least.load(Relaxed) {
+        } else if core.least.load(Relaxed) || core.is_vain() && core.is_unmovable.load(Relaxed) {
             (Duration::ZERO, FRAME_WAIT_STEP)
         } else if core.is_vain() {
             (FRAME_WAIT_VAIN, FRAME_WAIT_STEP)
@@ -584,5 +618,5 @@ fn is_soon_ready(fds: &mut [rustix::event::PollFd<'_>]) -> bool {
 /// Ends the process: going on could give the program wrong data.
 pub fn fail_closed(reason: &str) -> ! {
     sys::say(&format!("{reason}; the program is stopped, for it could otherwise read wrong data"));
-    std::process::abort();
+    sys::end_program();
 }

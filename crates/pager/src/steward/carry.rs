@@ -10,8 +10,8 @@ use farpool_pool::PageRead;
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
 use super::Steward;
-use crate::activation::{fail_unregistered, register};
-use crate::core::until_settled;
+use crate::activation::{fail_unregistered, learn, register};
+use crate::core::{Mover, until_settled};
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
 use crate::requests::Request;
@@ -76,7 +76,7 @@ impl Steward {
             loop {
                 let state = page.cell().load();
                 match state.phase() {
-                    Phase::Untouched | Phase::Resident => break,
+                    Phase::Untouched | Phase::Resident | Phase::Dropped => break,
                     Phase::Far | Phase::Victim | Phase::Lost => {
                         let target = carry.to + (page.address() - carry.start);
                         let Some(target) = self.core.space.page_or_new(target) else {
@@ -154,6 +154,11 @@ impl Steward {
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
         self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
+        self.store_carried(held)
+    }
+
+    /// Makes the page in `carry` far at the target.
+    fn store_carried(&mut self, held: &Held) -> Result<(), i32> {
         self.await_eviction(held.target);
         let core = self.core;
         let stored = {
@@ -166,10 +171,62 @@ impl Steward {
         stored.or_else(|_| self.copy_in(held.target, self.carry))
     }
 
+    /// Follows a mapping that the kernel has moved already; what is resident has moved with it. Faults are served again
+    /// as soon as the pages that have not are in the steward's hands.
+    pub(super) fn follow_move(&mut self, from: usize, to: usize, bytes: usize) {
+        let carry = Carry { start: from, end: from + bytes, to, bytes, keeps: false };
+        let pager = self.pager;
+        let held = {
+            let mut registry = pager.lock_registry();
+            let Ok(held) = self.hold(&carry) else {
+                fail_closed(&format!(
+                    "far memory has moved to {to:#x}, beyond the table of superpages"
+                ))
+            };
+            registry.remove(to, to + bytes);
+            self.forget(to, to + bytes);
+            held.iter().for_each(|held| own(held.target));
+            for part in registry.remove(from, from + bytes) {
+                let (start, end) = (part.start - from + to, part.end - from + to);
+                registry.add(start, end);
+                registry.pin(start, end, part.pinned);
+                learn(self.core, Region { start, end, pinned: part.pinned });
+            }
+            held
+        };
+        self.core.layout.has_applied();
+        for held in &held {
+            let carried = match held.state.phase() {
+                Phase::Victim => self.carry_buffered(held),
+                _ => self.carry_page(held),
+            };
+            if carried.is_err() {
+                self.lose(held.target);
+            }
+            held.page.cell().store(PageState::UNTOUCHED);
+            held.page.superpage.give_up_copy(held.state);
+            let _ = self.core.uffd.wake(held.target.address(), PAGE_BYTES);
+        }
+        let _registry = pager.lock_registry();
+        self.forget(from, from + bytes);
+    }
+
+    /// As [`Steward::carry_victim`], by way of the blade: no change of the address space can come between.
+    fn carry_buffered(&mut self, held: &Held) -> Result<(), i32> {
+        let Some((slot, _)) = self.core.frames.locate(held.page) else {
+            return Err(libc::EFAULT);
+        };
+        sys::copy_page(self.core.frames.address(slot), self.carry);
+        let stored = self.store_carried(held);
+        self.core.frames.invalidate(slot);
+        stored
+    }
+
     /// Copies the page at `source` into the program, to `target`, which the caller owns.
     fn copy_in(&self, target: Page, source: usize) -> Result<(), i32> {
-        let copied =
-            until_settled(|_| self.core.uffd.copy(target.address(), source, PAGE_BYTES, false));
+        let copied = until_settled(self.core, Mover::Steward, |_| {
+            self.core.uffd.copy(target.address(), source, PAGE_BYTES, false)
+        });
         copied.errno.map_or(Ok(()), Err)?;
         self.core.budget.overdraw(1);
         target.cell().store(PageState::UNTOUCHED.with_phase(Phase::Resident));
@@ -224,7 +281,7 @@ fn own(page: Page) {
     loop {
         let state = page.cell().load();
         match state.phase() {
-            Phase::Untouched | Phase::Resident => {
+            Phase::Untouched | Phase::Resident | Phase::Dropped => {
                 if page.cell().change(state, state.with_phase(Phase::Fetching)) {
                     return;
                 }

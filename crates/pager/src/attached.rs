@@ -1,0 +1,211 @@
+//! The pager of a sidecar: a process of its own that shares the program's address space and nothing else.
+//!
+//! It learns of memory calls from userfaultfd's events ([`crate::layout`]) and of new memory from the kernel's list of
+//! mappings ([`crate::maps`]). Its own memory is in the same address space: it is known, never registered, and not
+//! inherited by the program's children.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use farpool_board::Board;
+use farpool_uffd::{Pagemap, Uffd};
+
+use crate::maps::{self, Eligible};
+use crate::steward::{Left, Steward, unregister_all};
+use crate::watch::Watch;
+use crate::{Files, Pager, StartError, activation, blades, panics, sys};
+
+/// The list of mappings is read in pieces of this size, and is as long as it is.
+const LIST_STEP_BYTES: usize = 64 << 10;
+/// The order to leave is looked for this often while there is nothing else to do.
+const ORDER_STEP: Duration = Duration::from_millis(100);
+
+/// What a sidecar starts with.
+#[derive(Debug)]
+pub struct Attachment {
+    pub board: OwnedFd,
+    /// Of this address space, past the handshake on the features `PAGER` and `EVENTS`.
+    pub uffd: Uffd,
+    /// Another one, past the handshake on `MOVE` alone.
+    pub drain: Uffd,
+    /// Process id of the program.
+    pub program: u32,
+    /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that there is when it is
+    /// called.
+    pub own_ranges: fn() -> Vec<(usize, usize)>,
+    pub children: Children,
+}
+
+/// Who keeps a duplicate of a child's userfaultfd until the child has its pages: if this process ended before, the
+/// child would read zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct Children {
+    /// A child was born.
+    pub born: fn(&OwnedFd),
+    /// All that were told of have their pages.
+    pub settled: fn(),
+}
+
+/// Pages of the program's address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) mapped: u64,
+    pub(crate) resident: u64,
+    /// Private and writable: a reservation that becomes memory (mprotect, or a mapping over it) shows only here.
+    pub(crate) data: u64,
+}
+
+/// The pager of a program that this process is the sidecar of.
+#[derive(Debug)]
+pub struct Attached {
+    pager: &'static Pager,
+    files: Mutex<Option<Files>>,
+    statm: OwnedFd,
+    list: OwnedFd,
+    own_ranges: fn() -> Vec<(usize, usize)>,
+    children: Children,
+    must_leave: AtomicBool,
+}
+
+impl Attached {
+    /// Prepares everything; starts nothing. The value lives for ever.
+    pub fn prepare(attachment: Attachment) -> Result<&'static Attached, StartError> {
+        panics::end_loudly();
+        sys::set_program(attachment.program);
+        let board: &'static Board = Box::leak(Box::new(Board::adopt(&attachment.board)?));
+        let (start, bytes) = board.range();
+        sys::keep_from_children(start, bytes)?;
+        let pager = Pager::with_board(board, Path::new(""))?;
+        pager.slot().set_name(program_name(attachment.program).as_bytes());
+        let of_process = |file| move |error| StartError::of_process(file, error);
+        let files = Files {
+            uffd: attachment.uffd,
+            drain: Some(attachment.drain),
+            pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
+            memory: sys::open_memory().map_err(of_process("mem"))?,
+        };
+        Ok(Box::leak(Box::new(Attached {
+            pager,
+            files: Mutex::new(Some(files)),
+            statm: crate::budget::open_statm()?,
+            list: sys::open_maps().map_err(of_process("maps"))?,
+            own_ranges: attachment.own_ranges,
+            children: attachment.children,
+            must_leave: AtomicBool::new(false),
+        })))
+    }
+
+    /// Pages the program until the order to leave comes; the calling thread becomes the steward. If the program ends,
+    /// this process is to be ended by another thread. `ready` is called when the program's memory is registered: from
+    /// then on it does not grow unseen; and once before, when it is watched and the limit is not near.
+    pub fn serve(&'static self, ready: impl Fn()) -> Result<Left, StartError> {
+        let pager = self.pager;
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(files) = files else {
+            return Err(std::io::Error::other("a sidecar serves once").into());
+        };
+        sys::be_prompt(true);
+        // Before it is urgent: a new thread waits for its turn on a CPU.
+        let core = pager.make_core(files)?;
+        activation::start_threads(pager, core)?;
+        let mut watch = Watch::new()?;
+        let mut is_watched = false;
+        while let Some(pause) = watch.look_again(pager) {
+            if !std::mem::replace(&mut is_watched, true) {
+                ready();
+            }
+            if self.must_leave() {
+                unregister_all(core, &pager.lock_registry());
+                return Ok(Left::Clean);
+            }
+            let bell = pager.requests.bell();
+            pager.requests.wait(bell, pause.min(ORDER_STEP));
+        }
+        {
+            let mut registry = pager.lock_registry();
+            for range in self.eligible()?.into_iter().filter(|range| range.is_movable) {
+                registry.add(range.start, range.end);
+            }
+        }
+        activation::activate(pager, core);
+        ready();
+        match blades::connect(core) {
+            Ok(pool) => core.pool.set(pool),
+            Err(error) => {
+                // Nothing is moved out before there is a pool: the program can go on without.
+                unregister_all(core, &pager.lock_registry());
+                return Err(error);
+            }
+        }
+        sys::be_prompt(false);
+        Ok(Steward::new(pager, core)?.attend(self))
+    }
+
+    /// Has everything brought in; [`Attached::serve`] then returns.
+    pub fn leave(&self) {
+        self.must_leave.store(true, SeqCst);
+        self.pager.requests.ring();
+        if let Some(core) = self.pager.core() {
+            core.layout.ring();
+        }
+    }
+
+    /// Whether a child of the program still has to get pages from this process.
+    pub fn owes_children(&self) -> bool {
+        self.pager.core().is_some_and(|core| core.layout.owes_children())
+    }
+
+    pub(crate) fn child_is_born(&self, uffd: &OwnedFd) {
+        (self.children.born)(uffd);
+    }
+
+    pub(crate) fn children_are_settled(&self) {
+        (self.children.settled)();
+    }
+
+    pub(crate) fn teller(&self) -> fn(&OwnedFd) {
+        self.children.born
+    }
+
+    pub(crate) fn must_leave(&self) -> bool {
+        self.must_leave.load(SeqCst)
+    }
+
+    /// What the kernel counts of the address space.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let [mapped, resident, _, _, _, data, ..] =
+            sys::read_numbers(&self.statm).unwrap_or_default();
+        Sizes { mapped, resident, data }
+    }
+
+    /// The program's memory that can be far, by the kernel's list of mappings.
+    pub(crate) fn eligible(&self) -> Result<Vec<Eligible>, std::io::Error> {
+        let text = sys::read_whole(&self.list, LIST_STEP_BYTES)?;
+        // After the list was read: what was mapped for it, or by another thread meanwhile, is among these.
+        let own = self.all_own_ranges();
+        let threshold = usize::try_from(self.pager.settings.threshold_bytes).unwrap_or(usize::MAX);
+        Ok(maps::eligible(&text, &own, threshold))
+    }
+
+    /// All memory that is the sidecar's own, as (start, end), in order.
+    pub fn all_own_ranges(&self) -> Vec<(usize, usize)> {
+        let mut own = (self.own_ranges)();
+        let mapped = sys::all_own_mappings().into_iter();
+        own.extend(mapped.chain([self.pager.board.range()]).map(|(at, bytes)| (at, at + bytes)));
+        if let Some(core) = self.pager.core() {
+            let (start, bytes) = core.frames.range();
+            own.push((start, start + bytes));
+        }
+        own.sort_unstable();
+        own
+    }
+}
+
+fn program_name(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}

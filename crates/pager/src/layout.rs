@@ -1,0 +1,262 @@
+//! The program changes its address space while pages are on their way, and userfaultfd's events tell of it.
+//!
+//! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its event is read,
+//! and then goes on at once. What the pager knows of the range is out of date from then on. So:
+//! * messages are read, and pages are moved or copied into the program or out of it, under one lock;
+//! * a change that was read is queued under the same hold of the lock, and the steward applies it to the page states;
+//! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is served.
+//!
+//! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN (`mmap_changing`), to
+//! every range registered with the same userfaultfd: hence trays are registered with the program's.
+//!
+//! Where no events are asked for (the preloaded library stands in front of the calls) entering costs nothing.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farpool_uffd::{Change, Message, Outcome, Uffd};
+
+use crate::sys;
+
+/// Changes and postponed faults for which there is room without allocating: each of the program's threads waits for
+/// one of either at a time.
+const ROOM: usize = 4096;
+/// Messages taken with one read by [`Layout::take_in`].
+const MESSAGES: usize = 8;
+
+/// What a step is refused with while a change waits to be applied.
+pub const CANCELLED: Outcome = Outcome { done_bytes: 0, errno: Some(libc::ECANCELED) };
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Layout {
+    /// Whether events were asked for.
+    follows: bool,
+    state: Mutex<State>,
+    /// Changes that were read and not applied yet.
+    unapplied: AtomicU32,
+    /// Children that were read of and have not got their pages yet. Until they have, this process must not end.
+    children: AtomicU32,
+    /// Counts what was applied; waited for by fault threads.
+    applied: AtomicU32,
+    /// Counts what was read; waited for by the steward.
+    bell: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changes: VecDeque<Change>,
+    /// Faults that were read by a thread that was looking for changes only.
+    postponed: VecDeque<Message>,
+    /// Memory of the pager's own that is registered: changes there are no news.
+    ignored: Range<usize>,
+}
+
+/// Permission to move pages, as long as it is held.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    _state: Option<MutexGuard<'a, State>>,
+}
+
+impl Layout {
+    /// `ignored`: the victim buffer.
+    pub fn new(follows: bool, ignored: (usize, usize)) -> Layout {
+        let room = if follows { ROOM } else { 0 };
+        let state = State {
+            changes: VecDeque::with_capacity(room),
+            postponed: VecDeque::with_capacity(room),
+            ignored: ignored.0..ignored.0 + ignored.1,
+        };
+        Layout {
+            follows,
+            state: Mutex::new(state),
+            unapplied: AtomicU32::new(0),
+            children: AtomicU32::new(0),
+            applied: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether changes come as events.
+    pub fn follows(&self) -> bool {
+        self.follows
+    }
+
+    /// Leave to move pages; None while a change waits to be applied. To be held for one call of the kernel.
+    pub fn enter(&self) -> Option<Entry<'_>> {
+        if !self.follows {
+            return Some(Entry { _state: None });
+        }
+        let state = self.lock();
+        (self.unapplied.load(SeqCst) == 0).then_some(Entry { _state: Some(state) })
+    }
+
+    /// One step that moves or fills pages of the program, or its refusal ([`CANCELLED`]).
+    pub fn step(&self, operation: impl FnOnce() -> Outcome) -> Outcome {
+        let Some(_entry) = self.enter() else { return CANCELLED };
+        operation()
+    }
+
+    /// As [`Layout::step`], for the steward while it applies a change: refused if another one waits behind that.
+    pub fn step_of_steward(&self, operation: impl FnOnce() -> Outcome) -> Outcome {
+        if !self.follows {
+            return operation();
+        }
+        let state = self.lock();
+        if state.changes.is_empty() { operation() } else { CANCELLED }
+    }
+
+    /// Reads waiting messages; changes among them are queued, and faults that another thread postponed come first.
+    /// Returns how many messages there are in `buffer`.
+    pub fn read(&self, uffd: &Uffd, buffer: &mut [Message]) -> Result<usize, std::io::Error> {
+        if !self.follows {
+            return uffd.read(buffer).map(<[Message]>::len);
+        }
+        let mut state = self.lock();
+        let postponed = state.postponed.len().min(buffer.len());
+        if postponed > 0 {
+            for (place, message) in buffer.iter_mut().zip(state.postponed.drain(..postponed)) {
+                *place = message;
+            }
+            return Ok(postponed);
+        }
+        let count = uffd.read(buffer)?.len();
+        self.queue_changes(&mut state, &buffer[..count]);
+        Ok(count)
+    }
+
+    /// For a fault thread whose call was refused with EAGAIN: takes in the change that the kernel is waiting to tell
+    /// of. Faults that are read meanwhile are postponed.
+    pub fn take_in(&self, uffd: &Uffd) {
+        if !self.follows {
+            return;
+        }
+        let mut messages = [Message::default(); MESSAGES];
+        let mut state = self.lock();
+        // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
+        if let Ok(messages) = uffd.read(&mut messages) {
+            self.queue_changes(&mut state, messages);
+            let faults = messages.iter().filter(|message| message.event().page_address.is_some());
+            state.postponed.extend(faults);
+        }
+    }
+
+    fn queue_changes(&self, state: &mut State, messages: &[Message]) {
+        let before = state.changes.len();
+        for change in messages.iter().filter_map(Message::change) {
+            if !state.is_own(change) {
+                let is_fork = matches!(change, Change::Forked { .. });
+                self.children.fetch_add(u32::from(is_fork), SeqCst);
+                state.changes.push_back(change);
+                self.unapplied.fetch_add(1, SeqCst);
+            }
+        }
+        if state.changes.len() > before {
+            self.ring();
+        }
+    }
+
+    /// Whether a change waits to be applied.
+    pub fn is_behind(&self) -> bool {
+        self.unapplied.load(SeqCst) != 0
+    }
+
+    /// Waits until a change was applied, at most for `timeout`, unless none waits.
+    pub fn wait_for_steward(&self, timeout: Duration) {
+        let applied = self.applied.load(SeqCst);
+        if self.is_behind() {
+            sys::wait(&self.applied, applied, Some(timeout));
+        }
+    }
+
+    // ---- the steward's side ----------------------------------------------------------------------
+
+    /// The oldest change that is not applied. It stays so until [`Layout::has_applied`].
+    pub fn next(&self) -> Option<Change> {
+        self.lock().changes.pop_front()
+    }
+
+    /// A child has its pages.
+    pub fn has_settled_child(&self) {
+        self.children.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether a child still has to get its pages. Whoever has read of one and not counted it yet has the lock.
+    pub fn owes_children(&self) -> bool {
+        let _state = self.lock();
+        self.children.load(SeqCst) != 0
+    }
+
+    /// The change that was last taken is applied.
+    pub fn has_applied(&self) {
+        self.unapplied.fetch_sub(1, SeqCst);
+        self.applied.fetch_add(1, SeqCst);
+        sys::wake(&self.applied);
+    }
+
+    /// To be read before looking for changes.
+    pub fn bell(&self) -> u32 {
+        self.bell.load(SeqCst)
+    }
+
+    /// Wakes the steward.
+    pub fn ring(&self) {
+        self.bell.fetch_add(1, SeqCst);
+        sys::wake(&self.bell);
+    }
+
+    /// Waits until something was read since `bell`, at most for `timeout`.
+    pub fn wait_for_changes(&self, bell: u32, timeout: Duration) {
+        sys::wait(&self.bell, bell, Some(timeout));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether it is the pager that gave frames of its own back to the kernel.
+    fn is_own(&self, change: Change) -> bool {
+        matches!(change, Change::Removed { start, .. } if self.ignored.contains(&start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_uffd::PAGE_BYTES;
+
+    const PAGE: usize = PAGE_BYTES;
+
+    #[test]
+    fn without_events_entering_is_always_allowed() {
+        let layout = Layout::new(false, (0, 0));
+        assert!(layout.enter().is_some() && !layout.is_behind());
+    }
+
+    #[test]
+    fn nothing_moves_until_a_change_is_applied() {
+        let layout = Layout::new(true, (0x10_0000, 0x1000));
+        layout.lock().changes.push_back(Change::Unmapped { start: 0, end: PAGE });
+        layout.unapplied.fetch_add(1, SeqCst);
+        assert!(layout.enter().is_none());
+        assert_eq!(layout.step(|| unreachable!()), CANCELLED);
+        assert_eq!(layout.next(), Some(Change::Unmapped { start: 0, end: PAGE }));
+        assert!(layout.enter().is_none(), "taken is not applied");
+        layout.has_applied();
+        assert!(layout.enter().is_some());
+    }
+
+    #[test]
+    fn what_happens_in_the_victim_buffer_is_no_news() {
+        let state = State { ignored: 4096..8192, ..State::default() };
+        assert!(state.is_own(Change::Removed { start: 4096, end: 8192 }));
+        assert!(!state.is_own(Change::Removed { start: 8192, end: 12288 }));
+        assert!(!state.is_own(Change::Unmapped { start: 4096, end: 8192 }));
+    }
+}

@@ -1,0 +1,198 @@
+//! The steward of a sidecar: applies what the program did to its address space, as userfaultfd's events tell it, and
+//! finds new memory in the kernel's list of mappings.
+//!
+//! The order matters: a mapping is looked for only when all changes that were read are applied, so that what is found at
+//! an address is not taken for what was there before. A change that is not read yet is no danger: until it is, the
+//! kernel refuses to move pages (see [`crate::layout`]).
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use farpool_uffd::{Change, Uffd};
+
+use super::Steward;
+use super::leaving::Left;
+use crate::activation::{learn, register};
+use crate::attached::{Attached, Sizes};
+use crate::maps::Eligible;
+use crate::page::PageState;
+use crate::registry::{Region, Registry};
+use crate::sys;
+
+/// The sizes of the address space and of the resident set are looked at this often; memory that was mapped since is
+/// unknown for so long. One thread can touch some 5 MB meanwhile, or twice that with huge pages.
+const LOOK_STEP: Duration = Duration::from_millis(2);
+/// The same when nothing has changed for [`QUIET_AFTER`].
+const QUIET_STEP: Duration = Duration::from_millis(20);
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// Rights that changed (mprotect), of which nothing tells, are noticed this often.
+const RESCAN_STEP: Duration = Duration::from_millis(500);
+
+/// What the steward remembers between two looks at the program's mappings.
+#[derive(Debug)]
+struct Looks {
+    sizes: Sizes,
+    changed: Instant,
+    scanned: Instant,
+    /// Mappings have gone since the last look.
+    is_overdue: bool,
+}
+
+impl Steward {
+    /// Serves until the program ends, or until the pager is told to leave: then everything is in the program, and nothing
+    /// is registered any more.
+    pub fn attend(mut self, attached: &Attached) -> Left {
+        let now = Instant::now();
+        let mut looks =
+            Looks { sizes: Sizes::default(), changed: now, scanned: now, is_overdue: true };
+        loop {
+            let bell = self.core.layout.bell();
+            while let Some(change) = self.core.layout.next() {
+                // Something else may be mapped there by now.
+                looks.is_overdue |=
+                    matches!(change, Change::Unmapped { .. } | Change::Moved { .. });
+                self.apply(attached, change);
+            }
+            if attached.must_leave()
+                && let Some(left) = self.leave()
+            {
+                return left;
+            }
+            self.look(attached, &mut looks);
+            self.keep_lease();
+            self.free_empty();
+            let is_quiet = looks.changed.elapsed() > QUIET_AFTER;
+            let step = if is_quiet { QUIET_STEP } else { LOOK_STEP };
+            self.core.layout.wait_for_changes(bell, step);
+        }
+    }
+
+    /// Makes a change known to the page states; faults are served again afterwards.
+    fn apply(&mut self, attached: &Attached, change: Change) {
+        match change {
+            Change::Removed { start, end } => {
+                let _registry = self.pager.lock_registry();
+                self.forget_as(start, end, PageState::DROPPED);
+            }
+            Change::Unmapped { start, end } => {
+                let mut registry = self.pager.lock_registry();
+                registry.remove(start, end);
+                self.forget(start, end);
+            }
+            Change::Moved { from, to, bytes } => return self.follow_move(from, to, bytes),
+            Change::Forked { descriptor } => {
+                // SAFETY: the kernel made the descriptor for this process when the event was read, and the change is
+                // applied once.
+                let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
+                attached.child_is_born(&uffd);
+                self.bring_in_child(attached, Uffd::adopt(uffd));
+                attached.children_are_settled();
+                self.core.layout.has_settled_child();
+            }
+        }
+        self.core.layout.has_applied();
+    }
+
+    /// Looks for memory that was mapped since the last look, if the address space has changed its size.
+    fn look(&self, attached: &Attached, looks: &mut Looks) {
+        let sizes = attached.sizes();
+        let before = std::mem::replace(&mut looks.sizes, sizes);
+        let is_larger = (sizes.mapped, sizes.data) != (before.mapped, before.data);
+        if sizes != before {
+            looks.changed = Instant::now();
+        }
+        let is_time = looks.scanned.elapsed() >= RESCAN_STEP && looks.changed >= looks.scanned;
+        let mistrusted = self.core.take_mistrusted();
+        if let Some((start, end)) = mistrusted {
+            // What is registered after all is registered once more, which changes nothing.
+            self.pager.lock_registry().remove(start, end);
+        }
+        looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
+        if looks.is_overdue && !self.core.layout.is_behind() {
+            (looks.is_overdue, looks.scanned) = (false, Instant::now());
+            learn_mappings(self, attached);
+            self.look_at_unmovable();
+        }
+    }
+}
+
+/// Memory that cannot be moved matters when it is this part of the limit.
+const UNMOVABLE_PART: u64 = 4;
+
+impl Steward {
+    /// Notes whether much of the memory is locked, or of rights that the victim buffer does not have.
+    fn look_at_unmovable(&self) {
+        let status = sys::read_file("/proc/self/status").unwrap_or_default();
+        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+        let locked_kib: u64 = locked
+            .and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok())
+            .unwrap_or_default();
+        let registry = self.pager.lock_registry();
+        let pinned = registry.iter().filter(|region| region.pinned);
+        let pinned_bytes: u64 = pinned.map(|region| region.bytes() as u64).sum();
+        let limit_bytes = self.core.board.header().limit_bytes.load(Relaxed);
+        let is_unmovable = pinned_bytes + locked_kib * 1024 > limit_bytes / UNMOVABLE_PART;
+        self.core.is_unmovable.store(is_unmovable, Relaxed);
+    }
+}
+
+/// Registers memory that is new, and notes which may be moved out.
+fn learn_mappings(steward: &Steward, attached: &Attached) {
+    let found = match attached.eligible() {
+        Ok(found) => found,
+        Err(error) => return sys::say(&format!("the list of mappings cannot be read: {error}")),
+    };
+    let core = steward.core;
+    let mut registry = steward.pager.lock_registry();
+    for range in found {
+        for part in unknown_parts(&registry, &range) {
+            let region = Region { start: part.0, end: part.1, pinned: false };
+            registry.add(region.start, region.end);
+            if register(core, &mut registry, region) {
+                learn(core, region);
+            }
+        }
+        let is_pinned = |region: &Region| region.pinned;
+        let parts = registry.overlapping(range.start, range.end);
+        if parts.iter().any(|part| is_pinned(part) == range.is_movable) {
+            registry.pin(range.start, range.end, !range.is_movable);
+        }
+    }
+}
+
+/// The parts of a movable range that the registry does not have.
+pub fn unknown_parts(registry: &Registry, range: &Eligible) -> Vec<(usize, usize)> {
+    let mut unknown = Vec::new();
+    if !range.is_movable {
+        return unknown;
+    }
+    let mut from = range.start;
+    for known in registry.overlapping(range.start, range.end) {
+        if known.start > from {
+            unknown.push((from, known.start));
+        }
+        from = known.end;
+    }
+    if from < range.end {
+        unknown.push((from, range.end));
+    }
+    unknown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_is_not_registered_again() {
+        let mut registry = Registry::default();
+        registry.add(0x3000, 0x5000);
+        registry.add(0x8000, 0x9000);
+        let range = Eligible { start: 0x2000, end: 0xa000, is_movable: true };
+        let unknown = unknown_parts(&registry, &range);
+        assert_eq!(unknown, [(0x2000, 0x3000), (0x5000, 0x8000), (0x9000, 0xa000)]);
+        let unmovable = Eligible { is_movable: false, ..range };
+        assert!(unknown_parts(&registry, &unmovable).is_empty());
+    }
+}

@@ -1,0 +1,166 @@
+//! The pager leaves the program: everything that is far or in the victim buffer comes in, and nothing is registered any
+//! more. Faults are served all the while.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use farpool_pool::{Completion, PageRead};
+use farpool_uffd::PAGE_BYTES;
+
+use super::{CARRY_PAGES, Steward};
+use crate::core::{Core, Mover, until_settled};
+use crate::page::Phase;
+use crate::registry::Registry;
+use crate::space::Page;
+use crate::sys;
+
+/// What cannot be brought in for so long (its mapping is gone, and no event has told) is given up.
+const VAIN_TIME: Duration = Duration::from_secs(10);
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The program is as it would be without a pager.
+    Clean,
+    /// So many pages could not be brought in; the pager has to stay.
+    Stuck { pages: usize },
+}
+
+/// Ends the paging of a program of which nothing is moved out.
+pub fn unregister_all(core: &Core, registry: &Registry) {
+    for region in registry.iter() {
+        // It fails where the mapping is gone.
+        let _ = core.uffd.unregister(region.start, region.bytes());
+    }
+    // Whoever unmaps the buffer must not wait for somebody to read of it.
+    let (start, bytes) = core.frames.range();
+    let _ = core.uffd.unregister(start, bytes);
+}
+
+impl Steward {
+    /// Brings in all pages; None: a change must be applied first, or not all was to be had at once.
+    pub(super) fn leave(&mut self) -> Option<Left> {
+        let since = *self.leaving_since.get_or_insert_with(Instant::now);
+        self.core.leaving.store(true, SeqCst);
+        self.core.budget.kick();
+        let mut left = 0;
+        for id in 0..self.core.space.count() {
+            if self.core.layout.is_behind() {
+                return None;
+            }
+            left += self.bring_in_superpage(id);
+        }
+        if left > 0 {
+            return (since.elapsed() > VAIN_TIME).then_some(Left::Stuck { pages: left });
+        }
+        let registry = self.pager.lock_registry();
+        if self.core.layout.is_behind() {
+            return None;
+        }
+        unregister_all(self.core, &registry);
+        Some(Left::Clean)
+    }
+
+    /// Returns how many pages of the superpage are not in the program yet.
+    fn bring_in_superpage(&mut self, id: usize) -> usize {
+        let Some(superpage) = self.core.space.by_id(id) else { return 0 };
+        let mut left = 0;
+        let mut batch = Vec::with_capacity(CARRY_PAGES);
+        for index in 0..superpage.pages.len() {
+            let page = Page { superpage, index };
+            match page.cell().load().phase() {
+                Phase::Untouched | Phase::Resident | Phase::Dropped | Phase::Lost => {}
+                Phase::Far if page.cell().claim(Phase::Far, Phase::Fetching).is_some() => {
+                    batch.push(page);
+                }
+                Phase::Victim => left += usize::from(!self.bring_in_victim(page)),
+                // Whoever owns it lets it go soon.
+                Phase::Far | Phase::Evicting | Phase::Fetching => left += 1,
+            }
+            if batch.len() == CARRY_PAGES {
+                left += self.bring_in_batch(&batch);
+                batch.clear();
+            }
+        }
+        left + self.bring_in_batch(&batch)
+    }
+
+    /// Fetches pages that the caller has claimed, and copies them in; returns how many stay far.
+    fn bring_in_batch(&mut self, batch: &[Page]) -> usize {
+        let fetched = self.fetch_to_carry(batch);
+        let mut left = 0;
+        for (number, page) in batch.iter().enumerate() {
+            let source = self.carry + number * PAGE_BYTES;
+            let state = page.cell().load();
+            let is_in = fetched & (1 << number) != 0 && self.copy_into_program(*page, source);
+            if is_in {
+                page.cell().store(state.with_phase(Phase::Resident));
+                page.superpage.far_pages.fetch_sub(1, Relaxed);
+            } else {
+                page.cell().store(state.with_phase(Phase::Far));
+                left += 1;
+            }
+            let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
+        }
+        left
+    }
+
+    /// Reads up to [`CARRY_PAGES`] far pages into `carry`, one after the other; returns the bits of those that came.
+    pub(super) fn fetch_to_carry(&mut self, pages: &[Page]) -> u64 {
+        let reads: Vec<PageRead> = pages
+            .iter()
+            .enumerate()
+            .filter_map(|(number, page)| {
+                let at = self.core.place(*page, page.cell().load().layer())?;
+                let into = (self.carry + number * PAGE_BYTES) as *mut u8;
+                Some(PageRead { at, into, token: number as u64 })
+            })
+            .collect();
+        if reads.is_empty() {
+            return 0;
+        }
+        self.done.clear();
+        // SAFETY: `carry` is this thread's own memory, and nothing touches it before all have completed.
+        if let Err(error) = unsafe { self.lane.read(&reads) } {
+            sys::say(&format!("far pages cannot be fetched: {error}"));
+            return 0;
+        }
+        let (mut completed, mut fetched) = (0, 0);
+        while completed < reads.len() {
+            if self.done.is_empty() {
+                self.lane.wait(&mut self.done);
+            }
+            for Completion { token, result } in self.done.drain(..) {
+                completed += 1;
+                fetched |= u64::from(result.is_ok()) << (token & 63);
+            }
+        }
+        fetched
+    }
+
+    fn bring_in_victim(&mut self, page: Page) -> bool {
+        let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else { return false };
+        let Some((slot, _)) = self.core.frames.locate(page) else {
+            // Between the claim and here nobody else can have taken it.
+            crate::serve::fail_closed("a victim is not in the buffer");
+        };
+        let is_in = self.copy_into_program(page, self.core.frames.address(slot));
+        if is_in {
+            self.core.frames.invalidate(slot);
+            page.cell().store(state.with_phase(Phase::Resident));
+        } else {
+            self.core.frames.keep(slot);
+            page.cell().store(state);
+        }
+        let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
+        is_in
+    }
+
+    fn copy_into_program(&self, page: Page, source: usize) -> bool {
+        // As the evictor: whatever change was read comes first.
+        let copied = until_settled(self.core, Mover::Evictor, |_| {
+            self.core.uffd.copy(page.address(), source, PAGE_BYTES, false)
+        });
+        matches!(copied.errno, None | Some(libc::EEXIST))
+    }
+}
