@@ -26,7 +26,13 @@ fn variable(name: &str) -> String {
 /// Everything that the sidecar is made of. Cargo.lock is in it: a new version of a dependency is
 /// a new sidecar.
 fn watch_sources(workspace: &Path) {
-    for source in ["crates/sidecar", "Cargo.toml", "Cargo.lock"] {
+    let crates = ["sidecar", "pager", "uffd", "board", "pool", "fabric", "wire", "policy"];
+    for source in crates
+        .map(|name| format!("crates/{name}"))
+        .iter()
+        .map(String::as_str)
+        .chain(["Cargo.toml", "Cargo.lock"])
+    {
         println!("cargo::rerun-if-changed={}", workspace.join(source).display());
     }
     println!("cargo::rerun-if-changed=build.rs");

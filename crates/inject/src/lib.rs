@@ -29,6 +29,7 @@ mod remote;
 mod stack;
 mod stop;
 mod sys;
+mod withdraw;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +43,7 @@ pub use crate::error::InjectError;
 pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
 pub use crate::image::Image;
 pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
+pub use crate::withdraw::withdraw;
 
 use crate::error::StepError;
 use crate::furnish::Host;
@@ -86,10 +88,33 @@ pub struct Injected {
 /// Everything is done in a thread of its own: the kernel lets go of all that a thread traces when
 /// it ends, also what could not be let go in an orderly way.
 pub fn inject(target: Pid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
+    run(target, image, setup, None)
+}
+
+/// As [`inject`], and the program stays stopped until `held` has returned: nothing of it can happen before the sidecar
+/// is ready for it. `held` must not wait for the program, nor for long.
+pub fn inject_and_hold(
+    target: Pid,
+    image: &Image,
+    setup: &Setup,
+    held: impl FnOnce(&Injected) + Send,
+) -> Result<Injected, InjectError> {
+    run(target, image, setup, Some(Box::new(held)))
+}
+
+/// What is done while the program is stopped.
+type Held<'a> = Box<dyn FnOnce(&Injected) + Send + 'a>;
+
+fn run(
+    target: Pid,
+    image: &Image,
+    setup: &Setup,
+    held: Option<Held<'_>>,
+) -> Result<Injected, InjectError> {
     let pid = Tid(target.as_raw_nonzero().get());
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("farpool-inject".into());
-        let thread = builder.spawn_scoped(scope, || inject_here(pid, image, setup));
+        let thread = builder.spawn_scoped(scope, || inject_here(pid, image, setup, held));
         let thread = thread.map_err(|source| InjectError::Kernel {
             pid: pid.0,
             what: "a thread",
@@ -110,12 +135,19 @@ struct Known {
     gate: Option<Gate>,
 }
 
-fn inject_here(pid: Tid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
+fn inject_here(
+    pid: Tid,
+    image: &Image,
+    setup: &Setup,
+    held: Option<Held<'_>>,
+) -> Result<Injected, InjectError> {
     let known = examine(pid)?;
     let mut stopped = stop::stop(pid)?;
     let threads = stopped.threads().len();
-    let born = bear(pid, &mut stopped, &known);
-    stopped.release();
+    let born = bear(pid, &mut stopped, &known, held.is_some());
+    if held.is_none() || born.is_err() {
+        stopped.release();
+    }
     let time = stopped.since.elapsed();
     let sidecar = born?;
     let tid = sidecar.tid;
@@ -128,14 +160,20 @@ fn inject_here(pid: Tid, image: &Image, setup: &Setup) -> Result<Injected, Injec
     let furnished = furnish::furnish(sidecar, image, setup, &host);
     let furnished = furnished.map_err(|error| error.of(pid.0, tid.0))?;
     let Some(sidecar) = Pid::from_raw(tid.0) else { return Err(StepError::Fault.of(pid.0, tid.0)) };
-    Ok(Injected {
+    let mut injected = Injected {
         pid: sidecar,
         pidfd: furnished.pidfd,
         control: furnished.control,
         span: furnished.span,
         stopped: time,
         threads,
-    })
+    };
+    if let Some(held) = held {
+        held(&injected);
+        stopped.release();
+        injected.stopped = stopped.since.elapsed();
+    }
+    Ok(injected)
 }
 
 /// Refuses what can be refused before anything is stopped.
@@ -168,7 +206,12 @@ fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
     procfs::find_gate(memory, &procfs::mappings(tid).ok()?)
 }
 
-fn bear(pid: Tid, stopped: &mut Stopped, known: &Known) -> Result<Remote, InjectError> {
+fn bear(
+    pid: Tid,
+    stopped: &mut Stopped,
+    known: &Known,
+    holds: bool,
+) -> Result<Remote, InjectError> {
     let tid = suitable(pid, stopped.threads())?;
     let memory = Memory::open(tid).map_err(|source| InjectError::Kernel {
         pid: pid.0,
@@ -179,7 +222,11 @@ fn bear(pid: Tid, stopped: &mut Stopped, known: &Known) -> Result<Remote, Inject
     let gate = found.or_else(|| find_gate(tid, &memory));
     let gate = gate.ok_or(InjectError::NoGate { pid: pid.0 })?;
     let options = options(pid, tid, known.is_filtered)?;
-    let release = || stopped.release_but(tid);
+    let release = || {
+        if !holds {
+            stopped.release_but(tid);
+        }
+    };
     let born = birth::bear(pid, tid, gate, &memory, options, release);
     born.map_err(|error| error.of(pid.0, tid.0))
 }

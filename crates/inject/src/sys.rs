@@ -6,6 +6,7 @@ use std::io::Error;
 use std::time::{Duration, Instant};
 
 use crate::arch::Registers;
+use crate::procfs;
 
 /// A kernel thread id; of a process's first thread it is the process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,10 +79,10 @@ const OP_EXIT: u8 = 2;
 /// `struct ptrace_rseq_configuration`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct RseqConfig {
-    address: u64,
-    bytes: u32,
-    signature: u32,
+pub struct RseqConfig {
+    pub address: u64,
+    pub bytes: u32,
+    pub signature: u32,
     flags: u32,
     pad: u32,
 }
@@ -202,10 +203,15 @@ fn set_area(tid: Tid, kind: usize, base: *mut libc::c_void, bytes: usize) -> Res
     ptrace(libc::PTRACE_SETREGSET, tid, kind, std::ptr::from_ref(&vector) as usize)
 }
 
-/// Where the thread's restartable-sequence area lies, if it has one (and the kernel can say).
-pub fn rseq_address(tid: Tid) -> Option<u64> {
+/// The thread's restartable-sequence area, if it has one (and the kernel can say).
+pub fn rseq(tid: Tid) -> Option<RseqConfig> {
     let config = ask(GET_RSEQ_CONFIGURATION, tid, size_of::<RseqConfig>());
-    config.ok().map(|config: RseqConfig| config.address).filter(|address| *address != 0)
+    config.ok().filter(|config: &RseqConfig| config.address != 0)
+}
+
+/// Where it lies.
+pub fn rseq_address(tid: Tid) -> Option<u64> {
+    rseq(tid).map(|config| config.address)
 }
 
 /// Whether the thread catches its own system calls (syscall user dispatch).
@@ -227,8 +233,12 @@ fn decode(status: libc::c_int) -> Stop {
     }
 }
 
-/// Looks once whether a traced task stopped or ended.
+/// Looks once whether a traced task stopped or ended. The end of a process that is this one's child is left to whoever
+/// waits for it: it would never hear of its exit code.
 pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
+    if has_ended_as_own_child(tid) {
+        return Ok(Some(Stop::Ended));
+    }
     let mut status = 0;
     // SAFETY: `status` is an int of ours.
     let found = unsafe { libc::waitpid(tid.0, &raw mut status, libc::__WALL | libc::WNOHANG) };
@@ -240,6 +250,21 @@ pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
         },
         _ => Ok(Some(decode(status))),
     }
+}
+
+fn has_ended_as_own_child(tid: Tid) -> bool {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: zeros are a siginfo_t; the kernel writes one.
+    let (found, information) = unsafe {
+        let mut information: libc::siginfo_t = std::mem::zeroed();
+        let id = tid.0.cast_unsigned();
+        (libc::waitid(libc::P_PID, id, &raw mut information, flags), information)
+    };
+    // Of a traced task its stops are told, too, asked for or not. No news leaves all zero.
+    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+    let has_ended = found == 0 && ends.contains(&information.si_code);
+    let parent = || procfs::Status::read(tid).ok().and_then(|status| status.number("PPid"));
+    has_ended && parent().is_some_and(|parent| parent.cast_unsigned() == std::process::id())
 }
 
 /// Waits for the next stop of a task, at the latest until `deadline` (None then). `has_ended` is

@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::raw;
+use crate::{paging, raw};
 
 /// Largest request; longer ones are cut by the kernel and then not understood.
 const MAX_REQUEST_BYTES: usize = 256;
@@ -22,10 +22,10 @@ const MAX_REQUEST_BYTES: usize = 256;
 const WORK_NUMBERS: u64 = 200_000;
 
 /// An answer: text and at most one descriptor.
-type Answer = Result<(String, Option<OwnedFd>), String>;
+pub type Answer = Result<(String, Option<OwnedFd>), String>;
 
-/// Serves one request. False when the other end is closed.
-pub fn serve(socket: BorrowedFd) -> bool {
+/// Serves one request about the program `host`. False when the other end is closed.
+pub fn serve(socket: BorrowedFd, host: i32) -> bool {
     let mut bytes = [0; MAX_REQUEST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -41,11 +41,11 @@ pub fn serve(socket: BorrowedFd) -> bool {
         _ => None,
     });
     let request = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
-    reply(socket, answer(request.trim(), fd));
+    reply(socket, answer(request.trim(), fd, host));
     true
 }
 
-fn answer(request: &str, fd: Option<OwnedFd>) -> Answer {
+fn answer(request: &str, fd: Option<OwnedFd>, host: i32) -> Answer {
     match request {
         "PING" => Ok((format!("PONG {}", std::process::id()), None)),
         "MAPS" => maps(),
@@ -54,6 +54,11 @@ fn answer(request: &str, fd: Option<OwnedFd>) -> Answer {
         "ARGS" => Ok((arguments(), None)),
         "RANGES" => Ok((ranges(), None)),
         "UFFD" => userfaultfd(fd),
+        "MAKE" => paging::make(fd).map(|made| ("MADE".into(), Some(made))),
+        start if start.split(' ').next() == Some("START") => {
+            paging::start(host, fd, start).map(|()| ("STARTED".into(), None))
+        }
+        "LEAVE" => paging::leave().map(|()| ("LEAVING".into(), None)),
         "PANIC" => panic!("asked to panic"),
         other => {
             Err(format!("{other} is not known; PING MAPS WORK NET ARGS RANGES UFFD PANIC are"))
@@ -62,7 +67,7 @@ fn answer(request: &str, fd: Option<OwnedFd>) -> Answer {
 }
 
 /// Sends text and perhaps a descriptor; a send that fails is the other end's end.
-fn reply(socket: BorrowedFd, answer: Answer) {
+pub fn reply(socket: BorrowedFd, answer: Answer) {
     let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -126,8 +131,7 @@ fn arguments() -> String {
 }
 
 fn ranges() -> String {
-    let spans = crate::own_ranges();
-    spans.iter().map(|span| format!("{:x}-{:x} ", span.start, span.end)).collect()
+    paging::ranges().iter().map(|(start, end)| format!("{start:x}-{end:x} ")).collect()
 }
 
 fn userfaultfd(device: Option<OwnedFd>) -> Answer {

@@ -14,6 +14,7 @@ mod control;
 mod heap;
 mod libc_memory;
 mod lock;
+mod paging;
 mod raw;
 mod spans;
 mod watch;
@@ -38,7 +39,9 @@ const HOST_VARIABLE: &str = "FARPOOL_SIDECAR_HOST";
 /// The injector's word for the addresses of image and first stack, START-END in hexadecimal.
 const SPAN_VARIABLE: &str = "FARPOOL_SIDECAR_SPAN";
 /// How often an exec is looked for; the old image's memory stays for at most this long.
-const EXEC_LOOK_NS: i64 = 50_000_000;
+const EXEC_LOOK_NS: i64 = 5_000_000;
+/// Between two looks whether the children of a program that has ended have all their pages.
+const CHILDREN_LOOK: std::time::Duration = std::time::Duration::from_millis(2);
 /// Exit codes, seen by whoever reaps the sidecar.
 const EXIT_DONE: i32 = 0;
 const EXIT_NOT_INJECTED: i32 = 2;
@@ -82,8 +85,7 @@ fn tell_panics() {
     }));
 }
 
-/// Serves until the program is gone. A closed control socket is not an end: whoever holds it may
-/// be replaced, the program's memory may not.
+/// Serves until the program is gone, or has been left after its keeper's end.
 fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
     let mut control = Some(control);
     loop {
@@ -95,11 +97,24 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
         let _ = poll(&mut ready, Some(&patience));
         let has_ended = !ready[0].revents().is_empty();
         let is_asked = ready.get(1).is_some_and(|control| !control.revents().is_empty());
-        if has_ended || !host.shares_memory() {
+        let is_over = has_ended || !host.shares_memory();
+        if is_over && paging::owes_children() {
+            // They would read zeros where their pages are to come.
+            std::thread::sleep(CHILDREN_LOOK);
+            continue;
+        }
+        if is_over {
+            // An orderly end: a keeper who is not told of one takes it for a failure, and ends the program.
+            paging::tell("GONE");
             raw::leave(EXIT_DONE);
         }
-        if is_asked && control.as_ref().is_some_and(|socket| !control::serve(socket.as_fd())) {
+        if control.is_none() && paging::has_left() {
+            raw::leave(EXIT_DONE);
+        }
+        let serve = |socket: &OwnedFd| control::serve(socket.as_fd(), host.pid);
+        if is_asked && control.as_ref().is_some_and(|socket| !serve(socket)) {
             control = None;
+            paging::keeper_has_ended();
         }
     }
 }

@@ -18,6 +18,8 @@ pub mod number {
     pub const CLOSE: u64 = 57;
     pub const CAPSET: u64 = 91;
     pub const EXIT: u64 = 93;
+    pub const SET_TID_ADDRESS: u64 = 96;
+    pub const SET_ROBUST_LIST: u64 = 99;
     pub const RT_SIGACTION: u64 = 134;
     pub const SETSID: u64 = 157;
     pub const PRCTL: u64 = 167;
@@ -30,6 +32,7 @@ pub mod number {
     pub const MADVISE: u64 = 233;
     pub const WAIT4: u64 = 260;
     pub const PRLIMIT64: u64 = 261;
+    pub const RSEQ: u64 = 293;
     pub const CLOSE_RANGE: u64 = 436;
 }
 

@@ -27,8 +27,11 @@ pub mod number {
     pub const SETSID: u64 = 112;
     pub const CAPSET: u64 = 126;
     pub const PRCTL: u64 = 157;
+    pub const SET_TID_ADDRESS: u64 = 218;
+    pub const SET_ROBUST_LIST: u64 = 273;
     pub const DUP3: u64 = 292;
     pub const PRLIMIT64: u64 = 302;
+    pub const RSEQ: u64 = 334;
     pub const CLOSE_RANGE: u64 = 436;
 }
 
