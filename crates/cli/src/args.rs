@@ -28,7 +28,9 @@ pub use trace::*;
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use crate::values::{Backing, BladeAddress, LocalLimit, Prefetch, Size, Span, Victim, WhenFull};
+use crate::values::{
+    Backing, BladeAddress, Door, LocalLimit, Prefetch, Size, Span, Victim, WhenFull,
+};
 
 /// Run unmodified Linux programs with part of their memory on other machines.
 #[derive(Debug, Parser)]
@@ -74,6 +76,10 @@ pub enum Command {
     Task(TaskArgs),
     /// Show what running programs and blades are doing
     Stat(StatArgs),
+    /// Give a running process less local memory: the rest of it goes to blades (root)
+    Attach(AttachArgs),
+    /// Bring an attached process's memory in, and leave it as it was
+    Detach(DetachArgs),
     /// Change the local memory of a program that runs under `farpool run`
     Limit(LimitArgs),
     /// Show and change the blades of a program that runs under `farpool run`
@@ -171,6 +177,10 @@ pub struct RunSettings {
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
+    /// How the pager gets into processes: a preloaded library, or a sidecar in any process whose memory begins to count
+    /// (needs root; static programs, too) [default: preload]
+    #[arg(long, value_enum, env = "FARPOOL_RUN_DOOR", hide_env_values = true)]
+    pub door: Option<Door>,
     /// Start the program although a blade does not answer, userfaultfd is refused, or limits (ulimit) are too small
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_NO_CHECK", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -228,6 +238,50 @@ pub struct BladeSettings {
     )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool attach 4711 --local 512MiB\n\n\
+The process goes on as it is, with any allocator, in any language, statically linked or not; its threads are stopped for \
+a moment. farpool stays until the process ends. When it is told to end (Ctrl-C, SIGTERM, farpool detach) it brings \
+everything in first. What the process forks from now on has its memory in local memory.\n\n\
+Without --blade the far memory is a private blade inside farpool, in this machine's memory.")]
+pub struct AttachArgs {
+    /// The process
+    pub pid: u32,
+    /// Its local memory from now on: a size, or a share of what it has (25%)
+    #[arg(long, value_name = "SIZE|PCT")]
+    pub local: LocalLimit,
+    /// A blade to use: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
+    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
+    pub blade: Vec<BladeAddress>,
+    /// Most far memory the process may use [default: what the blades grant]
+    #[arg(long, value_name = "SIZE")]
+    pub quota: Option<Size>,
+    /// How victims are chosen: clock, fifo, lru, random or sieve [default: clock]
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<Victim>,
+    /// What is fetched ahead: none, sequential or trend [default: sequential]
+    #[arg(long, value_name = "NAME")]
+    pub prefetch: Option<Prefetch>,
+    /// Write the statistics to this file as JSON at the end
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// Allow blades beyond this machine's loopback: pages then travel unencrypted
+    #[arg(long)]
+    pub allow_remote_tcp: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  farpool detach 4711")]
+pub struct DetachArgs {
+    /// The attached process
+    pub pid: u32,
 }
 
 #[derive(Debug, Args)]

@@ -74,6 +74,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             args.settings.fill_from(files()?.stat);
             commands::stat::main(&args)
         }
+        Command::Attach(args) => commands::attach::main(args),
+        Command::Detach(args) => commands::attach::detach(&args),
         Command::Limit(args) => commands::limit::main(&args),
         Command::Blades(args) => commands::blades::main(&args),
         Command::Doctor(args) => commands::doctor::main(&args),

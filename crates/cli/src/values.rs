@@ -273,6 +273,33 @@ impl fmt::Display for WhenFull {
     }
 }
 
+/// How the pager gets into the program's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Door {
+    /// A library that stands in front of the C library's memory calls.
+    Preload,
+    /// A process of its own in the program's address space.
+    Sidecar,
+}
+
+impl FromStr for Door {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false)
+            .map_err(|_| format!("{text:?} is neither preload nor sidecar"))
+    }
+}
+
+impl fmt::Display for Door {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Door::Preload => "preload",
+            Door::Sidecar => "sidecar",
+        })
+    }
+}
+
 /// How victims are chosen, by the name that [`farpool_policy`] knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim(pub VictimKind);
@@ -319,7 +346,7 @@ macro_rules! written_as_text {
     )*};
 }
 
-written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, WhenFull, Victim, Prefetch);
+written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, Door, WhenFull, Victim, Prefetch);
 written_as_text!(BusyRate, Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]

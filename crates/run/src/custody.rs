@@ -83,7 +83,7 @@ fn has_no_pager(pid: u32) -> bool {
 }
 
 /// Somebody still uses the memory of a process that is dead: poisons what they wait for.
-fn end_orphans(uffd: &Uffd) {
+pub(crate) fn end_orphans(uffd: &Uffd) {
     // The flag is of the open file; the dead process's threads no longer read it.
     if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
         return;

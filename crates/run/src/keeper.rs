@@ -24,7 +24,8 @@ use crate::needs;
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
-use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
+use crate::wards::{self, Wards};
+use crate::{Door, LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
 /// Signals passed on to the program; those of the terminal reach it anyway.
 const FORWARDED: [i32; 8] = [
@@ -59,8 +60,13 @@ fn run_recorded(
     recorder: Option<FaultRecorder>,
 ) -> Result<(i32, Option<FaultTrace>), RunError> {
     let path = program::find(&options.program)?;
-    program::check(&path)?;
-    let preload = preload_path(options)?;
+    let preload = match options.door {
+        Door::Preload => {
+            program::check(&path)?;
+            Some(preload_path(options)?)
+        }
+        Door::Sidecar => None,
+    };
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
     let descriptors = needs::raise_descriptors();
@@ -87,18 +93,19 @@ fn run_recorded(
     if recorder.is_some() {
         board.switch_on_fault_log(&board_path)?;
     }
-    let program = start(options, &path, &preload, &board_path, descriptors)
+    let wards = match options.door {
+        Door::Preload => None,
+        Door::Sidecar => Some(Wards::open(&board_path)?),
+    };
+    let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper = Keeper {
-        board,
-        custody,
-        gone: ProcessStatistics::empty(),
-        peak: Peak::default(),
-        folder: directory::base(),
-        has_told_of_no_room: false,
-    };
+    let mut keeper = Keeper::new(board, Some(custody));
+    if wards.is_some() {
+        wards::be_prompt();
+    }
+    keeper.wards = wards;
     let status = keeper.watch(program);
     keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
@@ -109,17 +116,33 @@ fn run_recorded(
     Ok((exit_code(status), recorded.transpose()?))
 }
 
-struct Keeper {
+/// What is kept of a run: its board, and what its processes have counted.
+pub(crate) struct Keeper {
     board: Arc<Board>,
-    custody: Custody,
+    /// The processes hand their userfaultfds over; those of sidecars are kept with these.
+    custody: Option<Custody>,
     gone: ProcessStatistics,
     peak: Peak,
     /// Where the board is.
     folder: PathBuf,
     has_told_of_no_room: bool,
+    /// The processes with sidecars, if that is the door.
+    wards: Option<Wards>,
 }
 
 impl Keeper {
+    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>) -> Keeper {
+        Keeper {
+            board,
+            custody,
+            gone: ProcessStatistics::empty(),
+            peak: Peak::default(),
+            folder: directory::base(),
+            has_told_of_no_room: false,
+            wards: None,
+        }
+    }
+
     /// Waits for the program and for all its descendants; returns the program's status.
     fn watch(&mut self, program: i32) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);
@@ -133,7 +156,13 @@ impl Keeper {
                 }
                 Ok(None) => {
                     self.count_native();
-                    std::thread::sleep(WATCH_STEP);
+                    match &mut self.wards {
+                        Some(wards) => {
+                            let pause = wards.look(&self.board);
+                            wards.wait(pause);
+                        }
+                        None => std::thread::sleep(WATCH_STEP),
+                    }
                 }
                 Err(_) => {
                     // No children are left.
@@ -144,7 +173,7 @@ impl Keeper {
     }
 
     /// Publishes the resident set of processes that have no pager of their own.
-    fn count_native(&mut self) {
+    pub(crate) fn count_native(&mut self) {
         self.peak.observe(&self.board);
         self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
@@ -191,7 +220,9 @@ impl Keeper {
             self.gone.add(&process);
         }
         self.board.copies().sweep(is_alive);
-        self.custody.sweep(is_alive);
+        if let Some(custody) = &self.custody {
+            custody.sweep(is_alive);
+        }
     }
 
     fn sweep_slot(&self, slot: &Slot) -> Option<ProcessStatistics> {
@@ -207,7 +238,7 @@ impl Keeper {
         Some(ended)
     }
 
-    fn finish(&mut self, statistics_file: Option<std::fs::File>) {
+    pub(crate) fn finish(&mut self, statistics_file: Option<std::fs::File>) {
         self.sweep();
         let statistics = stats::collect(&self.board, &self.gone, self.peak);
         if let Some(mut file) = statistics_file {
@@ -262,21 +293,20 @@ fn exit_code(status: ExitStatus) -> i32 {
 fn start(
     options: &RunOptions,
     path: &Path,
-    preload: &Path,
+    preload: Option<&Path>,
     board: &Path,
     descriptors: Rlimit,
 ) -> Result<i32, std::io::Error> {
-    let mut libraries = preload.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        libraries.push(":");
-        libraries.push(others);
-    }
     let mut command = Command::new(path);
-    command
-        .arg0(&options.program)
-        .args(&options.arguments)
-        .env("LD_PRELOAD", libraries)
-        .env(BOARD_VARIABLE, board);
+    command.arg0(&options.program).args(&options.arguments);
+    if let Some(preload) = preload {
+        let mut libraries = preload.as_os_str().to_owned();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        command.env("LD_PRELOAD", libraries).env(BOARD_VARIABLE, board);
+    }
     let keeper = rustix::process::getpid();
     // SAFETY: only async-signal-safe system calls between fork and exec.
     unsafe {
@@ -316,7 +346,7 @@ fn become_subreaper() -> Result<(), std::io::Error> {
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings {
+pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings {
     let (limit_bytes, local_percent) = limit_numbers(options.local);
     Settings {
         limit_bytes,
@@ -334,14 +364,14 @@ fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings 
     }
 }
 
-fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {
+pub(crate) fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {
     match quota_bytes {
         Some(asked) if asked < SUPERPAGE_BYTES => Err(RunError::QuotaTooSmall { asked }),
         _ => Ok(()),
     }
 }
 
-fn check_limit(local: LocalLimit) -> Result<(), RunError> {
+pub(crate) fn check_limit(local: LocalLimit) -> Result<(), RunError> {
     match local {
         LocalLimit::Bytes(asked) if asked < LIMIT_MIN_BYTES => {
             Err(RunError::LimitTooSmall { asked })
@@ -351,7 +381,7 @@ fn check_limit(local: LocalLimit) -> Result<(), RunError> {
 }
 
 /// The blades to use, as clients address them, and the private one if none was named.
-fn blades(
+pub(crate) fn blades(
     options: &RunOptions,
     directory: &RunDirectory,
 ) -> Result<(Vec<String>, Option<Serving>), RunError> {
@@ -388,7 +418,7 @@ fn machine_bytes() -> u64 {
 }
 
 /// Root's runs can be used by programs that change their user: nobody can guess the directory's name.
-fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
+pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
         return Ok(());

@@ -6,6 +6,7 @@
 //!
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 
+mod attach;
 mod blades;
 mod custody;
 mod directory;
@@ -14,7 +15,9 @@ mod keeper;
 mod needs;
 mod program;
 mod rack;
+mod sidecars;
 mod stats;
+mod wards;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,6 +27,7 @@ pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
 use farpool_wire::SUPERPAGE_BYTES;
 
+pub use attach::{AttachEnd, Entered, attach, detach};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
@@ -31,6 +35,7 @@ pub use keeper::{capture_faults, run, set_limit};
 pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
+pub use sidecars::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
 
 /// Local memory of the program's whole process tree.
@@ -45,6 +50,16 @@ pub enum LocalLimit {
 pub const PERCENT_FLOOR_BYTES: u64 = 16 << 20;
 /// The least local memory that can be asked for; below, the pager itself would not fit.
 pub const LIMIT_MIN_BYTES: u64 = 4 << 20;
+
+/// How the pager gets into the program's processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Door {
+    /// A library that stands in front of the C library's memory calls.
+    #[default]
+    Preload,
+    /// A process of its own in the program's address space, put into any process whose memory begins to count.
+    Sidecar,
+}
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -72,6 +87,7 @@ pub struct RunOptions {
     pub no_check: bool,
     /// Says nothing unless something fails.
     pub quiet: bool,
+    pub door: Door,
     /// The preload library, if it is not beside the executable.
     pub preload: Option<PathBuf>,
 }
@@ -96,6 +112,7 @@ impl RunOptions {
             stats_file: None,
             no_check: false,
             quiet: false,
+            door: Door::default(),
             preload: None,
         }
     }
@@ -169,6 +186,37 @@ pub enum RunError {
     Trace(#[from] farpool_trace::TraceError),
     #[error(transparent)]
     BladeChange(#[from] BladeChangeError),
+    #[error("there is no process {pid}; it may have ended")]
+    NoProcess { pid: u32 },
+    #[error(transparent)]
+    Sidecar(#[from] SidecarError),
+    #[error("process {pid} goes on in local memory: {reason}")]
+    NotPaged { pid: u32, reason: String },
+    #[error("process {pid} is farpool itself; give the process that is to have less local memory")]
+    Oneself { pid: u32 },
+    #[error(
+        "process 1 is the first of this machine or container, and all others would end with it if anything went \
+         wrong; attach to a container's from outside, by its number there"
+    )]
+    FirstProcess,
+    #[error(
+        "process {pid} has a pager already: it was attached to, or belongs to a farpool run; farpool limit changes its \
+         local memory, and farpool detach ends an attachment"
+    )]
+    AlreadyPaged { pid: u32 },
+    #[error("{pages} pages of process {pid} could not be brought in, and it was ended")]
+    Stuck { pid: u32, pages: String },
+    #[error(
+        "the sidecar of process {pid} has ended, and the process with it, for nobody could bring its pages; please \
+         report it, with its last words: {words}"
+    )]
+    SidecarDied { pid: u32, words: String },
+    #[error(
+        "process {pid} was started by farpool run, not attached to; farpool limit changes its local memory"
+    )]
+    NotAttached { pid: u32 },
+    #[error("process {pid} was not left within {seconds} s; its memory is still being brought in")]
+    StillThere { pid: u32, seconds: u64 },
     #[error("{what}: {error}")]
     Kernel { what: &'static str, error: std::io::Error },
 }

@@ -2,6 +2,7 @@
 //! prints what it says. Each `main` returns the exit code.
 
 pub mod answer;
+pub mod attach;
 pub mod bench;
 pub mod blade;
 pub mod blades;

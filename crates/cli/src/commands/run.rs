@@ -8,7 +8,7 @@ use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
 use crate::commands::service::read_token;
 use crate::config::UsageError;
-use crate::values::{Size, WhenFull};
+use crate::values::{Door, Size, WhenFull};
 
 /// Runs the program; the result is its own exit code, 128 + n when signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
@@ -39,6 +39,12 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     options.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
     options.no_check = settings.no_check == Some(true);
     options.quiet = settings.quiet == Some(true);
+    if let Some(door) = settings.door {
+        options.door = match door {
+            Door::Preload => farpool_run::Door::Preload,
+            Door::Sidecar => farpool_run::Door::Sidecar,
+        };
+    }
     if let Some(policy) = settings.policy {
         options.victim_policy = policy.to_string();
     }

@@ -1,0 +1,497 @@
+//! Sidecars in running processes: put in, told what to do, listened to.
+//!
+//! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's userfaultfd, and keeps a
+//! duplicate, so that a process whose sidecar dies waits for its pages, instead of reading zeros, until it is ended.
+
+use std::fs::File;
+use std::io::{Error, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farpool_inject::{Image, InjectError, Injected, Pid, Setup};
+use farpool_uffd::{OpenError, Uffd, features};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The longest that a sidecar may take to answer a request; it does nothing but answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
+const HOLD_TIME: Duration = Duration::from_millis(200);
+/// The longest message of a sidecar: its list of own ranges.
+const MESSAGE_BYTES: usize = 128 << 10;
+/// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
+const ADDRESS_ROOM_MIB: u64 = 1024;
+/// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
+const MOST_ANSWERS: usize = 10;
+const DEVICE: &str = "/dev/userfaultfd";
+
+/// Why a process has no sidecar.
+#[derive(Debug, thiserror::Error)]
+pub enum SidecarError {
+    #[error(transparent)]
+    Inject(#[from] InjectError),
+    #[error(
+        "{DEVICE} cannot be opened: {0}; run as root, or give your user access (chgrp and chmod on {DEVICE}); in a \
+         container the device has to be in its specification"
+    )]
+    Device(Error),
+    #[error(transparent)]
+    Userfaultfd(#[from] OpenError),
+    #[error(
+        "process {pid} is told of its own memory calls by EVENT_FORK, which needs CAP_SYS_PTRACE: {error}"
+    )]
+    NoRight { pid: i32, error: OpenError },
+    #[error("the sidecar of process {pid}: {reason}")]
+    Refused { pid: i32, reason: String },
+    #[error("the sidecar of process {pid} does not answer: {error}")]
+    Silent { pid: i32, error: Error },
+    #[error(
+        "process {pid} may map {room} MiB more (RLIMIT_AS), and its sidecar could take {ADDRESS_ROOM_MIB} MiB of that; \
+         raise its limit (ulimit -v)"
+    )]
+    NoAddresses { pid: i32, room: u64 },
+    #[error("{what}: {error}")]
+    Kernel { what: &'static str, error: Error },
+}
+
+/// What a sidecar has told of its own accord, or what was seen of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The program has ended, or runs another image.
+    Gone,
+    /// Everything is in the program again.
+    Left,
+    /// So many pages could not be brought in.
+    Stuck(String),
+    /// It cannot page, and has moved nothing out.
+    Failed(String),
+    /// The sidecar has ended while its program has not, or says something else: its last words.
+    Died(String),
+}
+
+/// What all sidecars of a run start from.
+#[derive(Debug)]
+pub struct Nursery {
+    image: Image,
+    device: OwnedFd,
+    board: File,
+    /// The programs outlive the keeper.
+    programs_stay: bool,
+}
+
+/// One process with a sidecar.
+#[derive(Debug)]
+pub struct Ward {
+    pub pid: Pid,
+    program: OwnedFd,
+    sidecar: Injected,
+    /// The last reference, if the sidecar dies.
+    _uffd: Uffd,
+    /// Those of children that do not have all their pages yet.
+    children: Vec<Uffd>,
+    said: Option<News>,
+}
+
+impl Nursery {
+    pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
+        let device = File::options().read(true).write(true).open(DEVICE);
+        let board = File::options().read(true).write(true).open(board);
+        Ok(Nursery {
+            image: Image::new(farpool_sidecar_image::SIDECAR_ELF)?,
+            device: device.map_err(SidecarError::Device)?.into(),
+            board: board.map_err(|error| SidecarError::Kernel { what: "the board", error })?,
+            programs_stay,
+        })
+    }
+
+    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. `holds`: the process
+    /// is kept stopped until its memory is registered, or watched, for it could pass the limit meanwhile.
+    pub fn admit(&self, pid: Pid, holds: bool) -> Result<Ward, SidecarError> {
+        let number = pid.as_raw_nonzero().get();
+        let program = pidfd_open(pid, PidfdFlags::empty());
+        let kernel = |what| {
+            move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
+        };
+        let program = program.map_err(kernel("a handle of the process"))?;
+        check_address_space(number)?;
+        let setup = Setup::default();
+        let (mut started, mut said) = (None, Vec::new());
+        let held = |sidecar: &Injected| {
+            let uffd = self.start(number, sidecar);
+            if uffd.is_ok() {
+                await_readiness(sidecar, &mut said);
+            }
+            started = Some(uffd);
+        };
+        let sidecar = if holds {
+            farpool_inject::inject_and_hold(pid, &self.image, &setup, held)?
+        } else {
+            farpool_inject::inject(pid, &self.image, &setup)?
+        };
+        match started.unwrap_or_else(|| self.start(number, &sidecar)) {
+            Ok(uffd) => {
+                let said = said.iter().find_map(|text| understand(text));
+                let children = Vec::new();
+                Ok(Ward { pid, program, sidecar, _uffd: uffd, children, said })
+            }
+            Err(error) => {
+                // Nothing was moved out. What cannot be unmapped stays as addresses in use.
+                if withdraw(&sidecar).is_err() {
+                    let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn start(&self, pid: i32, sidecar: &Injected) -> Result<Uffd, SidecarError> {
+        let kernel = |what| {
+            move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
+        };
+        rustix::net::sockopt::set_socket_timeout(
+            &sidecar.control,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(ANSWER_TIME),
+        )
+        .map_err(kernel("the control socket"))?;
+        lift_limits(sidecar.pid);
+        let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE")?;
+        let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
+        let uffd =
+            Uffd::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
+                let is_right = matches!(&error, OpenError::Handshake(error)
+                if error.raw_os_error() == Some(libc::EPERM));
+                if is_right { SidecarError::NoRight { pid, error } } else { error.into() }
+            })?;
+        let mut start = String::from("START");
+        if self.programs_stay {
+            start += " STAYING";
+        }
+        if may_change_policies() {
+            start += " NICE";
+        }
+        ask(pid, sidecar, &start, Some(self.board.as_fd()), "STARTED")?;
+        Ok(uffd)
+    }
+}
+
+impl Ward {
+    /// How long the process's threads were stopped for the injection, and how many these were.
+    pub fn stopped(&self) -> (Duration, usize) {
+        (self.sidecar.stopped, self.sidecar.threads)
+    }
+
+    /// The sidecar's process id.
+    pub fn sidecar(&self) -> Pid {
+        self.sidecar.pid
+    }
+
+    /// What the sidecar has said since, or what became of it.
+    pub fn news(&mut self) -> Option<News> {
+        if self.said.is_none() {
+            self.said = self.listen();
+        }
+        self.said.clone()
+    }
+
+    fn listen(&mut self) -> Option<News> {
+        loop {
+            match receive(&self.sidecar.control, RecvFlags::DONTWAIT) {
+                Ok((text, _)) if text.is_empty() => return Some(self.end()),
+                Ok((text, Some(child))) if text == "CHILD" => {
+                    self.children.push(Uffd::adopt(child))
+                }
+                Ok((text, _)) if text == "SETTLED" => self.children.clear(),
+                Ok((text, _)) if is_wish(&text, self.sidecar.pid) => {}
+                Ok((text, _)) => {
+                    if let Some(news) = understand(&text) {
+                        return Some(news);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
+                Err(_) => return Some(self.end()),
+            }
+        }
+    }
+
+    /// What the end of the sidecar means. Its program may end at the same moment.
+    fn end(&self) -> News {
+        if is_over(&self.program) && self.children.is_empty() {
+            News::Gone
+        } else {
+            News::Died("nothing".into())
+        }
+    }
+
+    /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long as this is called
+    /// now and then.
+    pub fn orphans(&mut self) -> Vec<Uffd> {
+        std::mem::take(&mut self.children)
+    }
+
+    /// Waits until one of the sidecars has something to say, at most for `most`.
+    pub fn wait(wards: &[Ward], most: Duration) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let Ok(most) = most.try_into() else { return };
+        let mut fds: Vec<PollFd<'_>> =
+            wards.iter().map(|ward| PollFd::new(&ward.sidecar.control, PollFlags::IN)).collect();
+        // An error is a wake-up like any other: the caller looks again.
+        let _ = poll(&mut fds, Some(&most));
+    }
+
+    /// Has everything brought in; [`News::Left`] comes.
+    pub fn leave(&self) -> Result<(), SidecarError> {
+        send(&self.sidecar.control, "LEAVE", None)
+            .map_err(|error| SidecarError::Silent { pid: self.pid.as_raw_nonzero().get(), error })
+    }
+
+    /// Unmaps all that is the sidecar's, and ends it. It must have left.
+    pub fn withdraw(&self) -> Result<(), SidecarError> {
+        withdraw(&self.sidecar)
+    }
+
+    /// Ends a sidecar that has moved nothing out and cannot be taken out again: the program goes on, with some more
+    /// addresses in use.
+    pub fn abandon(&self) {
+        let _ = pidfd_send_signal(&self.sidecar.pidfd, Signal::KILL);
+    }
+
+    /// Ends the program: its sidecar is gone, and nobody brings the pages that it waits for.
+    pub fn end_program(&self) {
+        let _ = pidfd_send_signal(&self.program, Signal::KILL);
+    }
+}
+
+/// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.
+fn await_readiness(sidecar: &Injected, said: &mut Vec<String>) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let until = Instant::now() + HOLD_TIME;
+    while let Ok(time) = until.saturating_duration_since(Instant::now()).try_into() {
+        let mut fds = [PollFd::new(&sidecar.control, PollFlags::IN)];
+        if !poll(&mut fds, Some(&time)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        let Ok((text, _)) = receive(&sidecar.control, RecvFlags::DONTWAIT) else { return };
+        if is_wish(&text, sidecar.pid) {
+            continue;
+        }
+        let is_ready = text == READY;
+        said.push(text);
+        if is_ready {
+            return;
+        }
+    }
+}
+
+const READY: &str = "READY";
+
+/// Whether a message only asks for something that is done at once: to be printed, or a thread's priority, which is given
+/// if this process may; it costs speed only.
+fn is_wish(text: &str, sidecar: Pid) -> bool {
+    if let Some(message) = text.strip_prefix("SAY ") {
+        eprintln!("farpool: {message}");
+        return true;
+    }
+    let (wish, thread) = text.split_once(' ').unwrap_or((text, ""));
+    let policy = match wish {
+        "PROMPT" => libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+        "CALM" => libc::SCHED_OTHER,
+        _ => return false,
+    };
+    let sidecar = sidecar.as_raw_nonzero();
+    let Ok(thread) = thread.parse::<i32>() else { return true };
+    // A sidecar may be in another process-id namespace, or lie.
+    if Path::new(&format!("/proc/{sidecar}/task/{thread}")).exists() {
+        let parameter = libc::sched_param { sched_priority: i32::from(wish == "PROMPT") };
+        // SAFETY: a thread id, and a pointer to a live sched_param.
+        unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) };
+    }
+    true
+}
+
+fn understand(text: &str) -> Option<News> {
+    Some(match text.split_once(' ').unwrap_or((text, "")) {
+        // The answer to LEAVE: it has begun.
+        (READY | "LEAVING", _) => return None,
+        ("GONE", _) => News::Gone,
+        ("LEFT", _) => News::Left,
+        ("STUCK", pages) => News::Stuck(pages.into()),
+        ("FAILED", reason) => News::Failed(reason.into()),
+        // Its last words (PANIC ...), or what this version does not know.
+        _ => News::Died(text.into()),
+    })
+}
+
+fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
+    let pid = sidecar.pid.as_raw_nonzero().get();
+    let mut told = String::new();
+    // To answer it may take memory, which the next answer has.
+    for _ in 0..MOST_ANSWERS {
+        let (text, _) = ask(pid, sidecar, "RANGES", None, "")?;
+        let agrees = text == told;
+        told = text;
+        if agrees {
+            break;
+        }
+    }
+    let mut ranges: Vec<Range<u64>> = told.split_whitespace().filter_map(range).collect();
+    ranges.push(sidecar.span.clone());
+    Ok(farpool_inject::withdraw(sidecar.pid, &ranges)?)
+}
+
+fn range(text: &str) -> Option<Range<u64>> {
+    let (start, end) = text.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(number(start)?..number(end)?)
+}
+
+/// Whether the process of a handle has ended.
+fn is_over(process: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
+}
+
+/// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time priority.
+fn may_change_policies() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
+}
+
+fn refused(pid: i32, reason: &str) -> SidecarError {
+    SidecarError::Refused { pid, reason: reason.into() }
+}
+
+/// The limits of the program that hold for the sidecar's own process must not end it: by CPU time, for instance.
+/// Limits of the address space hold for what the sidecar maps, and the program must not meet them earlier for it.
+fn lift_limits(sidecar: Pid) {
+    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+    let all = Rlimit { current: None, maximum: None };
+    let limits = [
+        Resource::As,
+        Resource::Cpu,
+        Resource::Data,
+        Resource::Fsize,
+        Resource::Memlock,
+        Resource::Nproc,
+        Resource::Rttime,
+        Resource::Sigpending,
+    ];
+    for resource in limits {
+        // A refusal (no CAP_SYS_RESOURCE) leaves the limit as the program has it.
+        let _ = prlimit(Some(sidecar), resource, all);
+    }
+    let _ = prlimit(Some(sidecar), Resource::Nofile, getrlimit(Resource::Nofile));
+}
+
+/// Refuses a process that could miss the addresses which its sidecar takes.
+fn check_address_space(pid: i32) -> Result<(), SidecarError> {
+    let text = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let room = address_room(&text("limits"), &text("statm"));
+    match room.map(|bytes| bytes >> 20) {
+        Some(room) if room < ADDRESS_ROOM_MIB => Err(SidecarError::NoAddresses { pid, room }),
+        _ => Ok(()),
+    }
+}
+
+/// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it likes. Pure.
+fn address_room(limits: &str, statm: &str) -> Option<u64> {
+    const PAGE_BYTES: u64 = 4096;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
+    Some(limit.saturating_sub(pages * PAGE_BYTES))
+}
+
+/// Sends a request and takes the answer, which begins with `expected`.
+fn ask(
+    pid: i32,
+    sidecar: &Injected,
+    request: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+    expected: &str,
+) -> Result<(String, Option<OwnedFd>), SidecarError> {
+    let silent = |error| SidecarError::Silent { pid, error };
+    send(&sidecar.control, request, descriptor).map_err(silent)?;
+    let (text, descriptor) = loop {
+        let (text, descriptor) = receive(&sidecar.control, RecvFlags::empty()).map_err(silent)?;
+        // What it tells of its own accord may come first.
+        if !is_wish(&text, sidecar.pid) && text != READY {
+            break (text, descriptor);
+        }
+    };
+    if text.is_empty() {
+        return Err(refused(pid, "it has ended"));
+    }
+    if let Some(reason) = text.strip_prefix("ERROR ") {
+        return Err(refused(pid, reason));
+    }
+    if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
+}
+
+fn send(control: &OwnedFd, text: &str, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    let parts = [IoSlice::new(text.as_bytes())];
+    rustix::net::sendmsg(control, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(control: &OwnedFd, flags: RecvFlags) -> Result<(String, Option<OwnedFd>), Error> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::net::recvmsg(control, &mut parts, &mut ancillary, flags)?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).trim_end().to_owned(), descriptor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sidecar_says_is_understood() {
+        assert_eq!(understand("READY"), None);
+        assert_eq!(understand("LEAVING"), None);
+        assert_eq!(understand("GONE"), Some(News::Gone));
+        assert_eq!(understand("LEFT"), Some(News::Left));
+        assert_eq!(understand("STUCK 3"), Some(News::Stuck("3".into())));
+        assert_eq!(understand("FAILED no blade"), Some(News::Failed("no blade".into())));
+        assert_eq!(understand("PANIC at"), Some(News::Died("PANIC at".into())));
+    }
+
+    #[test]
+    fn the_room_below_a_limit_of_the_address_space_is_known() {
+        let limits = |what| {
+            format!(
+                "Max cpu time  unlimited  unlimited\nMax address space  {what}  {what}  bytes\n"
+            )
+        };
+        assert_eq!(address_room(&limits("1048576"), "16 5 2"), Some((1 << 20) - (16 << 12)));
+        assert_eq!(address_room(&limits("4096"), "16 5 2"), Some(0));
+        assert_eq!(address_room(&limits("unlimited"), "16 5 2"), None);
+        assert_eq!(address_room("", ""), None);
+    }
+
+    #[test]
+    fn ranges_are_hexadecimal() {
+        assert_eq!(range("1000-2f00"), Some(0x1000..0x2f00));
+        assert_eq!(range("1000"), None);
+    }
+}
