@@ -13,6 +13,13 @@ use crate::{binaries, tree, wait_until};
 /// What this crate's programs end with when they read wrong data.
 const WRONG_DATA: i32 = 9;
 
+/// How the pager gets into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    Preload,
+    Sidecar,
+}
+
 /// A program to be run on far memory, or all-local for comparison.
 #[derive(Debug)]
 pub struct Run {
@@ -48,10 +55,25 @@ pub struct Running {
 impl Run {
     /// `farpool run --local LIMIT [options] -- PROGRAM`; options must come before [`Run::program`].
     pub fn far(limit: &str) -> Run {
+        Run::farpool(&["run", "--local", limit])
+    }
+
+    /// The same through this door.
+    pub fn through(door: Door, limit: &str) -> Run {
+        let run = Run::far(limit);
+        if door == Door::Sidecar { run.args(["--door", "sidecar"]) } else { run }
+    }
+
+    /// `farpool attach PID --local LIMIT`: a run that ends when the process ends or is left.
+    pub fn attach(pid: u32, limit: &str) -> Run {
+        Run::farpool(&["attach", &pid.to_string(), "--local", limit])
+    }
+
+    fn farpool(words: &[&str]) -> Run {
         let directory = tempfile::tempdir().expect("a directory for the statistics");
         let stats = directory.path().join("stats.json");
         let mut command = Command::new(binaries::program("farpool"));
-        command.args(["run", "--local", limit, "--stats"]).arg(&stats);
+        command.args(words).arg("--stats").arg(&stats);
         Run::with(command, Some(stats), Some(directory))
     }
 
@@ -154,7 +176,7 @@ impl Running {
     pub fn program_pid(&self) -> u32 {
         let pid = self.pid();
         wait_until("the program to start", self.patience, || {
-            tree::descendants(pid).into_iter().min_by_key(|below| parent_distance(*below, pid))
+            tree::programs(pid).into_iter().min_by_key(|below| parent_distance(*below, pid))
         })
     }
 

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 /// Ended, and nobody has asked for its status yet.
 const ZOMBIE: &str = "Z";
+/// What a sidecar calls itself.
+const SIDECAR_NAME: &str = "farpool-sidecar";
 
 /// Process ids of all living descendants of a process, not itself.
 pub fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+    for pid in all() {
         if let Some((_, parent)) = state_and_parent(pid) {
             children.entry(parent).or_default().push(pid);
         }
@@ -22,6 +23,30 @@ pub fn descendants(root: u32) -> Vec<u32> {
         found.extend(below);
     }
     found
+}
+
+/// The same without sidecars: the programs.
+pub fn programs(root: u32) -> Vec<u32> {
+    descendants(root).into_iter().filter(|pid| !is_sidecar(*pid)).collect()
+}
+
+/// The sidecars in a program. They are not its descendants: what they share with it is the memory.
+pub fn sidecars_in(program: u32) -> Vec<u32> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
+    let shares =
+        |pid: u32| unsafe { libc::syscall(libc::SYS_kcmp, program, pid, KCMP_VM, 0, 0) == 0 };
+    all().filter(|pid| is_sidecar(*pid) && shares(*pid)).collect()
+}
+
+fn is_sidecar(pid: u32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    name.is_ok_and(|name| name.trim_end() == SIDECAR_NAME)
+}
+
+fn all() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Whether a process is there and not only waiting to be asked for its status.
@@ -74,14 +99,51 @@ pub fn describe(root: u32) -> String {
     lines
 }
 
-/// Proportional set size of all descendants of a process together, in bytes, and how many they are.
+/// What a process has in memory, of any kind, in bytes; none if there is no such process.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+}
+
+/// The memory that a process has mapped, as text: ranges with rights and names, joined where these are the same.
+pub fn mappings(pid: u32) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut joined: Vec<(u64, u64, String)> = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(6, ' ');
+        let mut next = || fields.next().unwrap_or_default();
+        let (range, rights, _offset, _device, inode, name) =
+            (next(), next(), next(), next(), next(), next());
+        let (start, end) = range.split_once('-').unwrap_or_default();
+        let number = |text| u64::from_str_radix(text, 16).unwrap_or_default();
+        let (start, end, kind) =
+            (number(start), number(end), format!("{rights} {inode} {}", name.trim_start()));
+        match joined.last_mut() {
+            Some(last) if last.1 == start && last.2 == kind => last.1 = end,
+            _ => joined.push((start, end, kind)),
+        }
+    }
+    joined.iter().map(|(start, end, kind)| format!("{start:x}-{end:x} {kind}")).collect()
+}
+
+/// Processor time that a process has used, in its own name and the kernel's.
+pub fn processor_time(pid: u32) -> Option<Duration> {
+    const TICKS_PER_SECOND: u64 = 100;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
+}
+
+/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let line = text.lines().find(|line| line.starts_with("Pss:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     };
-    descendants(root).into_iter().filter_map(of).sum::<u64>() * 1024
+    programs(root).into_iter().filter_map(of).sum::<u64>() * 1024
 }
 
 /// What a process tree held at its peak, looked at again and again.

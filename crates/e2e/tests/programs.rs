@@ -5,69 +5,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farpool_e2e::run::{Outcome, Run};
+use farpool_e2e::jobs::{
+    Job, OpenDevice, PATIENCE, allowed_bytes, compile, require_limit, scratch,
+};
+use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::tree::Peak;
-use farpool_e2e::{have, skip, tree, turn, wait_until};
-
-const PATIENCE: Duration = Duration::from_secs(150);
-/// The limit holds: at most a tenth and 32 MiB more, at any time.
-fn allowed_bytes(limit_mib: u64) -> u64 {
-    (limit_mib << 20) * 11 / 10 + (32 << 20)
-}
+use farpool_e2e::{have, redis, skip, tree, turn, wait_until};
 
 /// Runs a program all-local and at `limit_mib`; both must print the same, and the limit must hold.
 fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) -> Outcome {
-    let (outcome, peak_bytes) = compare_results(limit_mib, program, arguments, directory);
-    require_limit(&outcome, peak_bytes, limit_mib);
-    outcome
-}
-
-/// Runs a program all-local and at `limit_mib`; both must print the same. Returns the peak of the tree's
-/// resident memory in bytes.
-fn compare_results(
-    limit_mib: u64,
-    program: &str,
-    arguments: &[&str],
-    directory: &Path,
-) -> (Outcome, u64) {
-    let _turn = turn();
-    let expected =
-        Run::local(program).args(arguments).directory(directory).patience(PATIENCE).finish();
-    expected.require_success();
-    let running = Run::far(&format!("{limit_mib}MiB"))
-        .program(program)
-        .args(arguments)
-        .directory(directory)
-        .patience(PATIENCE)
-        .start();
-    let peak = Peak::watch(running.pid());
-    let outcome = running.finish();
-    let (peak_bytes, looks) = peak.end();
-    outcome.require_success().require_far();
-    assert_eq!(outcome.stdout, expected.stdout, "{}", outcome.stderr);
-    println!(
-        "{program}: peak {} MiB at a limit of {limit_mib} MiB, {looks} looks, {} fetches, {} overruns",
-        peak_bytes >> 20,
-        outcome.counter("demand_fetches"),
-        outcome.counter("overruns"),
-    );
-    (outcome, peak_bytes)
-}
-
-fn require_limit(outcome: &Outcome, peak_bytes: u64, limit_mib: u64) {
-    let allowed = allowed_bytes(limit_mib);
-    assert!(peak_bytes <= allowed, "peak {peak_bytes} bytes, allowed {allowed}: {}", outcome.stats);
-}
-
-fn scratch() -> tempfile::TempDir {
-    tempfile::tempdir().expect("directory")
-}
-
-fn compile(compiler: &str, arguments: &[&str], directory: &Path) {
-    let output = Command::new(compiler).args(arguments).current_dir(directory).output();
-    let output = output.expect(compiler);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{compiler}: {said}");
+    Job { program, arguments, directory }.compare(Door::Preload, limit_mib)
 }
 
 #[test]
@@ -274,7 +221,8 @@ if __name__ == "__main__":
     print(len(data), sum(len(t) for _, t, _ in data), sum(len(l) for _, _, l in data))
 "#;
     std::fs::write(directory.path().join("mp.py"), script).expect("script");
-    compare_results(MULTIPROCESSING_LIMIT_MIB, "python3", &["mp.py"], directory.path())
+    let job = Job { program: "python3", arguments: &["mp.py"], directory: directory.path() };
+    job.compare_results(Door::Preload, MULTIPROCESSING_LIMIT_MIB)
 }
 
 #[test]
@@ -306,84 +254,12 @@ public class Main {
     compare(64, "java", &["-Xmx256m", "-XX:+UseSerialGC", "-cp", ".", "Main"], directory.path());
 }
 
-/// redis-server as a child that ends with the guard.
-struct Redis {
-    running: farpool_e2e::run::Running,
-    socket: String,
-}
-
-impl Redis {
-    fn start(run: Option<&str>, directory: &Path) -> Redis {
-        let socket = directory.join("redis.sock").to_string_lossy().into_owned();
-        let run = match run {
-            Some(limit) => Run::far(limit).program("redis-server"),
-            None => Run::local("redis-server"),
-        };
-        let running = run
-            .args([
-                "--port",
-                "0",
-                "--unixsocket",
-                &socket,
-                "--save",
-                "",
-                "--dbfilename",
-                "dump.rdb",
-            ])
-            .args(["--enable-debug-command", "yes"])
-            .directory(directory)
-            .patience(PATIENCE)
-            .start();
-        let redis = Redis { running, socket };
-        wait_until("redis to answer", Duration::from_secs(30), || {
-            (redis.ask(&["PING"]) == "PONG").then_some(())
-        });
-        redis
-    }
-
-    fn ask(&self, words: &[&str]) -> String {
-        let output = Command::new("redis-cli").args(["-s", &self.socket]).args(words).output();
-        output.map_or_else(
-            |_| String::new(),
-            |out| String::from_utf8_lossy(&out.stdout).trim().into(),
-        )
-    }
-}
-
 #[test]
 fn redis_with_a_background_save() {
-    if !have("redis-server") || !have("redis-cli") {
-        return;
+    if have("redis-server") && have("redis-cli") {
+        let _turn = turn();
+        redis::save_in_the_background(Door::Preload, 32);
     }
-    let _turn = turn();
-    let directory = scratch();
-    let redis = Redis::start(Some("32MiB"), directory.path());
-    let peak = Peak::watch(redis.running.pid());
-    let fill = "for i = 1, 90000 do redis.call('SET', 'k' .. i, string.rep(i .. '-', 1024 / (#tostring(i) + 1))) end";
-    redis.ask(&["EVAL", fill, "0"]);
-    let digest = redis.ask(&["DEBUG", "DIGEST"]);
-    assert_eq!(digest.len(), 40, "{digest}");
-    redis.ask(&["BGSAVE"]);
-    // Writes while the child saves.
-    let change = "for i = 1, 90000, 9 do redis.call('SET', 'k' .. i, 'new' .. i) end";
-    redis.ask(&["EVAL", change, "0"]);
-    let check = "for i = 1, 90000 do local v = redis.call('GET', 'k' .. i) \
-                 local e = i % 9 == 1 and 'new' .. i or string.rep(i .. '-', 1024 / (#tostring(i) + 1)) \
-                 if v ~= e then return i end end return 0";
-    assert_eq!(redis.ask(&["EVAL", check, "0"]), "0", "every value is what was set");
-    wait_until("the save to end", Duration::from_secs(60), || {
-        redis.ask(&["INFO", "persistence"]).contains("rdb_bgsave_in_progress:0").then_some(())
-    });
-    assert!(redis.ask(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:ok"));
-    redis.ask(&["SHUTDOWN", "NOSAVE"]);
-    let outcome = redis.running.finish();
-    let (peak_bytes, looks) = peak.end();
-    outcome.require_far();
-    println!("redis: peak {} MiB at a limit of 32 MiB, {looks} looks", peak_bytes >> 20);
-    assert!(peak_bytes <= allowed_bytes(32), "peak {peak_bytes} bytes: {}", outcome.stats);
-    // The dump holds the state at the time of the fork.
-    let plain = Redis::start(None, directory.path());
-    assert_eq!(plain.ask(&["DEBUG", "DIGEST"]), digest, "the dump is the data");
 }
 
 #[test]
@@ -422,28 +298,6 @@ fn postgres_tools() -> Option<std::path::PathBuf> {
     let tools =
         versions.map(|entry| entry.path().join("bin")).filter(|path| path.join("initdb").exists());
     tools.max()
-}
-
-/// Gives everybody access to /dev/userfaultfd until dropped.
-struct OpenDevice(u32);
-
-impl OpenDevice {
-    const PATH: &str = "/dev/userfaultfd";
-
-    fn make() -> Option<OpenDevice> {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(OpenDevice::PATH).ok()?.permissions().mode();
-        let open = std::fs::Permissions::from_mode(0o666);
-        std::fs::set_permissions(OpenDevice::PATH, open).ok()?;
-        Some(OpenDevice(mode))
-    }
-}
-
-impl Drop for OpenDevice {
-    fn drop(&mut self) {
-        use std::os::unix::fs::PermissionsExt;
-        let _ = std::fs::set_permissions(OpenDevice::PATH, std::fs::Permissions::from_mode(self.0));
-    }
 }
 
 fn user_ids(name: &str) -> Option<(u32, u32)> {
