@@ -15,6 +15,7 @@ use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
 
 use crate::maps::{self, Eligible};
+use crate::serve::fail_closed;
 use crate::steward::{Left, Steward, unregister_all};
 use crate::watch::Watch;
 use crate::{Files, Pager, StartError, activation, blades, panics, sys};
@@ -125,24 +126,26 @@ impl Attached {
             let bell = pager.requests.bell();
             pager.requests.wait(bell, pause.min(ORDER_STEP));
         }
+        let leave_for = |error| {
+            // Nothing is moved out before there is a pool: the program can go on without.
+            unregister_all(core, &pager.lock_registry());
+            error
+        };
+        let eligible = self.eligible().map_err(StartError::from).map_err(leave_for)?;
         {
             let mut registry = pager.lock_registry();
-            for range in self.eligible()?.into_iter().filter(|range| range.is_movable) {
+            for range in eligible.into_iter().filter(|range| range.is_movable) {
                 registry.add(range.start, range.end);
             }
         }
         activation::activate(pager, core);
         ready();
-        match blades::connect(core) {
-            Ok(pool) => core.pool.set(pool),
-            Err(error) => {
-                // Nothing is moved out before there is a pool: the program can go on without.
-                unregister_all(core, &pager.lock_registry());
-                return Err(error);
-            }
-        }
+        core.pool.set(blades::connect(core).map_err(leave_for)?);
         sys::be_prompt(false);
-        Ok(Steward::new(pager, core)?.attend(self))
+        // From here on pages may be away: to leave the program now would have it read zeros.
+        let steward = Steward::new(pager, core)
+            .unwrap_or_else(|error| fail_closed(&format!("the steward cannot begin: {error}")));
+        Ok(steward.attend(self))
     }
 
     /// Has everything brought in; [`Attached::serve`] then returns.

@@ -1,9 +1,12 @@
 //! The pager in the program: what the keeper asks of it on the control socket.
 //!
 //! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent back; the keeper,
-//! which has the right, shakes hands on it. START, with the board: paging begins, and goes on until LEAVE. What happens
-//! later is told without having been asked: SAY (a message for people), PROMPT and CALM (a thread asks for real-time priority, or gives it up), CHILD
-//! (with a child's userfaultfd, to be kept until SETTLED), READY (the program's memory is registered, or watched and far from the limit), LEFT, STUCK, FAILED, or GONE when the program has ended or runs another image.
+//! which has the right, shakes hands on it. START, with the board: paging begins, and goes on until LEAVE.
+//!
+//! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a
+//! thread asks for real-time priority, or gives it up), CHILD (with a child's userfaultfd, to be kept until
+//! SETTLED), READY (the program's memory is registered, or watched and far from the limit), LEFT, STUCK,
+//! FAILED, or GONE when the program has ended or runs another image.
 //!
 //! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died, too, the program would
 //! read zeros. So the program is ended with it (START) or left, with all its memory (START STAYING).
