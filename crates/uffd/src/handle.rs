@@ -235,7 +235,9 @@ impl Message {
 impl Message {
     /// What the program did to its address space, if that is what the message says.
     pub fn change(&self) -> Option<Change> {
-        let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+        // Addresses: usize is 64 bits wide (asserted in `pagemap`).
+        #[allow(clippy::cast_possible_truncation)]
+        let word = |word: u64| word as usize;
         // The three words of the kernel's union.
         let (first, second, third) = (self.flags, word(self.address), word(self.thread));
         match self.event {
