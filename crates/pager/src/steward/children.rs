@@ -156,7 +156,7 @@ impl Child {
     /// Copies a page of the parent's to where the child has it now; returns children that were born meanwhile, which
     /// lack this page and all that come after.
     fn give(&mut self, address: usize, source: usize) -> Vec<Child> {
-        let mut born = Vec::new();
+        let (mut born, mut is_absent) = (Vec::new(), false);
         let until = Instant::now() + SETTLE_TIME;
         while Instant::now() < until {
             if self.is_gone {
@@ -165,22 +165,21 @@ impl Child {
             let Some(place) = self.place(address) else { return born };
             match self.uffd.copy(place, source, PAGE_BYTES, true).errno {
                 Some(libc::EAGAIN) => {
+                    is_absent = false;
                     born.extend(self.take_in());
                     std::thread::yield_now();
                 }
                 Some(libc::ESRCH) => self.is_gone = true,
-                // ENOENT: the child has no such memory (MADV_DONTFORK), or has moved it, and tells so in a moment.
-                Some(libc::ENOENT) if self.has_news() => born.extend(self.take_in()),
-                _ => return born,
+                // The child has no such memory (MADV_DONTFORK), or was just moving it: then the same call says EAGAIN.
+                Some(libc::ENOENT) if !is_absent => is_absent = true,
+                None | Some(libc::EEXIST | libc::ENOENT) => return born,
+                Some(errno) => crate::serve::fail_closed(&format!(
+                    "a child does not get its page {place:#x}: {}",
+                    std::io::Error::from_raw_os_error(errno)
+                )),
             }
         }
         crate::serve::fail_closed("a child's address space does not settle");
-    }
-
-    fn has_news(&self) -> bool {
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&zero)).is_ok_and(|ready| ready > 0)
     }
 
     /// Reads what the child did. Its faults need no answer: the page they wait for comes, or the end does.
