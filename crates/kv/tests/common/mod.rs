@@ -149,6 +149,18 @@ impl Memcached {
     pub fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("memcached listens")
     }
+
+    /// Whether every thread of it sleeps, so that it is in the middle of nothing; or it has ended.
+    pub fn is_idle(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
+            return true;
+        };
+        threads.flatten().all(|thread| {
+            // A thread that ended meanwhile does nothing, either.
+            let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            text.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['S', 'Z']))
+        })
+    }
 }
 
 impl Drop for Memcached {

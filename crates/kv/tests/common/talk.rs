@@ -9,7 +9,21 @@ use super::{PATIENCE, wait_until};
 
 /// Sends `pieces`, each only once the server has taken the ones before from the socket, then ends the
 /// sending side and gives all that came back until the server ended the connection.
-pub fn exchange(mut stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
+///
+/// A server's one read can bring the end of one piece and the next: see [`exchange_one_by_one`].
+pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
+    exchange_one_by_one(stream, pieces, || true)
+}
+
+/// As [`exchange`], but a piece is sent only once `is_idle` says, too, that the server sleeps.
+///
+/// A read that empties the socket looks for more before it returns: a piece that is sent once the ones
+/// before are taken can still come with them.
+pub fn exchange_one_by_one(
+    mut stream: UnixStream,
+    pieces: &[&[u8]],
+    is_idle: impl Fn() -> bool + Send,
+) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
     stream.set_write_timeout(Some(PATIENCE)).expect("sockets have timeouts");
     let mut reader = stream.try_clone().expect("a socket can be cloned");
@@ -21,7 +35,7 @@ pub fn exchange(mut stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
                     return;
                 }
                 if number + 1 < pieces.len() {
-                    wait_until_taken(&stream);
+                    wait_until_taken(&stream, &is_idle);
                 }
             }
             let _ = stream.shutdown(Shutdown::Write);
@@ -48,19 +62,21 @@ pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
     }
 }
 
-/// Waits until the other side has read everything, or has gone.
-fn wait_until_taken(stream: &UnixStream) {
+/// Waits until the other side has read everything and is idle, or has gone.
+fn wait_until_taken(stream: &UnixStream, is_idle: &impl Fn() -> bool) {
     const LOOKS_WITHOUT_SLEEP: u32 = 1000;
+    let is_taken = || match unread_bytes(stream) {
+        None => true,
+        Some(0) => is_idle(),
+        Some(_) => false,
+    };
     for _ in 0..LOOKS_WITHOUT_SLEEP {
-        if unread_bytes(stream).is_none_or(|bytes| bytes == 0) {
+        if is_taken() {
             return;
         }
         std::thread::yield_now();
     }
-    wait_until("the server reads", || {
-        let unread = unread_bytes(stream);
-        unread.is_none_or(|bytes| bytes == 0).then_some(())
-    });
+    wait_until("the server reads", || is_taken().then_some(()));
 }
 
 /// What was sent and not read by the other side.

@@ -12,7 +12,7 @@ mod threads;
 
 use std::time::{Duration, Instant};
 
-use common::talk::{exchange, shown};
+use common::talk::{exchange, exchange_one_by_one, shown};
 use common::{Memcached, Ours};
 use farpool_kv::server::Settings;
 use proptest::prelude::*;
@@ -110,7 +110,8 @@ fn compare(
     let stepwise: Vec<&[u8]> =
         requests.iter().map(Vec::as_slice).chain([tail.as_slice()]).collect();
     let stream = stepwise.concat();
-    let expected = masked(&exchange(theirs.connect(), &stepwise));
+    let expected =
+        masked(&exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle()));
     let given = masked(&exchange(ours.connect(), &pieces(&stream, cuts)));
     prop_assume!(start.elapsed() < CASE_TIME_MAX);
     prop_assert!(
