@@ -76,7 +76,7 @@ impl Board {
         })?;
         rustix::fs::ftruncate(&fd, FILE_BYTES as u64).map_err(failed("sized"))?;
         allocate_first(&fd).map_err(|error| no_room(path, error))?;
-        let board = Board::map(&fd, true).map_err(failed("mapped"))?;
+        let board = Board::map(&fd, true, 0).map_err(failed("mapped"))?;
         board.header().slots_backed.store(FIRST_SLOTS_NUMBER, Relaxed);
         board.header().store(settings);
         let keeper = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
@@ -108,35 +108,35 @@ impl Board {
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed("opened"))?;
         let status = rustix::fs::fstat(&fd).map_err(failed("examined"))?;
         check_owner(path, status.st_uid)?;
-        if status.st_size != i64::try_from(FILE_BYTES).unwrap_or(i64::MAX) {
-            return Err(BoardError::Foreign { path: path.to_owned() });
-        }
-        let board = Board::map(&fd, writable).map_err(failed("mapped"))?;
-        let header = board.header();
-        if header.magic.load(Acquire) != layout::MAGIC
-            || header.version.load(Relaxed) != layout::VERSION
-        {
-            return Err(BoardError::Foreign { path: path.to_owned() });
-        }
-        Ok(board)
+        Board::map_checked(&fd, writable, 0, path)
     }
 
-    /// Maps a board that another process has opened and handed over.
-    pub fn adopt(fd: &OwnedFd) -> Result<Board, BoardError> {
-        let path = Path::new("handed over");
-        let failed = |action| move |error: rustix::io::Errno| file_error(path, action, error);
+    /// The length of a board.
+    pub const BYTES: usize = FILE_BYTES;
+
+    /// Maps a board that another process has opened and handed over, at the address `wish` if nothing is there.
+    pub fn adopt(fd: &OwnedFd, wish: usize) -> Result<Board, BoardError> {
+        Board::map_checked(fd, true, wish, Path::new("handed over"))
+    }
+
+    /// Maps a file if it is a board of this version.
+    fn map_checked(
+        fd: &OwnedFd,
+        writable: bool,
+        wish: usize,
+        path: &Path,
+    ) -> Result<Board, BoardError> {
+        let failed = |action| move |error: Errno| file_error(path, action, error);
+        let foreign = || BoardError::Foreign { path: path.to_owned() };
         let status = rustix::fs::fstat(fd).map_err(failed("examined"))?;
-        if status.st_size != i64::try_from(FILE_BYTES).unwrap_or(i64::MAX) {
-            return Err(BoardError::Foreign { path: path.to_owned() });
+        if usize::try_from(status.st_size) != Ok(FILE_BYTES) {
+            return Err(foreign());
         }
-        let board = Board::map(fd, true).map_err(failed("mapped"))?;
+        let board = Board::map(fd, writable, wish).map_err(failed("mapped"))?;
         let header = board.header();
-        if header.magic.load(Acquire) != layout::MAGIC
-            || header.version.load(Relaxed) != layout::VERSION
-        {
-            return Err(BoardError::Foreign { path: path.to_owned() });
-        }
-        Ok(board)
+        let is_known = header.magic.load(Acquire) == layout::MAGIC
+            && header.version.load(Relaxed) == layout::VERSION;
+        if is_known { Ok(board) } else { Err(foreign()) }
     }
 
     /// The mapped addresses, as start and length.
@@ -259,13 +259,13 @@ impl Board {
         })
     }
 
-    fn map(fd: &OwnedFd, writable: bool) -> Result<Board, Errno> {
+    /// At the address `wish`, if nothing is there.
+    fn map(fd: &OwnedFd, writable: bool, wish: usize) -> Result<Board, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | write);
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice; the file has
-        // FILE_BYTES bytes and never shrinks.
+        let (wish, protection) = (wish as *mut _, ProtFlags::READ | write);
+        // SAFETY: a fresh shared mapping, over nothing; the file has FILE_BYTES bytes and never shrinks.
         let base = unsafe {
-            rustix::mm::mmap(null, FILE_BYTES, protection, MapFlags::SHARED, fd.as_fd(), 0)?
+            rustix::mm::mmap(wish, FILE_BYTES, protection, MapFlags::SHARED, fd.as_fd(), 0)?
         };
         Ok(Board { base: base.cast() })
     }

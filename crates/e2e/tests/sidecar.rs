@@ -99,6 +99,21 @@ fn a_child_of_a_raw_fork_has_its_parents_data() {
     calls(&["fork"]);
 }
 
+/// The kernel puts new mappings just where memory was unmapped: the sidecar's were found there.
+#[test]
+fn what_was_unmapped_is_free_until_the_program_maps_it_again() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("holes", include_str!("sidecar/holes.c"), &[]);
+    for _ in 0..3 {
+        let outcome = program.succeeds(&["96", "10000"], LIMIT_MIB);
+        assert_eq!(outcome.stdout, "0 wrong, 0 taken\n");
+        outcome.require_far();
+    }
+}
+
 #[test]
 fn a_static_child_of_a_shell_has_a_pager() {
     if !have("gcc") {

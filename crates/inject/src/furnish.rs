@@ -155,12 +155,18 @@ fn try_furnish(
     Ok(Furnished { pidfd, control, span: place.start..place.end })
 }
 
-/// One reservation for all: no access, no memory, and not in forks.
+/// One reservation for all: no access, no memory, and not in forks. Far from all that is mapped: a program may unmap
+/// memory and map at the same place a moment later, and must find nothing there.
 fn reserve(task: &mut Remote, image: &Image) -> Result<Place, StepError> {
     let layout = image.layout();
     let slack = layout.align_bytes - page_bytes();
     let bytes = layout.span_bytes + slack + GUARD_BYTES + STACK_BYTES;
-    let start = task.call("mmap", number::MMAP, [0, bytes, PROT_NONE, MAP_RESERVE, NO_FD, 0])?;
+    let mappings = procfs::mappings(task.tid);
+    let mappings = mappings.map_err(|e| StepError::Kernel("reading its mappings", e))?;
+    // A wish: if something is there by now the kernel chooses another place.
+    let wish = procfs::middle_of_largest_gap(&mappings);
+    let args = [wish, bytes, PROT_NONE, MAP_RESERVE, NO_FD, 0];
+    let start = task.call("mmap", number::MMAP, args)?;
     let image = start.next_multiple_of(layout.align_bytes);
     let end = start + bytes;
     let place = Place { start, end, image, stack: end - STACK_BYTES };

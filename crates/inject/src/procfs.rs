@@ -70,6 +70,11 @@ pub fn program_start(tid: Tid) -> Option<[u8; 20]> {
     Some(start)
 }
 
+/// End of the addresses that a program has unless it asks for more.
+const USER_END: u64 = 1 << 47;
+/// What is put into a gap begins at a multiple of this, so that its page tables are nobody else's.
+const GAP_ALIGN_BYTES: u64 = 2 << 20;
+
 /// A line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -94,6 +99,16 @@ fn mapping(line: &str) -> Option<Mapping> {
 pub fn mappings(tid: Tid) -> Result<Vec<Mapping>, Error> {
     let bytes = fs::read(format!("/proc/{}/maps", tid.0))?;
     Ok(String::from_utf8_lossy(&bytes).lines().filter_map(mapping).collect())
+}
+
+/// The middle of the largest range of addresses in which nothing is mapped: no hole that the program has made, or will.
+pub fn middle_of_largest_gap(mappings: &[Mapping]) -> u64 {
+    let ends = mappings.iter().map(|mapping| mapping.end);
+    let starts = mappings.iter().skip(1).map(|mapping| mapping.start);
+    // The kernel's own page at the very end, where there is one, is no memory of the program.
+    let gaps = ends.zip(starts).filter(|(_, start)| *start <= USER_END);
+    let (end, start) = gaps.max_by_key(|(end, start)| start.saturating_sub(*end)).unwrap_or((0, 0));
+    (end + (start.saturating_sub(end)) / 2).next_multiple_of(GAP_ALIGN_BYTES)
 }
 
 /// The pairs that the kernel gave the program at its start.
@@ -168,6 +183,18 @@ mod tests {
         assert!(read.executable && read.readable);
         assert_eq!(mapping("12-13 rw-p 00000000 00:00 0 ").map(|m| m.name), Some(String::new()));
         assert_eq!(mapping("rubbish"), None);
+    }
+
+    #[test]
+    fn the_middle_of_the_largest_gap_is_far_from_all() {
+        let list = "00400000-00401000 r-xp 00000000 00:00 0\n\
+            00500000-00600000 rw-p 00000000 00:00 0 [heap]\n\
+            7f0000000000-7f0000100000 rw-p 00000000 00:00 0\n\
+            7fff00000000-7fff00001000 rw-p 00000000 00:00 0 [stack]\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+        let mappings: Vec<Mapping> = list.lines().filter_map(|line| mapping(line.trim())).collect();
+        assert_eq!(middle_of_largest_gap(&mappings), 0x3f80_0040_0000);
+        assert_eq!(middle_of_largest_gap(&[]), 0, "the kernel's choice");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::maps::{self, Eligible};
 use crate::serve::fail_closed;
 use crate::steward::{Left, Steward, unregister_all};
 use crate::watch::Watch;
-use crate::{Files, Pager, StartError, activation, blades, panics, sys};
+use crate::{Files, Pager, StartError, activation, apart, blades, panics, sys};
 
 /// The list of mappings is read in pieces of this size, and is as long as it is.
 const LIST_STEP_BYTES: usize = 64 << 10;
@@ -77,7 +77,8 @@ impl Attached {
     pub fn prepare(attachment: Attachment) -> Result<&'static Attached, StartError> {
         panics::end_loudly();
         sys::set_program(attachment.program);
-        let board: &'static Board = Box::leak(Box::new(Board::adopt(&attachment.board)?));
+        let wish = apart::address(Board::BYTES);
+        let board: &'static Board = Box::leak(Box::new(Board::adopt(&attachment.board, wish)?));
         let (start, bytes) = board.range();
         sys::keep_from_children(start, bytes)?;
         let pager = Pager::with_board(board, Path::new(""))?;

@@ -14,6 +14,7 @@
 //! far. When the limit of the tree comes near it becomes *active*, once and for good.
 
 mod activation;
+pub mod apart;
 pub mod attached;
 mod blades;
 pub mod budget;

@@ -94,9 +94,9 @@ pub fn all_own_mappings() -> Vec<(usize, usize)> {
 pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let base =
-        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
+    let wish = crate::apart::address(bytes) as *mut _;
+    // SAFETY: a fresh mapping, at an address where nothing is.
+    let base = unsafe { rustix::mm::mmap_anonymous(wish, bytes, protection, flags) };
     Ok(base? as usize)
 }
 

@@ -5,6 +5,8 @@
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use farpool_pager::apart;
+
 use crate::lock::Lock;
 use crate::spans::{Span, Table};
 
@@ -100,8 +102,16 @@ fn give_up(start: usize, bytes: usize) -> Result<(), Errno> {
     checked(call(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])).map(drop)
 }
 
-/// Maps memory, hides it from forks and enters it in [`OWN`].
-pub fn map(wish: Wish) -> Result<usize, Errno> {
+/// From the image on so much is left to the image itself and its first stack.
+const IMAGE_ROOM_BYTES: usize = 64 << 20;
+
+/// Maps memory, hides it from forks and enters it in [`OWN`]. If the asker does not care where, apart from the
+/// program's.
+pub fn map(mut wish: Wish) -> Result<usize, Errno> {
+    if wish.at == 0 {
+        apart::begin(pages_up(std::ptr::from_ref(&OWN) as usize) + IMAGE_ROOM_BYTES);
+        wish.at = apart::address(wish.bytes);
+    }
     let start = checked(mmap(wish))?;
     let span = Span { start, end: start.saturating_add(pages_up(wish.bytes)) };
     keep(span).inspect_err(|_| {
