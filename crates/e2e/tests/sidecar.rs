@@ -94,9 +94,24 @@ fn memory_that_was_unmapped_and_mapped_again() {
 }
 
 #[test]
-#[ignore = "a child is given all that is far at once and passes the limit (docs/sidecar.md)"]
 fn a_child_of_a_raw_fork_has_its_parents_data() {
     calls(&["fork"]);
+}
+
+/// Children of children, each with calls of its own on what it inherited. Those whose memory counts get a sidecar of
+/// their own, which takes over from their parent's; the others are served by that.
+#[test]
+fn a_tree_of_children_has_what_was_there_at_each_fork() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("forks", include_str!("sidecar/forks.c"), &[]);
+    for seed in ["1", "5", "12"] {
+        let outcome = program.succeeds(&["64", "2", seed], LIMIT_MIB);
+        assert_eq!(outcome.stdout, "0 wrong\n", "seed {seed}");
+        outcome.require_far();
+    }
 }
 
 /// The kernel puts new mappings just where memory was unmapped: the sidecar's were found there.
@@ -198,7 +213,6 @@ fn advice(mode: &str) -> Option<(Outcome, u64)> {
 }
 
 #[test]
-#[ignore = "a child is given all that is far at once and passes the limit (docs/sidecar.md)"]
 fn memory_that_children_do_not_get_can_be_far() {
     let _turn = turn();
     if let Some((outcome, peak_bytes)) = advice("leave-out") {
@@ -207,7 +221,6 @@ fn memory_that_children_do_not_get_can_be_far() {
 }
 
 #[test]
-#[ignore = "a child is given all that is far at once and passes the limit (docs/sidecar.md)"]
 fn memory_that_children_get_empty_can_be_far() {
     let _turn = turn();
     if let Some((outcome, peak_bytes)) = advice("wipe") {

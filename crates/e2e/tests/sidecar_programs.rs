@@ -140,7 +140,6 @@ echo count($kept), ' ', $sum, \"\\n\";";
 }
 
 #[test]
-#[ignore = "a child is given all that is far at once and passes the limit (docs/sidecar.md)"]
 fn python_with_multiprocessing() {
     if !have("python3") {
         return;
@@ -182,7 +181,6 @@ fn sqlite_in_memory() {
 }
 
 #[test]
-#[ignore = "a child is given all that is far at once and passes the limit (docs/sidecar.md)"]
 fn redis_with_a_background_save() {
     if have("redis-server") && have("redis-cli") {
         let _turn = turn();

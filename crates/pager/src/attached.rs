@@ -14,6 +14,9 @@ use std::time::Duration;
 use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
 
+use crate::children::child::Child;
+use crate::children::{Children, Keeper, inherit};
+use crate::core::Core;
 use crate::maps::{self, Eligible};
 use crate::serve::fail_closed;
 use crate::steward::{Left, Steward, unregister_all};
@@ -38,17 +41,9 @@ pub struct Attachment {
     /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that there is when it is
     /// called.
     pub own_ranges: fn() -> Vec<(usize, usize)>,
-    pub children: Children,
-}
-
-/// Who keeps a duplicate of a child's userfaultfd until the child has its pages: if this process ended before, the
-/// child would read zeros.
-#[derive(Clone, Copy, Debug)]
-pub struct Children {
-    /// A child was born.
-    pub born: fn(&OwnedFd),
-    /// All that were told of have their pages.
-    pub settled: fn(),
+    pub keeper: Keeper,
+    /// `uffd` is one that the program got by fork, and its parent's pager hands over with this where its pages are.
+    pub inherited: Option<OwnedFd>,
 }
 
 /// Pages of the program's address space.
@@ -68,6 +63,8 @@ pub struct Attached {
     statm: OwnedFd,
     list: OwnedFd,
     own_ranges: fn() -> Vec<(usize, usize)>,
+    keeper: Keeper,
+    inherited: Mutex<Option<OwnedFd>>,
     children: Children,
     must_leave: AtomicBool,
 }
@@ -96,7 +93,9 @@ impl Attached {
             statm: crate::budget::open_statm()?,
             list: sys::open_maps().map_err(of_process("maps"))?,
             own_ranges: attachment.own_ranges,
-            children: attachment.children,
+            keeper: attachment.keeper,
+            inherited: Mutex::new(attachment.inherited),
+            children: Children::new()?,
             must_leave: AtomicBool::new(false),
         })))
     }
@@ -114,6 +113,10 @@ impl Attached {
         // Before it is urgent: a new thread waits for its turn on a CPU.
         let core = pager.make_core(files)?;
         activation::start_threads(pager, core)?;
+        let inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(memory) = inherited {
+            return self.serve_inherited(core, memory, ready);
+        }
         let mut watch = Watch::new()?;
         let mut is_watched = false;
         while let Some(pause) = watch.look_again(pager) {
@@ -144,8 +147,27 @@ impl Attached {
         core.pool.set(blades::connect(core).map_err(leave_for)?);
         sys::be_prompt(false);
         // From here on pages may be away: to leave the program now would have it read zeros.
-        let steward = Steward::new(pager, core)
-            .unwrap_or_else(|error| fail_closed(&format!("the steward cannot begin: {error}")));
+        Ok(begin(pager, core).attend(self))
+    }
+
+    /// As [`Attached::serve`], for a child of a program that is paged: pages of it are away already.
+    fn serve_inherited(
+        &'static self,
+        core: &'static Core,
+        memory: OwnedFd,
+        ready: impl Fn(),
+    ) -> Result<Left, StartError> {
+        let handover = inherit::read(memory)?;
+        let (pool, blades) = blades::connect(core)?;
+        inherit::take_over(core, &pool, &handover)?;
+        core.pool.set((pool, blades));
+        // Faults are served here now.
+        (self.keeper.taken)();
+        let mut steward = begin(self.pager, core);
+        steward.adopt_mappings(self);
+        activation::activate(self.pager, core);
+        ready();
+        sys::be_prompt(false);
         Ok(steward.attend(self))
     }
 
@@ -163,16 +185,30 @@ impl Attached {
         self.pager.core().is_some_and(|core| core.layout.owes_children())
     }
 
-    pub(crate) fn child_is_born(&self, uffd: &OwnedFd) {
-        (self.children.born)(uffd);
+    pub(crate) fn child_is_born(&self, number: u64, uffd: &OwnedFd) {
+        (self.keeper.born)(number, uffd);
     }
 
-    pub(crate) fn children_are_settled(&self) {
-        (self.children.settled)();
+    pub(crate) fn child_is_settled(&self, number: u64) {
+        (self.keeper.settled)(number);
     }
 
-    pub(crate) fn teller(&self) -> fn(&OwnedFd) {
-        self.children.born
+    /// Serves a child that lacks pages.
+    pub(crate) fn serve_child(&'static self, child: Child) -> Result<(), StartError> {
+        let Some(core) = self.pager.core() else {
+            return Err(std::io::Error::other("the pager has not begun").into());
+        };
+        self.children.serve(self.pager, core, self.keeper, child)
+    }
+
+    /// Gives all children all that they lack.
+    pub fn finish_children(&self) {
+        self.children.finish_all();
+    }
+
+    /// Those who are served, to be handed over to pagers of their own.
+    pub fn children(&self) -> &Children {
+        &self.children
     }
 
     pub(crate) fn must_leave(&self) -> bool {
@@ -188,11 +224,21 @@ impl Attached {
 
     /// The program's memory that can be far, by the kernel's list of mappings.
     pub(crate) fn eligible(&self) -> Result<Vec<Eligible>, std::io::Error> {
+        self.eligible_from(self.threshold_bytes())
+    }
+
+    /// As [`Attached::eligible`], with mappings of at least so many bytes.
+    pub(crate) fn eligible_from(&self, bytes: usize) -> Result<Vec<Eligible>, std::io::Error> {
         let text = sys::read_whole(&self.list, LIST_STEP_BYTES)?;
         // After the list was read: what was mapped for it, or by another thread meanwhile, is among these.
         let own = self.all_own_ranges();
-        let threshold = usize::try_from(self.pager.settings.threshold_bytes).unwrap_or(usize::MAX);
-        Ok(maps::eligible(&text, &own, threshold))
+        Ok(maps::eligible(&text, &own, bytes))
+    }
+
+    /// Mappings that are shorter stay local.
+    pub(crate) fn threshold_bytes(&self) -> usize {
+        // Longer than any mapping: usize has 64 bits.
+        usize::try_from(self.pager.settings.threshold_bytes).unwrap_or(usize::MAX)
     }
 
     /// All memory that is the sidecar's own, as (start, end), in order.
@@ -207,6 +253,12 @@ impl Attached {
         own.sort_unstable();
         own
     }
+}
+
+/// Pages may be away already, or will be: to leave the program now would have it read zeros.
+fn begin(pager: &'static Pager, core: &'static Core) -> Steward {
+    Steward::new(pager, core)
+        .unwrap_or_else(|error| fail_closed(&format!("the steward cannot begin: {error}")))
 }
 
 fn program_name(pid: u32) -> String {

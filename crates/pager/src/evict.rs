@@ -330,15 +330,16 @@ impl Evictor {
         core.filling.store(NO_TRAY, SeqCst);
         self.map.forget(chunk);
         drop(registry);
-        self.unshare();
         if moved == 0 {
             core.frames.return_empty(tray);
+            self.unshare();
             return Some(written);
         }
         core.count(Counter::Evictions, u64::from(moved.count_ones()));
         core.count(Counter::EvictedChunks, 1);
         self.density.add(moved);
         self.write(superpage, tray, layer);
+        self.unshare();
         Some(written + i64::from(moved.count_ones()))
     }
 
@@ -485,8 +486,12 @@ impl Evictor {
     }
 
     /// Makes pages that could not be moved this process's own, so that they can be moved the next time. It may have to
-    /// wait for a fault of its own, if the program has dropped one meanwhile, and so holds no lock and no claim.
+    /// wait for a fault of its own, if the program has dropped one meanwhile, and so holds no lock and no claim; and
+    /// nothing is on its way to a blade, for the steward, which faults may have to wait for, may wait for that.
     fn unshare(&mut self) {
+        if !self.busy.is_empty() {
+            self.drain();
+        }
         for address in self.busy.drain(..) {
             // It fails where the mapping is gone or may not be written to.
             let _ = sys::unshare(address, PAGE_BYTES);

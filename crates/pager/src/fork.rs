@@ -68,12 +68,24 @@ impl Inheritance {
         }
     }
 
-    /// The calling process, a child, has attached its layers. Its own children are none of its parent's.
-    fn arrive(&self) {
+    /// A child of a child will: the layers are expected to be attached once more.
+    pub fn expects_another(&self) {
+        if let Some(expected) = self.expected() {
+            expected.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// A child that was expected has attached its layers, or needs none any more.
+    pub fn has_arrived(&self) {
         if let Some(expected) = self.expected() {
             // The parent may have given up waiting.
             let _ = expected.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
         }
+    }
+
+    /// The calling process, a child, has attached its layers. Its own children are none of its parent's.
+    fn arrive(&self) {
+        self.has_arrived();
         self.expected.store(std::ptr::null_mut(), SeqCst);
     }
 

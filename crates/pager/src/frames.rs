@@ -191,6 +191,19 @@ impl Frames {
         queues.empty.len() == TRAYS
     }
 
+    /// True when no tray is being filled or written: what the buffer holds is on the blades, but for what is kept.
+    pub fn is_at_rest(&self) -> bool {
+        let Ok(queues) = self.queues.lock() else {
+            return false;
+        };
+        queues.empty.len() + queues.clean.len() == TRAYS
+    }
+
+    /// Whether the frame at `slot` is the only copy of its page.
+    pub fn is_kept(&self, slot: FrameSlot) -> bool {
+        self.trays[usize::from(slot.tray)].kept.load(SeqCst) & slot.bit() != 0
+    }
+
     /// Makes drained trays empty at once, so that their chunks can be evicted again.
     pub fn retire_all(&self) {
         if let Ok(mut queues) = self.queues.lock() {

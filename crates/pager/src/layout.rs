@@ -180,6 +180,12 @@ impl Layout {
         self.lock().changes.pop_front()
     }
 
+    /// A child of a child was born, which needs what its parent lacks.
+    pub fn expects_child(&self) {
+        let _state = self.lock();
+        self.children.fetch_add(1, SeqCst);
+    }
+
     /// A child has its pages.
     pub fn has_settled_child(&self) {
         self.children.fetch_sub(1, SeqCst);

@@ -61,6 +61,20 @@ impl PageState {
         }
     }
 
+    /// As a number for another process.
+    pub fn to_byte(self) -> u8 {
+        self.0
+    }
+
+    /// The state of a page that a child lacks, or Untouched; None: no such state.
+    pub fn of_child(byte: u8) -> Option<PageState> {
+        let state = PageState(byte);
+        let is_right = state == PageState::UNTOUCHED
+            || (matches!(state.phase(), Phase::Far | Phase::Lost)
+                && byte & (WAS_FAR | HAS_COPY) == 0);
+        is_right.then_some(state)
+    }
+
     /// The layer that holds the page; means something in the phases `Far`, `Fetching` and `Victim`, and where there
     /// is a copy.
     pub fn layer(self) -> usize {

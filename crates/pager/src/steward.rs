@@ -9,6 +9,7 @@ mod changes;
 mod children;
 mod inherited;
 mod leaving;
+mod takeover;
 
 pub use inherited::settle_inherited;
 pub use leaving::{Left, unregister_all};
@@ -18,11 +19,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_pool::{Completion, Lane, PageRead, PageWrite};
-use farpool_uffd::PAGE_BYTES;
+use farpool_pool::{Completion, PageRead, PageWrite};
 
 use crate::activation::register;
 use crate::core::Core;
+use crate::fetch::Fetcher;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
@@ -35,40 +36,36 @@ use carry::Carry;
 const ACTIVE_STEP: Duration = Duration::from_secs(1);
 /// Memory that could not be given back is tried again at most this often: each is a request to a blade.
 const EMPTY_STEP: Duration = Duration::from_millis(100);
-/// Pages carried at a time from one address to another.
-const CARRY_PAGES: usize = 64;
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Steward {
     pager: &'static Pager,
     core: &'static Core,
-    lane: Lane,
-    done: Vec<Completion>,
-    /// Local memory for pages on their way from one place of the blade to another.
-    carry: usize,
+    /// Its memory also takes pages on their way from one place of the blade to another.
+    fetcher: Fetcher,
     lease_kept: Instant,
     /// Superpages that were empty when their memory could not be given back, and when that was last tried.
     empty: RefCell<BTreeSet<u32>>,
     emptied: Cell<Instant>,
     /// When the order to leave was first seen.
     leaving_since: Option<Instant>,
+    /// When a frozen layer was last asked for again.
+    thawed: Instant,
 }
 
 impl Steward {
     pub fn new(pager: &'static Pager, core: &'static Core) -> Result<Steward, StartError> {
-        let lane = core.pool.lane()?;
-        let carry = sys::map_local(CARRY_PAGES * PAGE_BYTES)?;
+        let fetcher = Fetcher::new(core.pool.lane()?)?;
         Ok(Steward {
             pager,
             core,
-            lane,
-            done: Vec::with_capacity(CARRY_PAGES),
-            carry,
+            fetcher,
             lease_kept: Instant::now(),
             empty: RefCell::default(),
             emptied: Cell::new(Instant::now()),
             leaving_since: None,
+            thawed: Instant::now(),
         })
     }
 
@@ -278,7 +275,7 @@ impl Steward {
         }
     }
 
-    /// Writes the page in `carry` to `target`'s place in `layer` and makes it far there. `changing` must be
+    /// Writes the page in the fetcher's memory to `target`'s place in `layer` and makes it far there. `changing` must be
     /// locked, for the layer may get memory, and `target` must be the caller's.
     fn store_page(&mut self, target: Page, layer: usize) -> Result<(), i32> {
         let superpage = target.superpage;
@@ -288,28 +285,28 @@ impl Steward {
             superpage.allocated.fetch_or(1 << layer, SeqCst);
         }
         let at = self.core.place(target, layer).ok_or(libc::EFAULT)?;
-        let write = PageWrite { at, from: self.carry as *const u8, token: 0 };
-        // SAFETY: `carry` is this thread's own memory, and nothing touches it before `await_one`.
-        unsafe { self.lane.write(&[write]) }.map_err(|_| libc::EIO)?;
+        let write = PageWrite { at, from: self.fetcher.memory as *const u8, token: 0 };
+        // SAFETY: the fetcher's memory is this thread's own memory, and nothing touches it before `await_one`.
+        unsafe { self.fetcher.lane.write(&[write]) }.map_err(|_| libc::EIO)?;
         self.await_one()?;
         superpage.far_pages.fetch_add(1, Relaxed);
         target.cell().store(PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(layer));
         Ok(())
     }
 
-    /// Reads one page; its target lies in `carry`.
+    /// Reads one page; its target lies in the fetcher's memory.
     fn read_page(&mut self, read: PageRead) -> Result<(), i32> {
-        // SAFETY: `carry` is this thread's own memory, and nothing touches it before `await_one`.
-        unsafe { self.lane.read(&[read]) }.map_err(|_| libc::EIO)?;
+        // SAFETY: the fetcher's memory is this thread's own memory, and nothing touches it before `await_one`.
+        unsafe { self.fetcher.lane.read(&[read]) }.map_err(|_| libc::EIO)?;
         self.await_one()
     }
 
     fn await_one(&mut self) -> Result<(), i32> {
-        self.done.clear();
-        while self.done.is_empty() {
-            self.lane.wait(&mut self.done);
+        self.fetcher.done.clear();
+        while self.fetcher.done.is_empty() {
+            self.fetcher.lane.wait(&mut self.fetcher.done);
         }
-        match self.done.first() {
+        match self.fetcher.done.first() {
             Some(Completion { result: Ok(()), .. }) => Ok(()),
             _ => Err(libc::EIO),
         }
@@ -352,9 +349,17 @@ impl Steward {
         }
     }
 
-    /// Freezes the current layer and keeps the tokens of all layers where the child finds them.
+    /// Freezes the current layer once there is room for a new one in parent and child.
     fn freeze(&mut self) -> Result<(), i32> {
         self.thin_out_layers()?;
+        self.freeze_layers().map_err(|error| {
+            sys::say(&format!("fork is refused, for far memory cannot be shared: {error}"));
+            libc::ENOMEM
+        })
+    }
+
+    /// Freezes the current layer and keeps the tokens of all layers where the child finds them.
+    fn freeze_layers(&mut self) -> Result<(), StartError> {
         let mut tokens = [None; MAX_LAYERS];
         // Until the child is expected nothing that it will attach may be given up.
         let still = self.core.pool.hold_still();
@@ -362,17 +367,11 @@ impl Steward {
             let Some(segment) = self.core.layers.segment(layer) else {
                 continue;
             };
-            match self.core.pool.freeze_still(&still, segment) {
-                Ok(token) => tokens[layer] = Some(token),
-                Err(error) => {
-                    sys::say(&format!("fork is refused, for far memory cannot be shared: {error}"));
-                    return Err(libc::ENOMEM);
-                }
-            }
+            tokens[layer] = Some(self.core.pool.freeze_still(&still, segment)?);
         }
         self.core.layers.set_current(MAX_LAYERS);
         self.pager.inheritance.set(tokens);
-        self.pager.inheritance.expect_child().map_err(|_| libc::ENOMEM)
+        Ok(self.pager.inheritance.expect_child()?)
     }
 
     /// Keeps two layers free (the next current one of parent and child): gives up layers that nothing
@@ -429,7 +428,11 @@ impl Steward {
                     continue;
                 }
                 let from = self.core.place(page, layer).ok_or(libc::EFAULT)?;
-                self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
+                self.read_page(PageRead {
+                    at: from,
+                    into: self.fetcher.memory as *mut u8,
+                    token: 0,
+                })?;
                 self.store_page(page, into)?;
                 // It was counted there already; a page that could not be stored stays so.
                 superpage.far_pages.fetch_sub(1, Relaxed);

@@ -100,8 +100,12 @@ pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     Ok(base? as usize)
 }
 
-/// A counter, at 0, that this process shares with its children. Never unmapped.
+/// A counter, at 0, that this process shares with its children. Never unmapped. The program's children are none of a
+/// sidecar's.
 pub fn map_shared_counter() -> Result<&'static AtomicU32, Error> {
+    if sidecars_program().is_some() {
+        return Ok(Box::leak(Box::default()));
+    }
     let flags = MapFlags::SHARED;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice; zeroed and aligned, which is a valid counter.

@@ -76,7 +76,7 @@ pub fn attach(
     keeper::open_to_others(&directory)?;
     let nursery = Nursery::open(&board_path, true)?;
     let must_leave = listen_for_the_end()?;
-    let ward = nursery.admit(target, false)?;
+    let ward = nursery.admit(target, false, &mut [])?;
     let marker = directory.join(ATTACHED);
     std::fs::write(&marker, b"").map_err(|error| RunError::Directory { path: marker, error })?;
     let (stopped, threads) = ward.stopped();

@@ -10,6 +10,7 @@ mod attach;
 mod blades;
 mod custody;
 mod directory;
+mod families;
 mod faults;
 mod keeper;
 mod needs;

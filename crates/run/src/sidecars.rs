@@ -3,6 +3,7 @@
 //! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's userfaultfd, and keeps a
 //! duplicate, so that a process whose sidecar dies waits for its pages, instead of reading zeros, until it is ended.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,6 +20,8 @@ use rustix::net::{
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::families::{self, Inherits};
+
 /// The longest that a sidecar may take to answer a request; it does nothing but answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
@@ -29,6 +32,8 @@ const MESSAGE_BYTES: usize = 128 << 10;
 const ADDRESS_ROOM_MIB: u64 = 1024;
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
 const MOST_ANSWERS: usize = 10;
+/// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes some milliseconds.
+const END_NS: i64 = 200_000_000;
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// Why a process has no sidecar.
@@ -93,10 +98,31 @@ pub struct Ward {
     sidecar: Injected,
     /// The last reference, if the sidecar dies.
     _uffd: Uffd,
-    /// Those of children that do not have all their pages yet.
-    children: Vec<Uffd>,
+    /// Those of children that do not have all their pages yet, by their numbers.
+    pub(crate) children: Vec<(u64, Uffd)>,
+    /// The program was a child that another sidecar served, and this one does not yet.
+    pub(crate) inherits: Option<Inherits>,
+    pub(crate) serves_inherited: bool,
+    /// What it told while an answer was waited for.
+    backlog: VecDeque<Message>,
     said: Option<News>,
 }
+
+/// A sidecar that serves no more.
+#[derive(Debug)]
+pub struct Retired {
+    pub pid: Pid,
+    process: OwnedFd,
+}
+
+impl Retired {
+    pub fn has_ended(&self) -> bool {
+        is_over(&self.process)
+    }
+}
+
+/// A message of a sidecar: text, perhaps a descriptor.
+pub(crate) type Message = (String, Option<OwnedFd>);
 
 impl Nursery {
     pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
@@ -111,8 +137,14 @@ impl Nursery {
     }
 
     /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. `holds`: the process
-    /// is kept stopped until its memory is registered, or watched, for it could pass the limit meanwhile.
-    pub fn admit(&self, pid: Pid, holds: bool) -> Result<Ward, SidecarError> {
+    /// is kept stopped until its memory is registered, or watched, for it could pass the limit meanwhile. If it is a child
+    /// that one of the `relatives` serves, it is handed over.
+    pub fn admit(
+        &self,
+        pid: Pid,
+        holds: bool,
+        relatives: &mut [Ward],
+    ) -> Result<Ward, SidecarError> {
         let number = pid.as_raw_nonzero().get();
         let program = pidfd_open(pid, PidfdFlags::empty());
         let kernel = |what| {
@@ -123,34 +155,54 @@ impl Nursery {
         let setup = Setup::default();
         let (mut started, mut said) = (None, Vec::new());
         let held = |sidecar: &Injected| {
-            let uffd = self.start(number, sidecar);
-            if uffd.is_ok() {
+            let begun = self.start(number, sidecar, relatives);
+            if begun.is_ok() {
                 await_readiness(sidecar, &mut said);
             }
-            started = Some(uffd);
+            started = Some(begun);
         };
         let sidecar = if holds {
             farpool_inject::inject_and_hold(pid, &self.image, &setup, held)?
         } else {
             farpool_inject::inject(pid, &self.image, &setup)?
         };
-        match started.unwrap_or_else(|| self.start(number, &sidecar)) {
-            Ok(uffd) => {
-                let said = said.iter().find_map(|text| understand(text));
+        let begun = match started {
+            Some(begun) => begun,
+            None => self.start(number, &sidecar, relatives),
+        };
+        match begun {
+            Ok((uffd, inherits)) => {
+                let backlog = said.into();
                 let children = Vec::new();
-                Ok(Ward { pid, program, sidecar, _uffd: uffd, children, said })
+                Ok(Ward {
+                    pid,
+                    program,
+                    sidecar,
+                    _uffd: uffd,
+                    children,
+                    inherits,
+                    serves_inherited: false,
+                    backlog,
+                    said: None,
+                })
             }
             Err(error) => {
                 // Nothing was moved out. What cannot be unmapped stays as addresses in use.
                 if withdraw(&sidecar).is_err() {
                     let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
                 }
+                await_end(&sidecar.pidfd);
                 Err(error)
             }
         }
     }
 
-    fn start(&self, pid: i32, sidecar: &Injected) -> Result<Uffd, SidecarError> {
+    fn start(
+        &self,
+        pid: i32,
+        sidecar: &Injected,
+        relatives: &mut [Ward],
+    ) -> Result<(Uffd, Option<Inherits>), SidecarError> {
         let kernel = |what| {
             move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
         };
@@ -163,12 +215,19 @@ impl Nursery {
         lift_limits(sidecar.pid);
         let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE")?;
         let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
-        let uffd =
+        let mut uffd =
             Uffd::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
                 let is_right = matches!(&error, OpenError::Handshake(error)
                 if error.raw_os_error() == Some(libc::EPERM));
                 if is_right { SidecarError::NoRight { pid, error } } else { error.into() }
             })?;
+        let inherits = match families::inherit(pid, sidecar, relatives)? {
+            Some((of_child, inherits)) => {
+                uffd = of_child;
+                Some(inherits)
+            }
+            None => None,
+        };
         let mut start = String::from("START");
         if self.programs_stay {
             start += " STAYING";
@@ -176,8 +235,13 @@ impl Nursery {
         if may_change_policies() {
             start += " NICE";
         }
-        ask(pid, sidecar, &start, Some(self.board.as_fd()), "STARTED")?;
-        Ok(uffd)
+        if let Err(error) = ask(pid, sidecar, &start, Some(self.board.as_fd()), "STARTED") {
+            if let Some(inherits) = inherits {
+                inherits.give_back(relatives);
+            }
+            return Err(error);
+        }
+        Ok((uffd, inherits))
     }
 }
 
@@ -192,6 +256,12 @@ impl Ward {
         self.sidecar.pid
     }
 
+    /// The sidecar, to be known until it has ended; None: it has.
+    pub fn retire(&self) -> Option<Retired> {
+        let process = self.sidecar.pidfd.try_clone().ok()?;
+        Some(Retired { pid: self.sidecar.pid, process }).filter(|sidecar| !sidecar.has_ended())
+    }
+
     /// What the sidecar has said since, or what became of it.
     pub fn news(&mut self) -> Option<News> {
         if self.said.is_none() {
@@ -202,20 +272,45 @@ impl Ward {
 
     fn listen(&mut self) -> Option<News> {
         loop {
-            match receive(&self.sidecar.control, RecvFlags::DONTWAIT) {
+            let next = self.backlog.pop_front();
+            let received = match next {
+                Some(message) => Ok(message),
+                None => receive(&self.sidecar.control, RecvFlags::DONTWAIT),
+            };
+            match received {
                 Ok((text, _)) if text.is_empty() => return Some(self.end()),
-                Ok((text, Some(child))) if text == "CHILD" => {
-                    self.children.push(Uffd::adopt(child))
-                }
-                Ok((text, _)) if text == "SETTLED" => self.children.clear(),
-                Ok((text, _)) if is_wish(&text, self.sidecar.pid) => {}
-                Ok((text, _)) => {
+                Ok((text, descriptor)) => {
+                    if is_wish(&text, self.sidecar.pid) || self.hears_of_child(&text, descriptor) {
+                        continue;
+                    }
                     if let Some(news) = understand(&text) {
                         return Some(news);
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
                 Err(_) => return Some(self.end()),
+            }
+        }
+    }
+
+    /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard later.
+    pub(crate) fn ask(&mut self, request: &str, expected: &str) -> Result<Message, SidecarError> {
+        let pid = self.pid.as_raw_nonzero().get();
+        let silent = |error| SidecarError::Silent { pid, error };
+        send(&self.sidecar.control, request, None).map_err(silent)?;
+        loop {
+            let (text, descriptor) =
+                receive(&self.sidecar.control, RecvFlags::empty()).map_err(silent)?;
+            if text.starts_with(expected) {
+                return Ok((text, descriptor));
+            }
+            if let Some(reason) = text.strip_prefix("ERROR ") {
+                return Err(refused(pid, reason));
+            }
+            let is_end = text.is_empty();
+            self.backlog.push_back((text, descriptor));
+            if is_end {
+                return Err(refused(pid, "it has ended"));
             }
         }
     }
@@ -232,7 +327,7 @@ impl Ward {
     /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long as this is called
     /// now and then.
     pub fn orphans(&mut self) -> Vec<Uffd> {
-        std::mem::take(&mut self.children)
+        std::mem::take(&mut self.children).into_iter().map(|(_, uffd)| uffd).collect()
     }
 
     /// Waits until one of the sidecars has something to say, at most for `most`.
@@ -247,7 +342,12 @@ impl Ward {
 
     /// Has everything brought in; [`News::Left`] comes.
     pub fn leave(&self) -> Result<(), SidecarError> {
-        send(&self.sidecar.control, "LEAVE", None)
+        self.tell("LEAVE")
+    }
+
+    /// Sends a request whose answer says nothing.
+    pub(crate) fn tell(&self, request: &str) -> Result<(), SidecarError> {
+        send(&self.sidecar.control, request, None)
             .map_err(|error| SidecarError::Silent { pid: self.pid.as_raw_nonzero().get(), error })
     }
 
@@ -269,7 +369,7 @@ impl Ward {
 }
 
 /// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.
-fn await_readiness(sidecar: &Injected, said: &mut Vec<String>) {
+fn await_readiness(sidecar: &Injected, said: &mut Vec<Message>) {
     use rustix::event::{PollFd, PollFlags, poll};
     let until = Instant::now() + HOLD_TIME;
     while let Ok(time) = until.saturating_duration_since(Instant::now()).try_into() {
@@ -277,12 +377,12 @@ fn await_readiness(sidecar: &Injected, said: &mut Vec<String>) {
         if !poll(&mut fds, Some(&time)).is_ok_and(|ready| ready > 0) {
             return;
         }
-        let Ok((text, _)) = receive(&sidecar.control, RecvFlags::DONTWAIT) else { return };
+        let Ok((text, descriptor)) = receive(&sidecar.control, RecvFlags::DONTWAIT) else { return };
         if is_wish(&text, sidecar.pid) {
             continue;
         }
         let is_ready = text == READY;
-        said.push(text);
+        said.push((text, descriptor));
         if is_ready {
             return;
         }
@@ -318,7 +418,7 @@ fn is_wish(text: &str, sidecar: Pid) -> bool {
 fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
-        (READY | "LEAVING", _) => return None,
+        (READY | "LEAVING" | "NOTED", _) => return None,
         ("GONE", _) => News::Gone,
         ("LEFT", _) => News::Left,
         ("STUCK", pages) => News::Stuck(pages.into()),
@@ -356,6 +456,13 @@ fn is_over(process: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
+}
+
+/// Waits for a process that is about to end, so that nobody takes it for one of the program's.
+fn await_end(process: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let most = Timespec { tv_sec: 0, tv_nsec: END_NS };
+    let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&most));
 }
 
 /// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time priority.
@@ -409,8 +516,8 @@ fn address_room(limits: &str, statm: &str) -> Option<u64> {
     Some(limit.saturating_sub(pages * PAGE_BYTES))
 }
 
-/// Sends a request and takes the answer, which begins with `expected`.
-fn ask(
+/// Sends a request and takes the answer, which begins with `expected`. Nothing is listened to before START is answered.
+pub(crate) fn ask(
     pid: i32,
     sidecar: &Injected,
     request: &str,

@@ -13,7 +13,7 @@ use farpool_inject::Pid;
 use farpool_uffd::Uffd;
 
 use crate::custody::end_orphans;
-use crate::sidecars::{News, Nursery, SidecarError, Ward};
+use crate::sidecars::{News, Nursery, Retired, SidecarError, Ward};
 
 /// A process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has no sidecar.
 const WORTH_BYTES: u64 = 96 << 20;
@@ -43,6 +43,8 @@ pub struct Wards {
     outside: HashMap<u32, u32>,
     /// Userfaultfds of children whose pages were lost with a sidecar.
     orphans: Vec<Uffd>,
+    /// Sidecars that serve no more and have not ended yet: no processes of the tree.
+    retired: Vec<Retired>,
     /// Those of which was said so.
     named: HashSet<u32>,
     /// It was said that the limit is passed.
@@ -56,6 +58,7 @@ impl Wards {
             wards: Vec::new(),
             outside: HashMap::new(),
             orphans: Vec::new(),
+            retired: Vec::new(),
             named: HashSet::new(),
             has_warned: false,
         })
@@ -126,7 +129,7 @@ impl Wards {
         if self.wards.iter().any(|ward| share_memory(number(target), number(ward.pid))) {
             return;
         }
-        match self.nursery.admit(target, holds) {
+        match self.nursery.admit(target, holds, &mut self.wards) {
             Ok(ward) => {
                 self.outside.remove(&pid);
                 self.wards.push(ward);
@@ -147,7 +150,32 @@ impl Wards {
     fn hear(&mut self) {
         self.orphans.iter().for_each(end_orphans);
         let (outside, orphans) = (&mut self.outside, &mut self.orphans);
-        self.wards.retain_mut(|ward| match ward.news() {
+        let (mut taken, mut returned) = (Vec::new(), Vec::new());
+        let retired = &mut self.retired;
+        retired.retain(|sidecar| !sidecar.has_ended());
+        self.wards.retain_mut(|ward| {
+            let stays = Self::hear_ward(ward, outside, orphans);
+            if !stays {
+                retired.extend(ward.retire());
+            }
+            if ward.serves_inherited {
+                taken.extend(ward.inherits.take());
+            } else if !stays {
+                returned.extend(ward.inherits.take());
+            }
+            stays
+        });
+        taken.into_iter().for_each(|child| child.is_taken(&mut self.wards));
+        returned.into_iter().for_each(|child| child.give_back(&mut self.wards));
+    }
+
+    /// Takes note of what one has to say; false: it serves no longer.
+    fn hear_ward(
+        ward: &mut Ward,
+        outside: &mut HashMap<u32, u32>,
+        orphans: &mut Vec<Uffd>,
+    ) -> bool {
+        match ward.news() {
             None => true,
             Some(News::Gone | News::Left) => false,
             Some(News::Died(words)) => {
@@ -161,10 +189,14 @@ impl Wards {
                 false
             }
             Some(News::Failed(reason)) => {
-                eprintln!("farpool: process {} is not held to the limit: {reason}", number(ward.pid));
+                eprintln!(
+                    "farpool: process {} is not held to the limit: {reason}",
+                    number(ward.pid)
+                );
                 outside.insert(number(ward.pid), u32::MAX);
-                // Nothing was moved out: the program needs nobody.
-                if ward.withdraw().is_err() {
+                // Nothing was moved out: the program needs nobody, or whoever served it before, who then hears of what
+                // is unmapped.
+                if ward.inherits.is_some() || ward.withdraw().is_err() {
                     ward.abandon();
                 }
                 false
@@ -177,13 +209,15 @@ impl Wards {
                 ward.end_program();
                 false
             }
-        });
+        }
     }
 
     /// The processes below this one, without sidecars; and those of them that run on their parent's memory, which must
     /// not be counted twice.
     fn tree(&self) -> (Vec<u32>, HashSet<u32>) {
-        let sidecars: HashSet<u32> = self.wards.iter().map(|ward| number(ward.sidecar())).collect();
+        let serving = self.wards.iter().map(|ward| number(ward.sidecar()));
+        let retired = self.retired.iter().map(|sidecar| number(sidecar.pid));
+        let sidecars: HashSet<u32> = serving.chain(retired).collect();
         let (mut found, mut borrowers) = (Vec::new(), HashSet::new());
         let mut next = vec![std::process::id()];
         while let Some(pid) = next.pop() {

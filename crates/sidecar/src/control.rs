@@ -58,11 +58,27 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: i32) -> Answer {
         start if start.split(' ').next() == Some("START") => {
             paging::start(host, fd, start).map(|()| ("STARTED".into(), None))
         }
+        "CLAIM" => {
+            paging::claim(fd).map(|is_mine| (if is_mine { "MINE" } else { "OTHER" }.into(), None))
+        }
+        "DISCLAIM" => {
+            paging::disclaim();
+            Ok(("DISCLAIMED".into(), None))
+        }
+        "INHERIT" => paging::inherit(fd).map(|()| ("INHERITED".into(), None)),
         "LEAVE" => paging::leave().map(|()| ("LEAVING".into(), None)),
         "PANIC" => panic!("asked to panic"),
-        other => {
-            Err(format!("{other} is not known; PING MAPS WORK NET ARGS RANGES UFFD PANIC are"))
-        }
+        other => about_child(other),
+    }
+}
+
+/// A request with the number of a child.
+fn about_child(request: &str) -> Answer {
+    match request.split_once(' ') {
+        Some(("CEDE", number)) => paging::cede(number).map(|memory| ("CEDED".into(), Some(memory))),
+        Some(("TAKEN", number)) => paging::taken(number).map(|()| ("NOTED".into(), None)),
+        Some(("RETURN", number)) => paging::take_back(number).map(|()| ("NOTED".into(), None)),
+        _ => Err(format!("{request} is not known")),
     }
 }
 

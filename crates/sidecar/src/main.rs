@@ -100,6 +100,7 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
         let is_over = has_ended || !host.shares_memory();
         if is_over && paging::owes_children() {
             // They would read zeros where their pages are to come.
+            paging::finish_children();
             std::thread::sleep(CHILDREN_LOOK);
             continue;
         }

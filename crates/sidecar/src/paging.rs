@@ -3,9 +3,14 @@
 //! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent back; the keeper,
 //! which has the right, shakes hands on it. START, with the board: paging begins, and goes on until LEAVE.
 //!
+//! A program that was forked from one with a sidecar has a userfaultfd already. Between MAKE and START: CLAIM, with the
+//! userfaultfd of some child, asks whether it is this program's (MINE or OTHER). If so, the keeper has the parent's
+//! sidecar CEDE the child by its number, and hands what that answers over with INHERIT; or DISCLAIM: it was too late.
+//! Once the child's sidecar serves it says TAKEN, and the keeper passes that on; or RETURN, if it failed.
+//!
 //! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a
-//! thread asks for real-time priority, or gives it up), CHILD (with a child's userfaultfd, to be kept until
-//! SETTLED), READY (the program's memory is registered, or watched and far from the limit), LEFT, STUCK,
+//! thread asks for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be kept until
+//! SETTLED comes with the same number), TAKEN, READY (the program's memory is registered, or watched and far from the limit), LEFT, STUCK,
 //! FAILED, or GONE when the program has ended or runs another image.
 //!
 //! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died, too, the program would
@@ -15,27 +20,37 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use farpool_pager::attached::{Attached, Attachment, Children};
+use farpool_pager::attached::{Attached, Attachment};
+use farpool_pager::children::{Children, Keeper};
 use farpool_pager::steward::Left;
 use farpool_uffd::{Uffd, features};
 use rustix::net::SendFlags;
 
 use crate::{CONTROL_FD, control, own_ranges};
 
+/// How often, and after what time, a userfaultfd is asked again whose owner is changing its address space.
+const MOST_CLAIMS: u32 = 1000;
+const CLAIM_STEP: Duration = Duration::from_millis(1);
+
 /// The userfaultfd between MAKE and START.
 static MADE: Mutex<Option<(OwnedFd, Uffd)>> = Mutex::new(None);
+/// The program's userfaultfd since the fork, and where its pages are.
+static CLAIMED: Mutex<Option<OwnedFd>> = Mutex::new(None);
+static INHERITED: Mutex<Option<OwnedFd>> = Mutex::new(None);
 static ATTACHED: OnceLock<&'static Attached> = OnceLock::new();
 /// The program outlives its keeper.
 static STAYS: AtomicBool = AtomicBool::new(false);
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
 /// The keeper holds on to what a child waits for.
-const CHILDREN: Children = Children {
-    born: |uffd| {
-        control::reply(control_socket(), Ok(("CHILD".into(), uffd.try_clone().ok())));
+const KEEPER: Keeper = Keeper {
+    born: |number, uffd| {
+        control::reply(control_socket(), Ok((format!("CHILD {number}"), uffd.try_clone().ok())));
     },
-    settled: || tell("SETTLED"),
+    settled: |number| tell(&format!("SETTLED {number}")),
+    taken: || tell("TAKEN"),
 };
 
 /// Whether a child of the program still has to get pages from here.
@@ -57,6 +72,73 @@ pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
     Ok(duplicate)
 }
 
+/// Whether a userfaultfd, which some process got by fork, is this program's: then it is kept.
+pub fn claim(uffd: Option<OwnedFd>) -> Result<bool, String> {
+    let uffd = Uffd::adopt(uffd.ok_or("CLAIM wants a userfaultfd")?);
+    for _ in 0..MOST_CLAIMS {
+        match uffd.is_of_caller() {
+            Some(false) => return Ok(false),
+            Some(true) => {
+                put(&CLAIMED, uffd.into_descriptor());
+                return Ok(true);
+            }
+            None => std::thread::sleep(CLAIM_STEP),
+        }
+    }
+    Err("a userfaultfd's owner does not cease to change its address space".into())
+}
+
+/// What was claimed is not to be had after all.
+pub fn disclaim() {
+    drop(take(&CLAIMED));
+}
+
+/// Where the pages are of the program whose userfaultfd was claimed.
+pub fn inherit(memory: Option<OwnedFd>) -> Result<(), String> {
+    put(&INHERITED, memory.ok_or("INHERIT wants memory with a handover")?);
+    Ok(())
+}
+
+/// Gets a child of the program ready for a sidecar of its own; the answer is for that.
+pub fn cede(number: &str) -> Result<OwnedFd, String> {
+    children()?.cede(number_of(number)?)
+}
+
+/// The sidecar of a child serves it.
+pub fn taken(number: &str) -> Result<(), String> {
+    children()?.has_been_taken(number_of(number)?);
+    Ok(())
+}
+
+/// The sidecar of a child has failed: it is this one's again.
+pub fn take_back(number: &str) -> Result<(), String> {
+    children()?.take_back(number_of(number)?);
+    Ok(())
+}
+
+/// Gives all children of the program all that they lack.
+pub fn finish_children() {
+    if let Some(attached) = ATTACHED.get() {
+        attached.finish_children();
+    }
+}
+
+fn children() -> Result<&'static Children, String> {
+    ATTACHED.get().map(|attached| attached.children()).ok_or_else(|| "nothing was started".into())
+}
+
+fn number_of(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text} is no child's number"))
+}
+
+fn put(place: &Mutex<Option<OwnedFd>>, descriptor: OwnedFd) {
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(descriptor);
+}
+
+fn take(place: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
 /// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives threads the policy that
 /// they ask for.
 pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), String> {
@@ -66,9 +148,16 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (made, drain) = made.ok_or("MAKE comes before START")?;
     let program = u32::try_from(host).map_err(|_| "the program has no process id")?;
-    let uffd = Uffd::adopt_with(made, features::PAGER | features::EVENTS);
+    let (claimed, inherited) = (take(&CLAIMED), take(&INHERITED));
+    // Both or neither: where pages are is of no use without the userfaultfd of their memory.
+    let (uffd, inherited) = match (claimed, inherited) {
+        (Some(claimed), Some(memory)) => (claimed, Some(memory)),
+        _ => (made, None),
+    };
+    let uffd = Uffd::adopt_with(uffd, features::PAGER | features::EVENTS);
     let own_ranges = || own_ranges().into_iter().map(|span| (span.start, span.end)).collect();
-    let attachment = Attachment { board, uffd, drain, program, own_ranges, children: CHILDREN };
+    let attachment =
+        Attachment { board, uffd, drain, program, own_ranges, keeper: KEEPER, inherited };
     let attached = Attached::prepare(attachment).map_err(|error| error.to_string())?;
     farpool_pager::sys::set_sayer(|message| tell(&format!("SAY {message}")));
     if has("NICE") {

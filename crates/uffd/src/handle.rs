@@ -9,6 +9,8 @@ use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProte
 const USER_END: usize = (1 << 47) - crate::PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
+/// vm.mmap_min_addr where nobody has set it.
+const HIGHEST_DEFAULT_MIN_ADDR: usize = 1 << 16;
 
 /// Why a userfaultfd could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +116,11 @@ impl Uffd {
         Uffd { fd, features }
     }
 
+    /// The descriptor alone.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.fd
+    }
+
     /// The features that were agreed with the kernel.
     pub fn features(&self) -> u64 {
         self.features
@@ -166,6 +173,22 @@ impl Uffd {
     ) -> Outcome {
         let holes = if holes { abi::MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
         self.transfer(abi::UFFDIO_MOVE, dst, src, len, wake_mode(wake) | holes)
+    }
+
+    /// Whether the userfaultfd is of the calling process's address space; None: the process that it is of is just
+    /// changing that, ask again. Nothing is changed.
+    pub fn is_of_caller(&self) -> Option<bool> {
+        // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT where nothing
+        // is mapped. Hardly any program has mapped the lowest address that can be, and none that and the highest.
+        let pages = [HIGHEST_DEFAULT_MIN_ADDR, USER_END - 2 * crate::PAGE_BYTES];
+        let says = |at: usize| {
+            self.move_pages(at, at + crate::PAGE_BYTES, crate::PAGE_BYTES, false, false).errno
+        };
+        let answers = pages.map(says);
+        if answers.contains(&Some(libc::EAGAIN)) {
+            return None;
+        }
+        Some(answers.contains(&Some(libc::ENOENT)))
     }
 
     /// Maps the shared zero page.

@@ -110,8 +110,7 @@ fn compare(
     let stepwise: Vec<&[u8]> =
         requests.iter().map(Vec::as_slice).chain([tail.as_slice()]).collect();
     let stream = stepwise.concat();
-    let expected =
-        masked(&exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle()));
+    let expected = masked(&exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle()));
     let given = masked(&exchange(ours.connect(), &pieces(&stream, cuts)));
     prop_assume!(start.elapsed() < CASE_TIME_MAX);
     prop_assert!(

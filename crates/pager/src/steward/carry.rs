@@ -153,11 +153,11 @@ impl Steward {
     /// A far page is far at `target` too; where no blade has room for it, it comes into the program.
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
-        self.read_page(PageRead { at: from, into: self.carry as *mut u8, token: 0 })?;
+        self.read_page(PageRead { at: from, into: self.fetcher.memory as *mut u8, token: 0 })?;
         self.store_carried(held)
     }
 
-    /// Makes the page in `carry` far at the target.
+    /// Makes the page in the fetcher's memory far at the target.
     fn store_carried(&mut self, held: &Held) -> Result<(), i32> {
         self.await_eviction(held.target);
         let core = self.core;
@@ -168,7 +168,7 @@ impl Steward {
                 .map_err(|_| libc::ENOMEM)
                 .and_then(|layer| self.store_page(held.target, layer))
         };
-        stored.or_else(|_| self.copy_in(held.target, self.carry))
+        stored.or_else(|_| self.copy_in(held.target, self.fetcher.memory))
     }
 
     /// Follows a mapping that the kernel has moved already; what is resident has moved with it. Faults are served again
@@ -216,7 +216,7 @@ impl Steward {
         let Some((slot, _)) = self.core.frames.locate(held.page) else {
             return Err(libc::EFAULT);
         };
-        sys::copy_page(self.core.frames.address(slot), self.carry);
+        sys::copy_page(self.core.frames.address(slot), self.fetcher.memory);
         let stored = self.store_carried(held);
         self.core.frames.invalidate(slot);
         stored

@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use farpool_uffd::{Change, Uffd};
+use farpool_uffd::Change;
 
 use super::Steward;
 use super::leaving::Left;
@@ -42,7 +42,7 @@ struct Looks {
 impl Steward {
     /// Serves until the program ends, or until the pager is told to leave: then everything is in the program, and nothing
     /// is registered any more.
-    pub fn attend(mut self, attached: &Attached) -> Left {
+    pub fn attend(mut self, attached: &'static Attached) -> Left {
         let now = Instant::now();
         let mut looks =
             Looks { sizes: Sizes::default(), changed: now, scanned: now, is_overdue: true };
@@ -54,7 +54,9 @@ impl Steward {
                     matches!(change, Change::Unmapped { .. } | Change::Moved { .. });
                 self.apply(attached, change);
             }
-            if attached.must_leave()
+            if attached.must_leave() && self.core.layout.owes_children() {
+                attached.finish_children();
+            } else if attached.must_leave()
                 && let Some(left) = self.leave()
             {
                 return left;
@@ -62,14 +64,22 @@ impl Steward {
             self.look(attached, &mut looks);
             self.keep_lease();
             self.free_empty();
+            self.thaw_unshared();
             let is_quiet = looks.changed.elapsed() > QUIET_AFTER;
             let step = if is_quiet { QUIET_STEP } else { LOOK_STEP };
             self.core.layout.wait_for_changes(bell, step);
         }
     }
 
+    /// Applies all changes that were read.
+    pub(super) fn apply_all(&mut self, attached: &'static Attached) {
+        while let Some(change) = self.core.layout.next() {
+            self.apply(attached, change);
+        }
+    }
+
     /// Makes a change known to the page states; faults are served again afterwards.
-    fn apply(&mut self, attached: &Attached, change: Change) {
+    fn apply(&mut self, attached: &'static Attached, change: Change) {
         match change {
             Change::Removed { start, end } => {
                 let _registry = self.pager.lock_registry();
@@ -85,17 +95,14 @@ impl Steward {
                 // SAFETY: the kernel made the descriptor for this process when the event was read, and the change is
                 // applied once.
                 let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
-                attached.child_is_born(&uffd);
-                self.bring_in_child(attached, Uffd::adopt(uffd));
-                attached.children_are_settled();
-                self.core.layout.has_settled_child();
+                self.share_with_child(attached, uffd);
             }
         }
         self.core.layout.has_applied();
     }
 
     /// Looks for memory that was mapped since the last look, if the address space has changed its size.
-    fn look(&self, attached: &Attached, looks: &mut Looks) {
+    fn look(&self, attached: &'static Attached, looks: &mut Looks) {
         let sizes = attached.sizes();
         let before = std::mem::replace(&mut looks.sizes, sizes);
         let is_larger = (sizes.mapped, sizes.data) != (before.mapped, before.data);
@@ -138,7 +145,7 @@ impl Steward {
 }
 
 /// Registers memory that is new, and notes which may be moved out.
-fn learn_mappings(steward: &Steward, attached: &Attached) {
+fn learn_mappings(steward: &Steward, attached: &'static Attached) {
     let found = match attached.eligible() {
         Ok(found) => found,
         Err(error) => return sys::say(&format!("the list of mappings cannot be read: {error}")),

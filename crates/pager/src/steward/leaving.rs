@@ -4,15 +4,14 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_pool::{Completion, PageRead};
 use farpool_uffd::PAGE_BYTES;
 
-use super::{CARRY_PAGES, Steward};
+use super::Steward;
 use crate::core::{Core, Mover, until_settled};
+use crate::fetch::FETCHED_AT_ONCE;
 use crate::page::Phase;
 use crate::registry::Registry;
 use crate::space::Page;
-use crate::sys;
 
 /// What cannot be brought in for so long (its mapping is gone, and no event has told) is given up.
 const VAIN_TIME: Duration = Duration::from_secs(10);
@@ -65,7 +64,7 @@ impl Steward {
     fn bring_in_superpage(&mut self, id: usize) -> usize {
         let Some(superpage) = self.core.space.by_id(id) else { return 0 };
         let mut left = 0;
-        let mut batch = Vec::with_capacity(CARRY_PAGES);
+        let mut batch = Vec::with_capacity(FETCHED_AT_ONCE);
         for index in 0..superpage.pages.len() {
             let page = Page { superpage, index };
             match page.cell().load().phase() {
@@ -77,7 +76,7 @@ impl Steward {
                 // Whoever owns it lets it go soon.
                 Phase::Far | Phase::Evicting | Phase::Fetching => left += 1,
             }
-            if batch.len() == CARRY_PAGES {
+            if batch.len() == FETCHED_AT_ONCE {
                 left += self.bring_in_batch(&batch);
                 batch.clear();
             }
@@ -87,10 +86,12 @@ impl Steward {
 
     /// Fetches pages that the caller has claimed, and copies them in; returns how many stay far.
     fn bring_in_batch(&mut self, batch: &[Page]) -> usize {
-        let fetched = self.fetch_to_carry(batch);
+        let core = self.core;
+        let place = |page: &Page| core.place(*page, page.cell().load().layer());
+        let fetched = self.fetcher.fetch(batch.iter().map(place));
         let mut left = 0;
         for (number, page) in batch.iter().enumerate() {
-            let source = self.carry + number * PAGE_BYTES;
+            let source = self.fetcher.address(number);
             let state = page.cell().load();
             let is_in = fetched & (1 << number) != 0 && self.copy_into_program(*page, source);
             if is_in {
@@ -103,39 +104,6 @@ impl Steward {
             let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
         }
         left
-    }
-
-    /// Reads up to [`CARRY_PAGES`] far pages into `carry`, one after the other; returns the bits of those that came.
-    pub(super) fn fetch_to_carry(&mut self, pages: &[Page]) -> u64 {
-        let reads: Vec<PageRead> = pages
-            .iter()
-            .enumerate()
-            .filter_map(|(number, page)| {
-                let at = self.core.place(*page, page.cell().load().layer())?;
-                let into = (self.carry + number * PAGE_BYTES) as *mut u8;
-                Some(PageRead { at, into, token: number as u64 })
-            })
-            .collect();
-        if reads.is_empty() {
-            return 0;
-        }
-        self.done.clear();
-        // SAFETY: `carry` is this thread's own memory, and nothing touches it before all have completed.
-        if let Err(error) = unsafe { self.lane.read(&reads) } {
-            sys::say(&format!("far pages cannot be fetched: {error}"));
-            return 0;
-        }
-        let (mut completed, mut fetched) = (0, 0);
-        while completed < reads.len() {
-            if self.done.is_empty() {
-                self.lane.wait(&mut self.done);
-            }
-            for Completion { token, result } in self.done.drain(..) {
-                completed += 1;
-                fetched |= u64::from(result.is_ok()) << (token & 63);
-            }
-        }
-        fetched
     }
 
     fn bring_in_victim(&mut self, page: Page) -> bool {

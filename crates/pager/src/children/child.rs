@@ -1,0 +1,338 @@
+//! One child of the program, which its parent's pager serves: a page that was far at the fork is fetched when the child
+//! touches it.
+//!
+//! Where a thread of the child touches a missing page it waits, as in any program with a userfaultfd. What the child
+//! does to its own address space comes as events: a page that it has dropped stays dropped, one that it has moved
+//! arrives at the new place. While such an event waits to be read the kernel refuses to fill pages (EAGAIN): what the
+//! child lacks at an address is looked up again then.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::remains::{Lacking, Remains};
+use crate::fetch::FETCHED_AT_ONCE;
+use crate::page::Phase;
+use crate::serve::fail_closed;
+
+/// A child has so long to exec before its pages are shared with it, unless it needs one of them earlier.
+const EXEC_TIME: Duration = Duration::from_millis(3);
+const EXEC_STEP: Duration = Duration::from_micros(200);
+/// No program has memory here (below vm.mmap_min_addr's default): ESRCH tells that the address space is gone.
+const PROBED_ADDRESS: usize = 0x8000;
+/// A child may take so long to change its address space, until the event of it is there.
+const SETTLE_TIME: Duration = Duration::from_secs(10);
+/// Messages taken with one read.
+const MESSAGES: usize = 16;
+/// Pages fetched for one fault at most: those behind it, too, where a child reads in order.
+pub const RUN_PAGES: usize = 16;
+
+/// Where a child's pages come from.
+pub trait Source {
+    /// Fetches pages, at most [`FETCHED_AT_ONCE`]; returns the bits of those that came.
+    fn fetch(&mut self, pages: &[Lacking]) -> u64;
+    /// Where the page of this number came to lie.
+    fn address(&self, number: usize) -> usize;
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Child {
+    /// Names it to the keeper.
+    pub number: u64,
+    /// When it was first known.
+    since: Instant,
+    uffd: Uffd,
+    inherited: Inheritance,
+    is_gone: bool,
+    /// Faults that were read while an event was looked for.
+    postponed: Vec<usize>,
+    /// Its own children.
+    born: Vec<Born>,
+}
+
+/// What a child lacks at its birth.
+#[derive(Clone, Debug, Default)]
+pub struct Inheritance {
+    pub remains: Remains,
+    /// Pages that no blade has, by their addresses at the fork.
+    pub local: Arc<BTreeMap<usize, Box<[u8; PAGE_BYTES]>>>,
+}
+
+/// A child's child, before it is served: its userfaultfd, and what it lacks.
+pub type Born = (OwnedFd, Inheritance);
+
+impl Child {
+    pub fn new(number: u64, uffd: OwnedFd, inherited: Inheritance) -> Child {
+        if let Err(error) = rustix::fs::fcntl_setfl(&uffd, rustix::fs::OFlags::NONBLOCK) {
+            fail_closed(&format!("a child's userfaultfd cannot be used: {error}"));
+        }
+        let uffd = Uffd::adopt(uffd);
+        Child {
+            number,
+            since: Instant::now(),
+            uffd,
+            inherited,
+            is_gone: false,
+            postponed: Vec::new(),
+            born: Vec::new(),
+        }
+    }
+
+    /// What it lacks is known only now; nothing was read of it before.
+    pub fn inherit(&mut self, inherited: Inheritance) {
+        self.inherited = inherited;
+    }
+
+    pub fn remains(&self) -> &Remains {
+        &self.inherited.remains
+    }
+
+    /// How long it has been known.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Whether faults were read that are not answered yet.
+    pub fn is_waiting(&self) -> bool {
+        !self.postponed.is_empty()
+    }
+
+    /// Whether it needs nobody any more.
+    pub fn is_settled(&self) -> bool {
+        self.is_gone || (self.inherited.remains.is_empty() && self.postponed.is_empty())
+    }
+
+    /// Whether nothing is left to be done here before its own pager takes over.
+    pub fn is_ready_to_leave(&self) -> bool {
+        self.next_to_settle().is_none() && self.postponed.is_empty()
+    }
+
+    /// Its children that were born since this was last asked.
+    pub fn take_born(&mut self) -> Vec<Born> {
+        std::mem::take(&mut self.born)
+    }
+
+    /// Waits a moment whether the child execs or ends; says whether it has not.
+    pub fn may_need_pages(&mut self) -> bool {
+        let until = Instant::now() + EXEC_TIME;
+        let step = Timespec { tv_sec: 0, tv_nsec: EXEC_STEP.subsec_nanos().into() };
+        while Instant::now() < until {
+            if self.look_whether_gone() {
+                return false;
+            }
+            let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&step)).is_ok_and(|ready| ready > 0) {
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Whether its address space is gone: it has ended, or runs another image.
+    pub fn look_whether_gone(&mut self) -> bool {
+        self.is_gone |=
+            self.uffd.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno == Some(libc::ESRCH);
+        self.is_gone
+    }
+
+    /// Answers the faults that are there, each with at most `run_pages`; says how many there were.
+    pub fn serve(&mut self, run_pages: usize, source: &mut impl Source) -> usize {
+        self.read_messages();
+        let mut served = 0;
+        while let Some(address) = self.postponed.pop() {
+            self.serve_fault(address, run_pages, source);
+            served += 1;
+            if self.is_gone || served >= MESSAGES {
+                return served;
+            }
+            self.read_messages();
+        }
+        served
+    }
+
+    /// Gives it all that it lacks.
+    pub fn finish(&mut self, source: &mut impl Source) {
+        self.serve(RUN_PAGES, source);
+        let next = |remains: &Remains| remains.next_moved().or_else(|| remains.next(0));
+        while !self.is_gone
+            && let Some((address, _)) = next(&self.inherited.remains)
+        {
+            self.fill(address, FETCHED_AT_ONCE, source);
+        }
+        self.serve(RUN_PAGES, source);
+    }
+
+    /// Gives it the pages that whoever takes over from here would not find: those that it lacks elsewhere than at the
+    /// fork, and those that no blade has.
+    pub fn settle_special(&mut self, source: &mut impl Source) {
+        while !self.is_gone
+            && let Some(address) = self.next_to_settle()
+        {
+            self.fill(address, FETCHED_AT_ONCE, source);
+        }
+    }
+
+    fn next_to_settle(&self) -> Option<usize> {
+        let Inheritance { remains, local } = &self.inherited;
+        let is_lacking = |address: &usize| remains.get(*address).is_some();
+        let moved = remains.next_moved().map(|(address, _)| address);
+        moved.or_else(|| local.keys().copied().find(is_lacking))
+    }
+
+    fn serve_fault(&mut self, address: usize, run_pages: usize, source: &mut impl Source) {
+        if self.inherited.remains.get(address).is_some() {
+            self.fill(address, run_pages, source);
+            return;
+        }
+        let outcome = self.uffd.zero(address, PAGE_BYTES, true);
+        match outcome.errno {
+            // What it lacks here may be another thing when the event has been read.
+            Some(libc::EAGAIN) => self.postpone(address),
+            // Somebody was faster: the page, or the end of its mapping, is there.
+            Some(libc::EEXIST | libc::ENOENT) => {
+                let _ = self.uffd.wake(address, PAGE_BYTES);
+            }
+            _ => self.check(address, outcome),
+        }
+    }
+
+    /// Fetches the page that the child lacks at `address`, and up to `most` in all with those that follow, and copies
+    /// them to it.
+    fn fill(&mut self, address: usize, most: usize, source: &mut impl Source) {
+        let places = (0..most).map(|number| address + number * PAGE_BYTES);
+        let wanted: Vec<(usize, Lacking)> =
+            places.map_while(|place| Some((place, self.inherited.remains.get(place)?))).collect();
+        if let Some((_, first)) = wanted.first()
+            && let Some(page) = self.inherited.local.clone().get(&first.source)
+        {
+            self.copy(address, page.as_ptr() as usize, *first);
+            return;
+        }
+        let far: Vec<Lacking> = wanted
+            .iter()
+            .map_while(|(_, lacking)| self.is_on_blades(lacking).then_some(*lacking))
+            .collect();
+        if far.is_empty() {
+            return self.poison(address);
+        }
+        let fetched = source.fetch(&far);
+        for (number, (place, lacking)) in wanted.iter().take(far.len()).enumerate() {
+            if fetched & (1 << number) == 0 {
+                // Those behind it are asked for again.
+                if number == 0 {
+                    crate::sys::say(&format!("page {place:#x} of a child was lost with its blade"));
+                    self.poison(*place);
+                }
+                return;
+            }
+            if !self.copy(*place, source.address(number), *lacking) {
+                return;
+            }
+        }
+    }
+
+    fn is_on_blades(&self, lacking: &Lacking) -> bool {
+        lacking.state.phase() == Phase::Far && !self.inherited.local.contains_key(&lacking.source)
+    }
+
+    /// Copies a page to where the child lacks it; false: it does not any more, or the child is changing its address
+    /// space, and a fault there is served again.
+    fn copy(&mut self, place: usize, bytes: usize, lacking: Lacking) -> bool {
+        if self.inherited.remains.get(place) != Some(lacking) {
+            return false;
+        }
+        let outcome = self.uffd.copy(place, bytes, PAGE_BYTES, true);
+        if outcome.errno == Some(libc::EAGAIN) {
+            self.postpone(place);
+            return false;
+        }
+        self.check(place, outcome);
+        self.inherited.remains.remove(place, place + PAGE_BYTES);
+        true
+    }
+
+    /// Looks at a fault again once what the child is just doing is known.
+    fn postpone(&mut self, address: usize) {
+        self.read_messages();
+        if !self.postponed.contains(&address) {
+            self.postponed.push(address);
+        }
+        std::thread::yield_now();
+    }
+
+    /// A page that is lost: touching it is a SIGBUS.
+    fn poison(&mut self, address: usize) {
+        let outcome = self.until_settled(|uffd| uffd.poison(address, PAGE_BYTES));
+        self.check(address, outcome);
+        let _ = self.uffd.wake(address, PAGE_BYTES);
+        self.inherited.remains.remove(address, address + PAGE_BYTES);
+    }
+
+    fn until_settled(&mut self, operation: impl Fn(&Uffd) -> Outcome) -> Outcome {
+        let until = Instant::now() + SETTLE_TIME;
+        while Instant::now() < until {
+            let outcome = operation(&self.uffd);
+            if outcome.errno != Some(libc::EAGAIN) {
+                return outcome;
+            }
+            self.read_messages();
+            std::thread::yield_now();
+        }
+        fail_closed("a child's address space does not settle");
+    }
+
+    /// A page was filled, or need not be: its mapping is gone (ENOENT; MADV_DONTFORK), or it is there.
+    fn check(&mut self, address: usize, outcome: Outcome) {
+        match outcome.errno {
+            None => {}
+            Some(libc::EEXIST | libc::ENOENT) => {
+                let _ = self.uffd.wake(address, PAGE_BYTES);
+            }
+            Some(libc::ESRCH) => self.is_gone = true,
+            Some(errno) => fail_closed(&format!(
+                "a child does not get its page {address:#x}: {}",
+                std::io::Error::from_raw_os_error(errno)
+            )),
+        }
+    }
+
+    /// Reads what the child did, and which pages it waits for.
+    fn read_messages(&mut self) {
+        let mut messages = [Message::default(); MESSAGES];
+        while let Ok(read) = self.uffd.read(&mut messages) {
+            for message in read {
+                match message.change() {
+                    Some(change) => self.follow(change),
+                    None => self.postponed.extend(message.event().page_address),
+                }
+            }
+        }
+    }
+
+    fn follow(&mut self, change: Change) {
+        match change {
+            Change::Removed { start, end } | Change::Unmapped { start, end } => {
+                self.inherited.remains.remove(start, end);
+            }
+            Change::Moved { from, to, bytes } => {
+                self.inherited.remains.follow_move(from, to, bytes)
+            }
+            Change::Forked { descriptor } => {
+                // SAFETY: the kernel made the descriptor for this process when the event was read.
+                let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
+                self.born.push((uffd, self.inherited.clone()));
+            }
+        }
+    }
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}

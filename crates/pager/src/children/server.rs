@@ -1,0 +1,233 @@
+//! The thread that serves the program's children.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::MemfdFlags;
+
+use super::child::{Child, RUN_PAGES, Source};
+use super::handover::Handover;
+use super::remains::Lacking;
+use super::{Children, Keeper, Order};
+use crate::core::Core;
+use crate::fetch::Fetcher;
+use crate::page::MAX_LAYERS;
+use crate::{Pager, StartError};
+
+/// Children that are served at a time: each is a descriptor to poll. One more gets all its pages at once.
+const MAX_CHILDREN: usize = 1024;
+/// How often it is looked whether a child has ended, of which nothing tells.
+const LOOK_STEP: Duration = Duration::from_millis(100);
+
+/// What a child is given cannot be moved out before it has a sidecar of its own. While memory is short it gets that
+/// within this time, if it ever does; until then its faults are answered with one page each, and with pauses: some
+/// MB/s, where it would otherwise pass the limit by what it reads.
+const MODEST_TIME: Duration = Duration::from_secs(2);
+const MODEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// Numbers children.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
+/// A number that no other child of this pager has.
+pub fn next_number() -> u64 {
+    NEXT_NUMBER.fetch_add(1, SeqCst)
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Server {
+    pager: &'static Pager,
+    core: &'static Core,
+    orders: &'static Children,
+    keeper: Keeper,
+    fetcher: Fetcher,
+    served: Vec<Child>,
+    /// Those whose own pager has not said yet that it serves them.
+    ceded: Vec<Child>,
+    must_finish: bool,
+}
+
+/// The blades as the source of pages.
+#[derive(Debug)]
+pub struct Blades<'a> {
+    pub core: &'static Core,
+    pub fetcher: &'a mut Fetcher,
+}
+
+impl Source for Blades<'_> {
+    fn fetch(&mut self, pages: &[Lacking]) -> u64 {
+        let core = self.core;
+        self.fetcher.fetch(pages.iter().map(|lacking| {
+            let page = core.space.page(lacking.source)?;
+            core.place(page, lacking.state.layer())
+        }))
+    }
+
+    fn address(&self, number: usize) -> usize {
+        self.fetcher.address(number)
+    }
+}
+
+impl Server {
+    pub fn new(
+        pager: &'static Pager,
+        core: &'static Core,
+        orders: &'static Children,
+        keeper: Keeper,
+    ) -> Result<Server, StartError> {
+        Ok(Server {
+            pager,
+            core,
+            orders,
+            keeper,
+            fetcher: Fetcher::new(core.pool.lane()?)?,
+            served: Vec::new(),
+            ceded: Vec::new(),
+            must_finish: false,
+        })
+    }
+
+    /// Serves until the process ends.
+    pub fn run(mut self) -> ! {
+        let mut looked = Instant::now();
+        loop {
+            self.wait();
+            self.orders.hear();
+            while let Some(order) = self.orders.next_order() {
+                self.obey(order);
+            }
+            let is_time = looked.elapsed() >= LOOK_STEP;
+            if is_time {
+                looked = Instant::now();
+            }
+            for child in std::mem::take(&mut self.served) {
+                self.attend(child, is_time);
+            }
+        }
+    }
+
+    /// Waits for an order or a message, or until it is time to look who has ended.
+    fn wait(&self) {
+        let mut fds = vec![PollFd::new(self.orders, PollFlags::IN)];
+        fds.extend(
+            self.served.iter().map(|child| PollFd::from_borrowed_fd(child.as_fd(), PollFlags::IN)),
+        );
+        let step =
+            if self.served.iter().any(Child::is_waiting) { Duration::ZERO } else { LOOK_STEP };
+        let timeout = (!self.served.is_empty()).then(|| step.try_into().ok()).flatten();
+        // An error is a wake-up like any other.
+        let _ = poll(&mut fds, timeout.as_ref());
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Serve(child) => self.served.push(child),
+            Order::Cede { number, answer } => {
+                let ceded = self.cede(number);
+                // Whoever asked may have given up waiting, and has ordered the child back then.
+                let _ = answer.send(ceded);
+            }
+            Order::Taken(number) => {
+                for child in take(&mut self.ceded, number) {
+                    self.let_go(child);
+                }
+            }
+            Order::Returned(number) => {
+                let returned = take(&mut self.ceded, number);
+                self.served.extend(returned);
+            }
+            Order::FinishAll => self.must_finish = true,
+        }
+    }
+
+    /// Serves a child, and keeps it if it lacks more.
+    fn attend(&mut self, mut child: Child, looks: bool) {
+        let mut source = Blades { core: self.core, fetcher: &mut self.fetcher };
+        if self.must_finish || self.served.len() >= MAX_CHILDREN {
+            child.finish(&mut source);
+        } else if self.core.budget.allowance() <= 0 && child.age() < MODEST_TIME {
+            if child.serve(1, &mut source) > 0 {
+                std::thread::sleep(MODEST_PAUSE);
+            }
+        } else {
+            child.serve(RUN_PAGES, &mut source);
+        }
+        self.adopt_born(&mut child);
+        if child.is_settled() || (looks && child.look_whether_gone()) {
+            self.let_go(child);
+        } else {
+            self.served.push(child);
+        }
+    }
+
+    fn adopt_born(&mut self, parent: &mut Child) {
+        for (uffd, inherited) in parent.take_born() {
+            let number = next_number();
+            (self.keeper.born)(number, &uffd);
+            self.core.layout.expects_child();
+            self.pager.inheritance.expects_another();
+            let child = Child::new(number, uffd, inherited);
+            self.served.push(child);
+        }
+    }
+
+    fn let_go(&mut self, child: Child) {
+        let number = child.number;
+        drop(child);
+        self.pager.inheritance.has_arrived();
+        (self.keeper.settled)(number);
+        self.core.layout.has_settled_child();
+    }
+
+    /// Gets a child ready for its own pager: all that is told of it is heeded, and where its pages are is written down.
+    fn cede(&mut self, number: u64) -> Result<OwnedFd, String> {
+        let Some(mut child) = take(&mut self.served, number).pop() else {
+            return Err("it has all its pages".into());
+        };
+        let mut source = Blades { core: self.core, fetcher: &mut self.fetcher };
+        child.serve(RUN_PAGES, &mut source);
+        while !child.is_settled() && !child.is_ready_to_leave() {
+            child.settle_special(&mut source);
+            child.serve(RUN_PAGES, &mut source);
+        }
+        self.adopt_born(&mut child);
+        if child.is_settled() {
+            self.let_go(child);
+            return Err("it has all its pages".into());
+        }
+        let written = self.write_handover(&child);
+        if written.is_ok() { &mut self.ceded } else { &mut self.served }.push(child);
+        written
+    }
+
+    fn write_handover(&self, child: &Child) -> Result<OwnedFd, String> {
+        let (core, wanted) = (self.core, child.remains().layers());
+        let mut layers = [None; MAX_LAYERS];
+        let still = core.pool.hold_still();
+        for layer in core.layers.live().filter(|layer| wanted & (1 << layer) != 0) {
+            if let Some(segment) = core.layers.segment(layer) {
+                let token = core.pool.freeze_still(&still, segment);
+                layers[layer] = Some(token.map_err(|error| error.to_string())?);
+            }
+        }
+        let bases = (0..core.space.count()).filter_map(|id| Some(core.space.by_id(id)?.base()));
+        let bytes = Handover::new(child.remains(), bases, layers).to_bytes();
+        let write = || -> Result<OwnedFd, std::io::Error> {
+            let memory = rustix::fs::memfd_create("farpool-child", MemfdFlags::CLOEXEC)?;
+            let mut file = File::from(memory);
+            file.write_all(&bytes)?;
+            Ok(file.into())
+        };
+        write().map_err(|error| format!("its handover cannot be written: {error}"))
+    }
+}
+
+/// Takes the child of this number out of a list.
+fn take(children: &mut Vec<Child>, number: u64) -> Vec<Child> {
+    children.extract_if(.., |child| child.number == number).collect()
+}

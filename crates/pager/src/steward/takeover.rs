@@ -1,0 +1,161 @@
+//! The steward of a forked child begins: which of the pages that its parent's pager handed over the child still has, its
+//! mappings say.
+//!
+//! A page is the child's only if its mapping was registered with the userfaultfd that came with the fork: memory that the
+//! parent kept from its children (MADV_DONTFORK) is not there, and what the child has mapped since may lie at the same
+//! addresses. So before new mappings are registered one far page of each is brought in, which the kernel refuses where
+//! the mapping is not registered.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use farpool_uffd::PAGE_BYTES;
+
+use super::Steward;
+use crate::attached::Attached;
+use crate::core::Mover;
+use crate::maps::Eligible;
+use crate::page::Phase;
+use crate::serve::fail_closed;
+use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
+
+/// No program has memory here (below vm.mmap_min_addr's default).
+const NEVER_MAPPED: usize = 0x8000;
+
+impl Steward {
+    /// Fills the registry, and forgets far pages that the child does not have. Faults are served already; nothing is moved
+    /// out yet.
+    pub(crate) fn adopt_mappings(&mut self, attached: &'static Attached) {
+        let mappings = self.settled_mappings(attached);
+        for superpage in (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id)) {
+            let base = superpage.base();
+            for (start, end) in gaps(&mappings, base, base + SUPERPAGE_BYTES) {
+                self.forget_mapping(start, end);
+            }
+        }
+        for mapping in mappings {
+            let has_far = self.has_far(&mapping) && self.is_inherited(attached, &mapping);
+            let is_large = mapping.end - mapping.start >= attached.threshold_bytes();
+            if has_far || (mapping.is_movable && is_large) {
+                let mut registry = self.pager.lock_registry();
+                registry.add(mapping.start, mapping.end);
+                registry.pin(mapping.start, mapping.end, !mapping.is_movable);
+            }
+        }
+    }
+
+    /// All mappings, at a moment at which the page states know of every change of them: while one is not read the kernel
+    /// refuses to fill pages, and says so before anything else.
+    fn settled_mappings(&mut self, attached: &'static Attached) -> Vec<Eligible> {
+        loop {
+            self.apply_all(attached);
+            if !self.is_quiet() {
+                std::thread::yield_now();
+                continue;
+            }
+            let mappings = attached.eligible_from(0).unwrap_or_else(|error| {
+                fail_closed(&format!("the list of a child's mappings cannot be read: {error}"))
+            });
+            if self.is_quiet() {
+                return mappings;
+            }
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        let probed = self.core.uffd.zero(NEVER_MAPPED, PAGE_BYTES, false);
+        if probed.errno == Some(libc::EAGAIN) {
+            self.core.layout.take_in(&self.core.uffd);
+            return false;
+        }
+        !self.core.layout.is_behind()
+    }
+
+    fn forget_mapping(&self, start: usize, end: usize) {
+        let _registry = self.pager.lock_registry();
+        self.forget(start, end);
+    }
+
+    fn has_far(&self, mapping: &Eligible) -> bool {
+        known_pages(self.core.space, mapping.start, mapping.end).any(is_away)
+    }
+
+    /// Whether the mapping has been there since the fork. If not, its pages are new.
+    fn is_inherited(&mut self, attached: &'static Attached, mapping: &Eligible) -> bool {
+        loop {
+            self.apply_all(attached);
+            let core = self.core;
+            let mut pages = known_pages(core.space, mapping.start, mapping.end);
+            let Some(page) = pages.find(|page| is_away(*page)) else { return true };
+            // A fault of the page is being served: so it is registered.
+            let Some(state) = page.cell().claim(Phase::Far, Phase::Fetching) else { return true };
+            let place = core.place(page, state.layer());
+            if self.fetcher.fetch([place].into_iter()) == 0 {
+                page.cell().store(state);
+                // Whoever touches it finds that out, too.
+                return true;
+            }
+            let copied = core.step(Mover::Evictor, || {
+                core.uffd.copy(page.address(), self.fetcher.memory, PAGE_BYTES, true)
+            });
+            match copied.errno {
+                None | Some(libc::EEXIST) => {
+                    page.cell().store(state.with_phase(Phase::Resident));
+                    page.superpage.far_pages.fetch_sub(1, Relaxed);
+                    core.budget.overdraw(1);
+                    return true;
+                }
+                Some(libc::ENOENT) => {
+                    page.cell().store(state);
+                    self.forget_mapping(mapping.start, mapping.end);
+                    return false;
+                }
+                Some(libc::EAGAIN | libc::ECANCELED) => {
+                    page.cell().store(state);
+                    core.layout.take_in(&core.uffd);
+                    std::thread::yield_now();
+                }
+                Some(errno) => fail_closed(&format!(
+                    "a child does not get its page {:#x}: {}",
+                    page.address(),
+                    std::io::Error::from_raw_os_error(errno)
+                )),
+            }
+        }
+    }
+}
+
+/// Whether a page's contents are on the blades only, or gone.
+fn is_away(page: Page) -> bool {
+    matches!(page.cell().load().phase(), Phase::Far)
+}
+
+/// The parts of a range in which nothing of a list of mappings, in order, lies.
+fn gaps(mappings: &[Eligible], start: usize, end: usize) -> Vec<(usize, usize)> {
+    let first = mappings.partition_point(|mapping| mapping.end <= start);
+    let (mut from, mut gaps) = (start, Vec::new());
+    for mapping in mappings[first..].iter().take_while(|mapping| mapping.start < end) {
+        if mapping.start > from {
+            gaps.push((from, mapping.start));
+        }
+        from = mapping.end;
+    }
+    if from < end {
+        gaps.push((from, end));
+    }
+    gaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_is_not_mapped() {
+        let mapping = |start, end| Eligible { start, end, is_movable: true };
+        let mappings = [mapping(0x1000, 0x3000), mapping(0x3000, 0x4000), mapping(0x8000, 0x9000)];
+        assert_eq!(gaps(&mappings, 0, 0xa000), [(0, 0x1000), (0x4000, 0x8000), (0x9000, 0xa000)]);
+        assert_eq!(gaps(&mappings, 0x2000, 0x8000), [(0x4000, 0x8000)]);
+        assert_eq!(gaps(&mappings, 0x5000, 0x6000), [(0x5000, 0x6000)]);
+        assert!(gaps(&mappings, 0x1000, 0x4000).is_empty());
+    }
+}
