@@ -49,6 +49,11 @@ pub fn has_ended(tid: Tid) -> bool {
     Status::read(tid).map_or(true, |status| matches!(status.state(), Some('Z' | 'X') | None))
 }
 
+/// Whether the thread waits for nothing but a processor, or for something that a stop interrupts.
+pub fn is_runnable(tid: Tid) -> bool {
+    Status::read(tid).is_ok_and(|status| matches!(status.state(), Some('R' | 'S')))
+}
+
 /// The process's threads now.
 pub fn threads(pid: Tid) -> Result<Vec<Tid>, Error> {
     let entries = fs::read_dir(format!("/proc/{}/task", pid.0))?;

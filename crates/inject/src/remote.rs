@@ -13,7 +13,7 @@ use crate::sys::{self, Phase, Signal, Stop, Tid};
 
 /// Longest that one call may take while the program stands still; none of them waits for anything.
 /// Beyond: the injection is given up.
-const MAX_STOPPED_CALL: Duration = Duration::from_millis(500);
+const MAX_STOPPED_CALL: Duration = Duration::from_secs(2);
 /// Longest that one call of the sidecar may take. The program runs meanwhile, so there is no hurry;
 /// on a busy machine a sidecar was seen runnable, but without a processor, for 500 ms.
 const MAX_FREE_CALL: Duration = Duration::from_secs(10);

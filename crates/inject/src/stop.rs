@@ -16,6 +16,9 @@ use crate::sys::{self, Stop, Tid};
 /// Longest that threads are kept stopped while others are waited for. A thread in an
 /// uninterruptible wait (disk, vfork) does not stop; then all go on and the answer is "busy".
 pub const MAX_STOP_MS: u64 = 250;
+/// The same for a thread that could stop and gets no processor for it: it would not run anyway, nor
+/// would the others.
+const MAX_STARVED_MS: u64 = 2_000;
 /// Most threads that are stopped. Each costs some 10 us of stopped time. Beyond: refused.
 pub const MAX_THREADS: usize = 16_384;
 /// Looks at /proc/PID/task; each but the last found threads that were made since the one before.
@@ -108,10 +111,12 @@ impl Stopped {
 
 /// Waits for a thread's stop. False when it ended instead. A signal that comes first is delivered:
 /// its handler's frame is made, and the stop follows before the handler runs.
-fn await_stop(tid: Tid, deadline: Instant) -> Result<bool, StepError> {
+fn await_stop(tid: Tid, mut deadline: Instant) -> Result<bool, StepError> {
+    let last = deadline + Duration::from_millis(MAX_STARVED_MS - MAX_STOP_MS);
     loop {
         let stop = sys::wait(tid, deadline, || procfs::has_ended(tid));
         match stop.map_err(|error| StepError::Kernel("waitpid", error))? {
+            None if deadline < last && procfs::is_runnable(tid) => deadline = last,
             None => return Err(StepError::Busy),
             Some(Stop::Ended) => return Ok(false),
             Some(Stop::Asked) => break,
