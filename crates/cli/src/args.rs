@@ -80,6 +80,8 @@ pub enum Command {
     Attach(AttachArgs),
     /// Bring an attached process's memory in, and leave it as it was
     Detach(DetachArgs),
+    /// Write a core file of a process, with the memory that is far
+    Core(CoreArgs),
     /// Change the local memory of a program that runs under `farpool run`
     Limit(LimitArgs),
     /// Show and change the blades of a program that runs under `farpool run`
@@ -282,6 +284,32 @@ pub struct AttachArgs {
 pub struct DetachArgs {
     /// The attached process
     pub pid: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool core 4711 /var/tmp/core.4711 && gdb /usr/bin/program /var/tmp/core.4711\n\n\
+The process stands still meanwhile, and goes on afterwards. What is far comes in page by page and leaves again: its \
+limit holds, if it holds without. As in the kernel's core dumps, what can be read in a file is left out, and the \
+process's coredump_filter says what else (man 5 core).")]
+pub struct CoreArgs {
+    /// The process
+    pub pid: u32,
+    /// The core; must not be there yet. Pages of zeros take no room in it
+    pub file: PathBuf,
+    /// Take what lies in files too: the core needs no others, and may be very large
+    #[arg(long)]
+    pub whole: bool,
+    /// Let the process go on while its memory is read: the core is then not that of one moment
+    #[arg(long)]
+    pub running: bool,
+    /// Print JSON: one object
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 #[derive(Debug, Args)]
