@@ -44,6 +44,7 @@ find_missing() {
     need e2fsprogs mkfs.ext4
     need faketime faketime
     need procps ps
+    need gdb gdb # reads the cores that farpool writes
     need qemu-user "qemu-$(uname -m)" # farpool trace runs programs under it
     compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
         || command -v postgres >/dev/null 2>&1 || missing+=(postgresql)

@@ -78,8 +78,10 @@ pub enum Command {
     Stat(StatArgs),
     /// Give a running process less local memory: the rest of it goes to blades (root)
     Attach(AttachArgs),
-    /// Bring an attached process's memory in, and leave it as it was
+    /// Bring a process's memory in, and leave it as it was before a sidecar came
     Detach(DetachArgs),
+    /// Write a core file of a process, with the memory that is far
+    Core(CoreArgs),
     /// Change the local memory of a program that runs under `farpool run`
     Limit(LimitArgs),
     /// Show and change the blades of a program that runs under `farpool run`
@@ -246,17 +248,36 @@ Example:\n  \
 farpool attach 4711 --local 512MiB\n\n\
 The process goes on as it is, with any allocator, in any language, statically linked or not; its threads are stopped for \
 a moment. farpool stays until the process ends. When it is told to end (Ctrl-C, SIGTERM, farpool detach) it brings \
-everything in first. What the process forks from now on has its memory in local memory.\n\n\
-Without --blade the far memory is a private blade inside farpool, in this machine's memory.")]
+everything in first. What the process forks from now on has its memory in local memory; with --tree it is held to the \
+limit, too.\n\n\
+Without --blade or --pool the far memory is a private blade inside farpool, in this machine's memory.")]
 pub struct AttachArgs {
     /// The process
     pub pid: u32,
     /// Its local memory from now on: a size, or a share of what it has (25%)
     #[arg(long, value_name = "SIZE|PCT")]
     pub local: LocalLimit,
+    /// Hold the process, all below it, and those that are born later to this limit together
+    #[arg(long)]
+    pub tree: bool,
     /// A blade to use: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     pub blade: Vec<BladeAddress>,
+    /// Take far memory from the rack of this controller (http://host:port, several with commas)
+    #[arg(long, value_name = "URL", conflicts_with = "blade")]
+    pub pool: Option<String>,
+    /// With --pool: read the controller's token from this file
+    #[arg(long, value_name = "FILE", requires = "pool")]
+    pub token_file: Option<PathBuf>,
+    /// With --pool: the compute brick this is [default: the host's name]
+    #[arg(long, value_name = "NAME", requires = "pool")]
+    pub host: Option<String>,
+    /// With --pool: bandwidth to ask for, a second and direction [default: 125 MB]
+    #[arg(long, value_name = "SIZE", requires = "pool")]
+    pub rate: Option<Size>,
+    /// With --pool: folder for memory that must move and finds no room [default: /var/tmp]
+    #[arg(long, value_name = "DIR", requires = "pool")]
+    pub spill: Option<PathBuf>,
     /// Most far memory the process may use [default: what the blades grant]
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
@@ -278,10 +299,39 @@ pub struct AttachArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  farpool detach 4711")]
+#[command(after_help = "\
+Example:\n  farpool detach 4711\n\n\
+Of what was attached to with --tree, all processes are left. A process of `farpool run --door sidecar` is left alone: \
+from then on it is not held to the limit, and what it has is counted against the others'.")]
 pub struct DetachArgs {
-    /// The attached process
+    /// The attached process, one of its tree, the attaching farpool, or a process of `farpool run --door sidecar`
     pub pid: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool core 4711 /var/tmp/core.4711 && gdb /usr/bin/program /var/tmp/core.4711\n\n\
+The process stands still meanwhile, and goes on afterwards. What is far comes in page by page and leaves again: its \
+limit holds, if it holds without. As in the kernel's core dumps, what can be read in a file is left out, and the \
+process's coredump_filter says what else (man 5 core).")]
+pub struct CoreArgs {
+    /// The process
+    pub pid: u32,
+    /// The core; must not be there yet. Pages of zeros take no room in it
+    pub file: PathBuf,
+    /// Take what lies in files too: the core needs no others, and may be very large
+    #[arg(long)]
+    pub whole: bool,
+    /// Let the process go on while its memory is read: the core is then not that of one moment
+    #[arg(long)]
+    pub running: bool,
+    /// Print JSON: one object
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 #[derive(Debug, Args)]

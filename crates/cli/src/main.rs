@@ -76,6 +76,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         }
         Command::Attach(args) => commands::attach::main(args),
         Command::Detach(args) => commands::attach::detach(&args),
+        Command::Core(args) => commands::core::main(&args),
         Command::Limit(args) => commands::limit::main(&args),
         Command::Blades(args) => commands::blades::main(&args),
         Command::Doctor(args) => commands::doctor::main(&args),

@@ -39,6 +39,14 @@ pub fn bar(what: &'static str, count: u64) -> indicatif::ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
 }
 
+/// As [`bar`], for bytes whose number is told later.
+pub fn bytes_bar(what: &'static str) -> indicatif::ProgressBar {
+    let style = "{bar:40} {binary_bytes}/{binary_total_bytes} {msg} ({eta} left)";
+    let style = indicatif::ProgressStyle::with_template(style);
+    let bar = indicatif::ProgressBar::new(0).with_message(what);
+    bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
+}
+
 /// The colours in use, each a role rather than a hue.
 #[derive(Clone, Copy, Debug)]
 pub enum Tone {

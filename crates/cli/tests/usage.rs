@@ -15,7 +15,19 @@ fn help_names_every_subcommand_and_the_exit_codes() {
     let home = home();
     let (code, help, _) = ended(farpool(home.path()).arg("--help"));
     assert_eq!(code, 0);
-    let daily = ["run", "blade", "stat", "doctor", "plan", "completions", "man", "config"];
+    let daily = [
+        "run",
+        "attach",
+        "detach",
+        "core",
+        "blade",
+        "stat",
+        "doctor",
+        "plan",
+        "completions",
+        "man",
+        "config",
+    ];
     let rack = ["control", "node", "segment", "circuit", "rack", "events", "task"];
     for name in daily.into_iter().chain(rack) {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in\n{help}");

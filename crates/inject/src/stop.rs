@@ -35,8 +35,13 @@ pub struct Stopped {
 
 /// Stops the process.
 pub fn stop(pid: Tid) -> Result<Stopped, InjectError> {
+    stop_those(pid, &|_| true)
+}
+
+/// Stops the threads of the process that are wanted.
+pub fn stop_those(pid: Tid, wanted: &dyn Fn(Tid) -> bool) -> Result<Stopped, InjectError> {
     let mut stopped = Stopped { pid, threads: Vec::new(), since: Instant::now() };
-    match stopped.gather() {
+    match stopped.gather(wanted) {
         Ok(()) if stopped.threads.is_empty() => Err(InjectError::NoProcess { pid: pid.0 }),
         Ok(()) => Ok(stopped),
         Err(error) => {
@@ -64,14 +69,14 @@ impl Stopped {
         self.threads.drain(..).for_each(|tid| drop(sys::detach(tid)));
     }
 
-    fn gather(&mut self) -> Result<(), InjectError> {
+    fn gather(&mut self, wanted: &dyn Fn(Tid) -> bool) -> Result<(), InjectError> {
         let deadline = self.since + Duration::from_millis(MAX_STOP_MS);
         let mut known = HashSet::new();
         for _ in 0..MAX_ROUNDS {
             let Ok(mut found) = procfs::threads(self.pid) else {
                 return Err(InjectError::NoProcess { pid: self.pid.0 });
             };
-            found.retain(|tid| known.insert(*tid));
+            found.retain(|tid| wanted(*tid) && known.insert(*tid));
             if found.is_empty() {
                 return Ok(());
             }

@@ -188,6 +188,19 @@ pub fn registers(tid: Tid) -> Result<Option<Registers>, Error> {
     Ok((vector.iov_len == whole).then_some(registers))
 }
 
+/// Most bytes of one set of registers; the largest, with AMX, has 11 KiB.
+const MAX_SET_BYTES: usize = 64 << 10;
+
+/// A set of registers by the number of its note in a core file, as the kernel has it; None: the processor has no such.
+pub fn register_set(tid: Tid, kind: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0_u8; MAX_SET_BYTES];
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let data = std::ptr::from_mut(&mut vector) as usize;
+    ptrace(libc::PTRACE_GETREGSET, tid, kind, data).ok()?;
+    bytes.truncate(vector.iov_len);
+    Some(bytes)
+}
+
 pub fn set_registers(tid: Tid, registers: &Registers) -> Result<(), Error> {
     let bytes = size_of::<Registers>();
     set_area(tid, NT_PRSTATUS, std::ptr::from_ref(registers).cast_mut().cast(), bytes)

@@ -3,6 +3,8 @@
 //! The attaching process is the keeper: it holds the board with the limit, the private blade if no other was named, and
 //! a duplicate of the userfaultfd. It stays until the process ends or is left. When it is told to end (SIGTERM, SIGINT)
 //! it brings everything in first; when it is killed, the sidecar does.
+//!
+//! With a whole tree, the processes below come and go, and get sidecars as under `farpool run --door sidecar`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +21,9 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, runs};
 use crate::keeper::{self, Keeper};
+use crate::rack::RackRun;
 use crate::sidecars::{News, Nursery, Ward};
-use crate::wards::share_memory;
+use crate::wards::{self, LEAVE, Wards, share_memory};
 use crate::{RunError, RunOptions, needs, stats};
 
 /// Name of a file in the directory of a run that was attached: its keeper may be told to leave.
@@ -43,18 +46,28 @@ pub enum AttachEnd {
     Left,
 }
 
-/// How the process was entered.
+/// Who is held to the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Process,
+    /// The process, all below it, and those that are born later.
+    Tree,
+}
+
+/// How the process, or those of its tree whose memory counts, were entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// How long its threads were stopped for it.
+    /// How long its threads were stopped for it, at most.
     pub stopped: Duration,
     pub threads: usize,
+    pub processes: usize,
 }
 
 /// Attaches to process `pid` with the limit and the blades of `options`, and stays until the end. `entered` is called
 /// once paging has begun.
 pub fn attach(
     pid: u32,
+    reach: Reach,
     options: &RunOptions,
     entered: impl FnOnce(Entered),
 ) -> Result<AttachEnd, RunError> {
@@ -74,16 +87,33 @@ pub fn attach(
     let settings = keeper::settings(options, blades, Path::new(name.trim_end()));
     let board = Arc::new(Board::create(&board_path, &settings)?);
     keeper::open_to_others(&directory)?;
-    let nursery = Nursery::open(&board_path, true)?;
+    let rack = options.rack.as_ref();
+    let named = RunOptions { program: name.trim_end().into(), ..options.clone() };
+    let rack = rack.map(|rack| RackRun::start(rack, &named, &board, directory.path()));
+    let rack = rack.transpose()?;
     let must_leave = listen_for_the_end()?;
-    let ward = nursery.admit(target, false, &mut [])?;
-    let marker = directory.join(ATTACHED);
-    std::fs::write(&marker, b"").map_err(|error| RunError::Directory { path: marker, error })?;
-    let (stopped, threads) = ward.stopped();
-    entered(Entered { stopped, threads });
-    let mut keeper = Keeper::new(board, None);
-    let end = stay(&mut keeper, ward, &must_leave);
+    let mut keeper = Keeper::new(Arc::clone(&board), None);
+    let told = |told: Entered| {
+        let marker = directory.join(ATTACHED);
+        let written = std::fs::write(&marker, pid.to_string());
+        written.map_err(|error| RunError::Directory { path: marker, error })?;
+        entered(told);
+        Ok(())
+    };
+    let end = match reach {
+        Reach::Process => {
+            let ward = Nursery::open(&board_path, true)?.admit(target, false, &mut [])?;
+            let (stopped, threads) = ward.stopped();
+            told(Entered { stopped, threads, processes: 1 })?;
+            stay(&mut keeper, ward, &must_leave)
+        }
+        Reach::Tree => {
+            let wards = Wards::attach(&board_path, pid)?;
+            stay_with_tree(pid, &mut keeper, &board, wards, &must_leave, told)
+        }
+    };
     keeper.finish(statistics_file);
+    drop(rack);
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
@@ -98,7 +128,7 @@ fn refuse(pid: u32) -> Result<(), RunError> {
     if pid == FIRST_PROCESS {
         return Err(RunError::FirstProcess);
     }
-    if has_sidecar(pid) || is_in_a_run(pid) {
+    if has_sidecar(pid) || is_in_another_run(pid, Path::new("")) {
         return Err(RunError::AlreadyPaged { pid });
     }
     Ok(())
@@ -114,8 +144,10 @@ fn has_sidecar(pid: u32) -> bool {
     sidecars.into_iter().any(|sidecar| sidecar == pid || share_memory(sidecar, pid))
 }
 
-fn is_in_a_run(pid: u32) -> bool {
-    let boards = runs().into_iter().filter_map(|path| Board::open(&path, false).ok());
+/// Whether a process is known to a run besides the one in `own`.
+pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
+    let others = runs().into_iter().filter(|path| path.parent() != Some(own));
+    let boards = others.filter_map(|path| Board::open(&path, false).ok());
     boards.into_iter().any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
 }
 
@@ -166,6 +198,40 @@ fn stay(
     }
 }
 
+/// As [`stay`], with all processes of a tree.
+fn stay_with_tree(
+    pid: u32,
+    keeper: &mut Keeper,
+    board: &Board,
+    mut wards: Wards,
+    must_leave: &AtomicBool,
+    told: impl FnOnce(Entered) -> Result<(), RunError>,
+) -> Result<AttachEnd, RunError> {
+    wards::be_prompt();
+    wards.look(board);
+    let (processes, threads, stopped) = wards.entered();
+    if processes == 0 && wards.has_refusals() {
+        return Err(RunError::NobodyEntered { pid });
+    }
+    told(Entered { stopped, threads, processes })?;
+    let mut is_leaving = false;
+    loop {
+        keeper.count_native();
+        let pause = wards.look(board);
+        if wards.are_over() {
+            return Ok(AttachEnd::ProcessEnded);
+        }
+        if is_leaving && wards.entered().0 == 0 {
+            return Ok(AttachEnd::Left);
+        }
+        if must_leave.load(Relaxed) && !is_leaving {
+            is_leaving = true;
+            wards.leave_all();
+        }
+        wards.wait(pause);
+    }
+}
+
 /// Takes the sidecar's memory out of a process that it has left. On a busy machine its threads may not stop in time;
 /// in the end the process keeps some unused addresses, and nothing else.
 fn withdraw(ward: &Ward) {
@@ -199,14 +265,52 @@ fn pid_of(ward: &Ward) -> u32 {
     ward.pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Has the keeper of an attached process leave it, and waits until it has. `board` is the run's, see
-/// [`crate::runs`].
+/// Whether a run, by its board (see [`crate::runs`]), is an attachment to this process.
+pub fn is_attached_to(board: &Path, pid: u32) -> bool {
+    let marker = board.parent().unwrap_or(board).join(ATTACHED);
+    std::fs::read_to_string(marker).is_ok_and(|text| text.trim().parse() == Ok(pid))
+}
+
+/// Has a process left, and waits until it has all its memory: of an attachment all its processes, of a run this one.
+/// `board` is that of the attachment or the run.
 pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
     let keeper_pid = Board::open(board, false)?.header().keeper_pid.load(Relaxed);
     let directory: PathBuf = board.parent().unwrap_or(board).to_owned();
-    if !directory.join(ATTACHED).exists() {
+    if directory.join(ATTACHED).exists() {
+        return end_attachment(pid, keeper_pid, &directory);
+    }
+    if pid == keeper_pid {
         return Err(RunError::NotAttached { pid });
     }
+    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    if keeper::is_preloaded(&maps) {
+        return Err(RunError::Preloaded { pid });
+    }
+    if !has_sidecar(pid) {
+        return Err(RunError::NotEntered { pid });
+    }
+    ask_to_leave(pid, &directory)?;
+    let is_left = || !has_sidecar(pid);
+    await_leave(pid, is_left)
+}
+
+/// Puts the request beside the board, where the keeper looks for it; one at a time.
+fn ask_to_leave(pid: u32, directory: &Path) -> Result<(), RunError> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let (draft, request) = (directory.join(format!("{LEAVE}-{pid}")), directory.join(LEAVE));
+    let failed = |error| RunError::Directory { path: request.clone(), error };
+    std::fs::write(&draft, pid.to_string()).map_err(failed)?;
+    let deadline = Instant::now() + DETACH_TIME;
+    loop {
+        match renameat_with(CWD, &draft, CWD, &request, RenameFlags::NOREPLACE) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::EXIST) if Instant::now() < deadline => std::thread::sleep(STEP),
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
+}
+
+fn end_attachment(pid: u32, keeper_pid: u32, directory: &Path) -> Result<(), RunError> {
     let kernel = |error: rustix::io::Errno| RunError::Kernel {
         what: "the attaching farpool cannot be told to leave",
         error: error.into(),
@@ -216,12 +320,22 @@ pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
     };
     let handle = pidfd_open(keeper, PidfdFlags::empty()).map_err(kernel)?;
     pidfd_send_signal(&handle, Signal::TERM).map_err(kernel)?;
+    let is_over = || rustix::process::test_kill_process(keeper).is_err() || !directory.exists();
+    if pid == keeper_pid { await_end(pid, is_over) } else { await_leave(pid, is_over) }
+}
+
+/// Waits until a process has been left. If it could not be left as it was, it was ended.
+fn await_leave(pid: u32, is_left: impl Fn() -> bool) -> Result<(), RunError> {
+    await_end(pid, is_left)?;
+    let lives = Path::new(&format!("/proc/{pid}")).exists();
+    if lives { Ok(()) } else { Err(RunError::NoProcess { pid }) }
+}
+
+fn await_end(pid: u32, is_over: impl Fn() -> bool) -> Result<(), RunError> {
     let deadline = Instant::now() + DETACH_TIME;
     while Instant::now() < deadline {
-        if rustix::process::test_kill_process(keeper).is_err() || !directory.exists() {
-            // If it could not be left as it was, it was ended.
-            let lives = Path::new(&format!("/proc/{pid}")).exists();
-            return if lives { Ok(()) } else { Err(RunError::NoProcess { pid }) };
+        if is_over() {
+            return Ok(());
         }
         std::thread::sleep(STEP);
     }

@@ -279,7 +279,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is gone.
-fn is_zombie(pid: u32) -> bool {
+pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next());
     let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
@@ -434,6 +434,12 @@ pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     Ok(())
 }
 
+/// Whether a process has the preload library, by its /proc/PID/maps.
+pub(crate) fn is_preloaded(maps: &[u8]) -> bool {
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    lines.any(|line| line.ends_with(PRELOAD_NAME.as_bytes()))
+}
+
 /// Beside the executable (a build tree), or in `../lib/farpool` (an installation).
 fn preload_path(options: &RunOptions) -> Result<PathBuf, RunError> {
     if let Some(path) = &options.preload {
@@ -465,7 +471,7 @@ fn read_resident(pid: u32) -> Option<(u64, u64)> {
     Some((resident.saturating_sub(shared), shared))
 }
 
-fn start_ticks(pid: u32) -> Option<u64> {
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -13,6 +13,7 @@ mod directory;
 mod families;
 mod faults;
 mod keeper;
+mod kin;
 mod needs;
 mod program;
 mod rack;
@@ -28,7 +29,7 @@ pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
 use farpool_wire::SUPERPAGE_BYTES;
 
-pub use attach::{AttachEnd, Entered, attach, detach};
+pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
@@ -213,7 +214,18 @@ pub enum RunError {
     )]
     SidecarDied { pid: u32, words: String },
     #[error(
-        "process {pid} was started by farpool run, not attached to; farpool limit changes its local memory"
+        "process {pid} was started by farpool run with the preloaded library, which cannot leave it; farpool limit gives \
+         it more local memory, and farpool core writes a core with what is far"
+    )]
+    Preloaded { pid: u32 },
+    #[error("process {pid} has no sidecar, and all its memory: there is nothing to bring in")]
+    NotEntered { pid: u32 },
+    #[error(
+        "no process of the tree of process {pid} could be entered; the reasons are above. Nothing was changed"
+    )]
+    NobodyEntered { pid: u32 },
+    #[error(
+        "process {pid} is no process of a farpool that could be told to leave it; farpool stat shows what runs"
     )]
     NotAttached { pid: u32 },
     #[error("process {pid} was not left within {seconds} s; its memory is still being brought in")]

@@ -61,6 +61,8 @@ pub enum SidecarError {
          raise its limit (ulimit -v)"
     )]
     NoAddresses { pid: i32, room: u64 },
+    #[error("process {pid} has a pager of another farpool already, whose limit it is held to")]
+    AlreadyPaged { pid: u32 },
     #[error("{what}: {error}")]
     Kernel { what: &'static str, error: Error },
 }

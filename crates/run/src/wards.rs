@@ -4,7 +4,7 @@
 //! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -12,7 +12,9 @@ use farpool_board::Board;
 use farpool_inject::Pid;
 use farpool_uffd::Uffd;
 
+use crate::attach::is_in_another_run;
 use crate::custody::end_orphans;
+use crate::kin::Kin;
 use crate::sidecars::{News, Nursery, Retired, SidecarError, Ward};
 
 /// A process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has no sidecar.
@@ -32,6 +34,10 @@ const LOOK_MS: std::ops::RangeInclusive<u64> = 1..=20;
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
 /// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
 const RETRY_LOOKS: u32 = 50;
+/// So many looks may take to take a sidecar's memory out of a process that it has left: threads may not stop in time.
+const MOST_WITHDRAWALS: u32 = 20;
+/// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
+pub const LEAVE: &str = "leave";
 const PAGE_BYTES: u64 = 4096;
 
 /// See the module's description.
@@ -49,12 +55,36 @@ pub struct Wards {
     named: HashSet<u32>,
     /// It was said that the limit is passed.
     has_warned: bool,
+    /// Where the board is.
+    folder: PathBuf,
+    /// Processes that were attached to; otherwise all below this one are looked after.
+    kin: Option<Kin>,
+    /// How often the memory of sidecars that have left could not be taken out.
+    withdrawals: HashMap<u32, u32>,
+    /// Nobody is entered any more.
+    is_leaving: bool,
+    /// The limit was held once: what is attached to may hold far more to begin with.
+    has_fit: bool,
 }
 
 impl Wards {
     pub fn open(board: &Path) -> Result<Wards, SidecarError> {
+        Wards::with(board, None)
+    }
+
+    /// Looks after a process that was not started from here, and all below it. They outlive this process.
+    pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
+        Wards::with(board, Some(Kin::of(root)))
+    }
+
+    fn with(board: &Path, kin: Option<Kin>) -> Result<Wards, SidecarError> {
         Ok(Wards {
-            nursery: Nursery::open(board, false)?,
+            nursery: Nursery::open(board, kin.is_some())?,
+            folder: board.parent().unwrap_or(board).to_owned(),
+            kin,
+            withdrawals: HashMap::new(),
+            is_leaving: false,
+            has_fit: false,
             wards: Vec::new(),
             outside: HashMap::new(),
             orphans: Vec::new(),
@@ -67,6 +97,7 @@ impl Wards {
     /// Looks at the tree below this process; returns how long until the next look.
     pub fn look(&mut self, board: &Board) -> Duration {
         self.hear();
+        self.heed();
         let (tree, borrowers) = self.tree();
         // After an exec the sidecar is still in the old image's memory, for a moment.
         let holds = |ward: &Ward, pid: u32| {
@@ -86,7 +117,7 @@ impl Wards {
         let is_near = counted + limit / NEAR_PART >= limit;
         let worth = if is_near { LEAST_BYTES } else { WORTH_BYTES.min(limit / WORTH_PART) };
         for (pid, bytes) in native {
-            if bytes >= worth {
+            if bytes >= worth && !self.is_leaving {
                 self.admit(pid, limit.saturating_sub(counted) < HOLD_BYTES);
             }
         }
@@ -100,7 +131,8 @@ impl Wards {
         let limit = board.header().limit_bytes.load(Relaxed);
         let is_share = board.header().local_percent.load(Relaxed) != 0;
         let allowed = limit + limit / OVERRUN_PART + OVERRUN_BYTES;
-        if is_share || self.has_warned || counted_bytes <= allowed {
+        self.has_fit |= self.kin.is_none() || counted_bytes <= allowed;
+        if !self.has_fit || is_share || self.has_warned || counted_bytes <= allowed {
             return;
         }
         self.has_warned = true;
@@ -129,6 +161,9 @@ impl Wards {
         if self.wards.iter().any(|ward| share_memory(number(target), number(ward.pid))) {
             return;
         }
+        if self.kin.is_some() && is_in_another_run(pid, &self.folder) {
+            return self.stay_outside(pid, &SidecarError::AlreadyPaged { pid });
+        }
         match self.nursery.admit(target, holds, &mut self.wards) {
             Ok(ward) => {
                 self.outside.remove(&pid);
@@ -136,6 +171,44 @@ impl Wards {
             }
             Err(error) => self.stay_outside(pid, &error),
         }
+    }
+
+    /// Does what `farpool detach` asks for.
+    fn heed(&mut self) {
+        let request = self.folder.join(LEAVE);
+        let Ok(text) = std::fs::read_to_string(&request) else { return };
+        // Were it still there, it would be heeded again, which harms nobody.
+        let _ = std::fs::remove_file(&request);
+        let asked = |ward: &&Ward| text.trim().parse() == Ok(number(ward.pid));
+        // Afterwards the limit is passed for a reason that is known.
+        self.has_warned = true;
+        if let Some(Err(error)) = self.wards.iter().find(asked).map(Ward::leave) {
+            eprintln!("farpool: {error}");
+        }
+    }
+
+    /// Has everything brought in everywhere. Nobody is entered any more.
+    pub fn leave_all(&mut self) {
+        (self.is_leaving, self.has_warned) = (true, true);
+        // A sidecar that cannot be told has ended, which is heard of.
+        self.wards.iter().for_each(|ward| drop(ward.leave()));
+    }
+
+    /// How many processes have a sidecar, how many threads these have, and the longest that one was stopped.
+    pub fn entered(&self) -> (usize, usize, Duration) {
+        let stopped = || self.wards.iter().map(Ward::stopped);
+        let longest = stopped().map(|(time, _)| time).max().unwrap_or_default();
+        (self.wards.len(), stopped().map(|(_, threads)| threads).sum(), longest)
+    }
+
+    /// Whether a process was found that could not be entered.
+    pub fn has_refusals(&self) -> bool {
+        !self.named.is_empty()
+    }
+
+    /// Whether all processes that were attached to have ended.
+    pub fn are_over(&self) -> bool {
+        self.wards.is_empty() && self.kin.as_ref().is_some_and(Kin::is_over)
     }
 
     fn stay_outside(&mut self, pid: u32, error: &SidecarError) {
@@ -149,14 +222,13 @@ impl Wards {
     /// Takes note of what the sidecars have to say.
     fn hear(&mut self) {
         self.orphans.iter().for_each(end_orphans);
-        let (outside, orphans) = (&mut self.outside, &mut self.orphans);
+        self.retired.retain(|sidecar| !sidecar.has_ended());
         let (mut taken, mut returned) = (Vec::new(), Vec::new());
-        let retired = &mut self.retired;
-        retired.retain(|sidecar| !sidecar.has_ended());
-        self.wards.retain_mut(|ward| {
-            let stays = Self::hear_ward(ward, outside, orphans);
+        let mut wards = std::mem::take(&mut self.wards);
+        wards.retain_mut(|ward| {
+            let stays = self.hear_ward(ward);
             if !stays {
-                retired.extend(ward.retire());
+                self.retired.extend(ward.retire());
             }
             if ward.serves_inherited {
                 taken.extend(ward.inherits.take());
@@ -165,19 +237,22 @@ impl Wards {
             }
             stays
         });
-        taken.into_iter().for_each(|child| child.is_taken(&mut self.wards));
-        returned.into_iter().for_each(|child| child.give_back(&mut self.wards));
+        taken.into_iter().for_each(|child| child.is_taken(&mut wards));
+        returned.into_iter().for_each(|child| child.give_back(&mut wards));
+        self.wards = wards;
     }
 
     /// Takes note of what one has to say; false: it serves no longer.
-    fn hear_ward(
-        ward: &mut Ward,
-        outside: &mut HashMap<u32, u32>,
-        orphans: &mut Vec<Uffd>,
-    ) -> bool {
+    fn hear_ward(&mut self, ward: &mut Ward) -> bool {
+        let (outside, orphans) = (&mut self.outside, &mut self.orphans);
+        let withdrawals = &mut self.withdrawals;
         match ward.news() {
             None => true,
-            Some(News::Gone | News::Left) => false,
+            Some(News::Gone) => false,
+            Some(News::Left) => {
+                outside.insert(number(ward.pid), u32::MAX);
+                !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
+            }
             Some(News::Died(words)) => {
                 eprintln!(
                     "farpool: the sidecar of process {0} has ended, and process {0} with it, for nobody could bring its \
@@ -212,27 +287,49 @@ impl Wards {
         }
     }
 
-    /// The processes below this one, without sidecars; and those of them that run on their parent's memory, which must
-    /// not be counted twice.
-    fn tree(&self) -> (Vec<u32>, HashSet<u32>) {
+    /// The processes to be looked after, without sidecars; and those of them that run on their parent's memory, which
+    /// must not be counted twice.
+    fn tree(&mut self) -> (Vec<u32>, HashSet<u32>) {
+        let own = std::process::id();
         let serving = self.wards.iter().map(|ward| number(ward.sidecar()));
         let retired = self.retired.iter().map(|sidecar| number(sidecar.pid));
-        let sidecars: HashSet<u32> = serving.chain(retired).collect();
-        let (mut found, mut borrowers) = (Vec::new(), HashSet::new());
-        let mut next = vec![std::process::id()];
+        let mut seen: HashSet<u32> = serving.chain(retired).chain([own]).collect();
+        let mut found: Vec<u32> = self.kin.as_mut().map_or(Vec::new(), Kin::living);
+        seen.extend(&found);
+        let mut borrowers = HashSet::new();
+        let mut next = if self.kin.is_some() { found.clone() } else { vec![own] };
         while let Some(pid) = next.pop() {
             for child in children(pid) {
-                if !sidecars.contains(&child) {
+                if seen.insert(child) {
                     found.push(child);
                     next.push(child);
-                    if pid != std::process::id() && share_memory(pid, child) {
+                    if pid != own && share_memory(pid, child) {
                         borrowers.insert(child);
                     }
                 }
             }
         }
+        if let Some(kin) = &mut self.kin {
+            kin.learn(&found);
+        }
         (found, borrowers)
     }
+}
+
+/// Takes the memory of a sidecar that has left out of its process, which goes on. If that fails too often the process
+/// keeps some unused addresses.
+fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
+    let Err(error) = ward.withdraw() else { return true };
+    *tries += 1;
+    if *tries < MOST_WITHDRAWALS {
+        return false;
+    }
+    let pid = number(ward.pid);
+    eprintln!(
+        "farpool: process {pid} has all its memory, and unused addresses of its sidecar: {error}"
+    );
+    ward.abandon();
+    true
 }
 
 /// Has the calling thread, and those it starts, look at the tree when it is time, however many of the program's threads

@@ -1,9 +1,10 @@
 //! `farpool attach` and `farpool detach`: wires to the keeper.
 
-use farpool_run::{AttachEnd, RunError, RunOptions};
+use farpool_run::{AttachEnd, RackError, Reach, RunError, RunOptions, is_attached_to, runs};
 
+use super::run::rack;
 use super::{board_of, refuse_remote};
-use crate::args::{AttachArgs, DetachArgs};
+use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
 use crate::values::Size;
 
@@ -11,19 +12,27 @@ use crate::values::Size;
 pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
     let (pid, local, quiet) = (args.pid, args.local, args.quiet);
-    let end = farpool_run::attach(pid, &options(args), |entered| {
-        if !quiet {
-            println!(
-                "process {pid} has {local} of local memory now; its {} threads were stopped for {:.1} ms",
-                entered.threads,
-                entered.stopped.as_secs_f64() * 1000.0,
-            );
+    let reach = if args.tree { Reach::Tree } else { Reach::Process };
+    let end = farpool_run::attach(pid, reach, &options(args)?, |entered| {
+        let milliseconds = entered.stopped.as_secs_f64() * 1000.0;
+        let threads = entered.threads;
+        match reach {
+            _ if quiet => {}
+            Reach::Process => println!(
+                "process {pid} has {local} of local memory now; its {threads} threads were stopped for \
+                 {milliseconds:.1} ms"
+            ),
+            Reach::Tree => println!(
+                "process {pid} and all below it have {local} of local memory now; {} of them were entered so far, \
+                 their {threads} threads stopped for {milliseconds:.1} ms at most",
+                entered.processes
+            ),
         }
     });
     let end = end.map_err(|error| match error {
-        RunError::LimitTooSmall { .. } | RunError::Address { .. } => {
-            UsageError(error.to_string()).into()
-        }
+        RunError::LimitTooSmall { .. }
+        | RunError::Address { .. }
+        | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
     })?;
     if !quiet {
@@ -40,13 +49,23 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
 
 /// Has the keeper of an attached process leave it.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
-    farpool_run::detach(args.pid, &board_of(args.pid)?)?;
+    let attached = || runs().into_iter().find(|board| is_attached_to(board, args.pid));
+    let board = board_of(args.pid).or_else(|error| attached().ok_or(error))?;
+    farpool_run::detach(args.pid, &board)?;
     println!("process {} has all its memory again", args.pid);
     Ok(0)
 }
 
-fn options(args: AttachArgs) -> RunOptions {
+fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     let mut options = RunOptions::new("", args.local.into());
+    options.rack = rack(&RunSettings {
+        pool: args.pool,
+        token_file: args.token_file,
+        host: args.host,
+        rate: args.rate,
+        spill: args.spill,
+        ..RunSettings::default()
+    })?;
     options.blades = args.blade.iter().map(ToString::to_string).collect();
     options.quota_bytes = args.quota.map(|Size(bytes)| bytes);
     options.stats_file = args.stats;
@@ -58,5 +77,5 @@ fn options(args: AttachArgs) -> RunOptions {
     if let Some(prefetch) = args.prefetch {
         options.prefetch_policy = prefetch.to_string();
     }
-    options
+    Ok(options)
 }

@@ -9,6 +9,7 @@ pub mod blades;
 pub mod collaborate;
 pub mod config;
 pub mod control;
+pub mod core;
 pub mod courtesy;
 pub mod demo;
 pub mod doctor;

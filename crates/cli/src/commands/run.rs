@@ -69,7 +69,8 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
 /// Where a file goes if memory must be spilled: on a disk, not in memory.
 const SPILL_DIRECTORY: &str = "/var/tmp";
 
-fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
+/// The rack to take memory from, if one was named.
+pub fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
     let Some(controllers) = settings.pool.clone() else { return Ok(None) };
     Ok(Some(RackOptions {
         controllers,
