@@ -33,6 +33,7 @@ pub mod maps;
 pub mod moves;
 pub mod page;
 pub mod panics;
+mod refusals;
 pub mod registry;
 pub mod requests;
 mod resident_map;
@@ -175,7 +176,7 @@ impl Pager {
     /// Whether an allocation must fail because no blade has memory left and the user chose that.
     pub fn must_refuse(&self) -> bool {
         self.settings.when_full == WhenFull::Fail
-            && self.core().is_some_and(|core| core.full.load(Relaxed))
+            && self.core().is_some_and(|core| core.full.load(Relaxed) || core.refused.load(Relaxed))
     }
 
     /// `[start, end)` is anonymous private memory that may be far from now on.
