@@ -94,3 +94,24 @@ fn of_two_blades_the_living_one_is_used() {
     outcome.require_far();
     assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
 }
+
+#[test]
+fn a_fork_that_cannot_share_fails_and_the_program_goes_on() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    let gate = directory.path().join("gate");
+    let mut blade = Blade::start("512MiB");
+    let mut running = Run::far(LIMIT)
+        .blade(&blade.address(Transport::Shm))
+        .own_program("farpool-cases")
+        .args(["fork-without-blade"])
+        .env("FARPOOL_CASE_GATE", &gate)
+        .start();
+    running.wait_for_output("filled", 1);
+    // The program has the blade's memory by a descriptor, which the blade's end does not take away.
+    blade.kill();
+    std::fs::write(&gate, "").expect("gate");
+    let outcome = running.finish();
+    outcome.require_success();
+    assert_eq!(times(&outcome, "fork fails with ENOMEM"), 1, "{}", outcome.stderr);
+}

@@ -42,6 +42,8 @@ pub enum Kind {
     FinishFork = 9,
     /// Which part of the range is the first that may be far? The only kind with an answer.
     FindFar = 10,
+    /// Whether a fork could share what is far with a child; it fails with the errno for `fork` if not.
+    MayFork = 11,
 }
 
 impl Kind {
@@ -57,6 +59,7 @@ impl Kind {
             Kind::PrepareFork,
             Kind::FinishFork,
             Kind::FindFar,
+            Kind::MayFork,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == number)

@@ -28,6 +28,30 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
+/// A fork fails when the blade has died that could share far memory with the child, and what is there stays right. The
+/// file that FARPOOL_CASE_GATE names tells that it has.
+pub fn fork_without_blade() {
+    const MOST: std::time::Duration = std::time::Duration::from_secs(60);
+    let far = ballast();
+    println!("filled");
+    let Some(gate) = std::env::var_os("FARPOOL_CASE_GATE") else { different("no gate") };
+    let until = std::time::Instant::now() + MOST;
+    while !std::path::Path::new(&gate).exists() {
+        require(std::time::Instant::now() < until, "the gate opens");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    for _ in 0..3 {
+        // SAFETY: there is no child, or it only ends.
+        match unsafe { libc::fork() } {
+            -1 => require(errno() == libc::ENOMEM, "the error is ENOMEM"),
+            // SAFETY: ends the child.
+            0 => unsafe { libc::_exit(0) },
+            _ => different("fork is refused"),
+        }
+        far.check();
+    }
+}
+
 /// Does `work` while there is a child, which does nothing.
 pub fn fork_while(work: impl FnOnce()) {
     let Ok((mut end, begin)) = std::io::pipe() else { different("pipe") };
