@@ -94,7 +94,8 @@ impl Uffd {
     pub fn shake_hands(fd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
         let mut api = Api { api: abi::UFFD_API, features, ioctls: 0 };
         ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
-        Ok(Uffd { fd, features: api.features })
+        // The kernel answers with all that it has, asked for or not.
+        Ok(Uffd { fd, features: if features == 0 { api.features } else { features } })
     }
 
     /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The handshake is
@@ -114,7 +115,7 @@ impl Uffd {
         Uffd { fd, features }
     }
 
-    /// The features that were agreed with the kernel.
+    /// The features that were agreed with the kernel; all that it has, if none was asked for.
     pub fn features(&self) -> u64 {
         self.features
     }
