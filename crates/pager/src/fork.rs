@@ -169,6 +169,9 @@ impl Pager {
         if fork.refused {
             serve::fail_closed("fork could not share far memory with the child");
         }
+        if !fork.active {
+            self.lock_registry().take_unshared();
+        }
         if fork.active {
             self.ready.store(0, SeqCst);
             self.spawn_steward(true);

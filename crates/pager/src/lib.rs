@@ -197,6 +197,26 @@ impl Pager {
         }
     }
 
+    /// As [`Pager::add`], for what a mapping that ended at `start` has grown by.
+    pub fn add_to(&self, start: usize, end: usize) {
+        let added = self.natively(|registry| {
+            let unshared = registry.is_unshared(start - 1, start);
+            registry.add(start, end);
+            registry.set_unshared(start, end, unshared);
+        });
+        if added.is_none() {
+            self.ask(Kind::Add, start, end, start);
+        }
+    }
+
+    /// A child of fork gets nothing of `[start, end)`, or all of it again.
+    pub fn set_unshared(&self, start: usize, end: usize, unshared: bool) {
+        let noted = self.natively(|registry| registry.set_unshared(start, end, unshared));
+        if noted.is_none() {
+            self.ask(Kind::Unshare, start, end, usize::from(unshared));
+        }
+    }
+
     /// `[start, end)` is about to be unmapped or mapped over.
     pub fn remove(&self, start: usize, end: usize) {
         if self.natively(|registry| registry.remove(start, end)).is_none() {
@@ -269,10 +289,12 @@ impl Pager {
             let Some((start, end)) = remap() else {
                 return false;
             };
+            let unshared = registry.is_unshared(old.0, old.1);
             if !keeps {
                 registry.remove(old.0, old.1);
             }
             registry.add(start, end);
+            registry.set_unshared(start, end, unshared);
             true
         })
     }

@@ -136,7 +136,11 @@ impl Steward {
                 registry.remove(start, end);
                 self.forget(start, end);
                 registry.add(start, end);
-                register(self.core, &mut registry, Region { start, end, pinned: false });
+                let unshared =
+                    request.extra != 0 && registry.is_unshared(request.extra - 1, request.extra);
+                registry.set_unshared(start, end, unshared);
+                let region = Region { start, end, unshared, ..Region::default() };
+                register(self.core, &mut registry, region);
             }
             Kind::Remove => {
                 if !registry.remove(start, end).is_empty() {
@@ -155,6 +159,7 @@ impl Steward {
             }
             Kind::Pin => registry.pin(start, end, true),
             Kind::Unpin => registry.pin(start, end, false),
+            Kind::Unshare => registry.set_unshared(start, end, request.extra != 0),
             Kind::Retire => self.core.retire(start, end),
             Kind::Carry => return self.carry(&mut registry, &Carry::new(&request)),
             Kind::PrepareFork | Kind::FinishFork | Kind::FindFar | Kind::MayFork => {}

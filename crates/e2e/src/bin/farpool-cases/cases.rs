@@ -2,7 +2,7 @@
 
 use crate::direct::fork_direct;
 use crate::forks::{
-    fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_without_blade,
+    fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_unshared, fork_without_blade,
 };
 use crate::memory::*;
 use crate::programs;
@@ -25,6 +25,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("fork-direct", fork_direct),
     ("fork-no-access", fork_no_access),
     ("fork-without-blade", fork_without_blade),
+    ("fork-unshared", fork_unshared),
     ("fork-signals", fork_signals),
     ("fork-stdio", fork_stdio),
     ("fork-thread-data", fork_thread_data),
