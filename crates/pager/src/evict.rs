@@ -83,6 +83,8 @@ pub struct Evictor {
     refusals: Refusals,
     /// The blade that each tray on its way was sent to.
     sent_to: Box<[BladeIndex]>,
+    /// Chunks that were passed over with the last one, for they are as empty.
+    passed_over: usize,
     /// A superpage is not given memory on another blade before this time.
     rehouse_after: Option<Instant>,
     /// When deadlines were last looked at.
@@ -121,6 +123,7 @@ impl Evictor {
             full_until: None,
             refusals: Refusals::default(),
             sent_to: vec![BladeIndex::default(); TRAYS].into_boxed_slice(),
+            passed_over: 0,
             rehouse_after: None,
             expired: Instant::now(),
             density: Density::default(),
@@ -249,7 +252,8 @@ impl Evictor {
             };
             evicted += moved;
             self.core.crew.has_progressed(1);
-            barren = if moved > 0 { 0 } else { barren + 1 };
+            let passed_over = std::mem::take(&mut self.passed_over);
+            barren = if moved > 0 { 0 } else { barren + 1 + passed_over };
             self.collect();
             if !self.refusals.is_empty() {
                 // A blade that refused is on trial with what was sent last.
@@ -327,6 +331,11 @@ impl Evictor {
         }
         let resident = self.map.resident(core, &registry, superpage, chunk);
         if resident == 0 {
+            if !all {
+                // Of a sparse address space hardly anything else would be looked at.
+                self.passed_over = self.map.empty_after(chunk);
+                self.sweep.pass_over(self.passed_over);
+            }
             return Some(0);
         }
         let tray = core.frames.take_empty()?;
