@@ -92,6 +92,11 @@ pub enum StartError {
     Kernel(#[from] std::io::Error),
     #[error("more processes than a run can have ({} at a time)", farpool_board::MAX_SLOTS)]
     TooManyProcesses,
+    #[error(
+        "the file system of the run's board (/run/farpool, $XDG_RUNTIME_DIR/farpool or /tmp) has no room for another \
+         process; free some space on it (df)"
+    )]
+    NoRoom,
 }
 
 impl StartError {
@@ -500,7 +505,9 @@ fn client_id() -> Result<ClientId, std::io::Error> {
 
 fn claim_slot(board: &'static Board) -> Result<&'static Slot, StartError> {
     let pid = sys::program_pid();
-    let slot = board.claim(pid, start_ticks(pid)).ok_or(StartError::TooManyProcesses)?;
+    let lack =
+        || if board.lacks_room() { StartError::NoRoom } else { StartError::TooManyProcesses };
+    let slot = board.claim(pid, start_ticks(pid)).ok_or_else(lack)?;
     slot.set_name(sys::thread_name().as_bytes());
     Ok(slot)
 }

@@ -14,8 +14,8 @@ const HIGHEST_MIN_ADDR: usize = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
-        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, give \
-         the user access to /dev/userfaultfd (setfacl -m u:USER:rw /dev/userfaultfd), or set \
+        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, let a group of \
+         the user's open it (chgrp GROUP /dev/userfaultfd && chmod 660 /dev/userfaultfd), or set \
          vm.unprivileged_userfaultfd=1"
     )]
     Denied { device: Error, call: Error },
