@@ -12,7 +12,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,10 @@ pub struct Header {
     pub processes_without_room: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.
     pub full_reported: AtomicU32,
+    /// One bit for each entry of the table of blades: a message said that it cannot be used or takes no pages.
+    pub blades_reported: AtomicU32,
+    /// How much local memory was over its limit when that was last said, in bytes; 0 = it was not.
+    pub overrun_reported_bytes: AtomicU64,
     pub(crate) program: [AtomicU8; NAME_BYTES],
     pub(crate) victim_policy: [AtomicU8; NAME_BYTES],
     pub(crate) prefetch_policy: [AtomicU8; NAME_BYTES],

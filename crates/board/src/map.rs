@@ -214,6 +214,11 @@ impl Board {
         Some(slot)
     }
 
+    /// Why [`claim`](Self::claim) found no slot: the file system has no room for more, or, if false, all are taken.
+    pub fn lacks_room(&self) -> bool {
+        self.backed_slots().len() < MAX_SLOTS
+    }
+
     /// Gives a slot back: its process is gone.
     pub fn release(&self, slot: &Slot) {
         slot.clear();
@@ -353,6 +358,16 @@ mod tests {
             deadline_ms: 10_000,
             program: "redis-server".into(),
         }
+    }
+
+    #[test]
+    fn a_full_board_is_told_from_a_full_file_system() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let board = Board::create(&directory.path().join("board"), &settings()).expect("created");
+        assert!(board.lacks_room(), "not all slots have their room from the start");
+        let pids = 1..=u32::try_from(MAX_SLOTS).expect("few");
+        pids.for_each(|pid| assert!(board.claim(pid, 1).is_some(), "slot {pid}"));
+        assert!(board.claim(1 << 20, 1).is_none() && !board.lacks_room(), "all are taken");
     }
 
     #[test]

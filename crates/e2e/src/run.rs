@@ -117,6 +117,12 @@ impl Run {
         self
     }
 
+    /// One further argument.
+    #[must_use]
+    pub fn arg(self, argument: impl AsRef<OsStr>) -> Run {
+        self.args([argument])
+    }
+
     /// A variable for `farpool` and the program.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Run {

@@ -231,6 +231,7 @@ cases! {
     signals_during_forks "fork-signals" "24MiB"
     files_that_are_flushed_during_forks "fork-stdio" "24MiB"
     data_of_other_threads_after_fork "fork-thread-data" "24MiB"
+    memory_that_children_do_not_get "fork-unshared" "24MiB"
     pages_lent_to_a_pipe "vmsplice" "24MiB"
     environments_of_the_programs_making "environments" "24MiB"
 }

@@ -29,11 +29,12 @@ const CHILD_STEP: Duration = Duration::from_millis(20);
 
 const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
 
-/// Connects to the blades that the board names: also to those to be left, for a parent's layers may lie there.
+/// Connects to the blades that the board names: also to those to be left, for a parent's layers may lie there. One that
+/// cannot be used is left out, and tried again later: nothing of this process is there.
 pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
     // From here on the keeper knows that this process may use what it reads now.
     core.slot.blades_version.store(CONNECTING, SeqCst);
-    let blades = core.board.header().blades.load();
+    let mut blades = core.board.header().blades.load();
     let settings = &core.settings;
     let pool = Pool::new(PoolConfig {
         blades: Vec::new(),
@@ -43,9 +44,11 @@ pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
     });
-    for (at, blade) in (0_u8..).zip(&blades.entries) {
-        if let Some(blade) = blade {
-            add(core, &pool, BladeIndex(at), blade)?;
+    for (at, entry) in (0_u8..).zip(&mut blades.entries) {
+        let Some(blade) = entry else { continue };
+        if let Err(error) = add(core, &pool, BladeIndex(at), blade) {
+            core.report_blade(BladeIndex(at), &format!("a blade cannot be used: {error}"));
+            *entry = None;
         }
     }
     Ok((pool, blades))
@@ -145,9 +148,14 @@ impl Follower {
             Ok(()) => {
                 self.known.entries[at] = Some(blade.clone());
                 (self.later[at], self.said[at]) = (None, None);
+                self.core.board.header().blades_reported.fetch_and(!(1 << at), SeqCst);
                 self.core.full.store(false, Relaxed);
             }
-            Err(error) => self.put_off(at, &format!("a new blade cannot be used: {error}")),
+            Err(error) => {
+                self.later[at] = Some(Instant::now() + RETRY);
+                let reason = format!("a blade cannot be used: {error}");
+                self.core.report_blade(entry_index(at), &reason);
+            }
         }
     }
 

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use farpool_board::{Board, Counter, Settings, Slot};
-use farpool_pool::{Pool, PoolError, SegmentHandle, SegmentPage};
+use farpool_pool::{BladeIndex, Pool, PoolError, SegmentHandle, SegmentPage};
 use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd, features};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;
 use crate::crew::Crew;
 use crate::drain::Drain;
@@ -72,6 +72,8 @@ pub struct Core {
     /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over the limit then is over
     /// it for good, and nobody waits for room.
     pub is_unmovable: AtomicBool,
+    /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the limit.
+    pub refused: AtomicBool,
     /// Everything is being brought in: nothing is moved out any more.
     pub leaving: AtomicBool,
     /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
@@ -141,6 +143,7 @@ impl Core {
             retired: Mutex::default(),
             registered: Latch::default(),
             is_unmovable: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             filling: AtomicU16::new(NO_TRAY),
             mistrusted: Mutex::default(),
@@ -194,7 +197,7 @@ impl Core {
 
     /// Whether waiting for the evictor would be in vain.
     pub fn is_vain(&self) -> bool {
-        self.full.load(Relaxed) || self.barren.load(Relaxed)
+        self.full.load(Relaxed) || self.barren.load(Relaxed) || self.refused.load(Relaxed)
     }
 
     pub fn count(&self, counter: Counter, amount: u64) {
@@ -255,6 +258,35 @@ impl Core {
         let _ = self.uffd.wake(page.address(), PAGE_BYTES);
     }
 
+    /// Says, once for the whole tree, why a blade cannot be used or takes no pages.
+    pub fn report_blade(&self, blade: BladeIndex, reason: &dyn std::fmt::Display) {
+        if first_report(&self.board.header().blades_reported, blade) {
+            sys::say(&format!(
+                "{reason}. What it would have taken goes to other blades or stays in local memory, also over the \
+                 limit; it is tried again now and then. `farpool blades` gives the run another one."
+            ));
+        }
+    }
+
+    /// Says by how much local memory is over its limit because nothing can be moved out: at first, and whenever it is
+    /// twice as much.
+    pub fn report_overrun(&self) {
+        let tree = Tree::read(self.board);
+        let limit = limit_pages(self.board, &tree);
+        let bytes = |pages: i64| pages.max(0).unsigned_abs() * PAGE_BYTES as u64;
+        let (limit_bytes, over_bytes) = (bytes(limit), bytes(tree.counted_pages(limit) - limit));
+        let said = &self.board.header().overrun_reported_bytes;
+        let known_bytes = said.load(Relaxed);
+        if is_news(limit_bytes, over_bytes, known_bytes)
+            && said.compare_exchange(known_bytes, over_bytes, SeqCst, Relaxed).is_ok()
+        {
+            sys::say(&format!(
+                "local memory is {over_bytes} bytes over its limit of {limit_bytes} bytes, for no blade takes pages. \
+                 Give the run another blade (farpool blades), or a larger limit (farpool limit)."
+            ));
+        }
+    }
+
     /// Says once for the whole tree that the pool is full.
     pub fn report_full(&self, error: &PoolError) {
         self.full.store(true, Relaxed);
@@ -265,6 +297,20 @@ impl Core {
             ));
         }
     }
+}
+
+/// Whether this is the first report of the blade on the board.
+fn first_report(reported: &AtomicU32, blade: BladeIndex) -> bool {
+    let bit = 1 << (u32::from(blade.0) % u32::BITS);
+    reported.fetch_or(bit, SeqCst) & bit == 0
+}
+
+/// An overrun is worth a message from this part of the limit on: a fault may take a page more than there is.
+const OVERRUN_PART: u64 = 8;
+
+/// Whether an overrun is to be said, after one of `known_bytes` was.
+fn is_news(limit_bytes: u64, over_bytes: u64, known_bytes: u64) -> bool {
+    over_bytes > (limit_bytes / OVERRUN_PART).max(known_bytes.saturating_mul(2))
 }
 
 /// The number of no layer.
@@ -422,6 +468,15 @@ mod tests {
     use std::time::{Duration, Instant};
 
     const PAGES: usize = 2048;
+
+    #[test]
+    fn each_blade_is_reported_once_and_an_overrun_when_it_has_doubled() {
+        let reported = AtomicU32::new(0);
+        let first = [0, 1, 0, 1].map(|blade| first_report(&reported, BladeIndex(blade)));
+        assert_eq!(first, [true, true, false, false]);
+        assert!(!is_news(800, 100, 0) && is_news(800, 101, 0));
+        assert!(!is_news(800, 202, 101) && is_news(800, 203, 101));
+    }
 
     fn registered() -> Option<(&'static Uffd, usize)> {
         let uffd = match Uffd::open(farpool_uffd::features::THREAD_ID, true) {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
-use farpool_pool::{Completion, Lane, PageWrite, PoolError};
+use farpool_pool::{BladeIndex, Completion, Lane, PageError, PageWrite, PoolError, SegmentHandle};
 use farpool_uffd::{Outcome, PAGE_BYTES};
 
 use crate::copies::{Leaving, leaving};
@@ -29,6 +29,7 @@ use crate::gauges::Gauges;
 use crate::moves;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
+use crate::refusals::Refusals;
 use crate::resident_map::ResidentMap;
 use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Page, Superpage};
@@ -47,7 +48,7 @@ const SHARING_STEP: Duration = Duration::from_millis(10);
 const MOST_STEPS: u32 = 16;
 /// When nothing could be evicted (all pinned, pool full), wait this long before the next try.
 const BACK_OFF: Duration = Duration::from_millis(5);
-/// The same when much of the memory cannot be moved at all: a lap costs up to a millisecond, so this is 2 % of a CPU.
+/// The same when much of the memory cannot be moved at all, or no blade takes any: a lap costs up to a millisecond, so this is 2 % of a CPU.
 const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
 /// Frames of retired pages are released when there are so many: few calls, and the limit is not strained.
 const RETIRED_FRAMES: i64 = 512;
@@ -79,6 +80,13 @@ pub struct Evictor {
     taken: Vec<TakenTray>,
     trays_in_flight: usize,
     full_until: Option<Instant>,
+    refusals: Refusals,
+    /// The blade that each tray on its way was sent to.
+    sent_to: Box<[BladeIndex]>,
+    /// Chunks that were passed over with the last one, for they are as empty.
+    passed_over: usize,
+    /// A superpage is not given memory on another blade before this time.
+    rehouse_after: Option<Instant>,
     /// When deadlines were last looked at.
     expired: Instant,
     density: Density,
@@ -113,6 +121,10 @@ impl Evictor {
             taken: Vec::with_capacity(TRAYS),
             trays_in_flight: 0,
             full_until: None,
+            refusals: Refusals::default(),
+            sent_to: vec![BladeIndex::default(); TRAYS].into_boxed_slice(),
+            passed_over: 0,
+            rehouse_after: None,
             expired: Instant::now(),
             density: Density::default(),
             clean: CleanEstimator::default(),
@@ -203,7 +215,11 @@ impl Evictor {
         if evicted == 0 && released == 0 {
             self.drain();
             self.core.barren.store(self.core.frames.free() == 0, Relaxed);
-            if self.core.is_unmovable.load(Relaxed) {
+            let is_refused = self.are_refused();
+            if is_refused {
+                self.core.report_overrun();
+            }
+            if is_refused || self.core.is_unmovable.load(Relaxed) {
                 // Whoever kicks does not wait, and the next lap would find as little.
                 std::thread::sleep(UNMOVABLE_BACK_OFF);
             } else {
@@ -219,6 +235,9 @@ impl Evictor {
 
     /// Moves out about `pages`; returns how many it was.
     fn evict(&mut self, pages: i64) -> i64 {
+        if self.are_refused() {
+            return 0;
+        }
         self.sweep.grow(self.core.space.count() * CHUNKS);
         let mut evicted = 0;
         let barren_limit = (self.core.space.count() * CHUNKS).min(MAX_BARREN_CHUNKS);
@@ -233,9 +252,13 @@ impl Evictor {
             };
             evicted += moved;
             self.core.crew.has_progressed(1);
-            barren = if moved > 0 { 0 } else { barren + 1 };
+            let passed_over = std::mem::take(&mut self.passed_over);
+            barren = if moved > 0 { 0 } else { barren + 1 + passed_over };
             self.collect();
-            if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
+            if !self.refusals.is_empty() {
+                // A blade that refused is on trial with what was sent last.
+                self.drain();
+            } else if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
                 self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
             }
             if moved > 0 && self.core.budget.allowance() < 0 {
@@ -308,6 +331,11 @@ impl Evictor {
         }
         let resident = self.map.resident(core, &registry, superpage, chunk);
         if resident == 0 {
+            if !all {
+                // Of a sparse address space hardly anything else would be looked at.
+                self.passed_over = self.map.empty_after(chunk);
+                self.sweep.pass_over(self.passed_over);
+            }
             return Some(0);
         }
         let tray = core.frames.take_empty()?;
@@ -343,13 +371,23 @@ impl Evictor {
         Some(written + i64::from(moved.count_ones()))
     }
 
-    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a lost blade stay local:
-    /// to send them there would only bring them back, over and over.
+    /// Whether no blade takes pages now. If that will last, nobody waits for room any more.
+    fn are_refused(&self) -> bool {
+        let (pool, refusals, now) = (&self.core.pool, &self.refusals, Instant::now());
+        let are_refused = !pool.usable_blades().any(|blade| refusals.may_send(blade, now));
+        let is_lasting = pool.usable_blades().all(|blade| refusals.is_lasting(blade));
+        self.core.refused.store(is_lasting, Relaxed);
+        are_refused
+    }
+
+    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a blade that is lost or takes
+    /// none stay local: to send them there would only bring them back, over and over.
     fn may_write(&mut self, superpage: &Superpage) -> bool {
         let layer = self.core.layers.current();
         if has_memory(superpage, layer) {
-            let segment = self.core.layers.segment(layer);
-            return segment.is_some_and(|it| self.core.pool.can_store(it, superpage.id()));
+            let Some(segment) = self.core.layers.segment(layer) else { return false };
+            return self.takes_pages(segment, superpage)
+                || self.rehouse(segment, superpage) && self.takes_pages(segment, superpage);
         }
         if self.full_until.is_some_and(|until| Instant::now() < until) {
             return false;
@@ -360,6 +398,72 @@ impl Evictor {
                 self.full_until = Some(Instant::now() + FULL_RETRY);
                 self.core.report_full(&error);
                 false
+            }
+        }
+    }
+
+    fn takes_pages(&self, segment: SegmentHandle, superpage: &Superpage) -> bool {
+        let pool = &self.core.pool;
+        let blade = pool.blade_of(segment, superpage.id()).filter(|blade| !pool.is_lost(*blade));
+        blade.is_some_and(|blade| {
+            self.refusals.is_empty() || self.refusals.may_send(blade, Instant::now())
+        })
+    }
+
+    /// A superpage whose blade is lost or takes no pages, and which has nothing there, gets memory on another one if
+    /// there is one. False: it stays as it is.
+    #[cold]
+    fn rehouse(&mut self, segment: SegmentHandle, superpage: &Superpage) -> bool {
+        let (core, now) = (self.core, Instant::now());
+        let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
+        if in_buffer
+            || !superpage.is_empty()
+            || self.rehouse_after.is_some_and(|after| now < after)
+            || !core.pool.usable_blades().any(|blade| self.refusals.may_send(blade, now))
+        {
+            return false;
+        }
+        {
+            let _changing = core.layers.changing.lock();
+            let layer = core.layers.current();
+            if core.gate.is_shut() || core.layers.segment(layer) != Some(segment) {
+                return false;
+            }
+            // A lost blade gives nothing back, and has nothing any more.
+            let _ = core.pool.free_superpage(segment, superpage.id());
+            if core.pool.blade_of(segment, superpage.id()).is_some() {
+                self.rehouse_after = Some(now + FULL_RETRY);
+                return false;
+            }
+            superpage.allocated.fetch_and(!(1 << layer), SeqCst);
+        }
+        match self.allocate(superpage) {
+            Ok(()) => true,
+            Err(error) => {
+                self.rehouse_after = Some(now + FULL_RETRY);
+                core.report_full(&error);
+                false
+            }
+        }
+    }
+
+    /// A blade did not take a page.
+    #[cold]
+    fn note_refusal(&mut self, blade: BladeIndex, error: PageError) {
+        let (core, now) = (self.core, Instant::now());
+        if self.refusals.may_send(blade, now) {
+            core.pool.set_refusing(blade);
+            // A rack finds more memory for a run that has too little.
+            core.board.header().full_reported.store(1, SeqCst);
+        }
+        self.refusals.refuse(blade, now);
+        let lost = core.pool.lost().into_iter().find(|lost| lost.blade == blade);
+        match (error, lost) {
+            (PageError::BladeLost(_), Some(lost)) => core
+                .report_blade(blade, &format!("blade {} is lost: {}", lost.address, lost.reason)),
+            _ => {
+                let address = core.pool.describe(blade);
+                core.report_blade(blade, &format!("blade {address} takes no pages: {error}"));
             }
         }
     }
@@ -560,6 +664,9 @@ impl Evictor {
             self.core.frames.push_clean(tray);
             return;
         }
+        let segment = self.core.layers.segment(layer);
+        let blade = segment.and_then(|segment| self.core.pool.blade_of(segment, superpage.id()));
+        self.sent_to[usize::from(tray)] = blade.unwrap_or_default();
         self.unacknowledged[usize::from(tray)] = u8::try_from(count).unwrap_or(u8::MAX);
         self.trays_in_flight += 1;
         // SAFETY: the frames of a tray in flight belong to the evictor until its pages are acknowledged.
@@ -567,7 +674,7 @@ impl Evictor {
             sys::say(&format!("an eviction could not be sent: {error}"));
             let failed = std::mem::take(&mut self.writes);
             for write in &failed {
-                self.acknowledge(write.token, false);
+                self.acknowledge(write.token, Err(PageError::Deadline));
             }
             self.writes = failed;
         }
@@ -605,20 +712,21 @@ impl Evictor {
 
     pub(crate) fn settle_done(&mut self) {
         while let Some(completion) = self.done.pop() {
-            self.acknowledge(completion.token, completion.result.is_ok());
+            self.acknowledge(completion.token, completion.result);
         }
     }
 
-    fn acknowledge(&mut self, token: u64, stored: bool) {
-        if self.in_place.take(token, stored) {
-            return;
+    fn acknowledge(&mut self, token: u64, result: Result<(), PageError>) {
+        if let Some(blade) = self.in_place.take(token, result.is_ok()) {
+            return self.note_answer(blade, result);
         }
         let Ok(tray) = u16::try_from(token >> 8) else {
             return;
         };
         let slot = FrameSlot { tray, index: (token & 0xff) as u8 };
         self.core.frames.end_write(slot);
-        if stored {
+        self.note_answer(self.sent_to[usize::from(tray)], result);
+        if result.is_ok() {
             self.core.count(Counter::PagesWritten, 1);
         } else {
             self.put_back(slot);
@@ -628,6 +736,16 @@ impl Evictor {
         if *left == 0 {
             self.trays_in_flight -= 1;
             self.core.frames.push_clean(tray);
+        }
+    }
+
+    fn note_answer(&mut self, blade: BladeIndex, result: Result<(), PageError>) {
+        match result {
+            Ok(()) if self.refusals.is_empty() => {}
+            Ok(()) => {
+                self.refusals.accept(blade);
+            }
+            Err(error) => self.note_refusal(blade, error),
         }
     }
 
@@ -665,7 +783,6 @@ impl Evictor {
             }
         }
         let _ = self.core.uffd.wake(to, PAGE_BYTES);
-        self.full_until = Some(Instant::now() + FULL_RETRY);
     }
 
     fn wait_for_blade(&mut self, most_in_flight: usize) {

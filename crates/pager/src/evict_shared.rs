@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_board::Counter;
-use farpool_pool::PageWrite;
+use farpool_pool::{BladeIndex, PageWrite};
 use farpool_uffd::PAGE_BYTES;
 
 use crate::evict::{Claim, Evictor};
@@ -31,6 +31,8 @@ const IN_PLACE: u64 = 1 << 32;
 /// What became of the pages under way.
 #[derive(Debug, Default)]
 pub struct InPlace {
+    /// The blade they were sent to.
+    blade: BladeIndex,
     waiting: u64,
     stored: u64,
     /// There are copies of pages.
@@ -38,15 +40,15 @@ pub struct InPlace {
 }
 
 impl InPlace {
-    /// Takes the completion of such a page; false: it is another's.
-    pub fn take(&mut self, token: u64, stored: bool) -> bool {
+    /// Takes the completion of such a page, and says which blade it is of; None: it is another's.
+    pub fn take(&mut self, token: u64, stored: bool) -> Option<BladeIndex> {
         if token & IN_PLACE == 0 {
-            return false;
+            return None;
         }
         let bit = 1 << (token & 63);
         self.waiting &= !bit;
         self.stored |= if stored { bit } else { 0 };
-        true
+        Some(self.blade)
     }
 }
 
@@ -161,7 +163,10 @@ impl Evictor {
                 writes.push(PageWrite { at, from, token: IN_PLACE | index as u64 });
             }
         }
-        self.in_place = InPlace { used: true, ..InPlace::default() };
+        let segment = self.core.layers.segment(layer);
+        let blade = segment.and_then(|segment| self.core.pool.blade_of(segment, superpage.id()));
+        let blade = blade.unwrap_or_default();
+        self.in_place = InPlace { used: true, blade, ..InPlace::default() };
         writes.iter().for_each(|write| self.in_place.waiting |= 1 << (write.token & 63));
         // SAFETY: `copies` is this thread's own memory, and nothing touches it before all are acknowledged.
         let sent = unsafe { self.lane.write(&writes) };

@@ -127,6 +127,19 @@ pub struct Fork {
 }
 
 impl Pager {
+    /// Whether a fork could give the child what is far; the errno if not. A fork that is found impossible later, when
+    /// the C library is at it already, can only end the child.
+    ///
+    /// # Errors
+    /// ENOMEM: a blade that holds memory of this process cannot share it any more.
+    pub fn may_fork(&self) -> Result<(), i32> {
+        if !self.is_active() {
+            return Ok(());
+        }
+        let request = Request { kind: Kind::MayFork, start: 0, end: 0, extra: 0, more: 0 };
+        self.requests.call(request).map(|_| ())
+    }
+
     /// Brings the pager to rest. To be called right before fork, by the thread that forks.
     pub fn before_fork(&'static self) -> Fork {
         if !self.is_active() {
@@ -167,6 +180,9 @@ impl Pager {
         }
         if fork.refused {
             serve::fail_closed("fork could not share far memory with the child");
+        }
+        if !fork.active {
+            self.lock_registry().take_unshared();
         }
         if fork.active {
             self.ready.store(0, SeqCst);

@@ -36,6 +36,7 @@ pub mod maps;
 pub mod moves;
 pub mod page;
 pub mod panics;
+mod refusals;
 pub mod registry;
 pub mod requests;
 mod resident_map;
@@ -94,6 +95,11 @@ pub enum StartError {
     Kernel(#[from] std::io::Error),
     #[error("more processes than a run can have ({} at a time)", farpool_board::MAX_SLOTS)]
     TooManyProcesses,
+    #[error(
+        "the file system of the run's board (/run/farpool, $XDG_RUNTIME_DIR/farpool or /tmp) has no room for another \
+         process; free some space on it (df)"
+    )]
+    NoRoom,
 }
 
 impl StartError {
@@ -178,7 +184,7 @@ impl Pager {
     /// Whether an allocation must fail because no blade has memory left and the user chose that.
     pub fn must_refuse(&self) -> bool {
         self.settings.when_full == WhenFull::Fail
-            && self.core().is_some_and(|core| core.full.load(Relaxed))
+            && self.core().is_some_and(|core| core.full.load(Relaxed) || core.refused.load(Relaxed))
     }
 
     /// `[start, end)` is anonymous private memory that may be far from now on.
@@ -196,6 +202,26 @@ impl Pager {
             None => {
                 self.ask(Kind::Add, start, end, 0);
             }
+        }
+    }
+
+    /// As [`Pager::add`], for what a mapping that ended at `start` has grown by.
+    pub fn add_to(&self, start: usize, end: usize) {
+        let added = self.natively(|registry| {
+            let unshared = registry.is_unshared(start - 1, start);
+            registry.add(start, end);
+            registry.set_unshared(start, end, unshared);
+        });
+        if added.is_none() {
+            self.ask(Kind::Add, start, end, start);
+        }
+    }
+
+    /// A child of fork gets nothing of `[start, end)`, or all of it again.
+    pub fn set_unshared(&self, start: usize, end: usize, unshared: bool) {
+        let noted = self.natively(|registry| registry.set_unshared(start, end, unshared));
+        if noted.is_none() {
+            self.ask(Kind::Unshare, start, end, usize::from(unshared));
         }
     }
 
@@ -271,10 +297,12 @@ impl Pager {
             let Some((start, end)) = remap() else {
                 return false;
             };
+            let unshared = registry.is_unshared(old.0, old.1);
             if !keeps {
                 registry.remove(old.0, old.1);
             }
             registry.add(start, end);
+            registry.set_unshared(start, end, unshared);
             true
         })
     }
@@ -480,7 +508,9 @@ fn client_id() -> Result<ClientId, std::io::Error> {
 
 fn claim_slot(board: &'static Board) -> Result<&'static Slot, StartError> {
     let pid = sys::program_pid();
-    let slot = board.claim(pid, start_ticks(pid)).ok_or(StartError::TooManyProcesses)?;
+    let lack =
+        || if board.lacks_room() { StartError::NoRoom } else { StartError::TooManyProcesses };
+    let slot = board.claim(pid, start_ticks(pid)).ok_or_else(lack)?;
     slot.set_name(sys::thread_name().as_bytes());
     Ok(slot)
 }

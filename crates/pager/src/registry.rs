@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 /// What is known of a far range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     pub start: usize,
     pub end: usize,
     /// Locked by the program (mlock): nothing of it is moved out.
     pub pinned: bool,
+    /// A child of fork has nothing there (MADV_DONTFORK).
+    pub unshared: bool,
 }
 
 impl Region {
@@ -38,7 +40,7 @@ impl Registry {
 
     /// Adds `[start, end)`, replacing whatever stood there.
     pub fn add(&mut self, start: usize, end: usize) {
-        self.insert(Region { start, end, pinned: false });
+        self.insert(Region { start, end, ..Region::default() });
     }
 
     fn insert(&mut self, region: Region) {
@@ -76,11 +78,8 @@ impl Registry {
         let mut parts = Vec::new();
         let first = self.containing(start).map_or(start, |region| region.start);
         for region in self.by_start.range(first..end).map(|(_, region)| *region) {
-            let clipped = Region {
-                start: region.start.max(start),
-                end: region.end.min(end),
-                pinned: region.pinned,
-            };
+            let clipped =
+                Region { start: region.start.max(start), end: region.end.min(end), ..region };
             if clipped.start < clipped.end {
                 parts.push(clipped);
             }
@@ -101,6 +100,27 @@ impl Registry {
         for part in self.remove(start, end) {
             self.insert(Region { pinned, ..part });
         }
+    }
+
+    /// Notes whether a child of fork gets the far parts of `[start, end)`.
+    pub fn set_unshared(&mut self, start: usize, end: usize, unshared: bool) {
+        for part in self.remove(start, end) {
+            self.insert(Region { unshared, ..part });
+        }
+    }
+
+    /// Whether a child does not get some of `[start, end)`.
+    pub fn is_unshared(&self, start: usize, end: usize) -> bool {
+        self.overlapping(start, end).iter().any(|part| part.unshared)
+    }
+
+    /// For a child of fork: takes out and returns what it did not get.
+    pub fn take_unshared(&mut self) -> Vec<Region> {
+        let unshared: Vec<Region> = self.iter().filter(|region| region.unshared).collect();
+        for region in &unshared {
+            self.remove(region.start, region.end);
+        }
+        unshared
     }
 
     /// All ranges in order.
@@ -124,29 +144,32 @@ mod tests {
         Add(usize, usize),
         Remove(usize, usize),
         Pin(usize, usize, bool),
+        Unshare(usize, usize, bool),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let range = (0_usize..60, 1_usize..20).prop_map(|(start, len)| (start, start + len));
-        let step = (range, 0..4).prop_map(|((start, end), kind)| match kind {
+        let step = (range, 0..5).prop_map(|((start, end), kind)| match kind {
             0 | 1 => Step::Add(start, end),
             2 => Step::Remove(start, end),
+            3 => Step::Unshare(start, end, start % 3 != 0),
             _ => Step::Pin(start, end, start % 2 == 0),
         });
         proptest::collection::vec(step, 1..40)
     }
 
     proptest! {
-        /// The registry against an array that says for each address: not far, far, pinned.
+        /// The registry against an array that says for each address: not far, or far and whether it is pinned and
+        /// unshared.
         #[test]
         fn behaves_like_an_array(steps in steps()) {
             let mut registry = Registry::default();
-            let mut model = [None::<bool>; 80];
+            let mut model = [None::<(bool, bool)>; 80];
             for step in steps {
                 match step {
                     Step::Add(start, end) => {
                         registry.add(start, end);
-                        model[start..end].fill(Some(false));
+                        model[start..end].fill(Some((false, false)));
                     }
                     Step::Remove(start, end) => {
                         let removed: usize = registry.remove(start, end).iter().map(Region::bytes).sum();
@@ -156,7 +179,12 @@ mod tests {
                     }
                     Step::Pin(start, end, pinned) => {
                         registry.pin(start, end, pinned);
-                        model[start..end].iter_mut().flatten().for_each(|cell| *cell = pinned);
+                        model[start..end].iter_mut().flatten().for_each(|cell| cell.0 = pinned);
+                    }
+                    Step::Unshare(start, end, unshared) => {
+                        registry.set_unshared(start, end, unshared);
+                        let far = model[start..end].iter_mut().flatten();
+                        far.for_each(|cell| cell.1 = unshared);
                     }
                 }
                 for start in [0, 20, 60] {
@@ -167,11 +195,16 @@ mod tests {
                 let mut seen = [None; 80];
                 for region in registry.overlapping(0, 80) {
                     prop_assert!(seen[region.start..region.end].iter().all(Option::is_none));
-                    seen[region.start..region.end].fill(Some(region.pinned));
+                    seen[region.start..region.end].fill(Some((region.pinned, region.unshared)));
                 }
                 prop_assert_eq!(&seen[..], &model[..]);
                 prop_assert_eq!(registry.bytes(), model.iter().flatten().count());
             }
+            let is_left = |cell: &&(bool, bool)| !cell.1;
+            let left = model.iter().flatten().filter(is_left).count();
+            let gone: usize = registry.take_unshared().iter().map(Region::bytes).sum();
+            prop_assert_eq!(gone + left, model.iter().flatten().count());
+            prop_assert_eq!(registry.bytes(), left);
         }
     }
 }

@@ -22,7 +22,7 @@ const DONE: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// The range is far from now on.
+    /// The range is far from now on; it continues a mapping that ends at the third argument, if that is not 0.
     Add = 1,
     /// The range is about to be unmapped or mapped over: forget its pages.
     Remove = 2,
@@ -42,6 +42,10 @@ pub enum Kind {
     FinishFork = 9,
     /// Which part of the range is the first that may be far? The only kind with an answer.
     FindFar = 10,
+    /// Whether a fork could share what is far with a child; it fails with the errno for `fork` if not.
+    MayFork = 11,
+    /// A child of fork gets nothing of the range (MADV_DONTFORK), or all again if the third argument is 0.
+    Unshare = 12,
 }
 
 impl Kind {
@@ -57,6 +61,8 @@ impl Kind {
             Kind::PrepareFork,
             Kind::FinishFork,
             Kind::FindFar,
+            Kind::MayFork,
+            Kind::Unshare,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == number)

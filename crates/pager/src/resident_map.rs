@@ -55,6 +55,11 @@ impl ResidentMap {
         self.chunks[chunk]
     }
 
+    /// How many chunks after this one, which was just asked for and is empty, are empty too, as far as the map goes.
+    pub(crate) fn empty_after(&self, chunk: usize) -> usize {
+        empty_after(&self.chunks, chunk)
+    }
+
     fn make(&mut self, core: &Core, registry: &Registry, superpage: &Superpage) {
         self.superpage = Some(superpage.id());
         self.generation = registry.generation();
@@ -88,6 +93,10 @@ impl ResidentMap {
     }
 }
 
+fn empty_after(chunks: &[u64], chunk: usize) -> usize {
+    chunks[chunk + 1..].iter().take_while(|resident| **resident == 0).count()
+}
+
 /// The bits of a range's pages, of `count` pages from `start`.
 fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
     let page = |address: u64| {
@@ -100,4 +109,16 @@ fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
     }
     let ones = if last - first == 64 { u64::MAX } else { (1 << (last - first)) - 1 };
     ones << first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_chunks_are_counted_up_to_the_next_that_is_not() {
+        assert_eq!(empty_after(&[0, 0, 0, 4, 0], 0), 2);
+        assert_eq!(empty_after(&[0, 0, 0, 4, 0], 3), 1);
+        assert_eq!(empty_after(&[0, 0, 0, 4, 0], 4), 0);
+    }
 }

@@ -52,6 +52,8 @@ pub struct Steward {
     leaving_since: Option<Instant>,
     /// When a frozen layer was last asked for again.
     thawed: Instant,
+    /// It was said that forks are refused.
+    refusal_said: bool,
 }
 
 impl Steward {
@@ -66,6 +68,7 @@ impl Steward {
             emptied: Cell::new(Instant::now()),
             leaving_since: None,
             thawed: Instant::now(),
+            refusal_said: false,
         })
     }
 
@@ -110,6 +113,7 @@ impl Steward {
                 // Requests that came meanwhile have rung already.
                 pager.requests.ring();
             }
+            Kind::MayFork => self.may_fork()?,
             Kind::FindFar => {
                 let registry = pager.registry.lock().map_err(|_| libc::EDEADLK)?;
                 return Ok(registry.first_in(request.start, request.end).unwrap_or_default());
@@ -129,7 +133,11 @@ impl Steward {
                 registry.remove(start, end);
                 self.forget(start, end);
                 registry.add(start, end);
-                register(self.core, &mut registry, Region { start, end, pinned: false });
+                let unshared =
+                    request.extra != 0 && registry.is_unshared(request.extra - 1, request.extra);
+                registry.set_unshared(start, end, unshared);
+                let region = Region { start, end, unshared, ..Region::default() };
+                register(self.core, &mut registry, region);
             }
             Kind::Remove => {
                 if !registry.remove(start, end).is_empty() {
@@ -148,9 +156,10 @@ impl Steward {
             }
             Kind::Pin => registry.pin(start, end, true),
             Kind::Unpin => registry.pin(start, end, false),
+            Kind::Unshare => registry.set_unshared(start, end, request.extra != 0),
             Kind::Retire => self.core.retire(start, end),
             Kind::Carry => return self.carry(&mut registry, &Carry::new(&request)),
-            Kind::PrepareFork | Kind::FinishFork | Kind::FindFar => {}
+            Kind::PrepareFork | Kind::FinishFork | Kind::FindFar | Kind::MayFork => {}
         }
         Ok(())
     }
@@ -253,8 +262,12 @@ impl Steward {
         };
         let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
         superpage.allocated.fetch_and(!(1 << current), SeqCst);
-        // The blade refuses while any page of the segment is being written.
-        if in_buffer || self.core.pool.free_superpage(segment, superpage.id()).is_err() {
+        // The blade refuses while any page of the segment is being written. A lost one has nothing any more.
+        let is_kept = || {
+            self.core.pool.free_superpage(segment, superpage.id()).is_err()
+                && self.core.pool.blade_of(segment, superpage.id()).is_some()
+        };
+        if in_buffer || is_kept() {
             superpage.allocated.fetch_or(1 << current, SeqCst);
             self.empty.borrow_mut().insert(superpage.id());
         }
@@ -313,6 +326,35 @@ impl Steward {
     }
 
     // ---- fork ------------------------------------------------------------------------------------
+
+    /// Whether a fork could share what is far. If a blade cannot share any more, first everything is given up there of
+    /// which no page is needed.
+    fn may_fork(&mut self) -> Result<(), i32> {
+        if self.core.pool.may_share().is_ok() {
+            return Ok(());
+        }
+        {
+            let _registry = self.pager.registry.lock().map_err(|_| libc::EDEADLK)?;
+            self.core.gate.shut();
+            self.empty_buffer();
+            let thinned = {
+                let _changing = self.core.layers.changing.lock();
+                self.thin_out_layers()
+            };
+            let all = (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id));
+            all.for_each(|superpage| self.free_if_empty(superpage));
+            self.core.gate.open(&self.core.uffd);
+            thinned?;
+        }
+        self.core.pool.may_share().map_err(|error| {
+            if !std::mem::replace(&mut self.refusal_said, true) {
+                sys::say(&format!(
+                    "fork fails with ENOMEM from now on, for far memory cannot be shared with a child: {error}"
+                ));
+            }
+            libc::ENOMEM
+        })
+    }
 
     /// Brings everything to rest so that the child's copy of the address space and of the states is of
     /// one moment: only the forking thread's faults are served, nothing is evicted, the victim

@@ -61,6 +61,9 @@ pub trait SweepPolicy: Debug + Send {
     /// The chunk to look at next; `None` while there are no chunks.
     fn next_chunk(&mut self) -> Option<usize>;
 
+    /// The `count` chunks after the one named last hold nothing: a sweep in the order of addresses passes them over.
+    fn pass_over(&mut self, _count: usize) {}
+
     /// What to take of `chunk`, whose pages are as the two bitmaps say.
     fn choose(&mut self, chunk: usize, resident: u64, hot: u64) -> Choice;
 
@@ -129,6 +132,10 @@ impl SweepPolicy for ChunkSweep {
         self.inner().next_chunk()
     }
 
+    fn pass_over(&mut self, count: usize) {
+        self.inner().pass_over(count);
+    }
+
     fn choose(&mut self, chunk: usize, resident: u64, hot: u64) -> Choice {
         self.inner().choose(chunk, resident, hot)
     }
@@ -185,6 +192,10 @@ impl SweepPolicy for HandSweep {
         let chunk = self.hand;
         self.hand += 1;
         (self.chunk_count > 0).then_some(chunk)
+    }
+
+    fn pass_over(&mut self, count: usize) {
+        self.hand = self.hand.saturating_add(count).min(self.chunk_count);
     }
 
     fn choose(&mut self, _chunk: usize, resident: u64, hot: u64) -> Choice {

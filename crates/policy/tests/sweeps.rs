@@ -62,6 +62,10 @@ impl Pager {
         let chunk = self.sweep.next_chunk().expect("there are chunks");
         assert!(chunk < CHUNKS);
         let (resident, hot) = (self.resident[chunk], self.hot[chunk]);
+        if resident == 0 {
+            let after = self.resident[chunk + 1..].iter();
+            self.sweep.pass_over(after.take_while(|resident| **resident == 0).count());
+        }
         let choice = self.sweep.choose(chunk, resident, hot);
         assert_eq!(choice.take & !resident, 0, "only resident pages can be taken");
         assert_eq!(choice.clear_hot & !hot, 0, "only hot marks can be spent");

@@ -18,7 +18,7 @@ use crate::shared::{Blade, SegmentState, Shared};
 use crate::{BladeIndex, BladeSpec, LostBlade, MAX_BLADES, Pool, PoolError};
 
 /// What is said of a blade that forgot us.
-const LAPSED: &str = "this client's lease ran out there and its memory was freed";
+pub(crate) const LAPSED: &str = "this client's lease ran out there and its memory was freed";
 /// The same, where we still hold the memory.
 const LAPSED_BUT_HELD: &str =
     "this client's lease ran out there; its pages stay, but it gets no more memory";
@@ -66,6 +66,19 @@ impl Pool {
         if let Some(books) = self.ledger().books_of(blade) {
             books.is_leaving = leaving;
         }
+    }
+
+    /// The blade gives memory and takes no pages: others are asked for memory first.
+    pub fn set_refusing(&self, blade: BladeIndex) {
+        if let Some(books) = self.ledger().books_of(blade) {
+            books.is_full = true;
+        }
+    }
+
+    /// The blades to which pages can be written, as far as is known. Lock-free but for slots that change.
+    pub fn usable_blades(&self) -> impl Iterator<Item = BladeIndex> + '_ {
+        let slots = self.shared.blades.iter().enumerate();
+        slots.filter(|(_, slot)| slot.is_filled() && !slot.is_lost()).map(|(at, _)| blade_index(at))
     }
 
     /// Ends all dealings with a blade on which nothing is left.

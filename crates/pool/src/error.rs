@@ -8,7 +8,7 @@ use crate::SegmentHandle;
 
 /// A blade's slot in the pool. At first in the order of [`PoolConfig::blades`](crate::PoolConfig::blades);
 /// a slot is used again after [`remove_blade`](crate::Pool::remove_blade).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BladeIndex(pub u8);
 
 /// Why one page could not be read or written. Small and `Copy`: it travels on the data path.
@@ -59,6 +59,11 @@ pub enum PoolError {
         /// How many are possible.
         limit: usize,
     },
+    /// None of the blades could be connected to.
+    #[error(
+        "no blade can be reached; start one, or give the run another one with `farpool blades`"
+    )]
+    NoBlade,
     /// No blade is in this slot.
     #[error("there is no blade number {}", .0.0)]
     NoSuchBlade(BladeIndex),

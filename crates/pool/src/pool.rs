@@ -13,9 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use farpool_fabric::{CallError, DescriptorSet};
 use farpool_wire::{ErrorCode, SUPERPAGE_BYTES};
 
+use crate::blades::LAPSED;
 use crate::books::{Books, PartKey, Thawed, parts};
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
-use crate::shared::{LaneClock, Segment, SegmentState, Shared};
+use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
 use crate::{
     BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, SegmentHandle,
 };
@@ -95,13 +96,21 @@ impl Pool {
         }
     }
 
-    /// A way to the blades for one thread; to be made before the first fault is served.
+    /// A way to the blades for one thread; to be made before the first fault is served. A blade that cannot be
+    /// reached any more is lost from now on: nothing is written to it, and other blades go on.
     ///
     /// # Errors
-    /// A blade cannot be reached.
+    /// A blade refuses, or this process has no descriptor left.
     pub fn lane(&self) -> Result<Lane, PoolError> {
         let (mut lane, _) = self.unconnected_lane();
-        (0..MAX_BLADES).try_for_each(|number| lane.connect(blade_index(number)))?;
+        for blade in (0..MAX_BLADES).map(blade_index) {
+            match lane.connect(blade) {
+                Err(PoolError::BladeLost { reason, .. }) => {
+                    self.shared.blades[usize::from(blade.0)].lose(&reason);
+                }
+                connected => connected?,
+            }
+        }
         Ok(lane)
     }
 
@@ -213,7 +222,11 @@ impl Pool {
         };
         let mut all = refusals.iter().flatten();
         if all.clone().next().is_none() {
-            return PoolError::Full { blades: "there is no other one".into() };
+            let is_there = |slot: &BladeSlot| slot.get().is_some();
+            return match self.shared.blades.iter().any(is_there) {
+                true => PoolError::Full { blades: "there is no other one".into() },
+                false => PoolError::NoBlade,
+            };
         }
         let unshareable = |error: &CallError| code(error) == Some(ErrorCode::Unsupported);
         if let Some(CallError::Refused { address, .. }) = all.clone().find(|e| unshareable(e)) {
@@ -230,12 +243,19 @@ impl Pool {
 
     /// Whether the superpage has memory on a blade that is not known to be lost. Lock-free.
     pub fn can_store(&self, s: SegmentHandle, sma: u32) -> bool {
-        let place = self.segment(s).map().get(sma).map(|place| {
-            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
-            record.and_then(|record| record.target()).unwrap_or(place)
-        });
-        let slot = place.and_then(|place| self.shared.blades.get(usize::from(place.blade.0)));
-        slot.is_some_and(|slot| !slot.is_lost())
+        self.blade_of(s, sma).is_some_and(|blade| !self.is_lost(blade))
+    }
+
+    /// The blade to which the superpage's pages are written, lost or not; None if it has no memory. Lock-free.
+    pub fn blade_of(&self, s: SegmentHandle, sma: u32) -> Option<BladeIndex> {
+        let place = self.segment(s).map().get(sma)?;
+        let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+        Some(record.and_then(|record| record.target()).unwrap_or(place).blade)
+    }
+
+    /// Whether the blade's pages cannot be reached any more. Lock-free.
+    pub fn is_lost(&self, blade: BladeIndex) -> bool {
+        self.shared.blades.get(usize::from(blade.0)).is_none_or(BladeSlot::is_lost)
     }
 
     /// Gives the superpage's memory back; nothing happens if it has none. No page of it may be in
@@ -306,9 +326,15 @@ impl Pool {
         self.segment(s).set_state(SegmentState::Frozen);
         ledger.wait_for_lanes();
         for blade in 0..MAX_BLADES {
+            let has_places = self.has_places_on(s, blade_index(blade));
             let Some(books) = &mut ledger.books[blade] else { continue };
             if let Err(error) = PartKey::all(s).try_for_each(|key| books.freeze(key)) {
                 self.note_loss(blade, books);
+                if books.loss().is_some() && !has_places {
+                    // Nothing of the segment goes with the blade, and nobody shall look for it there.
+                    PartKey::all(s).for_each(|key| drop(books.detach(key)));
+                    continue;
+                }
                 for books in ledger.books[..=blade].iter_mut().flatten() {
                     // What cannot be undone shows as refused writes, never as wrong data.
                     PartKey::all(s).for_each(|key| drop(books.thaw(key)));
@@ -318,6 +344,35 @@ impl Pool {
             }
         }
         Ok(ledger.token(s))
+    }
+
+    /// Asks every blade that holds memory of a live segment whether it can still share it.
+    ///
+    /// # Errors
+    /// Such a blade is lost, or its control connection is.
+    pub fn may_share(&self) -> Result<(), PoolError> {
+        let mut ledger = self.ledger();
+        for number in 0..MAX_BLADES {
+            let moved = ledger.moved(number);
+            let is_needed = self.superpages_on(blade_index(number)) > 0;
+            let Some(books) = &mut ledger.books[number] else { continue };
+            let answer = books.keep_alive(moved);
+            self.note_loss(number, books);
+            match answer {
+                Ok(true) => {}
+                _ if !is_needed => {}
+                Ok(false) => {
+                    let (address, reason) = (books.address.to_string(), LAPSED.to_owned());
+                    return Err(PoolError::BladeLost { address, reason });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn has_places_on(&self, s: SegmentHandle, blade: BladeIndex) -> bool {
+        self.segment(s).map().iter().any(|(_, place)| place.blade == blade)
     }
 
     /// Makes a frozen segment writable again if nobody else uses it; says whether it is writable.

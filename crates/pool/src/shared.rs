@@ -63,6 +63,10 @@ impl BladeSlot {
         self.blade.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    pub(crate) fn is_filled(&self) -> bool {
+        self.blade.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Its pages cannot be reached any more; the first reason counts.
     pub(crate) fn lose(&self, reason: &str) {
         if let Some(blade) = self.get() {

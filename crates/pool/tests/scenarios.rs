@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::{Blades, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError,
-    SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+    BladeIndex, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead, PageWrite, Pool, PoolConfig,
+    PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
 };
 
 const SUPERPAGE_BYTES: u64 = 16 << 20;
@@ -267,6 +267,37 @@ fn a_lost_blade_takes_only_its_own_pages() {
     let lost = pool.lost();
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].address, pool.describe(lost[0].blade));
+}
+
+#[test]
+fn a_lost_blade_keeps_only_what_lies_on_it_from_being_shared() {
+    let mut blades = Blades::start(&["tcp", "unix"]);
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 2);
+    pool.may_share().expect("both answer");
+    blades.stop(0);
+    let lost = pool.may_share();
+    assert!(matches!(lost, Err(PoolError::BladeLost { .. })), "{lost:?}");
+    let on_lost = |sma: &u32| pool.blade_of(segment, *sma) == Some(BladeIndex(0));
+    let there = (0..2).find(on_lost).expect("one superpage on each");
+    assert!(pool.free_superpage(segment, there).is_err(), "a lost blade takes nothing back");
+    assert_eq!(pool.blade_of(segment, there), None, "and has nothing any more");
+    pool.may_share().expect("nothing lies on the lost one");
+    pool.freeze(segment).expect("frozen on the other one");
+}
+
+#[test]
+fn a_lane_to_a_blade_that_has_just_died_is_a_lane_to_the_others() {
+    let mut blades = Blades::start(&["tcp", "unix"]);
+    let pool = connect(&blades);
+    let segment = segment_of(&pool, 2);
+    blades.stop(0);
+    let mut lane = pool.lane().expect("lane");
+    assert!(pool.is_lost(BladeIndex(0)) && pool.usable_blades().eq([BladeIndex(1)]));
+    let living = (0..2).find(|&sma| pool.can_store(segment, sma)).expect("one of two");
+    let pages = [living * SUPERPAGE_PAGES + 5];
+    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    assert_reads_back(&mut lane, segment, &pages);
 }
 
 #[test]

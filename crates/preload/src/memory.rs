@@ -160,9 +160,20 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 pager.retire(start, end);
                 return 0;
             }
-            // A child must not see these pages, or see them as zeros: the kernel knows how, the far
-            // layers do not, so they stay local.
-            libc::MADV_DONTFORK | libc::MADV_WIPEONFORK => keep_local(pager, start, end),
+            // A child has no such mapping: it forgets the pages of it. Noted when the kernel has it, and forgotten
+            // before: a child that was born in between would end, and never read what is not its own. ENOMEM: the
+            // range has holes, and the rest of it was done.
+            libc::MADV_DONTFORK => {
+                let result = kernel();
+                // SAFETY: errno of the calling thread.
+                if result == 0 || unsafe { *libc::__errno_location() } == libc::ENOMEM {
+                    pager.set_unshared(start, end, true);
+                }
+                return result;
+            }
+            libc::MADV_DOFORK => pager.set_unshared(start, end, false),
+            // A child must see these pages as zeros: the kernel knows how, the far layers do not, so they stay local.
+            libc::MADV_WIPEONFORK => keep_local(pager, start, end),
             _ => {}
         }
     }
@@ -310,7 +321,7 @@ impl Move {
         if grown == libc::MAP_FAILED {
             return false;
         }
-        pager.add(self.end, self.start + self.new_bytes);
+        pager.add_to(self.end, self.start + self.new_bytes);
         true
     }
 

@@ -18,7 +18,8 @@ use farpool_pager::Pager;
 use farpool_pager::fork::Fork;
 use farpool_pager::sys::{self, SignalGuard};
 
-use crate::{local, pager};
+use crate::exec::next;
+use crate::{local, pager, set_errno};
 
 /// Offsets in glibc's `struct _IO_FILE`, which is part of its ABI.
 const FILE_CHAIN_OFFSET: usize = 104;
@@ -63,6 +64,9 @@ pub fn register_fork_handlers() {
         // SAFETY: looks a symbol up by its name.
         (function, unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
     });
+    if let Some(fork) = next::<ForkFunction>(c"fork") {
+        FORK.store(fork as *mut c_void, Release);
+    }
     // All or none: what is locked must be unlocked.
     if functions.iter().all(|(_, found)| !found.is_null()) {
         functions.iter().for_each(|(function, found)| function.store(*found, Release));
@@ -77,6 +81,34 @@ fn call(function: &AtomicPtr<c_void>) {
         // SAFETY: one of glibc's three functions above; they take no argument and return nothing.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(function)() }
     }
+}
+
+type ForkFunction = unsafe extern "C" fn() -> libc::pid_t;
+
+/// The C library's fork; null before it was looked up.
+static FORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// # Safety
+/// As fork(2). Fails with ENOMEM where far memory cannot be shared with a child.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> libc::pid_t {
+    if let Some(Err(errno)) = pager().map(Pager::may_fork) {
+        set_errno(errno);
+        return -1;
+    }
+    let known = FORK.load(Acquire);
+    let fork = if known.is_null() {
+        next::<ForkFunction>(c"fork")
+    } else {
+        // SAFETY: only stored as what `next` found.
+        Some(unsafe { std::mem::transmute::<*mut c_void, ForkFunction>(known) })
+    };
+    let Some(fork) = fork else {
+        set_errno(libc::ENOSYS);
+        return -1;
+    };
+    // SAFETY: the program asked for this call.
+    unsafe { fork() }
 }
 
 unsafe extern "C" fn before() {

@@ -16,8 +16,8 @@ const HIGHEST_DEFAULT_MIN_ADDR: usize = 1 << 16;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
-        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, give \
-         the user access to /dev/userfaultfd (setfacl -m u:USER:rw /dev/userfaultfd), or set \
+        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, let a group of \
+         the user's open it (chgrp GROUP /dev/userfaultfd && chmod 660 /dev/userfaultfd), or set \
          vm.unprivileged_userfaultfd=1"
     )]
     Denied { device: Error, call: Error },
@@ -96,7 +96,8 @@ impl Uffd {
     pub fn shake_hands(fd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
         let mut api = Api { api: abi::UFFD_API, features, ioctls: 0 };
         ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
-        Ok(Uffd { fd, features: api.features })
+        // The kernel answers with all that it has, asked for or not.
+        Ok(Uffd { fd, features: if features == 0 { api.features } else { features } })
     }
 
     /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The handshake is
@@ -121,7 +122,7 @@ impl Uffd {
         self.fd
     }
 
-    /// The features that were agreed with the kernel.
+    /// The features that were agreed with the kernel; all that it has, if none was asked for.
     pub fn features(&self) -> u64 {
         self.features
     }

@@ -68,6 +68,14 @@ fn move_takes_pages_out_and_back_with_holes() {
 }
 
 #[test]
+fn only_what_was_asked_for_is_agreed() {
+    let Some(uffd) = open() else { return };
+    assert_eq!(uffd.features(), features::MOVE | features::POISON | features::THREAD_ID);
+    let all = farpool_uffd::probe_features().expect("a probe");
+    assert!(all & features::EVENTS == features::EVENTS, "the kernel has more: {all:#x}");
+}
+
+#[test]
 fn a_fault_is_reported_with_its_page_and_thread() {
     let Some(uffd) = open() else { return };
     let area = map(4);

@@ -555,7 +555,10 @@ impl FaultThread {
         let core = self.core;
         if core.out_of_turn.load(Relaxed) {
             (FRAME_WAIT, TURN_WAIT_STEP)
-        } else if core.least.load(Relaxed) || core.is_vain() && core.is_unmovable.load(Relaxed) {
+        } else if core.least.load(Relaxed)
+            || core.refused.load(Relaxed)
+            || core.is_vain() && core.is_unmovable.load(Relaxed)
+        {
             (Duration::ZERO, FRAME_WAIT_STEP)
         } else if core.is_vain() {
             (FRAME_WAIT_VAIN, FRAME_WAIT_STEP)

@@ -40,13 +40,15 @@ impl Steward {
         let end = carry.to + carry.bytes;
         let pinned =
             registry.overlapping(carry.start, carry.end).iter().any(|region| region.pinned);
+        let unshared = registry.is_unshared(carry.start, carry.end);
         self.forget(carry.to, end);
         registry.remove(carry.to, end);
         let old = registry.remove(carry.start, carry.end);
         held.iter().for_each(|held| own(held.target));
         registry.add(carry.to, end);
         registry.pin(carry.to, end, pinned);
-        let region = Region { start: carry.to, end, pinned };
+        registry.set_unshared(carry.to, end, unshared);
+        let region = Region { start: carry.to, end, pinned, unshared };
         if !register(self.core, registry, region) && !held.is_empty() {
             fail_unregistered(carry.to);
         }
@@ -190,7 +192,7 @@ impl Steward {
                 let (start, end) = (part.start - from + to, part.end - from + to);
                 registry.add(start, end);
                 registry.pin(start, end, part.pinned);
-                learn(self.core, Region { start, end, pinned: part.pinned });
+                learn(self.core, Region { start, end, ..part });
             }
             held
         };

@@ -154,7 +154,7 @@ fn learn_mappings(steward: &Steward, attached: &'static Attached) {
     let mut registry = steward.pager.lock_registry();
     for range in found {
         for part in unknown_parts(&registry, &range) {
-            let region = Region { start: part.0, end: part.1, pinned: false };
+            let region = Region { start: part.0, end: part.1, ..Region::default() };
             registry.add(region.start, region.end);
             if register(core, &mut registry, region) {
                 learn(core, region);

@@ -13,7 +13,7 @@ use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
 use crate::Pager;
 use crate::core::Core;
-use crate::page::Phase;
+use crate::page::{PageState, Phase};
 use crate::registry::Region;
 use crate::serve::fail_closed;
 use crate::space::{Page, Space, known_pages};
@@ -21,7 +21,11 @@ use crate::sys;
 
 /// Makes states and page table agree.
 pub fn settle_inherited(pager: &Pager, core: &Core) {
-    let registry = pager.lock_registry();
+    let mut registry = pager.lock_registry();
+    for region in registry.take_unshared() {
+        known_pages(core.space, region.start, region.end)
+            .for_each(|page| page.cell().store(PageState::UNTOUCHED));
+    }
     settle(core.space, |page| is_present(core, page));
     registry.iter().for_each(|region| drop_strays(core, region));
 }
@@ -91,7 +95,6 @@ fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::PageState;
 
     #[test]
     fn what_was_on_its_way_is_where_the_page_table_has_it() {

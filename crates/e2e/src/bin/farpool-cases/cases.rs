@@ -1,7 +1,9 @@
 //! The cases.
 
 use crate::direct::fork_direct;
-use crate::forks::{fork_no_access, fork_signals, fork_stdio, fork_thread_data};
+use crate::forks::{
+    fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_unshared, fork_without_blade,
+};
 use crate::memory::*;
 use crate::programs;
 use crate::rights::{rights_early, rights_kept};
@@ -22,6 +24,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("fork-chain", fork_chain),
     ("fork-direct", fork_direct),
     ("fork-no-access", fork_no_access),
+    ("fork-without-blade", fork_without_blade),
+    ("fork-unshared", fork_unshared),
     ("fork-signals", fork_signals),
     ("fork-stdio", fork_stdio),
     ("fork-thread-data", fork_thread_data),

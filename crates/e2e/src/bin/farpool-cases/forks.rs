@@ -28,6 +28,72 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
+/// A fork fails when the blade has died that could share far memory with the child, and what is there stays right. The
+/// file that FARPOOL_CASE_GATE names tells that it has.
+pub fn fork_without_blade() {
+    const MOST: std::time::Duration = std::time::Duration::from_secs(60);
+    let far = ballast();
+    println!("filled");
+    let Some(gate) = std::env::var_os("FARPOOL_CASE_GATE") else { different("no gate") };
+    let until = std::time::Instant::now() + MOST;
+    while !std::path::Path::new(&gate).exists() {
+        require(std::time::Instant::now() < until, "the gate opens");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    for _ in 0..3 {
+        // SAFETY: there is no child, or it only ends.
+        match unsafe { libc::fork() } {
+            -1 => require(errno() == libc::ENOMEM, "the error is ENOMEM"),
+            // SAFETY: ends the child.
+            0 => unsafe { libc::_exit(0) },
+            _ => different("fork is refused"),
+        }
+        far.check();
+    }
+}
+
+/// Memory that children do not get (MADV_DONTFORK: a JIT's heap, a guest's RAM) is far like any other; a child has
+/// nothing there, and what it maps there is its own. After MADV_DOFORK children have it again.
+pub fn fork_unshared() {
+    const BYTES: usize = 64 * MIB;
+    let hidden = Filled::new(BYTES, 7);
+    require(advise(hidden.start, BYTES, libc::MADV_DONTFORK) == 0, "MADV_DONTFORK");
+    let far = ballast();
+    let resident = resident_pages();
+    require(
+        resident < BYTES / PAGE,
+        &format!("memory that children do not get stays local: {resident} pages are resident"),
+    );
+    let moved = Filled {
+        start: remap(hidden.start, BYTES, BYTES + MIB, libc::MREMAP_MAYMOVE, 0),
+        ..hidden
+    };
+    for _ in 0..2 {
+        fork_once(|| {
+            let mut there = 0_u8;
+            let at = (moved.start + MIB) as *mut _;
+            // SAFETY: asks whether a page is mapped; a place for one answer.
+            let found = unsafe { libc::mincore(at, PAGE, &raw mut there) };
+            require(found == -1 && errno() == libc::ENOMEM, "a child has nothing there");
+            map(moved.start, BYTES, READ_WRITE, libc::MAP_FIXED);
+            require(slice(moved.start, BYTES).iter().all(|byte| *byte == 0), "zeros there");
+            Filled::at(moved.start, BYTES, 8).check();
+            far.check();
+        });
+        moved.check();
+    }
+    require(advise(moved.start, BYTES, libc::MADV_DOFORK) == 0, "MADV_DOFORK");
+    fork_once(|| moved.check());
+    moved.check();
+    far.check();
+}
+
+/// Pages of this process that are resident, as the kernel counts them.
+fn resident_pages() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(usize::MAX)
+}
+
 /// Does `work` while there is a child, which does nothing.
 pub fn fork_while(work: impl FnOnce()) {
     let Ok((mut end, begin)) = std::io::pipe() else { different("pipe") };

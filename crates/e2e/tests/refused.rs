@@ -1,0 +1,117 @@
+//! Blades that take no pages, or are gone before anything lies on them: the program goes on with what it has.
+
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::run::{Outcome, Run};
+use farpool_e2e::{binaries, turn};
+
+const LIMIT: &str = "32MiB";
+/// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for each page.
+const WITHOUT_FILES: &str = "ulimit -f 0; exec \"$0\" \"$@\"";
+/// A program that maps three times its limit.
+const STRESS: [&str; 6] = ["--mib", "96", "--seconds", "4", "--ops", "touch"];
+/// Pages that may be tried in vain in the few seconds of a test: the first writes, and some tries of 64 pages. A blade
+/// that refused everything was sent 22 million in 100 s once.
+const MOST_TRIED: u64 = 4096;
+
+fn stress_after(run: Run, script: &str) -> Outcome {
+    run.program("sh")
+        .args(["-c", script])
+        .arg(binaries::program("farpool-stress"))
+        .args(STRESS)
+        .finish()
+}
+
+fn times(outcome: &Outcome, words: &str) -> usize {
+    outcome.stderr.matches(words).count()
+}
+
+#[test]
+fn a_blade_that_takes_no_pages_is_left_alone_and_said_once() {
+    let _turn = turn();
+    let blade = Blade::start("512MiB");
+    let address = blade.address(Transport::Shm);
+    let outcome = stress_after(Run::far(LIMIT).blade(&address), WITHOUT_FILES);
+    outcome.require_success();
+    assert_eq!(outcome.counter("pages_written"), 0, "{:?}", outcome.stats);
+    assert!(outcome.counter("evictions") <= MOST_TRIED, "{:?}", outcome.stats);
+    let said = format!("blade {address} takes no pages");
+    assert_eq!(times(&outcome, &said), 1, "{}", outcome.stderr);
+    // 64 MiB over 32: said at an eighth, and at twice as much each time.
+    let overruns = times(&outcome, "bytes over its limit of 33554432 bytes");
+    assert!((1..=5).contains(&overruns), "{}", outcome.stderr);
+}
+
+#[test]
+fn what_one_blade_does_not_take_goes_to_another() {
+    let _turn = turn();
+    let (refusing, other) = (Blade::start("512MiB"), Blade::start("512MiB"));
+    let run = Run::far(LIMIT)
+        .blade(&refusing.address(Transport::Shm))
+        .blade(&other.address(Transport::Tcp));
+    let outcome = stress_after(run, WITHOUT_FILES);
+    outcome.require_success().require_far();
+    assert_eq!(times(&outcome, "takes no pages"), 1, "{}", outcome.stderr);
+    assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
+}
+
+/// Runs the program with these blades, of which the first is killed before the program needs far memory.
+fn after_the_end_of_the_first(blades: &mut [Blade]) -> Outcome {
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    let gate = directory.path().join("gate");
+    let script = format!(
+        "echo up; until [ -e {} ]; do sleep 0.01; done; exec \"$0\" \"$@\"",
+        gate.display()
+    );
+    let run = blades.iter().fold(Run::far(LIMIT), |run, it| run.blade(&it.address(Transport::Tcp)));
+    let mut running = run
+        .program("sh")
+        .args(["-c", &script])
+        .arg(binaries::program("farpool-stress"))
+        .args(STRESS)
+        .start();
+    running.wait_for_output("up", 1);
+    blades[0].kill();
+    std::fs::write(&gate, "").expect("gate");
+    let outcome = running.finish();
+    outcome.require_success();
+    let said = format!("blade {} is lost", blades[0].address(Transport::Tcp));
+    assert_eq!(times(&outcome, &said), 1, "{}", outcome.stderr);
+    outcome
+}
+
+#[test]
+fn a_blade_that_dies_before_it_is_needed_costs_nothing() {
+    let _turn = turn();
+    let outcome = after_the_end_of_the_first(&mut [Blade::start("512MiB")]);
+    assert_eq!(outcome.counter("pages_written"), 0, "{:?}", outcome.stats);
+    assert!(times(&outcome, "bytes over its limit of 33554432 bytes") > 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn of_two_blades_the_living_one_is_used() {
+    let _turn = turn();
+    let outcome = after_the_end_of_the_first(&mut [Blade::start("512MiB"), Blade::start("512MiB")]);
+    outcome.require_far();
+    assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_fork_that_cannot_share_fails_and_the_program_goes_on() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    let gate = directory.path().join("gate");
+    let mut blade = Blade::start("512MiB");
+    let mut running = Run::far(LIMIT)
+        .blade(&blade.address(Transport::Shm))
+        .own_program("farpool-cases")
+        .args(["fork-without-blade"])
+        .env("FARPOOL_CASE_GATE", &gate)
+        .start();
+    running.wait_for_output("filled", 1);
+    // The program has the blade's memory by a descriptor, which the blade's end does not take away.
+    blade.kill();
+    std::fs::write(&gate, "").expect("gate");
+    let outcome = running.finish();
+    outcome.require_success();
+    assert_eq!(times(&outcome, "fork fails with ENOMEM"), 1, "{}", outcome.stderr);
+}
