@@ -20,8 +20,9 @@ use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, runs};
 use crate::keeper::{self, Keeper};
 use crate::sidecars::{News, Nursery, Ward};
+use crate::strain::Strain;
 use crate::wards::share_memory;
-use crate::{RunError, RunOptions, needs, stats};
+use crate::{Door, RunError, RunOptions, needs, stats};
 
 /// Name of a file in the directory of a run that was attached: its keeper may be told to leave.
 const ATTACHED: &str = "attached";
@@ -81,7 +82,7 @@ pub fn attach(
     std::fs::write(&marker, b"").map_err(|error| RunError::Directory { path: marker, error })?;
     let (stopped, threads) = ward.stopped();
     entered(Entered { stopped, threads });
-    let mut keeper = Keeper::new(board, None);
+    let mut keeper = Keeper::new(board, None, Strain::new(Door::Sidecar, options.quiet));
     let end = stay(&mut keeper, ward, &must_leave);
     keeper.finish(statistics_file);
     if let Some(blade) = private_blade {

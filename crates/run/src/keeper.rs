@@ -24,6 +24,7 @@ use crate::needs;
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
+use crate::strain::Strain;
 use crate::wards::{self, Wards};
 use crate::{Door, LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
@@ -101,7 +102,7 @@ fn run_recorded(
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper = Keeper::new(board, Some(custody));
+    let mut keeper = Keeper::new(board, Some(custody), Strain::new(options.door, options.quiet));
     if wards.is_some() {
         wards::be_prompt();
     }
@@ -128,10 +129,11 @@ pub(crate) struct Keeper {
     has_told_of_no_room: bool,
     /// The processes with sidecars, if that is the door.
     wards: Option<Wards>,
+    strain: Strain,
 }
 
 impl Keeper {
-    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>) -> Keeper {
+    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>, strain: Strain) -> Keeper {
         Keeper {
             board,
             custody,
@@ -140,6 +142,7 @@ impl Keeper {
             folder: directory::base(),
             has_told_of_no_room: false,
             wards: None,
+            strain,
         }
     }
 
@@ -175,6 +178,7 @@ impl Keeper {
     /// Publishes the resident set of processes that have no pager of their own.
     pub(crate) fn count_native(&mut self) {
         self.peak.observe(&self.board);
+        self.strain.look(&self.board, &self.gone);
         self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;
@@ -240,7 +244,8 @@ impl Keeper {
 
     pub(crate) fn finish(&mut self, statistics_file: Option<std::fs::File>) {
         self.sweep();
-        let statistics = stats::collect(&self.board, &self.gone, self.peak);
+        let mut statistics = stats::collect(&self.board, &self.gone, self.peak);
+        statistics.working_set = self.strain.largest();
         if let Some(mut file) = statistics_file {
             let text = format!("{:#}\n", statistics.to_json());
             if let Err(error) = std::io::Write::write_all(&mut file, text.as_bytes()) {
@@ -248,6 +253,7 @@ impl Keeper {
             }
         }
         self.tell_of_no_room();
+        self.strain.conclude();
         let lost = statistics.total.counter("lost");
         if lost > 0 {
             eprintln!("farpool: {lost} pages of the program were lost with their blade");

@@ -17,7 +17,10 @@ mod program;
 mod rack;
 mod sidecars;
 mod stats;
+mod strain;
+mod unmovable;
 mod wards;
+mod working_set;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -37,6 +40,8 @@ pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use sidecars::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
+pub use unmovable::{Kind as UnmovableKind, Unmovable};
+pub use working_set::WorkingSet;
 
 /// Local memory of the program's whole process tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
