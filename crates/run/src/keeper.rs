@@ -21,6 +21,7 @@ use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::needs;
+use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
@@ -63,7 +64,9 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     let preload = match options.door {
         Door::Preload => {
-            program::check(&path)?;
+            if options.when_outside != WhenOutside::Allow {
+                program::check(&path)?;
+            }
             Some(preload_path(options)?)
         }
         Door::Sidecar => None,
@@ -96,7 +99,7 @@ fn run_recorded(
     }
     let wards = match options.door {
         Door::Preload => None,
-        Door::Sidecar => Some(Wards::open(&board_path)?),
+        Door::Sidecar => Some(Wards::open(&board_path, options.when_outside)?),
     };
     let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
@@ -107,6 +110,8 @@ fn run_recorded(
         wards::be_prompt();
     }
     keeper.wards = wards;
+    keeper.strangers =
+        preload.as_deref().map(|library| Strangers::new(options.when_outside, library));
     let status = keeper.watch(program);
     keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
@@ -114,7 +119,8 @@ fn run_recorded(
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
-    Ok((exit_code(status), recorded.transpose()?))
+    let code = if keeper.must_end() { EXIT_OUTSIDE } else { exit_code(status) };
+    Ok((code, recorded.transpose()?))
 }
 
 /// What is kept of a run: its board, and what its processes have counted.
@@ -129,6 +135,8 @@ pub(crate) struct Keeper {
     has_told_of_no_room: bool,
     /// The processes with sidecars, if that is the door.
     wards: Option<Wards>,
+    /// Processes without the preloaded library, if that is the door.
+    strangers: Option<Strangers>,
     strain: Strain,
 }
 
@@ -142,6 +150,7 @@ impl Keeper {
             folder: directory::base(),
             has_told_of_no_room: false,
             wards: None,
+            strangers: None,
             strain,
         }
     }
@@ -159,6 +168,14 @@ impl Keeper {
                 }
                 Ok(None) => {
                     self.count_native();
+                    if let Some(strangers) = &mut self.strangers {
+                        strangers.look(&self.board);
+                    }
+                    if self.must_end() {
+                        outside::end_all();
+                        std::thread::sleep(WATCH_STEP);
+                        continue;
+                    }
                     match &mut self.wards {
                         Some(wards) => {
                             let pause = wards.look(&self.board);
@@ -173,6 +190,13 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// A process is outside that must not be.
+    fn must_end(&self) -> bool {
+        let wards = self.wards.as_ref().map(|wards| &wards.outsiders);
+        let strangers = self.strangers.as_ref().map(|strangers| &strangers.outsiders);
+        wards.or(strangers).is_some_and(Outsiders::must_end)
     }
 
     /// Publishes the resident set of processes that have no pager of their own.

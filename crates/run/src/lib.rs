@@ -13,6 +13,7 @@ mod directory;
 mod faults;
 mod keeper;
 mod needs;
+mod outside;
 mod program;
 mod rack;
 mod sidecars;
@@ -36,6 +37,7 @@ pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
 pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
+pub use outside::{EXIT_OUTSIDE, WhenOutside};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use sidecars::SidecarError;
@@ -93,6 +95,7 @@ pub struct RunOptions {
     /// Says nothing unless something fails.
     pub quiet: bool,
     pub door: Door,
+    pub when_outside: WhenOutside,
     /// The preload library, if it is not beside the executable.
     pub preload: Option<PathBuf>,
 }
@@ -118,6 +121,7 @@ impl RunOptions {
             no_check: false,
             quiet: false,
             door: Door::default(),
+            when_outside: WhenOutside::default(),
             preload: None,
         }
     }

@@ -13,6 +13,7 @@ use farpool_inject::Pid;
 use farpool_uffd::Uffd;
 
 use crate::custody::end_orphans;
+use crate::outside::{Outsiders, WhenOutside};
 use crate::sidecars::{News, Nursery, SidecarError, Ward};
 
 /// A process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has no sidecar.
@@ -43,20 +44,19 @@ pub struct Wards {
     outside: HashMap<u32, u32>,
     /// Userfaultfds of children whose pages were lost with a sidecar.
     orphans: Vec<Uffd>,
-    /// Those of which was said so.
-    named: HashSet<u32>,
+    pub outsiders: Outsiders,
     /// It was said that the limit is passed.
     has_warned: bool,
 }
 
 impl Wards {
-    pub fn open(board: &Path) -> Result<Wards, SidecarError> {
+    pub fn open(board: &Path, when_outside: WhenOutside) -> Result<Wards, SidecarError> {
         Ok(Wards {
             nursery: Nursery::open(board, false)?,
             wards: Vec::new(),
             outside: HashMap::new(),
             orphans: Vec::new(),
-            named: HashSet::new(),
+            outsiders: Outsiders::new(when_outside),
             has_warned: false,
         })
     }
@@ -87,7 +87,9 @@ impl Wards {
                 self.admit(pid, limit.saturating_sub(counted) < HOLD_BYTES);
             }
         }
+        let tree: HashSet<u32> = tree.into_iter().collect();
         self.outside.retain(|pid, _| tree.contains(pid));
+        self.outsiders.publish(board, &tree, self.outside.keys().copied());
         let room_ms = limit.saturating_sub(counted) / GROWTH_BYTES_PER_MS;
         Duration::from_millis(room_ms.clamp(*LOOK_MS.start(), *LOOK_MS.end()))
     }
@@ -138,15 +140,16 @@ impl Wards {
     fn stay_outside(&mut self, pid: u32, error: &SidecarError) {
         self.outside.insert(pid, RETRY_LOOKS);
         let has_ended = anonymous_bytes(pid).is_none_or(|bytes| bytes == 0);
-        if !has_ended && self.named.insert(pid) {
-            eprintln!("farpool: process {pid} is not held to the limit: {error}");
+        if !has_ended {
+            self.outsiders.report(pid, error, error.is_final());
         }
     }
 
     /// Takes note of what the sidecars have to say.
     fn hear(&mut self) {
         self.orphans.iter().for_each(end_orphans);
-        let (outside, orphans) = (&mut self.outside, &mut self.orphans);
+        let (outside, outsiders) = (&mut self.outside, &mut self.outsiders);
+        let orphans = &mut self.orphans;
         self.wards.retain_mut(|ward| match ward.news() {
             None => true,
             Some(News::Gone | News::Left) => false,
@@ -161,7 +164,7 @@ impl Wards {
                 false
             }
             Some(News::Failed(reason)) => {
-                eprintln!("farpool: process {} is not held to the limit: {reason}", number(ward.pid));
+                outsiders.report(number(ward.pid), &reason, true);
                 outside.insert(number(ward.pid), u32::MAX);
                 // Nothing was moved out: the program needs nobody.
                 if ward.withdraw().is_err() {
@@ -220,7 +223,7 @@ fn number(pid: Pid) -> u32 {
 }
 
 /// The children of all threads of a process.
-fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let of_task = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
     let texts = tasks.flatten().filter_map(|task| of_task(task).ok());
@@ -232,7 +235,7 @@ fn numbers(text: &str) -> Vec<u32> {
 }
 
 /// None: there is no such process. A first thread that has ended has no memory; then another one is asked.
-fn anonymous_bytes(pid: u32) -> Option<u64> {
+pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
     let bytes = anonymous_bytes_of(Path::new(&format!("/proc/{pid}")))?;
     if bytes > 0 {
         return Some(bytes);
