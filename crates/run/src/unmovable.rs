@@ -8,7 +8,7 @@ pub enum Kind {
     Locked,
     /// The victim buffer's frames are not executable, and the kernel moves between equal rights only.
     Executable,
-    /// mseal.
+    /// mseal, where that kept the pager from registering it; else it can be moved like any other.
     Sealed,
     /// Stacks, small or read-only mappings, what the program keeps from its children (MADV_DONTFORK).
     Other,
@@ -141,12 +141,12 @@ impl Mapping {
         // "um": a page that is missing is brought in by the pager.
         if self.has("lo") {
             Some(Kind::Locked)
-        } else if self.has("sl") {
-            Some(Kind::Sealed)
         } else if self.rights.contains('x') {
             Some(Kind::Executable)
         } else if self.has("um") && self.rights.contains('w') && !is_kept {
             None
+        } else if self.has("sl") {
+            Some(Kind::Sealed)
         } else {
             Some(Kind::Other)
         }
@@ -210,7 +210,8 @@ mod tests {
             entry("rw-p", "[heap]", 100, 100, "rd wr um"),
             entry("rw-p", "", 10, 10, "rd wr lo um"),
             entry("rwxp", "", 20, 20, "rd wr ex um"),
-            entry("rw-p", "", 30, 30, "rd wr um sl"),
+            entry("rw-p", "", 30, 30, "rd wr sl"),
+            entry("rw-p", "", 35, 35, "rd wr um sl"),
             entry("rw-p", "[stack]", 40, 40, "rd wr gd"),
             entry("r--p", "", 2, 2, "rd um"),
             entry("rw-p", "", 50, 50, "rd wr dc um"),
