@@ -53,6 +53,12 @@ impl Histogram {
     }
 }
 
+/// All counted latencies together, to within a bucket's width.
+pub fn total_ns(sums: &[u64; BUCKET_COUNT]) -> u64 {
+    let counted = sums.iter().enumerate().filter(|(_, count)| **count > 0);
+    counted.map(|(bucket, count)| count.saturating_mul(bucket_upper_ns(bucket))).sum()
+}
+
 /// The latency below which `fraction` (0 to 1) of the counted ones lie, or None when nothing is counted.
 pub fn quantile_ns(sums: &[u64; BUCKET_COUNT], fraction: f64) -> Option<u64> {
     let total: u64 = sums.iter().sum();
@@ -80,6 +86,15 @@ mod tests {
             assert!(latency_ns < bucket_upper_ns(bucket), "{latency_ns}");
             assert!(bucket == 0 || latency_ns >= bucket_upper_ns(bucket - 1), "{latency_ns}");
         }
+    }
+
+    #[test]
+    fn latencies_add_up() {
+        let histogram = Histogram { buckets: [const { AtomicU64::new(0) }; BUCKET_COUNT] };
+        (1_000..2_000).for_each(|latency_ns| histogram.record(latency_ns));
+        let mut sums = [0; BUCKET_COUNT];
+        histogram.add_to(&mut sums);
+        assert!((1_500_000..1_600_000).contains(&total_ns(&sums)), "{}", total_ns(&sums));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use crate::histogram::Histogram;
 
 /// Processes one run can have at a time; a further one is ended with a message.
 pub const MAX_SLOTS: usize = 1024;
+/// Kinds of memory that cannot be moved; which they are is the keeper's matter.
+pub const UNMOVABLE_KINDS: usize = 7;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
@@ -66,6 +68,18 @@ pub struct Header {
     pub(crate) deadline_ms: AtomicU64,
     /// Pages of the tree that are resident and that no process publishes; written by the keeper.
     pub unpublished_pages: AtomicU64,
+    /// Pages of processes of the tree that have no pager and can have none, and how many of those there are; written by
+    /// the keeper.
+    pub outside_pages: AtomicU64,
+    pub outside_processes: AtomicU32,
+    /// Since when uses of pages are counted: each pager begins anew when the number changes; written by the keeper.
+    pub use_epoch: AtomicU32,
+    /// Local memory that would hold what the tree works on, while that does not fit; 0 while it does, or is not known.
+    pub working_set_pages: AtomicU64,
+    /// Set: not all of it has been seen yet.
+    pub working_set_is_guess: AtomicU32,
+    /// What was resident and could not be moved when the keeper last looked, by kind.
+    pub unmovable_pages: [AtomicU64; UNMOVABLE_KINDS],
     /// Which process is served first while the tree thrashes, and until when; the pager's own format.
     pub turn: AtomicU64,
     /// Slots from this number on were never claimed, so a look at all processes is a short one.
@@ -146,10 +160,16 @@ pub enum Counter {
     PagesZeroed,
     /// Chunks that pages were moved out of: how often the kernel was asked.
     EvictedChunks,
+    /// Pages fetched, or fetched ahead, for the first time since uses are counted ([`Header::use_epoch`]).
+    FirstReturns,
+    /// Gauge: pages that came back since then, and are out again.
+    UsedAwayPages,
+    /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written by the keeper.
+    PinnedPages,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::EvictedChunks as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::PinnedPages as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

@@ -24,8 +24,10 @@ pub use blades::{
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
-pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns};
-pub use layout::{Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, WhenFull};
+pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns, total_ns};
+pub use layout::{
+    Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, UNMOVABLE_KINDS, WhenFull,
+};
 pub use map::{Board, BoardError};
 
 /// Environment variable by which a program's processes find their board.

@@ -29,7 +29,7 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, Prefetch, Size, Span, Victim, WhenFull,
+    Backing, BladeAddress, Door, LocalLimit, Prefetch, Size, Span, Victim, WhenFull, WhenOutside,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -183,6 +183,10 @@ pub struct RunSettings {
     /// (needs root; static programs, too) [default: preload]
     #[arg(long, value_enum, env = "FARPOOL_RUN_DOOR", hide_env_values = true)]
     pub door: Option<Door>,
+    /// A process of the tree cannot be held to the limit (static under the preloaded library, traced, strict seccomp,
+    /// another architecture): name it once, end the whole tree with code 120, or say nothing [default: warn]
+    #[arg(long, value_enum, env = "FARPOOL_RUN_WHEN_OUTSIDE", hide_env_values = true)]
+    pub when_outside: Option<WhenOutside>,
     /// Start the program although a blade does not answer, userfaultfd is refused, or limits (ulimit) are too small
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_NO_CHECK", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]

@@ -60,7 +60,7 @@ impl RunSettings {
     /// Takes from `weak` what is not set here.
     pub fn fill_from(&mut self, weak: RunSettings) {
         fill_options!(self, weak: local, pool, token_file, host, rate, spill, quota, policy, prefetch, when_full, pager_threads,
-            threshold, stats, allow_remote_tcp, no_check, door, quiet);
+            threshold, stats, allow_remote_tcp, no_check, door, when_outside, quiet);
         fill_list(&mut self.blade, weak.blade);
     }
 }

@@ -273,6 +273,36 @@ impl fmt::Display for WhenFull {
     }
 }
 
+/// What is done about a process of the tree that cannot be held to the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WhenOutside {
+    /// It is named once, and runs.
+    Warn,
+    /// The whole tree is ended, with code 120.
+    Fail,
+    /// Nothing is said.
+    Allow,
+}
+
+impl FromStr for WhenOutside {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false)
+            .map_err(|_| format!("{text:?} is neither warn nor fail nor allow"))
+    }
+}
+
+impl fmt::Display for WhenOutside {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            WhenOutside::Warn => "warn",
+            WhenOutside::Fail => "fail",
+            WhenOutside::Allow => "allow",
+        })
+    }
+}
+
 /// How the pager gets into the program's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Door {
@@ -346,7 +376,18 @@ macro_rules! written_as_text {
     )*};
 }
 
-written_as_text!(Size, LocalLimit, Span, Backing, BladeAddress, Door, WhenFull, Victim, Prefetch);
+written_as_text!(
+    Size,
+    LocalLimit,
+    Span,
+    Backing,
+    BladeAddress,
+    Door,
+    WhenFull,
+    WhenOutside,
+    Victim,
+    Prefetch
+);
 written_as_text!(BusyRate, Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]

@@ -47,6 +47,7 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         (&["run", "--local", "1G", "--blade", "tcp://localhost"], "a port"),
         (&["run", "--local", "1G", "--blade", "tcp://192.0.2.1:1"], "--allow-remote-tcp"),
         (&["run", "--local", "1G", "--when-full", "panic"], "panic"),
+        (&["run", "--local", "1G", "--when-outside", "panic"], "panic"),
         (&["run", "--local", "1G", "--pager-threads", "0"], "0"),
         (&["run", "--local", "1G", "--policy", "oracle"], "oracle"),
         (&["run", "--local", "1G", "--prefetch", "oracle"], "oracle"),
@@ -173,6 +174,7 @@ fn completions_and_pages_come_for_every_subcommand() {
     let (code, script, _) = ended(farpool(home.path()).args(["completions", "bash"]));
     assert_eq!(code, 0);
     assert!(script.contains("--when-full"), "the flags are completed");
+    assert!(script.contains("--when-outside"), "the flags are completed");
     let out = home.path().join("man");
     let (code, ..) = ended(farpool(home.path()).args(["man", "--out"]).arg(&out));
     assert_eq!(code, 0);

@@ -211,6 +211,13 @@ impl Running {
         }
     }
 
+    /// Waits until it, or farpool, has written a line with `text` to standard error; returns the line.
+    pub fn wait_for_line(&self, text: &str) -> String {
+        wait_until(&format!("a line with {text:?}"), self.patience, || {
+            self.stderr().lines().find(|line| line.contains(text)).map(str::to_owned)
+        })
+    }
+
     /// Waits until pages of it went out and came back: only then can a blade's end concern it.
     pub fn wait_until_far(&self) {
         wait_until("pages to go out and come back", self.patience, || {
@@ -220,12 +227,16 @@ impl Running {
 
     /// Pages it has fetched so far because it needed them; none if `farpool stat` does not know it.
     pub fn fetched(&self) -> Option<u64> {
+        self.told()?["total"]["demand_fetches"].as_u64()
+    }
+
+    /// What `farpool stat --json` tells of it, if it knows it.
+    pub fn told(&self) -> Option<serde_json::Value> {
         let mut farpool = Command::new(binaries::program("farpool"));
         let told = farpool.args(["stat", "--json"]).output().ok()?;
         let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
         let is_ours = |program: &&serde_json::Value| program["keeper_pid"] == self.pid();
-        let program = told["programs"].as_array()?.iter().find(is_ours)?;
-        program["total"]["demand_fetches"].as_u64()
+        told["programs"].as_array()?.iter().find(is_ours).cloned()
     }
 
     /// Waits until it has fetched more than so many pages.

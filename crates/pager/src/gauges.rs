@@ -8,6 +8,7 @@ use farpool_board::Counter;
 use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
 use crate::core::Core;
+use crate::space::Superpage;
 use crate::sys;
 use farpool_policy::reserve::LEAST_WORKING_PAGES;
 
@@ -22,6 +23,9 @@ const THERE_STEP: Duration = Duration::from_millis(10);
 /// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
 const SMALL_PROCESS_PAGES: u64 = 4096;
 
+/// Pages that came back and are out again are counted this often: a look at each of them.
+const USED_STEP: Duration = Duration::from_millis(250);
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct Gauges {
@@ -31,12 +35,23 @@ pub struct Gauges {
     /// Pages of a small process that can be moved out, and when they were counted.
     there_pages: u64,
     there_counted: Option<Instant>,
+    /// The keeper's number as of which uses are counted, and when those that are out were.
+    use_epoch: u32,
+    used_counted: Instant,
 }
 
 impl Gauges {
     pub fn new(core: &'static Core) -> Gauges {
         let now = Instant::now();
-        Gauges { core, own_counted: now, shared_counted: now, there_pages: 0, there_counted: None }
+        Gauges {
+            core,
+            own_counted: now,
+            shared_counted: now,
+            there_pages: 0,
+            there_counted: None,
+            use_epoch: 0,
+            used_counted: now,
+        }
     }
 
     /// So many pages were moved out.
@@ -62,6 +77,22 @@ impl Gauges {
         }
         self.count_there(is_small);
         slot.set(Counter::EvictablePages, self.there_pages);
+        self.count_used();
+    }
+
+    /// Counts what came back since the keeper last asked to count anew, and is out again.
+    fn count_used(&mut self) {
+        let (core, epoch) = (self.core, self.core.board.header().use_epoch.load(Relaxed));
+        let superpages = || (0..core.space.count()).filter_map(|id| core.space.by_id(id));
+        if epoch != self.use_epoch {
+            self.use_epoch = epoch;
+            superpages().for_each(Superpage::forget_uses);
+        } else if epoch == 0 || self.used_counted.elapsed() < USED_STEP {
+            return;
+        }
+        self.used_counted = Instant::now();
+        let away_pages = superpages().map(Superpage::used_and_away).sum();
+        core.slot.set(Counter::UsedAwayPages, away_pages);
     }
 
     fn count_there(&mut self, is_small: bool) {

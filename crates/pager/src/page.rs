@@ -34,6 +34,13 @@ pub enum Phase {
     Dropped = 7,
 }
 
+impl Phase {
+    /// Whether the page was moved out, or is about to be, and touching it is a fault.
+    pub fn is_away(self) -> bool {
+        matches!(self, Phase::Evicting | Phase::Victim | Phase::Far | Phase::Fetching)
+    }
+}
+
 /// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that the page was
 /// far. Bit 7: the layer holds a copy of the page, though the page is here; it may be out of date ([`crate::copies`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Or
 
 use farpool_uffd::PAGE_BYTES;
 
+use crate::frames::bits;
 use crate::page::{PageCell, PageState};
 use crate::sys;
 
@@ -38,13 +39,15 @@ const SLAB: usize = 16;
 /// [`Superpage::trays`] of a chunk with no page in the victim buffer.
 pub const NO_TRAY: u16 = u16::MAX;
 
-/// The pages of one 16 MiB of the program's addresses. About 1.2 bytes a page.
+/// The pages of one 16 MiB of the program's addresses. About 1.3 bytes a page.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Superpage {
     pub pages: [PageCell; SUPERPAGE_PAGES],
     /// Pages that were wanted back soon after they were moved out: spared once by second chance.
     pub hot: [AtomicU64; CHUNKS],
+    /// Pages that came back since uses are counted.
+    pub used: [AtomicU64; CHUNKS],
     /// For each chunk the tray of the victim buffer that holds pages of it.
     pub trays: [AtomicU16; CHUNKS],
     /// Pages in phase Far, and those being fetched from there.
@@ -66,6 +69,21 @@ impl Superpage {
     /// Whether no page needs the memory that this superpage has on a blade.
     pub fn is_empty(&self) -> bool {
         self.far_pages.load(Ordering::SeqCst) == 0 && self.copies.load(Ordering::SeqCst) == 0
+    }
+
+    /// Uses are counted anew from here.
+    pub fn forget_uses(&self) {
+        self.used.iter().for_each(|used| used.store(0, Ordering::Relaxed));
+    }
+
+    /// Pages that came back since uses are counted, and are out again.
+    pub fn used_and_away(&self) -> u64 {
+        let chunks = self.used.iter().zip(self.pages.chunks_exact(CHUNK_PAGES));
+        let of_chunk = |(used, pages): (&AtomicU64, &[PageCell])| {
+            let is_away = |index: &usize| pages[*index].load().phase().is_away();
+            bits(used.load(Ordering::Relaxed)).filter(is_away).count() as u64
+        };
+        chunks.map(of_chunk).sum()
     }
 
     /// A page whose state was `state` has given up its copy, if it had one.
@@ -104,6 +122,12 @@ impl Page {
     /// The page's bit in its chunk's words.
     pub fn bit(self) -> u64 {
         1 << (self.index % CHUNK_PAGES)
+    }
+
+    /// Notes that the page came back to the program; says whether it is the first time since uses are counted.
+    pub fn mark_used(self) -> bool {
+        let before = self.superpage.used[self.chunk()].fetch_or(self.bit(), Ordering::Relaxed);
+        before & self.bit() == 0
     }
 
     /// Its number in every segment.
@@ -247,6 +271,24 @@ mod tests {
         let again = space.by_id(0).expect("known");
         assert_eq!(again.pages[page.index].load().layer(), 2);
         assert_eq!(other.segment_page(), 4096 + 1);
+    }
+
+    #[test]
+    fn pages_that_came_back_and_left_again_are_counted() {
+        let space = Space::new().expect("space");
+        let page_at = |number| space.page_or_new(number * PAGE_BYTES).expect("new");
+        for (number, phase) in [(4096, Phase::Far), (4097, Phase::Victim), (4200, Phase::Resident)]
+        {
+            let page = page_at(number);
+            page.cell().store(PageState::UNTOUCHED.with_phase(phase));
+            assert!(page.mark_used() && !page.mark_used());
+        }
+        // It never came back.
+        page_at(4300).cell().store(PageState::UNTOUCHED.with_phase(Phase::Far));
+        let superpage = page_at(4096).superpage;
+        assert_eq!(superpage.used_and_away(), 2);
+        superpage.forget_uses();
+        assert_eq!(superpage.used_and_away(), 0);
     }
 
     #[test]

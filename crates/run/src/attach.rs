@@ -23,8 +23,9 @@ use crate::directory::{BOARD, RunDirectory, runs};
 use crate::keeper::{self, Keeper};
 use crate::rack::RackRun;
 use crate::sidecars::{News, Nursery, Ward};
+use crate::strain::Strain;
 use crate::wards::{self, LEAVE, Wards, share_memory};
-use crate::{RunError, RunOptions, needs, stats};
+use crate::{Door, RunError, RunOptions, needs, stats};
 
 /// Name of a file in the directory of a run that was attached: its keeper may be told to leave.
 const ATTACHED: &str = "attached";
@@ -92,7 +93,8 @@ pub fn attach(
     let rack = rack.map(|rack| RackRun::start(rack, &named, &board, directory.path()));
     let rack = rack.transpose()?;
     let must_leave = listen_for_the_end()?;
-    let mut keeper = Keeper::new(Arc::clone(&board), None);
+    let mut keeper =
+        Keeper::new(Arc::clone(&board), None, Strain::new(Door::Sidecar, options.quiet));
     let told = |told: Entered| {
         let marker = directory.join(ATTACHED);
         let written = std::fs::write(&marker, pid.to_string());

@@ -21,9 +21,11 @@ use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::needs;
+use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
 use crate::rack::RackRun;
 use crate::stats::{self, Peak, ProcessStatistics};
+use crate::strain::Strain;
 use crate::wards::{self, Wards};
 use crate::{Door, LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
@@ -62,7 +64,9 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     let preload = match options.door {
         Door::Preload => {
-            program::check(&path)?;
+            if options.when_outside != WhenOutside::Allow {
+                program::check(&path)?;
+            }
             Some(preload_path(options)?)
         }
         Door::Sidecar => None,
@@ -95,17 +99,19 @@ fn run_recorded(
     }
     let wards = match options.door {
         Door::Preload => None,
-        Door::Sidecar => Some(Wards::open(&board_path)?),
+        Door::Sidecar => Some(Wards::open(&board_path, options.when_outside)?),
     };
     let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper = Keeper::new(board, Some(custody));
+    let mut keeper = Keeper::new(board, Some(custody), Strain::new(options.door, options.quiet));
     if wards.is_some() {
         wards::be_prompt();
     }
     keeper.wards = wards;
+    keeper.strangers =
+        preload.as_deref().map(|library| Strangers::new(options.when_outside, library));
     let status = keeper.watch(program);
     keeper.finish(statistics_file);
     let recorded = recording.map(Recording::finish);
@@ -113,7 +119,8 @@ fn run_recorded(
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
-    Ok((exit_code(status), recorded.transpose()?))
+    let code = if keeper.must_end() { EXIT_OUTSIDE } else { exit_code(status) };
+    Ok((code, recorded.transpose()?))
 }
 
 /// What is kept of a run: its board, and what its processes have counted.
@@ -128,10 +135,13 @@ pub(crate) struct Keeper {
     has_told_of_no_room: bool,
     /// The processes with sidecars, if that is the door.
     wards: Option<Wards>,
+    /// Processes without the preloaded library, if that is the door.
+    strangers: Option<Strangers>,
+    strain: Strain,
 }
 
 impl Keeper {
-    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>) -> Keeper {
+    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>, strain: Strain) -> Keeper {
         Keeper {
             board,
             custody,
@@ -140,6 +150,8 @@ impl Keeper {
             folder: directory::base(),
             has_told_of_no_room: false,
             wards: None,
+            strangers: None,
+            strain,
         }
     }
 
@@ -156,6 +168,14 @@ impl Keeper {
                 }
                 Ok(None) => {
                     self.count_native();
+                    if let Some(strangers) = &mut self.strangers {
+                        strangers.look(&self.board);
+                    }
+                    if self.must_end() {
+                        outside::end_all();
+                        std::thread::sleep(WATCH_STEP);
+                        continue;
+                    }
                     match &mut self.wards {
                         Some(wards) => {
                             let pause = wards.look(&self.board);
@@ -172,9 +192,17 @@ impl Keeper {
         }
     }
 
+    /// A process is outside that must not be.
+    fn must_end(&self) -> bool {
+        let wards = self.wards.as_ref().map(|wards| &wards.outsiders);
+        let strangers = self.strangers.as_ref().map(|strangers| &strangers.outsiders);
+        wards.or(strangers).is_some_and(Outsiders::must_end)
+    }
+
     /// Publishes the resident set of processes that have no pager of their own.
     pub(crate) fn count_native(&mut self) {
         self.peak.observe(&self.board);
+        self.strain.look(&self.board, &self.gone);
         self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;
@@ -240,7 +268,8 @@ impl Keeper {
 
     pub(crate) fn finish(&mut self, statistics_file: Option<std::fs::File>) {
         self.sweep();
-        let statistics = stats::collect(&self.board, &self.gone, self.peak);
+        let mut statistics = stats::collect(&self.board, &self.gone, self.peak);
+        statistics.working_set = self.strain.largest();
         if let Some(mut file) = statistics_file {
             let text = format!("{:#}\n", statistics.to_json());
             if let Err(error) = std::io::Write::write_all(&mut file, text.as_bytes()) {
@@ -248,6 +277,7 @@ impl Keeper {
             }
         }
         self.tell_of_no_room();
+        self.strain.conclude();
         let lost = statistics.total.counter("lost");
         if lost > 0 {
             eprintln!("farpool: {lost} pages of the program were lost with their blade");

@@ -15,11 +15,15 @@ mod faults;
 mod keeper;
 mod kin;
 mod needs;
+mod outside;
 mod program;
 mod rack;
 mod sidecars;
 mod stats;
+mod strain;
+mod unmovable;
 mod wards;
+mod working_set;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -35,10 +39,13 @@ pub use directory::{make_base, runs};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
 pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
+pub use outside::{EXIT_OUTSIDE, WhenOutside};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
 pub use sidecars::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
+pub use unmovable::{Kind as UnmovableKind, Unmovable};
+pub use working_set::WorkingSet;
 
 /// Local memory of the program's whole process tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +97,7 @@ pub struct RunOptions {
     /// Says nothing unless something fails.
     pub quiet: bool,
     pub door: Door,
+    pub when_outside: WhenOutside,
     /// The preload library, if it is not beside the executable.
     pub preload: Option<PathBuf>,
 }
@@ -115,6 +123,7 @@ impl RunOptions {
             no_check: false,
             quiet: false,
             door: Door::default(),
+            when_outside: WhenOutside::default(),
             preload: None,
         }
     }

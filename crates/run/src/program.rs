@@ -14,8 +14,8 @@ pub enum ProgramError {
     #[error("{path}: {error}")]
     Unreadable { path: PathBuf, error: std::io::Error },
     #[error(
-        "{0} is statically linked, so no pager can be put into it; run it on a far swap device instead (a \
-         later door of farpool), or build it with dynamic linking"
+        "{0} is statically linked, so no library can be put into it; give --door sidecar, which serves such programs, \
+         or build it with dynamic linking. (--when-outside allow starts it without a limit)"
     )]
     Static(PathBuf),
     #[error(
@@ -95,7 +95,7 @@ fn interpreter(mut file: &File) -> Result<Option<PathBuf>, std::io::Error> {
 }
 
 /// An ELF program without an interpreter is static.
-fn is_static(file: &File) -> Result<bool, std::io::Error> {
+pub(crate) fn is_static(file: &File) -> Result<bool, std::io::Error> {
     let mut header = [0_u8; ELF_HEADER_BYTES];
     if file.read_exact_at(&mut header, 0).is_err() || &header[..4] != b"\x7fELF" {
         return Ok(false);

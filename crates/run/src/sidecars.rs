@@ -67,6 +67,23 @@ pub enum SidecarError {
     Kernel { what: &'static str, error: Error },
 }
 
+impl SidecarError {
+    /// Whether another try would end the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            SidecarError::Inject(error) => !matches!(
+                error,
+                InjectError::Busy { .. }
+                    | InjectError::Slow { .. }
+                    | InjectError::Died { .. }
+                    | InjectError::NoProcess { .. }
+            ),
+            SidecarError::Silent { .. } | SidecarError::Refused { .. } => false,
+            _ => true,
+        }
+    }
+}
+
 /// What a sidecar has told of its own accord, or what was seen of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {

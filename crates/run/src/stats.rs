@@ -1,9 +1,15 @@
 //! The statistics of a run, read from its board.
 
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+use farpool_board::{
+    BUCKET_COUNT, Board, BoardError, Counter, Header, ProcessState, Slot, quantile_ns,
+};
 
 use crate::RunError;
-use farpool_board::{BUCKET_COUNT, Board, BoardError, Counter, ProcessState, Slot, quantile_ns};
+use crate::unmovable::{Kind, Unmovable};
+use crate::working_set::WorkingSet;
 
 /// Counters of one process, or of all processes of a run together.
 #[derive(Clone, Debug)]
@@ -31,6 +37,16 @@ pub struct RunStatistics {
     /// Sums over processes that are gone and those that live.
     pub total: ProcessStatistics,
     pub peak: Peak,
+    /// Pages of processes without a pager that count against the limit.
+    pub unpublished_pages: u64,
+    /// Processes that cannot have a pager, and their pages.
+    pub outside_processes: u32,
+    pub outside_pages: u64,
+    /// Local memory that would hold what the tree works on, if that does not fit now; in the final statistics the
+    /// largest that did not.
+    pub working_set: Option<WorkingSet>,
+    /// What was resident and could not be moved when the keeper last looked.
+    pub unmovable: Unmovable,
 }
 
 /// The most that was seen at a time, summed over the tree.
@@ -62,7 +78,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 21] = [
+const COUNTERS: [(Counter, &str); 24] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -84,6 +100,9 @@ const COUNTERS: [(Counter, &str); 21] = [
     (Counter::PagerPages, "pager_pages"),
     (Counter::GrowingThreads, "growing_threads"),
     (Counter::StalledFetches, "stalled_fetches"),
+    (Counter::FirstReturns, "first_returns"),
+    (Counter::UsedAwayPages, "used_away_pages"),
+    (Counter::PinnedPages, "pinned_pages"),
 ];
 
 /// Reads a run's statistics from its board.
@@ -102,20 +121,41 @@ pub fn create_file(path: &Path) -> Result<std::fs::File, RunError> {
 
 /// Sums up a board; `gone` holds what processes had counted before their slots were freed.
 pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatistics {
-    let settings = board.header().settings();
+    let header = board.header();
+    let settings = header.settings();
     let processes: Vec<ProcessStatistics> = board.processes().map(ProcessStatistics::of).collect();
     let mut total = gone.clone();
     processes.iter().for_each(|process| total.add(process));
     RunStatistics {
         program: settings.program,
-        keeper_pid: board.header().keeper_pid.load(std::sync::atomic::Ordering::Relaxed),
+        keeper_pid: header.keeper_pid.load(Relaxed),
         limit_bytes: settings.limit_bytes,
         local_percent: settings.local_percent,
         blades: settings.blades.into_iter().map(|blade| blade.address).collect(),
         processes,
         total,
         peak,
+        unpublished_pages: header.unpublished_pages.load(Relaxed),
+        outside_processes: header.outside_processes.load(Relaxed),
+        outside_pages: header.outside_pages.load(Relaxed),
+        working_set: working_set(header),
+        unmovable: unmovable(header),
     }
+}
+
+fn working_set(header: &Header) -> Option<WorkingSet> {
+    let is_guess = header.working_set_is_guess.load(Relaxed) != 0;
+    let pages = header.working_set_pages.load(Relaxed);
+    (pages > 0).then_some(WorkingSet { pages, is_guess })
+}
+
+fn unmovable(header: &Header) -> Unmovable {
+    let mut unmovable = Unmovable::default();
+    for kind in Kind::ALL {
+        let pages = header.unmovable_pages[kind as usize].load(Relaxed);
+        unmovable.set(kind, pages * PAGE_BYTES);
+    }
+    unmovable
 }
 
 impl ProcessStatistics {
@@ -132,7 +172,7 @@ impl ProcessStatistics {
 
     pub fn of(slot: &Slot) -> ProcessStatistics {
         let mut statistics = ProcessStatistics {
-            pid: slot.pid.load(std::sync::atomic::Ordering::Relaxed),
+            pid: slot.pid.load(Relaxed),
             name: slot.name(),
             active: slot.state() == ProcessState::Active,
             counters: COUNTERS.iter().map(|(counter, name)| (*name, slot.get(*counter))).collect(),
@@ -205,6 +245,11 @@ impl RunStatistics {
         self.limit_bytes.max(held / 100 * u64::from(self.local_percent))
     }
 
+    fn unmovable_json(&self) -> serde_json::Value {
+        let kinds = Kind::ALL.map(|kind| (kind.key().to_owned(), self.unmovable.get(kind).into()));
+        serde_json::Value::Object(kinds.into_iter().collect())
+    }
+
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "program": self.program,
@@ -214,6 +259,12 @@ impl RunStatistics {
             "limit_now_bytes": self.limit_now_bytes(),
             "local_bytes": self.total.local_pages() * PAGE_BYTES,
             "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES),
+            "working_set_bytes": self.working_set.map(|it| it.pages * PAGE_BYTES),
+            "working_set_is_guess": self.working_set.map(|it| it.is_guess),
+            "pinned_bytes": self.total.counter("pinned_pages") * PAGE_BYTES,
+            "unmovable_bytes": self.unmovable_json(),
+            "outside_processes": self.outside_processes,
+            "outside_bytes": self.outside_pages * PAGE_BYTES,
             "blades": self.blades,
             "far_pages_peak": self.peak.far_pages,
             "pager_bytes": self.peak.pager_pages * PAGE_BYTES,

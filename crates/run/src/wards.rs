@@ -15,6 +15,7 @@ use farpool_uffd::Uffd;
 use crate::attach::is_in_another_run;
 use crate::custody::end_orphans;
 use crate::kin::Kin;
+use crate::outside::{Outsiders, WhenOutside};
 use crate::sidecars::{News, Nursery, Retired, SidecarError, Ward};
 
 /// A process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has no sidecar.
@@ -51,8 +52,7 @@ pub struct Wards {
     orphans: Vec<Uffd>,
     /// Sidecars that serve no more and have not ended yet: no processes of the tree.
     retired: Vec<Retired>,
-    /// Those of which was said so.
-    named: HashSet<u32>,
+    pub outsiders: Outsiders,
     /// It was said that the limit is passed.
     has_warned: bool,
     /// Where the board is.
@@ -68,16 +68,20 @@ pub struct Wards {
 }
 
 impl Wards {
-    pub fn open(board: &Path) -> Result<Wards, SidecarError> {
-        Wards::with(board, None)
+    pub fn open(board: &Path, when_outside: WhenOutside) -> Result<Wards, SidecarError> {
+        Wards::with(board, None, when_outside)
     }
 
     /// Looks after a process that was not started from here, and all below it. They outlive this process.
     pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
-        Wards::with(board, Some(Kin::of(root)))
+        Wards::with(board, Some(Kin::of(root)), WhenOutside::Warn)
     }
 
-    fn with(board: &Path, kin: Option<Kin>) -> Result<Wards, SidecarError> {
+    fn with(
+        board: &Path,
+        kin: Option<Kin>,
+        when_outside: WhenOutside,
+    ) -> Result<Wards, SidecarError> {
         Ok(Wards {
             nursery: Nursery::open(board, kin.is_some())?,
             folder: board.parent().unwrap_or(board).to_owned(),
@@ -89,7 +93,7 @@ impl Wards {
             outside: HashMap::new(),
             orphans: Vec::new(),
             retired: Vec::new(),
-            named: HashSet::new(),
+            outsiders: Outsiders::new(when_outside),
             has_warned: false,
         })
     }
@@ -121,7 +125,9 @@ impl Wards {
                 self.admit(pid, limit.saturating_sub(counted) < HOLD_BYTES);
             }
         }
+        let tree: HashSet<u32> = tree.into_iter().collect();
         self.outside.retain(|pid, _| tree.contains(pid));
+        self.outsiders.publish(board, &tree, self.outside.keys().copied());
         let room_ms = limit.saturating_sub(counted) / GROWTH_BYTES_PER_MS;
         Duration::from_millis(room_ms.clamp(*LOOK_MS.start(), *LOOK_MS.end()))
     }
@@ -203,7 +209,7 @@ impl Wards {
 
     /// Whether a process was found that could not be entered.
     pub fn has_refusals(&self) -> bool {
-        !self.named.is_empty()
+        self.outsiders.has_named()
     }
 
     /// Whether all processes that were attached to have ended.
@@ -214,8 +220,8 @@ impl Wards {
     fn stay_outside(&mut self, pid: u32, error: &SidecarError) {
         self.outside.insert(pid, RETRY_LOOKS);
         let has_ended = anonymous_bytes(pid).is_none_or(|bytes| bytes == 0);
-        if !has_ended && self.named.insert(pid) {
-            eprintln!("farpool: process {pid} is not held to the limit: {error}");
+        if !has_ended {
+            self.outsiders.report(pid, error, error.is_final());
         }
     }
 
@@ -245,7 +251,7 @@ impl Wards {
     /// Takes note of what one has to say; false: it serves no longer.
     fn hear_ward(&mut self, ward: &mut Ward) -> bool {
         let (outside, orphans) = (&mut self.outside, &mut self.orphans);
-        let withdrawals = &mut self.withdrawals;
+        let (withdrawals, outsiders) = (&mut self.withdrawals, &mut self.outsiders);
         match ward.news() {
             None => true,
             Some(News::Gone) => false,
@@ -264,10 +270,7 @@ impl Wards {
                 false
             }
             Some(News::Failed(reason)) => {
-                eprintln!(
-                    "farpool: process {} is not held to the limit: {reason}",
-                    number(ward.pid)
-                );
+                outsiders.report(number(ward.pid), &reason, true);
                 outside.insert(number(ward.pid), u32::MAX);
                 // Nothing was moved out: the program needs nobody, or whoever served it before, who then hears of what
                 // is unmapped.
@@ -351,7 +354,7 @@ fn number(pid: Pid) -> u32 {
 }
 
 /// The children of all threads of a process.
-fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let of_task = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
     let texts = tasks.flatten().filter_map(|task| of_task(task).ok());
@@ -363,7 +366,7 @@ fn numbers(text: &str) -> Vec<u32> {
 }
 
 /// None: there is no such process. A first thread that has ended has no memory; then another one is asked.
-fn anonymous_bytes(pid: u32) -> Option<u64> {
+pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
     let bytes = anonymous_bytes_of(Path::new(&format!("/proc/{pid}")))?;
     if bytes > 0 {
         return Some(bytes);

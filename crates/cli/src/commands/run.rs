@@ -8,7 +8,7 @@ use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
 use crate::commands::service::read_token;
 use crate::config::UsageError;
-use crate::values::{Door, Size, WhenFull};
+use crate::values::{Door, Size, WhenFull, WhenOutside};
 
 /// Runs the program; the result is its own exit code, 128 + n when signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
@@ -43,6 +43,13 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
         options.door = match door {
             Door::Preload => farpool_run::Door::Preload,
             Door::Sidecar => farpool_run::Door::Sidecar,
+        };
+    }
+    if let Some(when_outside) = settings.when_outside {
+        options.when_outside = match when_outside {
+            WhenOutside::Warn => farpool_run::WhenOutside::Warn,
+            WhenOutside::Fail => farpool_run::WhenOutside::Fail,
+            WhenOutside::Allow => farpool_run::WhenOutside::Allow,
         };
     }
     if let Some(policy) = settings.policy {

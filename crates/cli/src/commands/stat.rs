@@ -134,12 +134,15 @@ fn tables(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)], watching: b
     format!("{clear}{}{between}{}", programs_table(runs), blades_table(blades))
 }
 
-const PROGRAM_HEADER: [&str; 17] = [
+const PROGRAM_HEADER: [&str; 20] = [
     "program",
     "pid",
     "local MiB",
     "limit MiB",
+    "needs MiB",
     "fixed MiB",
+    "pinned MiB",
+    "outside MiB",
     "far MiB",
     "faults",
     "fetches",
@@ -166,7 +169,7 @@ fn programs_table(runs: &[RunStatistics]) -> String {
             .map(|process| program_row(&format!("  {}", process.name), process.pid, process, None));
         std::iter::once(head).chain(below.collect::<Vec<_>>())
     });
-    table(&PROGRAM_HEADER, &rows.collect::<Vec<_>>())
+    table(&PROGRAM_HEADER, &rows.collect::<Vec<_>>()) + &unmovable_lines(runs)
 }
 
 /// A run or, without one, a process of the run above.
@@ -185,9 +188,12 @@ fn program_row(
         pid.to_string(),
         mib("resident_pages"),
         run.map_or_else(String::new, limit_text),
+        run.map_or_else(String::new, needs_text),
         numbers
             .fixed_pages()
             .map_or("-".into(), |pages| (pages >> PAGES_PER_MIB_SHIFT).to_string()),
+        mib("pinned_pages"),
+        run.map_or_else(String::new, |run| (run.outside_pages >> PAGES_PER_MIB_SHIFT).to_string()),
         mib("far_pages"),
         count("faults"),
         count("demand_fetches"),
@@ -210,6 +216,32 @@ fn limit_text(run: &RunStatistics) -> String {
         0 => now,
         percent => format!("{now} ({percent}%)"),
     }
+}
+
+/// Local memory that would hold what the program works on, while it has less.
+fn needs_text(run: &RunStatistics) -> String {
+    run.working_set.map_or("-".into(), |set| {
+        let mib = set.pages.div_ceil(1 << PAGES_PER_MIB_SHIFT);
+        if set.is_guess { format!("{mib}?") } else { mib.to_string() }
+    })
+}
+
+/// What cannot move, where it alone passes a run's limit.
+fn unmovable_lines(runs: &[RunStatistics]) -> String {
+    let passes = |run: &&RunStatistics| {
+        let limit_bytes = run.limit_now_bytes();
+        run.unmovable.counted_bytes(limit_bytes) > limit_bytes
+    };
+    let line = |run: &RunStatistics| {
+        let (pid, limit_bytes) = (run.keeper_pid, run.limit_now_bytes());
+        let bytes = run.unmovable.counted_bytes(limit_bytes);
+        format!(
+            "{} ({pid}): {bytes} bytes cannot be moved, more than the limit of {limit_bytes}: {}\n",
+            run.program,
+            run.unmovable.text()
+        )
+    };
+    runs.iter().filter(passes).map(line).collect()
 }
 
 /// A keeper's own blade has a name that nobody needs.

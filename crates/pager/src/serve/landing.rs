@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use farpool_board::Counter;
 use farpool_pool::PageError;
 use farpool_uffd::PAGE_BYTES;
 
@@ -174,6 +175,9 @@ impl FaultThread {
     fn arrive(&self, page: Page, remembered: bool) {
         if remembered {
             page.superpage.copies.fetch_add(1, SeqCst);
+        }
+        if page.mark_used() {
+            self.core.count(Counter::FirstReturns, 1);
         }
         self.leave_blade(
             page,

@@ -397,6 +397,7 @@ impl FaultThread {
                 self.core.frames.invalidate(slot);
             }
         }
+        page.mark_used();
         page.superpage.hot[page.chunk()].fetch_or(page.bit(), std::sync::atomic::Ordering::Relaxed);
         page.cell().store(state.with_phase(Phase::Resident));
         self.core.count(Counter::VictimHits, 1);

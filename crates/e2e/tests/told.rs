@@ -1,0 +1,237 @@
+//! What `farpool run` and `farpool stat` tell about a limit that cannot hold: the program works on more than that, part
+//! of it cannot be moved, or processes of the tree cannot be served.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use farpool_e2e::jobs::{PATIENCE, compile_c, scratch};
+use farpool_e2e::run::{Door, Run, Running};
+use farpool_e2e::{have, skip, tree, turn, wait_until};
+
+const MIB: u64 = 1 << 20;
+/// `farpool run` ends with this because of a process outside.
+const OUTSIDE: i32 = 120;
+
+/// Fills memory and reads pages of a part of it, in random order or round and round; so many, or for ever.
+const WALK: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+int main(int count, char **words) {
+    size_t all = atol(words[1]) << 20, used = atol(words[2]) << 8;
+    int is_round = words[3][0] == 'c';
+    unsigned long most = atol(words[4]), x = 88172645463325252UL, at = 0;
+    unsigned char *memory = mmap(0, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t page = 0; page < all >> 12; page++) memory[page << 12] = page;
+    puts("filled");
+    fflush(stdout);
+    for (unsigned long reads = 0; !most || reads < most; reads++) {
+        x ^= x << 13; x ^= x >> 7; x ^= x << 17;
+        at = is_round ? (at + 1) % used : x % used;
+        if (memory[at << 12] != (unsigned char)at) return 9;
+    }
+    return 0;
+}
+"#;
+
+/// Touches memory, as its first word says: locked, or under strict seccomp; then waits for ever.
+const HOLD: &str = r#"
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    size_t bytes = 80 << 20;
+    int ends[2];
+    char byte;
+    if (pipe(ends)) return 1;
+    char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!strcmp(words[1], "lock") && mlock(memory, bytes)) return 2;
+    if (!strcmp(words[1], "strict") && prctl(PR_SET_SECCOMP, 1)) return 3;
+    for (size_t at = 0; at < bytes; at += 4096) memory[at] = 1;
+    return read(ends[0], &byte, 1) != 1;
+}
+"#;
+
+fn start_walk(directory: &Path, limit: &str, words: [&str; 4]) -> Running {
+    let program = compile_c("walk", WALK, &[], directory);
+    Run::far(limit).program(program).args(words).patience(PATIENCE).start()
+}
+
+fn mib_in(line: &str, before: &str) -> u64 {
+    let after = line.split(before).nth(1).unwrap_or_default();
+    let number = after.split_whitespace().next().unwrap_or_default();
+    number.parse().unwrap_or_else(|_| panic!("no size after {before:?} in {line:?}"))
+}
+
+fn is_told_what_would_hold(all: &str, used: &str, walk: &str, needs_mib: u64) {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let mut running = start_walk(directory.path(), "64MiB", [all, used, walk, "0"]);
+    running.wait_for_output("filled", 1);
+    let line = running.wait_for_line("the program works on more memory than it has");
+    let told_mib = mib_in(&line, "about ");
+    assert!(told_mib.abs_diff(needs_mib) * 4 <= needs_mib, "{line}");
+    let told =
+        wait_until("stat to know it", PATIENCE, || running.told()?["working_set_bytes"].as_u64());
+    assert!((told / MIB).abs_diff(needs_mib) * 4 <= needs_mib, "{told}");
+    tree::signal(running.pid(), libc::SIGTERM);
+    let outcome = running.finish();
+    let said = outcome.stderr;
+    assert_eq!(said.matches("works on more memory than it has").count(), 1, "{said}");
+    assert_eq!(said.matches("worked on more memory than it had").count(), 1, "{said}");
+}
+
+#[test]
+fn a_random_walk_over_twice_the_limit_is_told_its_size() {
+    is_told_what_would_hold("128", "128", "random", 128);
+}
+
+#[test]
+fn a_walk_round_and_round_is_told_its_size() {
+    is_told_what_would_hold("128", "128", "cyclic", 128);
+}
+
+#[test]
+fn what_is_not_used_is_not_counted() {
+    is_told_what_would_hold("256", "96", "random", 96);
+}
+
+#[test]
+fn a_program_that_fits_is_told_nothing() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    // Some seconds, most of its memory far.
+    let running = start_walk(directory.path(), "64MiB", ["200", "40", "random", "700000000"]);
+    let began = Instant::now();
+    let outcome = running.finish();
+    outcome.require_success();
+    assert!(outcome.counter("evictions") > 0 && began.elapsed().as_secs() > 1);
+    assert!(!outcome.stderr.contains("more memory than"), "{}", outcome.stderr);
+}
+
+#[test]
+fn locked_memory_that_passes_the_limit_is_told_in_bytes() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("hold", HOLD, &[], directory.path());
+    let running = Run::far("48MiB").program(program).args(["lock"]).patience(PATIENCE).start();
+    let line = running.wait_for_line("cannot be moved, more than its limit");
+    let locked = (80 * MIB).to_string();
+    assert!(line.contains(&format!("{locked} locked (mlock)")), "{line}");
+    let told = wait_until("stat to know it", PATIENCE, || running.told());
+    assert_eq!(told["unmovable_bytes"]["locked"], 80 * MIB, "{told}");
+    assert!(told["pinned_bytes"].as_u64() >= Some(80 * MIB), "{told}");
+}
+
+/// The static program that holds memory; None where there is no static C library.
+fn static_hold(directory: &Path) -> Option<PathBuf> {
+    if !have("gcc") {
+        return None;
+    }
+    std::fs::write(directory.join("empty.c"), "int main(void) { return 0; }").expect("source");
+    let mut gcc = std::process::Command::new("gcc");
+    let built = gcc.args(["-static", "empty.c", "-o", "empty"]).current_dir(directory).output();
+    if !built.is_ok_and(|built| built.status.success()) {
+        skip("gcc builds no static programs here (no libc.a)");
+        return None;
+    }
+    Some(compile_c("hold", HOLD, &["-static"], directory))
+}
+
+/// A shell that starts a static program.
+fn start_static(program: &Path, when: &str) -> Running {
+    let script = format!("{} hold; exit 3", program.display());
+    let run = Run::far("128MiB").args(["--when-outside", when]).program("sh").args(["-c", &script]);
+    run.patience(PATIENCE).start()
+}
+
+fn wait_for_outside(running: &Running) {
+    wait_until("the process outside to be counted", PATIENCE, || {
+        let told = running.told()?;
+        (told["outside_bytes"].as_u64()? >= 80 * MIB && told["outside_processes"] == 1)
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_static_child_is_named_counted_and_runs() {
+    let directory = scratch();
+    let Some(program) = static_hold(directory.path()) else { return };
+    let _turn = turn();
+    let mut running = start_static(&program, "warn");
+    let line = running.wait_for_line("is not held to the limit");
+    assert!(line.contains("(hold)") && line.contains("statically linked"), "{line}");
+    wait_for_outside(&running);
+    assert!(running.is_running());
+    assert_eq!(running.stderr().matches("is not held").count(), 1, "{}", running.stderr());
+}
+
+#[test]
+fn a_static_child_that_is_allowed_is_counted_and_not_named() {
+    let directory = scratch();
+    let Some(program) = static_hold(directory.path()) else { return };
+    let _turn = turn();
+    let running = start_static(&program, "allow");
+    wait_for_outside(&running);
+    assert!(!running.stderr().contains("held to the limit"), "{}", running.stderr());
+}
+
+#[test]
+fn a_static_child_that_must_not_be_ends_the_tree() {
+    let directory = scratch();
+    let Some(program) = static_hold(directory.path()) else { return };
+    let _turn = turn();
+    let outcome = start_static(&program, "fail").finish();
+    assert_eq!(outcome.code, OUTSIDE, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("(hold)"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("statically linked"), "{}", outcome.stderr);
+}
+
+fn start_sealed(program: &Path, when: &str) -> Running {
+    let run = Run::through(Door::Sidecar, "32MiB").args(["--when-outside", when]);
+    run.program(program).args(["strict"]).patience(PATIENCE).start()
+}
+
+#[test]
+fn a_sealed_process_is_named_and_counted_or_ends_the_tree() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("hold", HOLD, &[], directory.path());
+    let running = start_sealed(&program, "warn");
+    let line = running.wait_for_line("is not held to the limit");
+    assert!(line.contains("(hold)") && line.contains("strict seccomp"), "{line}");
+    wait_for_outside(&running);
+    drop(running);
+    let outcome = start_sealed(&program, "fail").finish();
+    assert_eq!(outcome.code, OUTSIDE, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("strict seccomp"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_traced_process_is_named_and_counted() {
+    if !have("gcc") || !have("strace") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("hold", HOLD, &[], directory.path());
+    let words = ["-o".as_ref(), "/dev/null".as_ref(), program.as_os_str(), "hold".as_ref()];
+    let run = Run::through(Door::Sidecar, "32MiB").program("strace").args(words);
+    let running = run.patience(PATIENCE).start();
+    let line = running.wait_for_line("is not held to the limit");
+    assert!(line.contains("(hold)") && line.contains("traced"), "{line}");
+    wait_for_outside(&running);
+}
