@@ -23,6 +23,7 @@ use farpool_uffd::{Outcome, PAGE_BYTES};
 use crate::copies::{Leaving, leaving};
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::density::Density;
+use crate::effort::Effort;
 use crate::evict_shared::InPlace;
 use crate::frames::{FrameSlot, TRAYS, TakenTray, bits, runs};
 use crate::gauges::Gauges;
@@ -56,6 +57,9 @@ const RETIRED_FRAMES: i64 = 512;
 /// pauses for so long unless it is called.
 const BURST_PAGES: i64 = 256;
 const BREATH: Duration = Duration::from_micros(100);
+/// A rest after rounds that found little ends when so much memory has come (2 MiB), which is looked at this often.
+const GROWN_PAGES: i64 = 512;
+const REST_STEP: Duration = Duration::from_millis(1);
 /// Chunks looked at in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
 /// Pages of a chunk that are made the process's own at a time, if they are not.
@@ -97,6 +101,7 @@ pub struct Evictor {
     gauges: Gauges,
     turns: Turns,
     stall: Stall,
+    effort: Effort,
     resident_before: u64,
     /// Addresses of pages that the kernel would not move.
     busy: Vec<usize>,
@@ -133,6 +138,7 @@ impl Evictor {
             gauges: Gauges::new(core),
             turns: Turns::default(),
             stall: Stall::default(),
+            effort: Effort::default(),
             resident_before: 0,
             busy: Vec::with_capacity(MAX_BUSY),
         })
@@ -199,6 +205,7 @@ impl Evictor {
     /// One burst. On the CPU of the faulting thread it is a short one: faults wait for its end.
     fn work(&mut self, work: Work) {
         panic_if_asked();
+        let began = sys::processor_time();
         let near = self.core.crew.evictor_is_near();
         let most = if near { BURST_PAGES } else { i64::MAX };
         let evicted = self.evict(work.evict_pages.min(most));
@@ -230,6 +237,20 @@ impl Evictor {
             if near && self.core.budget.allowance() > 0 {
                 self.core.budget.wait_for_kick(BREATH);
             }
+        }
+        let moved = u64::try_from(evicted + released).unwrap_or(0);
+        let worked = sys::processor_time().saturating_sub(began);
+        if let Some(rest) = self.effort.note(worked, moved) {
+            self.ease_off(rest);
+        }
+    }
+
+    /// Rests after a round that found little, unless memory grows meanwhile. Nobody waits for room.
+    fn ease_off(&self, rest: Duration) {
+        self.core.barren.store(self.core.frames.free() == 0, Relaxed);
+        let (until, before) = (Instant::now() + rest, self.core.budget.allowance());
+        while Instant::now() < until && before - self.core.budget.allowance() < GROWN_PAGES {
+            std::thread::sleep(REST_STEP);
         }
     }
 

@@ -24,6 +24,7 @@ mod core;
 pub mod crew;
 mod density;
 mod drain;
+mod effort;
 pub mod evict;
 pub mod evict_shared;
 mod fetch;

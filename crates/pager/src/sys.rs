@@ -121,6 +121,12 @@ pub fn own_mappings() -> impl Iterator<Item = (usize, usize)> {
     MAPPINGS[..count].iter().map(|(start, length)| (start.load(Relaxed), length.load(Relaxed)))
 }
 
+/// The processor time that the calling thread has used.
+pub fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// Applies kernel advice to the pager's own or the program's memory, on the program's behalf.
 pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
     // SAFETY: the caller owns the range, or the program asked for exactly this call; madvise checks
