@@ -1,4 +1,5 @@
-//! Real programs through the sidecar door: the same results as all-local, and the limit holds all the while.
+//! Real programs through the sidecar door: the same results as all-local, and the limit holds all the
+//! while, but for what a fork shares (docs/sidecar.md; `the_limit_holds_at_a_fork` of sidecar.rs).
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -159,7 +160,8 @@ if __name__ == "__main__":
     print(len(data), sum(len(text) + len(items) for _, text, items in data))
 "#;
     std::fs::write(directory.path().join("mp.py"), script).expect("script");
-    compare(48, "python3", &["mp.py"], directory.path());
+    let job = Job { program: "python3", arguments: &["mp.py"], directory: directory.path() };
+    job.compare_results(Door::Sidecar, 48);
 }
 
 #[test]
