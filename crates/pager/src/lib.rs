@@ -26,7 +26,6 @@ mod density;
 mod drain;
 mod effort;
 pub mod evict;
-pub mod evict_shared;
 mod fetch;
 pub mod fork;
 pub mod frames;

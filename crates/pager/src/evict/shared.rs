@@ -19,7 +19,8 @@ use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageWrite};
 use farpool_uffd::PAGE_BYTES;
 
-use crate::evict::{Claim, Evictor};
+use super::Evictor;
+use super::moving::Claim;
 use crate::frames::{bits, runs};
 use crate::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, Page, Superpage};

@@ -1,0 +1,250 @@
+//! Steps 1 to 3 of an eviction: pages are claimed, moved out of the program, and become victims.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use farpool_board::Counter;
+use farpool_uffd::{Outcome, PAGE_BYTES};
+
+use super::{CHUNK_BYTES, Evictor, MAX_BUSY};
+use crate::core::Mover;
+use crate::frames::{bits, runs};
+use crate::moves;
+use crate::page::{PageState, Phase};
+use crate::serve::fail_closed;
+use crate::space::{CHUNK_PAGES, Page, Superpage};
+use crate::sys;
+
+impl Evictor {
+    pub(super) fn move_out(
+        &mut self,
+        superpage: &Superpage,
+        chunk: usize,
+        tray: u16,
+        claim: &Claim,
+    ) {
+        for (first, count) in runs(claim.mask()) {
+            self.move_run(superpage, chunk, tray, claim, first..first + count);
+        }
+    }
+
+    /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known to be
+    /// far, and the kernel moves pieces of one mapping only: gaps of other mappings are never touched.
+    fn move_run(
+        &mut self,
+        superpage: &Superpage,
+        chunk: usize,
+        tray: u16,
+        claim: &Claim,
+        run: Range<usize>,
+    ) {
+        let program = superpage.base() + chunk * CHUNK_BYTES;
+        let buffer = self.core.frames.tray_address(tray);
+        let core = self.core;
+        let refuse = |page: usize| {
+            core.count(Counter::Refused, 1);
+            superpage.hot[chunk].fetch_or(1 << page, Relaxed);
+        };
+        let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
+        while next < run.end {
+            if !claim.is_resident(next) {
+                next += 1;
+                continue;
+            }
+            let (from, to) = (program + next * PAGE_BYTES, buffer + next * PAGE_BYTES);
+            let count = most.min(run.end - next);
+            let outcome = self.core.step(Mover::Evictor, || self.take_out(to, from, count));
+            let moved = outcome.done_bytes / PAGE_BYTES;
+            next += moved;
+            if moved > 0 {
+                (most, unshared) = ((most * 2).min(CHUNK_PAGES), false);
+                continue;
+            }
+            // Moved and not counted, or discarded past us: nothing is done to a page that is not there.
+            let left = moves::occupied(&self.core.pagemap, from, count).trailing_zeros() as usize;
+            if left > 0 {
+                next += left.min(count);
+                continue;
+            }
+            match outcome.errno {
+                // The program changes its address space: what was claimed may be out of date.
+                Some(libc::ECANCELED) => return,
+                Some(libc::ENOENT) if self.core.layout.follows() => {
+                    self.core.mistrust(program, program + CHUNK_BYTES);
+                    return;
+                }
+                Some(libc::EAGAIN) if self.core.layout.follows() => return,
+                None | Some(libc::EAGAIN) => {}
+                // A frame that nobody knows of would be taken for this page.
+                Some(libc::EEXIST) => {
+                    fail_closed(&format!("tray {tray}, page {next}: a frame is there already"))
+                }
+                // Shared since a fork: made this process's own, it can be moved. Pinned by the
+                // kernel for I/O: it stays EBUSY and stays where it is.
+                Some(libc::EBUSY) if self.core.layout.follows() => {
+                    self.note_busy(from);
+                    refuse(next);
+                    next += 1;
+                }
+                Some(libc::EBUSY) if !unshared => {
+                    unshared = true;
+                    let _ = sys::unshare(from, PAGE_BYTES);
+                }
+                // More than one mapping: a smaller piece may be of one.
+                Some(errno) if errno != libc::EBUSY && count > 1 => most = count / 2,
+                // Pinned, read-only, or not the program's any more: it stays.
+                _ => {
+                    refuse(next);
+                    (next, unshared) = (next + 1, false);
+                }
+            }
+        }
+    }
+
+    /// One move out of the program. Where it maps memory unseen, what is there may not be registered: touched after the
+    /// move, it would read as zeros. The kernel moves within one mapping only, so whether the first page's is registered
+    /// is asked first (ENOENT: it is not; a page that is there cannot be filled). The lock of the layout is held, and no
+    /// mapping that is registered goes before the event of it has been read.
+    fn take_out(&self, to: usize, from: usize, count: usize) -> Outcome {
+        if self.core.layout.follows() {
+            // A page that the last call moved and did not count must not be filled.
+            if moves::occupied(&self.core.pagemap, from, 1) == 0 {
+                return Outcome { done_bytes: 0, errno: Some(libc::ENODATA) };
+            }
+            let asked = self.core.uffd.zero(from, PAGE_BYTES, false);
+            if matches!(asked.errno, Some(libc::ENOENT | libc::EAGAIN)) {
+                return asked;
+            }
+        }
+        self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true)
+    }
+
+    /// A page that cannot be moved is pinned by the kernel for I/O; or another process has it, too, or had it until it
+    /// wrote to its own copy, since a fork or because KSM has merged it. The page map does not tell these apart: a page
+    /// that only this process has left is still not its own until it is written to.
+    fn note_busy(&mut self, address: usize) {
+        if self.busy.len() < MAX_BUSY {
+            self.busy.push(address);
+        }
+    }
+
+    /// Makes pages that could not be moved this process's own, so that they can be moved the next time. It may have to
+    /// wait for a fault of its own, if the program has dropped one meanwhile, and so holds no lock and no claim; and
+    /// nothing is on its way to a blade, for the steward, which faults may have to wait for, may wait for that.
+    pub(super) fn unshare(&mut self) {
+        if !self.busy.is_empty() {
+            self.drain();
+        }
+        for address in self.busy.drain(..) {
+            // It fails where the mapping is gone or may not be written to.
+            let _ = sys::unshare(address, PAGE_BYTES);
+        }
+    }
+
+    /// Sets the states by what really arrived; returns the bits of the victims.
+    pub(super) fn settle(
+        &mut self,
+        superpage: &'static Superpage,
+        chunk: usize,
+        tray: u16,
+        layer: usize,
+        claim: &Claim,
+    ) -> u64 {
+        let arrived = self.arrived(tray);
+        if arrived & !claim.mask() != 0 {
+            fail_closed(&format!(
+                "tray {tray} of the victim buffer holds frames {arrived:#x} where only {:#x} can be",
+                claim.mask()
+            ));
+        }
+        if arrived != 0 {
+            self.core.frames.fill(tray, superpage, chunk, arrived);
+        }
+        for index in bits(claim.mask()) {
+            let cell = &superpage.pages[chunk * CHUNK_PAGES + index];
+            let before = claim.before[index];
+            let state = match (arrived & (1 << index) != 0, before.has_copy()) {
+                (false, _) => before,
+                (true, true) => before.with_phase(Phase::Victim),
+                (true, false) => before.with_phase(Phase::Victim).with_layer(layer),
+            };
+            cell.store(state);
+        }
+        arrived
+    }
+
+    fn arrived(&self, tray: u16) -> u64 {
+        moves::occupied(&self.core.pagemap, self.core.frames.tray_address(tray), CHUNK_PAGES)
+    }
+}
+
+/// Pages of a chunk that the evictor owns for a moment.
+pub(crate) struct Claim {
+    /// Pages to move out.
+    taken: u64,
+    /// Pages between them that are not there.
+    gaps: u64,
+    before: [PageState; CHUNK_PAGES],
+}
+
+impl Claim {
+    fn mask(&self) -> u64 {
+        self.taken | self.gaps
+    }
+
+    /// Pages to move out.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// The state a page had.
+    pub(crate) fn before(&self, index: usize) -> PageState {
+        self.before[index]
+    }
+
+    /// These pages give up their copies: something may be written to the copies' places.
+    pub(crate) fn give_up_copies(&mut self, superpage: &Superpage, pages: u64) {
+        for index in bits(pages) {
+            superpage.give_up_copy(self.before[index]);
+            self.before[index] = self.before[index].with_copy(false);
+        }
+    }
+
+    /// These pages are not the claim's any more; somebody else has set their states.
+    pub(crate) fn release(&mut self, pages: u64) {
+        self.taken &= !pages;
+        self.gaps &= !pages;
+    }
+
+    fn is_resident(&self, index: usize) -> bool {
+        self.taken & (1 << index) != 0
+    }
+}
+
+pub(super) fn claim(
+    superpage: &'static Superpage,
+    chunk: usize,
+    take: u64,
+    resident: u64,
+) -> Claim {
+    let mut claim = Claim { taken: 0, gaps: 0, before: [PageState::UNTOUCHED; CHUNK_PAGES] };
+    let (first, last) = (take.trailing_zeros() as usize, 63 - take.leading_zeros() as usize);
+    for index in first..=last {
+        let wanted = take & (1 << index) != 0;
+        let absent = resident & (1 << index) == 0;
+        let page = Page { superpage, index: chunk * CHUNK_PAGES + index };
+        let state = page.cell().load();
+        let claimable = match state.phase() {
+            Phase::Untouched => wanted || absent,
+            Phase::Resident => wanted,
+            Phase::Far => absent,
+            _ => false,
+        };
+        if claimable && page.cell().change(state, state.with_phase(Phase::Evicting)) {
+            claim.before[index] = state;
+            let set = if wanted { &mut claim.taken } else { &mut claim.gaps };
+            *set |= 1 << index;
+        }
+    }
+    claim
+}

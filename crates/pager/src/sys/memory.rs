@@ -1,0 +1,257 @@
+//! Memory of the pager's own, and what the kernel's files say of the program's.
+
+use std::io::Error;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use farpool_uffd::PAGE_BYTES;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::{program_pid, sidecars_program};
+
+/// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
+/// comes for each 256 MiB of far memory).
+const COUNTED_MAPPINGS: usize = 1024;
+static MAPPINGS: [(AtomicUsize, AtomicUsize); COUNTED_MAPPINGS] =
+    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; COUNTED_MAPPINGS];
+static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Held while memory is mapped and noted, so that a sidecar's list of its own memory is whole.
+static MAPPING: Mutex<()> = Mutex::new(());
+
+/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's is not inherited by the program's
+/// children.
+pub fn map_local(bytes: usize) -> Result<usize, Error> {
+    let is_sidecar = sidecars_program().is_some();
+    // Elsewhere a lock could be inherited by a child of the program.
+    let _mapping = is_sidecar.then(|| MAPPING.lock().unwrap_or_else(PoisonError::into_inner));
+    if is_sidecar && MAPPING_COUNT.load(Relaxed) >= COUNTED_MAPPINGS {
+        // What is not noted would be taken for the program's.
+        return Err(Error::from_raw_os_error(libc::ENOMEM));
+    }
+    let base = map_uncounted(bytes)?;
+    let index = MAPPING_COUNT.fetch_add(1, Relaxed);
+    if let Some((start, length)) = MAPPINGS.get(index) {
+        start.store(base, Relaxed);
+        length.store(bytes, Relaxed);
+    }
+    if is_sidecar {
+        keep_from_children(base, bytes)?;
+    }
+    Ok(base)
+}
+
+/// The pager's own mappings as (start, bytes), each that there is when this is called.
+pub fn all_own_mappings() -> Vec<(usize, usize)> {
+    let _mapping = MAPPING.lock().unwrap_or_else(PoisonError::into_inner);
+    own_mappings().collect()
+}
+
+/// As [`map_local`], for memory that does not count as the pager's own: the victim buffer.
+pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let wish = crate::apart::address(bytes) as *mut _;
+    // SAFETY: a fresh mapping, at an address where nothing is.
+    let base = unsafe { rustix::mm::mmap_anonymous(wish, bytes, protection, flags) };
+    Ok(base? as usize)
+}
+
+/// A counter, at 0, that this process shares with its children. Never unmapped. The program's children are none of a
+/// sidecar's.
+pub fn map_shared_counter() -> Result<&'static AtomicU32, Error> {
+    if sidecars_program().is_some() {
+        return Ok(Box::leak(Box::default()));
+    }
+    let flags = MapFlags::SHARED;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice; zeroed and aligned, which is a valid counter.
+    unsafe {
+        let base = rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, protection, flags)?;
+        Ok(&*base.cast::<AtomicU32>())
+    }
+}
+
+/// The pager's own mappings as (start, bytes).
+pub fn own_mappings() -> impl Iterator<Item = (usize, usize)> {
+    let count = MAPPING_COUNT.load(Relaxed).min(COUNTED_MAPPINGS);
+    MAPPINGS[..count].iter().map(|(start, length)| (start.load(Relaxed), length.load(Relaxed)))
+}
+
+/// Applies kernel advice to the pager's own or the program's memory, on the program's behalf.
+pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
+    // SAFETY: the caller owns the range, or the program asked for exactly this call; madvise checks
+    // the range itself.
+    let result = unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// The program's memory as a file: pages are read through it whatever rights the program has to them.
+pub fn open_memory() -> Result<OwnedFd, Error> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/mem", flags, rustix::fs::Mode::empty())?)
+}
+
+/// Opens the kernel's list of this address space's mappings.
+pub fn open_maps() -> Result<OwnedFd, Error> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self/maps", flags, rustix::fs::Mode::empty())?)
+}
+
+/// Reads a small file of /proc.
+pub fn read_file(path: &str) -> Result<String, Error> {
+    use rustix::fs::{Mode, OFlags};
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    read_whole(&file, FILE_STEP_BYTES)
+}
+
+/// Files of /proc are read in pieces of this size.
+const FILE_STEP_BYTES: usize = 64 << 10;
+
+/// Reads a file of /proc from its beginning to its end.
+pub fn read_whole(file: &OwnedFd, step_bytes: usize) -> Result<String, Error> {
+    let mut text = Vec::new();
+    loop {
+        let at = text.len();
+        text.resize(at + step_bytes, 0);
+        let length = rustix::io::pread(file, &mut text[at..], at as u64)?;
+        text.truncate(at + length);
+        if length == 0 {
+            return Ok(String::from_utf8_lossy(&text).into_owned());
+        }
+    }
+}
+
+/// The numbers of an open statm, in pages: mapped, resident, shared, text, 0, data and stack, 0.
+pub fn read_numbers(statm: &OwnedFd) -> Option<[u64; 7]> {
+    let mut buffer = [0_u8; 160];
+    let length = rustix::io::pread(statm, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..length]).ok()?;
+    let mut numbers = [0; 7];
+    for (number, word) in numbers.iter_mut().zip(text.split_ascii_whitespace()) {
+        *number = word.parse().ok()?;
+    }
+    Some(numbers)
+}
+
+/// Opens the folder of the program's threads.
+pub fn open_own_tasks() -> Result<OwnedFd, Error> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let path = format!("/proc/{}/task", program_pid());
+    Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?)
+}
+
+/// How many threads there are in such a folder: each is a link more than the two that every folder has.
+pub fn count_tasks(tasks: &OwnedFd) -> u64 {
+    rustix::fs::fstat(tasks).map_or(1, |stat| stat.st_nlink.saturating_sub(2))
+}
+
+/// Copies pages of the program to `to`; returns how many. Its threads may take the right to read them away at any
+/// time, so the pager never reads them itself.
+pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> usize {
+    let Ok(offset) = libc::off_t::try_from(from) else { return 0 };
+    // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
+    let read = unsafe { libc::pread(memory.as_raw_fd(), to as *mut _, pages * PAGE_BYTES, offset) };
+    usize::try_from(read).unwrap_or(0) / PAGE_BYTES
+}
+
+/// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager needs for itself
+/// is tried so often, with a pause each time, before the program has to end for it.
+const TRIES: u32 = 200;
+const TRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Repeats an operation that fails with EAGAIN, for a second at most.
+pub(super) fn until_available<T>(
+    mut operation: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut tries = 1;
+    loop {
+        match operation() {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < TRIES => {
+                tries += 1;
+                std::thread::sleep(TRY_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// As [`map_local`], for memory that a forked child has no use for.
+pub fn map_local_without_children(bytes: usize) -> Result<usize, Error> {
+    let start = until_available(|| map_local(bytes))?;
+    keep_from_children(start, bytes)?;
+    Ok(start)
+}
+
+/// A forked child does not get this memory of the pager's.
+pub fn keep_from_children(start: usize, bytes: usize) -> Result<(), Error> {
+    until_available(|| advise(start, bytes, libc::MADV_DONTFORK))
+}
+
+/// Moves a mapping of the program to `to`, on the program's behalf (mremap with a fixed address).
+pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Result<(), i32> {
+    let flags = flags | libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the program asked for exactly this call, and waits for it.
+    let result = unsafe { libc::syscall(libc::SYS_mremap, start, old, new, flags, to) };
+    if result == -1 {
+        Err(Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
+    } else {
+        Ok(())
+    }
+}
+
+/// Unmaps the pager's own memory.
+pub fn unmap(start: usize, bytes: usize) {
+    // SAFETY: only called with ranges that `map_local` returned and that nobody refers to any more.
+    let _ = unsafe { rustix::mm::munmap(start as *mut _, bytes) };
+}
+
+/// Gives the frames of the pager's own pages back to the kernel.
+pub fn release(start: usize, bytes: usize) {
+    // SAFETY: only called on pages of the frame pool that hold nothing any more.
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, bytes, Advice::LinuxDontNeed) };
+}
+
+/// Makes a present page writable and this process's own (ends copy-on-write sharing), without
+/// touching it from user space.
+pub fn unshare(start: usize, bytes: usize) -> Result<(), Error> {
+    advise(start, bytes, libc::MADV_POPULATE_WRITE)
+}
+
+/// Fills pages of the pager's own memory with zeros.
+pub fn zero_pages(address: usize, pages: usize) {
+    // SAFETY: the caller owns these mapped pages of the frame pool.
+    unsafe { std::ptr::write_bytes(address as *mut u8, 0, pages * PAGE_BYTES) }
+}
+
+/// Copies a page of the pager's own memory.
+pub fn copy_page(from: usize, to: usize) {
+    // SAFETY: the caller owns both mapped pages, which are different ones.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_lacking_for_a_moment_is_waited_for() {
+        let mut left = 3;
+        let result = super::until_available(|| {
+            left -= 1;
+            let lacking = super::Error::from_raw_os_error(libc::EAGAIN);
+            if left > 0 { Err(lacking) } else { Ok(left) }
+        });
+        assert_eq!(result.ok(), Some(0));
+        let refused = super::until_available(|| {
+            left += 1;
+            Err::<(), _>(super::Error::from_raw_os_error(libc::EPERM))
+        });
+        assert_eq!(
+            (refused.err().and_then(|error| error.raw_os_error()), left),
+            (Some(libc::EPERM), 1)
+        );
+    }
+}
