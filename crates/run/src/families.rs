@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 use farpool_inject::{Injected, Pid};
 use farpool_uffd::Uffd;
 
-use crate::sidecars::{SidecarError, Ward, ask};
+use crate::sidecars::{SidecarError, Ward};
+use crate::talk::ask;
 
 /// A child that was ceded, and whose own sidecar does not serve it yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ mod rack;
 mod sidecars;
 mod stats;
 mod strain;
+mod talk;
 mod unmovable;
 mod wards;
 mod working_set;

@@ -5,29 +5,22 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Error, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::Error;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farpool_inject::{Image, InjectError, Injected, Pid, Setup};
 use farpool_uffd::{OpenError, Uffd, features};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::RecvFlags;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::families::{self, Inherits};
+use crate::talk::{ANSWER_TIME, Message, READY, ask, is_wish, receive, refused, send};
 
-/// The longest that a sidecar may take to answer a request; it does nothing but answer.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
 const HOLD_TIME: Duration = Duration::from_millis(200);
-/// The longest message of a sidecar: its list of own ranges.
-const MESSAGE_BYTES: usize = 128 << 10;
 /// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
 const ADDRESS_ROOM_MIB: u64 = 1024;
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
@@ -139,9 +132,6 @@ impl Retired {
         is_over(&self.process)
     }
 }
-
-/// A message of a sidecar: text, perhaps a descriptor.
-pub(crate) type Message = (String, Option<OwnedFd>);
 
 impl Nursery {
     pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
@@ -408,32 +398,6 @@ fn await_readiness(sidecar: &Injected, said: &mut Vec<Message>) {
     }
 }
 
-const READY: &str = "READY";
-
-/// Whether a message only asks for something that is done at once: to be printed, or a thread's priority, which is given
-/// if this process may; it costs speed only.
-fn is_wish(text: &str, sidecar: Pid) -> bool {
-    if let Some(message) = text.strip_prefix("SAY ") {
-        eprintln!("farpool: {message}");
-        return true;
-    }
-    let (wish, thread) = text.split_once(' ').unwrap_or((text, ""));
-    let policy = match wish {
-        "PROMPT" => libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
-        "CALM" => libc::SCHED_OTHER,
-        _ => return false,
-    };
-    let sidecar = sidecar.as_raw_nonzero();
-    let Ok(thread) = thread.parse::<i32>() else { return true };
-    // A sidecar may be in another process-id namespace, or lie.
-    if Path::new(&format!("/proc/{sidecar}/task/{thread}")).exists() {
-        let parameter = libc::sched_param { sched_priority: i32::from(wish == "PROMPT") };
-        // SAFETY: a thread id, and a pointer to a live sched_param.
-        unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) };
-    }
-    true
-}
-
 fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
@@ -490,10 +454,6 @@ fn may_change_policies() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
-fn refused(pid: i32, reason: &str) -> SidecarError {
-    SidecarError::Refused { pid, reason: reason.into() }
-}
-
 /// The limits of the program that hold for the sidecar's own process must not end it: by CPU time, for instance.
 /// Limits of the address space hold for what the sidecar maps, and the program must not meet them earlier for it.
 fn lift_limits(sidecar: Pid) {
@@ -533,58 +493,6 @@ fn address_room(limits: &str, statm: &str) -> Option<u64> {
     let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
     let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
     Some(limit.saturating_sub(pages * PAGE_BYTES))
-}
-
-/// Sends a request and takes the answer, which begins with `expected`. Nothing is listened to before START is answered.
-pub(crate) fn ask(
-    pid: i32,
-    sidecar: &Injected,
-    request: &str,
-    descriptor: Option<BorrowedFd<'_>>,
-    expected: &str,
-) -> Result<(String, Option<OwnedFd>), SidecarError> {
-    let silent = |error| SidecarError::Silent { pid, error };
-    send(&sidecar.control, request, descriptor).map_err(silent)?;
-    let (text, descriptor) = loop {
-        let (text, descriptor) = receive(&sidecar.control, RecvFlags::empty()).map_err(silent)?;
-        // What it tells of its own accord may come first.
-        if !is_wish(&text, sidecar.pid) && text != READY {
-            break (text, descriptor);
-        }
-    };
-    if text.is_empty() {
-        return Err(refused(pid, "it has ended"));
-    }
-    if let Some(reason) = text.strip_prefix("ERROR ") {
-        return Err(refused(pid, reason));
-    }
-    if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
-}
-
-fn send(control: &OwnedFd, text: &str, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Error> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
-    let parts = [IoSlice::new(text.as_bytes())];
-    rustix::net::sendmsg(control, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-fn receive(control: &OwnedFd, flags: RecvFlags) -> Result<(String, Option<OwnedFd>), Error> {
-    let mut bytes = vec![0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::net::recvmsg(control, &mut parts, &mut ancillary, flags)?;
-    let descriptor = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).trim_end().to_owned(), descriptor))
 }
 
 #[cfg(test)]

@@ -1,0 +1,114 @@
+//! What the keeper and a sidecar say to each other: one message a request, one an answer, text and perhaps a descriptor.
+//! The requests are in crates/sidecar/src/paging.rs.
+
+use std::io::{Error, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use farpool_inject::{Injected, Pid};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::sidecars::SidecarError;
+
+/// The longest that a sidecar may take to answer a request; it does nothing but answer.
+pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// The longest message of a sidecar: its list of own ranges.
+const MESSAGE_BYTES: usize = 128 << 10;
+
+/// A message of a sidecar: text, perhaps a descriptor.
+pub(crate) type Message = (String, Option<OwnedFd>);
+
+pub(crate) const READY: &str = "READY";
+
+/// Whether a message only asks for something that is done at once: to be printed, or a thread's priority, which is given
+/// if this process may; it costs speed only.
+pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
+    if let Some(message) = text.strip_prefix("SAY ") {
+        eprintln!("farpool: {message}");
+        return true;
+    }
+    let (wish, thread) = text.split_once(' ').unwrap_or((text, ""));
+    let policy = match wish {
+        "PROMPT" => libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+        "CALM" => libc::SCHED_OTHER,
+        _ => return false,
+    };
+    let sidecar = sidecar.as_raw_nonzero();
+    let Ok(thread) = thread.parse::<i32>() else { return true };
+    // A sidecar may be in another process-id namespace, or lie.
+    if Path::new(&format!("/proc/{sidecar}/task/{thread}")).exists() {
+        let parameter = libc::sched_param { sched_priority: i32::from(wish == "PROMPT") };
+        // SAFETY: a thread id, and a pointer to a live sched_param.
+        unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) };
+    }
+    true
+}
+
+/// Sends a request and takes the answer, which begins with `expected`. Nothing is listened to before START is answered.
+pub(crate) fn ask(
+    pid: i32,
+    sidecar: &Injected,
+    request: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+    expected: &str,
+) -> Result<(String, Option<OwnedFd>), SidecarError> {
+    let silent = |error| SidecarError::Silent { pid, error };
+    send(&sidecar.control, request, descriptor).map_err(silent)?;
+    let (text, descriptor) = loop {
+        let (text, descriptor) = receive(&sidecar.control, RecvFlags::empty()).map_err(silent)?;
+        // What it tells of its own accord may come first.
+        if !is_wish(&text, sidecar.pid) && text != READY {
+            break (text, descriptor);
+        }
+    };
+    if text.is_empty() {
+        return Err(refused(pid, "it has ended"));
+    }
+    if let Some(reason) = text.strip_prefix("ERROR ") {
+        return Err(refused(pid, reason));
+    }
+    if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
+}
+
+pub(crate) fn send(
+    control: &OwnedFd,
+    text: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    let parts = [IoSlice::new(text.as_bytes())];
+    rustix::net::sendmsg(control, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+pub(crate) fn receive(
+    control: &OwnedFd,
+    flags: RecvFlags,
+) -> Result<(String, Option<OwnedFd>), Error> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::net::recvmsg(control, &mut parts, &mut ancillary, flags)?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).trim_end().to_owned(), descriptor))
+}
+
+pub(crate) fn refused(pid: i32, reason: &str) -> SidecarError {
+    SidecarError::Refused { pid, reason: reason.into() }
+}
