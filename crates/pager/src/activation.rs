@@ -75,6 +75,11 @@ pub fn activate(pager: &'static Pager, core: &'static Core) {
     }
     pager.set_active();
     drop((registry, doors));
+    begin_to_move(core);
+}
+
+/// Memory is registered: pages may be moved out.
+pub fn begin_to_move(core: &Core) {
     core.slot.set_state(ProcessState::Active);
     core.registered.open();
 }

@@ -165,7 +165,8 @@ impl Attached {
         (self.keeper.taken)();
         let mut steward = begin(self.pager, core);
         steward.adopt_mappings(self);
-        activation::activate(self.pager, core);
+        self.pager.set_active();
+        activation::begin_to_move(core);
         ready();
         sys::be_prompt(false);
         Ok(steward.attend(self))
@@ -186,10 +187,12 @@ impl Attached {
     }
 
     pub(crate) fn child_is_born(&self, number: u64, uffd: &OwnedFd) {
+        self.children.note_birth(number);
         (self.keeper.born)(number, uffd);
     }
 
     pub(crate) fn child_is_settled(&self, number: u64) {
+        self.children.note_settled(number);
         (self.keeper.settled)(number);
     }
 

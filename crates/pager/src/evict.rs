@@ -248,7 +248,9 @@ impl Evictor {
     }
 
     /// Rests after a round that found little, unless memory grows meanwhile. Nobody waits for room.
-    fn ease_off(&self, rest: Duration) {
+    fn ease_off(&mut self, rest: Duration) {
+        // Others may wait for what is on its way.
+        self.drain();
         self.core.barren.store(self.core.frames.free() == 0, Relaxed);
         let (until, before) = (Instant::now() + rest, self.core.budget.allowance());
         while Instant::now() < until && before - self.core.budget.allowance() < GROWN_PAGES {

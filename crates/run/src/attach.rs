@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::Board;
 use farpool_inject::Pid;
-use farpool_uffd::{PAGE_BYTES, Uffd};
+use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
@@ -188,7 +188,7 @@ fn stay(
             }
             Some(News::Died(words)) => {
                 ward.end_program();
-                end_children(&ward.orphans());
+                end_children(&ward.orphans().map(|(_, uffd)| uffd).collect::<Vec<_>>());
                 return Err(RunError::SidecarDied { pid: pid_of(&ward), words });
             }
         }
@@ -255,8 +255,7 @@ fn withdraw(ward: &Ward) {
 
 /// Ends children that wait for pages which were lost with the sidecar, as soon as they touch one.
 fn end_children(orphans: &[Uffd]) {
-    const NOWHERE: usize = 0x8000;
-    let lives = |uffd: &&Uffd| uffd.zero(NOWHERE, PAGE_BYTES, false).errno != Some(libc::ESRCH);
+    let lives = |uffd: &&Uffd| !uffd.is_gone();
     while orphans.iter().filter(lives).count() > 0 {
         orphans.iter().for_each(end_orphans);
         std::thread::sleep(STEP);

@@ -17,8 +17,6 @@ use rustix::fs::OFlags;
 pub const CUSTODY_SOCKET: &str = "keeper.sock";
 /// What the pager calls its fault threads.
 const FAULT_THREAD: &str = "farpool-fault";
-/// No program has memory here (below vm.mmap_min_addr's default), so probing changes nothing.
-const PROBED_ADDRESS: usize = 0x8000;
 
 #[derive(Debug)]
 struct Held {
@@ -64,8 +62,7 @@ impl Custody {
                 }
                 return true;
             }
-            let memory_is_gone =
-                entry.uffd.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno == Some(libc::ESRCH);
+            let memory_is_gone = entry.uffd.is_gone();
             if !memory_is_gone {
                 end_orphans(&entry.uffd);
             }

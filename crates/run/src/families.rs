@@ -3,13 +3,13 @@
 //! The kernel gives a child's userfaultfd to its parent's sidecar, which keeps a duplicate here. Which process it is of
 //! nobody says: the child's own sidecar finds out, for it lives in that address space.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use farpool_inject::{Injected, Pid};
 use farpool_uffd::Uffd;
 
 use crate::sidecars::{SidecarError, Ward};
-use crate::talk::ask;
+use crate::talk::{SETTLED, TAKEN, ask, refused};
 
 /// A child that was ceded, and whose own sidecar does not serve it yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,25 +28,35 @@ pub fn inherit(
     relatives: &mut [Ward],
 ) -> Result<Option<(Uffd, Inherits)>, SidecarError> {
     for ward in relatives {
+        ward.gather_children();
         let Some((at, uffd)) = claimed(pid, sidecar, ward)? else { continue };
         let number = ward.children[at].0;
-        let ceded = ward.ask(&format!("CEDE {number}"), "CEDED");
-        let Ok((_, Some(memory))) = ceded else {
-            // It has all its pages by now: nobody may hold on to its userfaultfd, if its memory is to have another.
-            ask(pid, sidecar, "DISCLAIM", None, "DISCLAIMED")?;
-            ward.children.retain(|(other, _)| *other != number);
-            return Ok(None);
-        };
         let inherits = Inherits { from: ward.sidecar(), number };
-        match ask(pid, sidecar, "INHERIT", Some(memory.as_fd()), "INHERITED") {
-            Ok(_) => return Ok(Some((uffd, inherits))),
+        let handed = match ward.ask(&format!("CEDE {number}"), "CEDED") {
+            Ok((_, Some(memory))) => hand_over(pid, sidecar, memory.as_fd()),
+            Ok((_, None)) => Err(refused(pid, "what it inherits did not arrive")),
+            Err(SidecarError::Refused { reason, .. }) if reason == SETTLED => {
+                // Nobody may hold on to its userfaultfd, if its memory is to have another.
+                ask(pid, sidecar, "DISCLAIM", None, "DISCLAIMED", &mut Vec::new())?;
+                ward.children.retain(|(other, _)| *other != number);
+                return Ok(None);
+            }
+            // Served or waited for, it is its parent's sidecar's still.
+            Err(error) => Err(SidecarError::NotYet { pid, reason: error.to_string() }),
+        };
+        return match handed {
+            Ok(()) => Ok(Some((uffd, inherits))),
             Err(error) => {
                 inherits.give_back(std::slice::from_mut(ward));
-                return Err(error);
+                Err(error)
             }
-        }
+        };
     }
     Ok(None)
+}
+
+fn hand_over(pid: i32, sidecar: &Injected, memory: BorrowedFd<'_>) -> Result<(), SidecarError> {
+    ask(pid, sidecar, "INHERIT", Some(memory), "INHERITED", &mut Vec::new()).map(drop)
 }
 
 /// Which of a ward's children the process of a new sidecar is, if it is one, with a duplicate of its userfaultfd.
@@ -56,7 +66,7 @@ fn claimed(
     ward: &Ward,
 ) -> Result<Option<(usize, Uffd)>, SidecarError> {
     for (at, (_, uffd)) in ward.children.iter().enumerate() {
-        let (answer, _) = ask(pid, sidecar, "CLAIM", Some(uffd.as_fd()), "")?;
+        let (answer, _) = ask(pid, sidecar, "CLAIM", Some(uffd.as_fd()), "", &mut Vec::new())?;
         if answer == "MINE" {
             let duplicate = uffd.as_fd().try_clone_to_owned();
             let duplicate = duplicate
@@ -68,9 +78,14 @@ fn claimed(
 }
 
 impl Inherits {
+    /// Whether it is this child of this sidecar.
+    pub fn is(self, from: Pid, number: u64) -> bool {
+        (self.from, self.number) == (from, number)
+    }
+
     /// The child's own sidecar serves it.
     pub fn is_taken(self, wards: &mut [Ward]) {
-        self.tell("TAKEN", wards);
+        self.tell(TAKEN, wards);
     }
 
     /// The child's own sidecar does not serve it.
@@ -93,7 +108,7 @@ impl Ward {
         text: &str,
         descriptor: Option<std::os::fd::OwnedFd>,
     ) -> bool {
-        if text == "TAKEN" {
+        if text == TAKEN {
             self.serves_inherited = true;
             return true;
         }

@@ -17,7 +17,7 @@ use rustix::net::RecvFlags;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::families::{self, Inherits};
-use crate::talk::{ANSWER_TIME, Message, READY, ask, is_wish, receive, refused, send};
+use crate::talk::{ANSWER_TIME, Message, READY, TAKEN, ask, is_wish, receive, refused, send};
 
 /// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
 const HOLD_TIME: Duration = Duration::from_millis(200);
@@ -47,6 +47,10 @@ pub enum SidecarError {
     NoRight { pid: i32, error: OpenError },
     #[error("the sidecar of process {pid}: {reason}")]
     Refused { pid: i32, reason: String },
+    #[error(
+        "process {pid} is served by its parent's sidecar, which does not hand it over yet: {reason}"
+    )]
+    NotYet { pid: i32, reason: String },
     #[error("the sidecar of process {pid} does not answer: {error}")]
     Silent { pid: i32, error: Error },
     #[error(
@@ -71,7 +75,9 @@ impl SidecarError {
                     | InjectError::Died { .. }
                     | InjectError::NoProcess { .. }
             ),
-            SidecarError::Silent { .. } | SidecarError::Refused { .. } => false,
+            SidecarError::Silent { .. }
+            | SidecarError::Refused { .. }
+            | SidecarError::NotYet { .. } => false,
             _ => true,
         }
     }
@@ -115,6 +121,8 @@ pub struct Ward {
     /// The program was a child that another sidecar served, and this one does not yet.
     pub(crate) inherits: Option<Inherits>,
     pub(crate) serves_inherited: bool,
+    /// The same, for as long as this sidecar serves.
+    pub(crate) inherited: Option<Inherits>,
     /// What it told while an answer was waited for.
     backlog: VecDeque<Message>,
     said: Option<News>,
@@ -164,7 +172,7 @@ impl Nursery {
         let setup = Setup::default();
         let (mut started, mut said) = (None, Vec::new());
         let held = |sidecar: &Injected| {
-            let begun = self.start(number, sidecar, relatives);
+            let begun = self.start((number, &program), sidecar, relatives, &mut said);
             if begun.is_ok() {
                 await_readiness(sidecar, &mut said);
             }
@@ -177,7 +185,7 @@ impl Nursery {
         };
         let begun = match started {
             Some(begun) => begun,
-            None => self.start(number, &sidecar, relatives),
+            None => self.start((number, &program), &sidecar, relatives, &mut said),
         };
         match begun {
             Ok((uffd, inherits)) => {
@@ -191,6 +199,7 @@ impl Nursery {
                     children,
                     inherits,
                     serves_inherited: false,
+                    inherited: inherits,
                     backlog,
                     said: None,
                 })
@@ -206,11 +215,13 @@ impl Nursery {
         }
     }
 
+    /// What is told meanwhile comes to `aside`.
     fn start(
         &self,
-        pid: i32,
+        (pid, program): (i32, &OwnedFd),
         sidecar: &Injected,
         relatives: &mut [Ward],
+        aside: &mut Vec<Message>,
     ) -> Result<(Uffd, Option<Inherits>), SidecarError> {
         let kernel = |what| {
             move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
@@ -222,7 +233,7 @@ impl Nursery {
         )
         .map_err(kernel("the control socket"))?;
         lift_limits(sidecar.pid);
-        let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE")?;
+        let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE", aside)?;
         let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
         let mut uffd =
             Uffd::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
@@ -244,8 +255,10 @@ impl Nursery {
         if may_change_policies() {
             start += " NICE";
         }
-        if let Err(error) = ask(pid, sidecar, &start, Some(self.board.as_fd()), "STARTED") {
+        let board = Some(self.board.as_fd());
+        if let Err(error) = ask(pid, sidecar, &start, board, "STARTED", aside) {
             if let Some(inherits) = inherits {
+                end_before_return(program, sidecar, aside);
                 inherits.give_back(relatives);
             }
             return Err(error);
@@ -324,6 +337,23 @@ impl Ward {
         }
     }
 
+    /// Hears of all children that it has told of until now.
+    pub(crate) fn gather_children(&mut self) {
+        while let Ok(message) = receive(&self.sidecar.control, RecvFlags::DONTWAIT) {
+            let is_end = message.0.is_empty();
+            self.backlog.push_back(message);
+            if is_end {
+                break;
+            }
+        }
+        for (text, descriptor) in std::mem::take(&mut self.backlog) {
+            let is_child = text.starts_with("CHILD ") || text.starts_with("SETTLED ");
+            if !is_child || !self.hears_of_child(&text, descriptor) {
+                self.backlog.push_back((text, None));
+            }
+        }
+    }
+
     /// What the end of the sidecar means. Its program may end at the same moment.
     fn end(&self) -> News {
         if is_over(&self.program) && self.children.is_empty() {
@@ -335,8 +365,8 @@ impl Ward {
 
     /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long as this is called
     /// now and then.
-    pub fn orphans(&mut self) -> Vec<Uffd> {
-        std::mem::take(&mut self.children).into_iter().map(|(_, uffd)| uffd).collect()
+    pub fn orphans(&mut self) -> impl Iterator<Item = (u64, Uffd)> + use<> {
+        std::mem::take(&mut self.children).into_iter()
     }
 
     /// Waits until one of the sidecars has something to say, at most for `most`.
@@ -402,6 +432,8 @@ fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
         (READY | "LEAVING" | "NOTED", _) => return None,
+        // Of a child that was waited for too long; it was ordered back.
+        ("CEDED", _) => return None,
         ("GONE", _) => News::Gone,
         ("LEFT", _) => News::Left,
         ("STUCK", pages) => News::Stuck(pages.into()),
@@ -416,7 +448,7 @@ fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     let mut told = String::new();
     // To answer it may take memory, which the next answer has.
     for _ in 0..MOST_ANSWERS {
-        let (text, _) = ask(pid, sidecar, "RANGES", None, "")?;
+        let (text, _) = ask(pid, sidecar, "RANGES", None, "", &mut Vec::new())?;
         let agrees = text == told;
         told = text;
         if agrees {
@@ -439,6 +471,21 @@ fn is_over(process: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
+}
+
+/// Ends a sidecar that was to take over a child, before its parent's serves that again: two pagers would each know of
+/// half of what the child does. If it has begun to serve, so much has happened that the child cannot go on.
+fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &mut Vec<Message>) {
+    let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
+    await_end(&sidecar.pidfd);
+    while let Ok(message) = receive(&sidecar.control, RecvFlags::DONTWAIT)
+        && !message.0.is_empty()
+    {
+        aside.push(message);
+    }
+    if aside.iter().any(|(text, _)| text == TAKEN) || !is_over(&sidecar.pidfd) {
+        let _ = pidfd_send_signal(program, Signal::KILL);
+    }
 }
 
 /// Waits for a process that is about to end, so that nobody takes it for one of the program's.

@@ -24,7 +24,12 @@ const MESSAGE_BYTES: usize = 128 << 10;
 /// A message of a sidecar: text, perhaps a descriptor.
 pub(crate) type Message = (String, Option<OwnedFd>);
 
+/// The program's memory is registered, or watched.
 pub(crate) const READY: &str = "READY";
+/// The sidecar serves a child that another one has ceded.
+pub(crate) const TAKEN: &str = "TAKEN";
+/// Why a child is not ceded: it needs nobody any more.
+pub(crate) const SETTLED: &str = "SETTLED";
 
 /// Whether a message only asks for something that is done at once: to be printed, or a thread's priority, which is given
 /// if this process may; it costs speed only.
@@ -50,22 +55,35 @@ pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     true
 }
 
-/// Sends a request and takes the answer, which begins with `expected`. Nothing is listened to before START is answered.
+/// Whether a message is told without having been asked for.
+fn is_told(text: &str) -> bool {
+    const TOLD: [&str; 11] = [
+        READY, TAKEN, "CHILD", SETTLED, "GONE", "LEFT", "STUCK", "FAILED", "NOTED", "LEAVING",
+        "PANIC",
+    ];
+    TOLD.contains(&text.split(' ').next().unwrap_or(""))
+}
+
+/// Sends a request and takes the answer, which begins with `expected`. What is told meanwhile comes to `aside`.
 pub(crate) fn ask(
     pid: i32,
     sidecar: &Injected,
     request: &str,
     descriptor: Option<BorrowedFd<'_>>,
     expected: &str,
-) -> Result<(String, Option<OwnedFd>), SidecarError> {
+    aside: &mut Vec<Message>,
+) -> Result<Message, SidecarError> {
     let silent = |error| SidecarError::Silent { pid, error };
     send(&sidecar.control, request, descriptor).map_err(silent)?;
     let (text, descriptor) = loop {
         let (text, descriptor) = receive(&sidecar.control, RecvFlags::empty()).map_err(silent)?;
-        // What it tells of its own accord may come first.
-        if !is_wish(&text, sidecar.pid) && text != READY {
+        if is_wish(&text, sidecar.pid) {
+            continue;
+        }
+        if !is_told(&text) {
             break (text, descriptor);
         }
+        aside.push((text, descriptor));
     };
     if text.is_empty() {
         return Err(refused(pid, "it has ended"));

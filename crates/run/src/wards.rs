@@ -35,6 +35,8 @@ const LOOK_MS: std::ops::RangeInclusive<u64> = 1..=20;
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
 /// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
 const RETRY_LOOKS: u32 = 50;
+/// The same for a child that its parent's sidecar does not hand over yet: that has just read of the fork.
+const HANDOVER_LOOKS: u32 = 5;
 /// So many looks may take to take a sidecar's memory out of a process that it has left: threads may not stop in time.
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
@@ -48,8 +50,8 @@ pub struct Wards {
     wards: Vec<Ward>,
     /// Processes that cannot be entered, and how many looks to pass them over.
     outside: HashMap<u32, u32>,
-    /// Userfaultfds of children whose pages were lost with a sidecar.
-    orphans: Vec<Uffd>,
+    /// Children whose pages were lost with a sidecar: which that was, their numbers there, and their userfaultfds.
+    orphans: Vec<(Pid, u64, Uffd)>,
     /// Sidecars that serve no more and have not ended yet: no processes of the tree.
     retired: Vec<Retired>,
     pub outsiders: Outsiders,
@@ -218,6 +220,10 @@ impl Wards {
     }
 
     fn stay_outside(&mut self, pid: u32, error: &SidecarError) {
+        if matches!(error, SidecarError::NotYet { .. }) {
+            self.outside.insert(pid, HANDOVER_LOOKS);
+            return;
+        }
         self.outside.insert(pid, RETRY_LOOKS);
         let has_ended = anonymous_bytes(pid).is_none_or(|bytes| bytes == 0);
         if !has_ended {
@@ -227,7 +233,8 @@ impl Wards {
 
     /// Takes note of what the sidecars have to say.
     fn hear(&mut self) {
-        self.orphans.iter().for_each(end_orphans);
+        self.orphans.retain(|(_, _, uffd)| !uffd.is_gone());
+        self.orphans.iter().for_each(|(_, _, uffd)| end_orphans(uffd));
         self.retired.retain(|sidecar| !sidecar.has_ended());
         let (mut taken, mut returned) = (Vec::new(), Vec::new());
         let mut wards = std::mem::take(&mut self.wards);
@@ -245,6 +252,11 @@ impl Wards {
         });
         taken.into_iter().for_each(|child| child.is_taken(&mut wards));
         returned.into_iter().for_each(|child| child.give_back(&mut wards));
+        // A child that has a sidecar of its own, or is about to, needs no other.
+        let is_served = |from: Pid, number: u64| {
+            wards.iter().any(|ward| ward.inherited.is_some_and(|child| child.is(from, number)))
+        };
+        self.orphans.retain(|(from, number, _)| !is_served(*from, *number));
         self.wards = wards;
     }
 
@@ -266,7 +278,8 @@ impl Wards {
                     number(ward.pid)
                 );
                 ward.end_program();
-                orphans.extend(ward.orphans());
+                let sidecar = ward.sidecar();
+                orphans.extend(ward.orphans().map(|(number, uffd)| (sidecar, number, uffd)));
                 false
             }
             Some(News::Failed(reason)) => {

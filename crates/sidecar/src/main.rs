@@ -98,6 +98,11 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
         let has_ended = !ready[0].revents().is_empty();
         let is_asked = ready.get(1).is_some_and(|control| !control.revents().is_empty());
         let is_over = has_ended || !host.shares_memory();
+        let serve = |socket: &OwnedFd| control::serve(socket.as_fd(), host.pid);
+        if is_asked && control.as_ref().is_some_and(|socket| !serve(socket)) {
+            control = None;
+            paging::keeper_has_ended();
+        }
         if is_over && paging::owes_children() {
             // They would read zeros where their pages are to come.
             paging::finish_children();
@@ -111,11 +116,6 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
         }
         if control.is_none() && paging::has_left() {
             raw::leave(EXIT_DONE);
-        }
-        let serve = |socket: &OwnedFd| control::serve(socket.as_fd(), host.pid);
-        if is_asked && control.as_ref().is_some_and(|socket| !serve(socket)) {
-            control = None;
-            paging::keeper_has_ended();
         }
     }
 }

@@ -31,7 +31,7 @@ use rustix::net::SendFlags;
 use crate::{CONTROL_FD, control, own_ranges};
 
 /// How often, and after what time, a userfaultfd is asked again whose owner is changing its address space.
-const MOST_CLAIMS: u32 = 1000;
+const MOST_CLAIMS: u32 = 100;
 const CLAIM_STEP: Duration = Duration::from_millis(1);
 
 /// The userfaultfd between MAKE and START.
@@ -85,7 +85,8 @@ pub fn claim(uffd: Option<OwnedFd>) -> Result<bool, String> {
             None => std::thread::sleep(CLAIM_STEP),
         }
     }
-    Err("a userfaultfd's owner does not cease to change its address space".into())
+    // Nobody reads of its changes: whoever it is of cannot be this program, which would be served.
+    Ok(false)
 }
 
 /// What was claimed is not to be had after all.

@@ -9,8 +9,11 @@ use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProte
 const USER_END: usize = (1 << 47) - crate::PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
-/// vm.mmap_min_addr where nobody has set it.
-const HIGHEST_DEFAULT_MIN_ADDR: usize = 1 << 16;
+/// The lowest address that can be mapped: vm.mmap_min_addr where nobody has set it.
+const LOWEST_ADDRESS: usize = 1 << 16;
+/// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower address than
+/// vm.mmap_min_addr would not do: most kernels refuse it before they look whether the address space is there.
+const PROBED_ADDRESS: usize = USER_END - 2 * crate::PAGE_BYTES;
 
 /// Why a userfaultfd could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -176,20 +179,33 @@ impl Uffd {
         self.transfer(abi::UFFDIO_MOVE, dst, src, len, wake_mode(wake) | holes)
     }
 
+    /// Whether its address space is gone: the process has ended, or runs another image.
+    pub fn is_gone(&self) -> bool {
+        self.probe() == Some(libc::ESRCH)
+    }
+
+    /// Whether the process is changing its address space, and the event of that is not read yet.
+    pub fn is_changing(&self) -> bool {
+        self.probe() == Some(libc::EAGAIN)
+    }
+
+    /// What the kernel says of an attempt to fill a page where none can be registered.
+    fn probe(&self) -> Option<i32> {
+        self.zero(PROBED_ADDRESS, crate::PAGE_BYTES, false).errno
+    }
+
     /// Whether the userfaultfd is of the calling process's address space; None: the process that it is of is just
     /// changing that, ask again. Nothing is changed.
     pub fn is_of_caller(&self) -> Option<bool> {
-        // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT where nothing
-        // is mapped. Hardly any program has mapped the lowest address that can be, and none that and the highest.
-        let pages = [HIGHEST_DEFAULT_MIN_ADDR, USER_END - 2 * crate::PAGE_BYTES];
-        let says = |at: usize| {
-            self.move_pages(at, at + crate::PAGE_BYTES, crate::PAGE_BYTES, false, false).errno
-        };
-        let answers = pages.map(says);
-        if answers.contains(&Some(libc::EAGAIN)) {
-            return None;
+        // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT if nothing is
+        // mapped at one of the two. Hardly any program has mapped the lowest address that can be, and none of those
+        // the highest, too.
+        let moved =
+            self.move_pages(LOWEST_ADDRESS, PROBED_ADDRESS, crate::PAGE_BYTES, false, false);
+        match moved.errno {
+            Some(libc::EAGAIN) => None,
+            errno => Some(errno == Some(libc::ENOENT)),
         }
-        Some(answers.contains(&Some(libc::ENOENT)))
     }
 
     /// Maps the shared zero page.

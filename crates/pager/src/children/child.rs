@@ -22,8 +22,6 @@ use crate::serve::fail_closed;
 /// A child has so long to exec before its pages are shared with it, unless it needs one of them earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
 const EXEC_STEP: Duration = Duration::from_micros(200);
-/// No program has memory here (below vm.mmap_min_addr's default): ESRCH tells that the address space is gone.
-const PROBED_ADDRESS: usize = 0x8000;
 /// A child may take so long to change its address space, until the event of it is there.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// Messages taken with one read.
@@ -135,8 +133,7 @@ impl Child {
 
     /// Whether its address space is gone: it has ended, or runs another image.
     pub fn look_whether_gone(&mut self) -> bool {
-        self.is_gone |=
-            self.uffd.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno == Some(libc::ESRCH);
+        self.is_gone |= self.uffd.is_gone();
         self.is_gone
     }
 
@@ -304,7 +301,15 @@ impl Child {
     /// Reads what the child did, and which pages it waits for.
     fn read_messages(&mut self) {
         let mut messages = [Message::default(); MESSAGES];
-        while let Ok(read) = self.uffd.read(&mut messages) {
+        loop {
+            let read = match self.uffd.read(&mut messages) {
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                // A fork of it would be unheard of, and its own child never served.
+                Err(error) => {
+                    fail_closed(&format!("a child's userfaultfd cannot be read: {error}"))
+                }
+            };
             for message in read {
                 match message.change() {
                     Some(change) => self.follow(change),

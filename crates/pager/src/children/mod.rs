@@ -15,7 +15,7 @@ pub mod inherit;
 pub mod remains;
 pub mod server;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -32,6 +32,8 @@ use server::Server;
 
 /// The longest that a child is waited for which is to be handed over: what it has moved is fetched first.
 const CEDE_TIME: Duration = Duration::from_secs(5);
+/// The answer of [`Children::cede`] if the child needs nobody any more.
+pub const SETTLED: &str = "SETTLED";
 
 /// Who keeps a duplicate of a child's userfaultfd for as long as the child lacks pages: if this process ended before, the
 /// child would read zeros.
@@ -49,7 +51,8 @@ pub struct Keeper {
 #[derive(Debug)]
 enum Order {
     Serve(Child),
-    /// Get a child ready for a sidecar of its own; the answer is its [`handover::Handover`], in memory.
+    /// Get a child ready for a sidecar of its own; the answer is its [`handover::Handover`], in memory. The error
+    /// [`SETTLED`] alone means that it needs none.
     Cede {
         number: u64,
         answer: Sender<Result<OwnedFd, String>>,
@@ -68,12 +71,19 @@ pub struct Children {
     /// Readable when there are orders.
     bell: OwnedFd,
     has_begun: AtomicBool,
+    /// Children that are born and not settled, served or not yet.
+    unsettled: Mutex<BTreeSet<u64>>,
 }
 
 impl Children {
     pub fn new() -> Result<Children, std::io::Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Children { orders: Mutex::default(), bell, has_begun: AtomicBool::new(false) })
+        Ok(Children {
+            orders: Mutex::default(),
+            bell,
+            has_begun: AtomicBool::new(false),
+            unsettled: Mutex::default(),
+        })
     }
 
     /// Serves a child from now on. The thread for it is started with the first one.
@@ -95,8 +105,11 @@ impl Children {
     /// Gets a child ready to be taken over by a pager of its own. Its faults wait until that serves them, or until
     /// [`Children::take_back`].
     pub fn cede(&self, number: u64) -> Result<OwnedFd, String> {
+        if !self.is_unsettled(number) {
+            return Err(SETTLED.into());
+        }
         if !self.has_begun.load(SeqCst) {
-            return Err("no child was served".into());
+            return Err("it is not served yet".into());
         }
         let (answer, answered) = channel();
         self.order(Order::Cede { number, answer });
@@ -123,6 +136,20 @@ impl Children {
     /// Gives all children all that they lack.
     pub fn finish_all(&self) {
         self.order(Order::FinishAll);
+    }
+
+    /// A child was born.
+    pub fn note_birth(&self, number: u64) {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+    }
+
+    /// A child needs nobody any more.
+    pub fn note_settled(&self, number: u64) {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    fn is_unsettled(&self, number: u64) -> bool {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
     }
 
     fn order(&self, order: Order) {

@@ -13,7 +13,7 @@ use rustix::fs::MemfdFlags;
 use super::child::{Child, RUN_PAGES, Source};
 use super::handover::Handover;
 use super::remains::Lacking;
-use super::{Children, Keeper, Order};
+use super::{Children, Keeper, Order, SETTLED};
 use crate::core::Core;
 use crate::fetch::Fetcher;
 use crate::page::MAX_LAYERS;
@@ -168,6 +168,7 @@ impl Server {
     fn adopt_born(&mut self, parent: &mut Child) {
         for (uffd, inherited) in parent.take_born() {
             let number = next_number();
+            self.orders.note_birth(number);
             (self.keeper.born)(number, &uffd);
             self.core.layout.expects_child();
             self.pager.inheritance.expects_another();
@@ -179,6 +180,7 @@ impl Server {
     fn let_go(&mut self, child: Child) {
         let number = child.number;
         drop(child);
+        self.orders.note_settled(number);
         self.pager.inheritance.has_arrived();
         (self.keeper.settled)(number);
         self.core.layout.has_settled_child();
@@ -186,8 +188,12 @@ impl Server {
 
     /// Gets a child ready for its own pager: all that is told of it is heeded, and where its pages are is written down.
     fn cede(&mut self, number: u64) -> Result<OwnedFd, String> {
+        if self.must_finish {
+            return Err("it is given all its pages".into());
+        }
         let Some(mut child) = take(&mut self.served, number).pop() else {
-            return Err("it has all its pages".into());
+            let is_known = self.orders.is_unsettled(number);
+            return Err(if is_known { "it is not served yet" } else { SETTLED }.into());
         };
         let mut source = Blades { core: self.core, fetcher: &mut self.fetcher };
         child.serve(RUN_PAGES, &mut source);
@@ -198,7 +204,7 @@ impl Server {
         self.adopt_born(&mut child);
         if child.is_settled() {
             self.let_go(child);
-            return Err("it has all its pages".into());
+            return Err(SETTLED.into());
         }
         let written = self.write_handover(&child);
         if written.is_ok() { &mut self.ceded } else { &mut self.served }.push(child);

@@ -127,6 +127,7 @@ impl Steward {
                         let into = copy.as_mut_ptr() as usize;
                         sys::copy_page(self.core.frames.address(slot), into);
                         page.cell().store(state);
+                        let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
                         local.insert(page.address(), copy);
                         return far;
                     }

@@ -11,18 +11,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_uffd::PAGE_BYTES;
 
 use super::Steward;
+use crate::activation::{learn, register};
 use crate::attached::Attached;
 use crate::core::Mover;
 use crate::maps::Eligible;
 use crate::page::Phase;
+use crate::registry::Region;
 use crate::serve::fail_closed;
 use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
 
-/// No program has memory here (below vm.mmap_min_addr's default).
-const NEVER_MAPPED: usize = 0x8000;
-
 impl Steward {
-    /// Fills the registry, and forgets far pages that the child does not have. Faults are served already; nothing is moved
+    /// Fills the registry and registers what is new, and forgets far pages that the child does not have. Faults are served already; nothing is moved
     /// out yet.
     pub(crate) fn adopt_mappings(&mut self, attached: &'static Attached) {
         let mappings = self.settled_mappings(attached);
@@ -39,6 +38,14 @@ impl Steward {
                 let mut registry = self.pager.lock_registry();
                 registry.add(mapping.start, mapping.end);
                 registry.pin(mapping.start, mapping.end, !mapping.is_movable);
+                let (start, end, pinned) = (mapping.start, mapping.end, !mapping.is_movable);
+                let region = Region { start, end, pinned, ..Region::default() };
+                if has_far {
+                    // Registered since the fork; unmapped meanwhile, it could not be registered again.
+                    learn(self.core, region);
+                } else {
+                    register(self.core, &mut registry, region);
+                }
             }
         }
     }
@@ -62,8 +69,7 @@ impl Steward {
     }
 
     fn is_quiet(&self) -> bool {
-        let probed = self.core.uffd.zero(NEVER_MAPPED, PAGE_BYTES, false);
-        if probed.errno == Some(libc::EAGAIN) {
+        if self.core.uffd.is_changing() {
             self.core.layout.take_in(&self.core.uffd);
             return false;
         }
@@ -86,11 +92,16 @@ impl Steward {
             let core = self.core;
             let mut pages = known_pages(core.space, mapping.start, mapping.end);
             let Some(page) = pages.find(|page| is_away(*page)) else { return true };
-            // A fault of the page is being served: so it is registered.
-            let Some(state) = page.cell().claim(Phase::Far, Phase::Fetching) else { return true };
+            // It is being fetched for a fault, of its own or of a page before it.
+            let Some(state) = page.cell().claim(Phase::Far, Phase::Fetching) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let wake = || core.uffd.wake(page.address(), PAGE_BYTES);
             let place = core.place(page, state.layer());
             if self.fetcher.fetch([place].into_iter()) == 0 {
                 page.cell().store(state);
+                let _ = wake();
                 // Whoever touches it finds that out, too.
                 return true;
             }
@@ -106,11 +117,13 @@ impl Steward {
                 }
                 Some(libc::ENOENT) => {
                     page.cell().store(state);
+                    let _ = wake();
                     self.forget_mapping(mapping.start, mapping.end);
                     return false;
                 }
                 Some(libc::EAGAIN | libc::ECANCELED) => {
                     page.cell().store(state);
+                    let _ = wake();
                     core.layout.take_in(&core.uffd);
                     std::thread::yield_now();
                 }
