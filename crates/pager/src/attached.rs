@@ -15,7 +15,7 @@ use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
 
 use crate::children::child::Child;
-use crate::children::{Children, Keeper, inherit};
+use crate::children::{Children, Keeper, birth, inherit};
 use crate::core::Core;
 use crate::maps::{self, Eligible};
 use crate::serve::fail_closed;
@@ -87,7 +87,7 @@ impl Attached {
             pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
             memory: sys::open_memory().map_err(of_process("mem"))?,
         };
-        Ok(Box::leak(Box::new(Attached {
+        let attached: &'static Attached = Box::leak(Box::new(Attached {
             pager,
             files: Mutex::new(Some(files)),
             statm: crate::budget::open_statm()?,
@@ -97,7 +97,9 @@ impl Attached {
             inherited: Mutex::new(attachment.inherited),
             children: Children::new()?,
             must_leave: AtomicBool::new(false),
-        })))
+        }));
+        birth::set_parent(attached);
+        Ok(attached)
     }
 
     /// Pages the program until the order to leave comes; the calling thread becomes the steward. If the program ends,

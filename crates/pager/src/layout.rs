@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use farpool_uffd::{Change, Message, Outcome, Uffd};
 
+use crate::children::birth;
 use crate::sys;
 
 /// Changes and postponed faults for which there is room without allocating: each of the program's threads waits for
@@ -149,8 +150,10 @@ impl Layout {
         let before = state.changes.len();
         for change in messages.iter().filter_map(Message::change) {
             if !state.is_own(change) {
-                let is_fork = matches!(change, Change::Forked { .. });
-                self.children.fetch_add(u32::from(is_fork), SeqCst);
+                if let Change::Forked { descriptor } = change {
+                    self.children.fetch_add(1, SeqCst);
+                    birth::announce_unapplied(descriptor);
+                }
                 state.changes.push_back(change);
                 self.unapplied.fetch_add(1, SeqCst);
             }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::birth;
 use super::remains::{Lacking, Remains};
 use crate::fetch::FETCHED_AT_ONCE;
 use crate::page::Phase;
@@ -61,8 +62,8 @@ pub struct Inheritance {
     pub local: Arc<BTreeMap<usize, Box<[u8; PAGE_BYTES]>>>,
 }
 
-/// A child's child, before it is served: its userfaultfd, and what it lacks.
-pub type Born = (OwnedFd, Inheritance);
+/// A child's child, before it is served: its number, its userfaultfd, and what it lacks.
+pub type Born = (u64, OwnedFd, Inheritance);
 
 impl Child {
     pub fn new(number: u64, uffd: OwnedFd, inherited: Inheritance) -> Child {
@@ -330,7 +331,7 @@ impl Child {
             Change::Forked { descriptor } => {
                 // SAFETY: the kernel made the descriptor for this process when the event was read.
                 let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
-                self.born.push((uffd, self.inherited.clone()));
+                self.born.push((birth::announce(&uffd), uffd, self.inherited.clone()));
             }
         }
     }

@@ -9,6 +9,7 @@
 //! A child that the keeper gives a sidecar of its own is handed over: its userfaultfd, and where its pages are
 //! ([`handover`]), which its own pager then has ([`inherit`]).
 
+pub mod birth;
 pub mod child;
 pub mod handover;
 pub mod inherit;

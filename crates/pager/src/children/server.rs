@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,14 +27,6 @@ const LOOK_STEP: Duration = Duration::from_millis(100);
 /// MB/s, where it would otherwise pass the limit by what it reads.
 const MODEST_TIME: Duration = Duration::from_secs(2);
 const MODEST_PAUSE: Duration = Duration::from_millis(1);
-
-/// Numbers children.
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
-
-/// A number that no other child of this pager has.
-pub fn next_number() -> u64 {
-    NEXT_NUMBER.fetch_add(1, SeqCst)
-}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -166,14 +156,10 @@ impl Server {
     }
 
     fn adopt_born(&mut self, parent: &mut Child) {
-        for (uffd, inherited) in parent.take_born() {
-            let number = next_number();
-            self.orders.note_birth(number);
-            (self.keeper.born)(number, &uffd);
+        for (number, uffd, inherited) in parent.take_born() {
             self.core.layout.expects_child();
             self.pager.inheritance.expects_another();
-            let child = Child::new(number, uffd, inherited);
-            self.served.push(child);
+            self.served.push(Child::new(number, uffd, inherited));
         }
     }
 

@@ -4,7 +4,7 @@
 //! do, needs nothing: it is given a moment for that.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -13,9 +13,10 @@ use farpool_uffd::PAGE_BYTES;
 
 use super::Steward;
 use crate::attached::Attached;
+use crate::children::birth;
 use crate::children::child::{Child, Inheritance};
 use crate::children::remains::Remains;
-use crate::children::server::{Blades, next_number};
+use crate::children::server::Blades;
 use crate::maps;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::serve::fail_closed;
@@ -30,8 +31,7 @@ pub(super) const THAW_STEP: Duration = Duration::from_secs(1);
 impl Steward {
     /// Sees to it that a child gets what is far now.
     pub(super) fn share_with_child(&mut self, attached: &'static Attached, uffd: OwnedFd) {
-        let number = next_number();
-        attached.child_is_born(number, &uffd);
+        let number = birth::number_of(uffd.as_raw_fd());
         let mut child = Child::new(number, uffd, Inheritance::default());
         let needs_pages = child.may_need_pages() && {
             child.inherit(self.take_down());
@@ -58,9 +58,7 @@ impl Steward {
         let mut unfinished = vec![child];
         while let Some(mut child) = unfinished.pop() {
             child.finish(&mut Blades { core: self.core, fetcher: &mut self.fetcher });
-            for (uffd, inherited) in child.take_born() {
-                let number = next_number();
-                attached.child_is_born(number, &uffd);
+            for (number, uffd, inherited) in child.take_born() {
                 self.core.layout.expects_child();
                 unfinished.push(Child::new(number, uffd, inherited));
             }
