@@ -114,6 +114,25 @@ fn a_tree_of_children_has_what_was_there_at_each_fork() {
     }
 }
 
+/// Its parent ends while nobody serves it yet, while it is handed over, and long after.
+#[test]
+fn a_child_that_outlives_its_parent_has_all_its_data() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("orphan", include_str!("sidecar/orphan.c"), &[]);
+    for delay_us in ["0", "2000", "5000", "20000", "100000"] {
+        let file = program.directory.path().join(delay_us);
+        let outcome = program.succeeds(&["96", delay_us, &file.to_string_lossy()], LIMIT_MIB);
+        outcome.require_far();
+        let found = wait_until("the child to end", PATIENCE, || {
+            std::fs::read_to_string(&file).ok().filter(|found| found.ends_with('\n'))
+        });
+        assert_eq!(found, "0 wrong\n", "delay {delay_us}");
+    }
+}
+
 /// The kernel puts new mappings just where memory was unmapped: the sidecar's were found there.
 #[test]
 fn what_was_unmapped_is_free_until_the_program_maps_it_again() {
