@@ -194,6 +194,7 @@ fn stay(
         }
         if must_leave.load(Relaxed) && !is_leaving {
             is_leaving = true;
+            keeper.begin_to_leave();
             ward.leave()?;
         }
         Ward::wait(std::slice::from_ref(&ward), STEP);
@@ -228,6 +229,7 @@ fn stay_with_tree(
         }
         if must_leave.load(Relaxed) && !is_leaving {
             is_leaving = true;
+            keeper.begin_to_leave();
             wards.leave_all();
         }
         wards.wait(pause);

@@ -155,6 +155,11 @@ impl Keeper {
         }
     }
 
+    /// The programs are being left.
+    pub(crate) fn begin_to_leave(&mut self) {
+        self.strain.stop();
+    }
+
     /// Waits for the program and for all its descendants; returns the program's status.
     fn watch(&mut self, program: i32) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);

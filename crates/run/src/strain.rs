@@ -41,6 +41,8 @@ pub struct Strain {
     /// Memory that a program keeps from its children stays.
     keeps_from_children: bool,
     is_quiet: bool,
+    /// Everything is being brought in: what is registered no more could be moved until now.
+    has_stopped: bool,
 }
 
 impl Strain {
@@ -56,14 +58,20 @@ impl Strain {
             has_told_of_unmovable: false,
             keeps_from_children: door == Door::Preload,
             is_quiet,
+            has_stopped: false,
         }
+    }
+
+    /// The programs are being left: nothing is said of them any more.
+    pub fn stop(&mut self) {
+        self.has_stopped = true;
     }
 
     /// Looks if it is time; `gone` is what ended processes have counted.
     pub fn look(&mut self, board: &Board, gone: &ProcessStatistics) {
         let now = Instant::now();
         let elapsed = now - self.looked;
-        if elapsed < SAMPLE_STEP {
+        if elapsed < SAMPLE_STEP || self.has_stopped {
             return;
         }
         self.looked = now;
