@@ -125,7 +125,7 @@ fn a_child_that_outlives_its_parent_has_all_its_data() {
     for delay_us in ["0", "2000", "5000", "20000", "100000"] {
         let file = program.directory.path().join(delay_us);
         let outcome = program.succeeds(&["96", delay_us, &file.to_string_lossy()], LIMIT_MIB);
-        outcome.require_far();
+        assert!(outcome.counter("pages_written") > 0, "nothing was far: {}", outcome.stats);
         let found = wait_until("the child to end", PATIENCE, || {
             std::fs::read_to_string(&file).ok().filter(|found| found.ends_with('\n'))
         });
