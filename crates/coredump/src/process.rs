@@ -83,7 +83,7 @@ pub fn describe(pid: u32, task: i32) -> Result<Process, Error> {
     }
     arguments.iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
     Ok(Process {
-        pid: i32::try_from(pid).unwrap_or(0),
+        pid: pid.cast_signed(),
         parent: stat.number(4),
         group: stat.number(5),
         session: stat.number(6),

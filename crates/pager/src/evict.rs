@@ -240,7 +240,7 @@ impl Evictor {
                 self.core.budget.wait_for_kick(BREATH);
             }
         }
-        let moved = u64::try_from(evicted + released).unwrap_or(0);
+        let moved = (evicted + released).unsigned_abs();
         let worked = sys::processor_time().saturating_sub(began);
         if let Some(rest) = self.effort.note(worked, moved) {
             self.ease_off(rest);

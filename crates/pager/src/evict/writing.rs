@@ -11,7 +11,7 @@ use crate::frames::{FrameSlot, bits};
 use crate::moves;
 use crate::page::Phase;
 use crate::serve::fail_closed;
-use crate::space::{Page, Superpage};
+use crate::space::{CHUNK_PAGES, Page, Superpage};
 use crate::sys;
 
 impl Evictor {
@@ -19,7 +19,8 @@ impl Evictor {
         let writing = self.core.frames.begin_write(tray);
         self.writes.clear();
         for index in bits(writing) {
-            let slot = FrameSlot { tray, index: u8::try_from(index).unwrap_or(0) };
+            #[allow(clippy::cast_possible_truncation)] // A bit's number, below 64.
+            let slot = FrameSlot { tray, index: index as u8 };
             let Some(page) = self.core.frames.victim(slot) else {
                 self.core.frames.end_write(slot);
                 continue;
@@ -44,7 +45,10 @@ impl Evictor {
         let segment = self.core.layers.segment(layer);
         let blade = segment.and_then(|segment| self.core.pool.blade_of(segment, superpage.id()));
         self.sent_to[usize::from(tray)] = blade.unwrap_or_default();
-        self.unacknowledged[usize::from(tray)] = u8::try_from(count).unwrap_or(u8::MAX);
+        assert!(count <= CHUNK_PAGES, "{count} writes of a tray of {CHUNK_PAGES} pages");
+        #[allow(clippy::cast_possible_truncation)] // At most 64, as was just asserted.
+        let unacknowledged = count as u8;
+        self.unacknowledged[usize::from(tray)] = unacknowledged;
         self.trays_in_flight += 1;
         // SAFETY: the frames of a tray in flight belong to the evictor until its pages are acknowledged.
         if let Err(error) = unsafe { self.lane.write(&self.writes) } {
