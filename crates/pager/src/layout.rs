@@ -2,8 +2,9 @@
 //!
 //! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its event is read,
 //! and then goes on at once. What the pager knows of the range is out of date from then on. So:
-//! * messages are read, and pages are moved or copied into the program or out of it, under one lock;
-//! * a change that was read is queued under the same hold of the lock, and the steward applies it to the page states;
+//! * pages are moved or copied into the program or out of it under a shared hold of the turnstile, each call of the
+//!   kernel for itself; messages are read under an exclusive one, which goes before new shared ones;
+//! * a change that was read is queued under the same hold, and the steward applies it to the page states;
 //! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is served.
 //!
 //! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN (`mmap_changing`), to
@@ -15,7 +16,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use farpool_uffd::{Change, Message, Outcome, Uffd};
@@ -37,6 +38,9 @@ pub const CANCELLED: Outcome = Outcome { done_bytes: 0, errno: Some(libc::ECANCE
 pub struct Layout {
     /// Whether events were asked for.
     follows: bool,
+    /// Shared by who moves pages, for one call of the kernel; exclusive for who reads messages.
+    turnstile: RwLock<()>,
+    /// Locked after the turnstile, by those who have it exclusively or only look at what was read.
     state: Mutex<State>,
     /// Changes that were read and not applied yet.
     unapplied: AtomicU32,
@@ -60,7 +64,7 @@ struct State {
 /// Permission to move pages, as long as it is held.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    _state: Option<MutexGuard<'a, State>>,
+    _shared: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl Layout {
@@ -74,6 +78,7 @@ impl Layout {
         };
         Layout {
             follows,
+            turnstile: RwLock::new(()),
             state: Mutex::new(state),
             unapplied: AtomicU32::new(0),
             children: AtomicU32::new(0),
@@ -90,10 +95,10 @@ impl Layout {
     /// Leave to move pages; None while a change waits to be applied. To be held for one call of the kernel.
     pub fn enter(&self) -> Option<Entry<'_>> {
         if !self.follows {
-            return Some(Entry { _state: None });
+            return Some(Entry { _shared: None });
         }
-        let state = self.lock();
-        (self.unapplied.load(SeqCst) == 0).then_some(Entry { _state: Some(state) })
+        let shared = self.pass();
+        (self.unapplied.load(SeqCst) == 0).then_some(Entry { _shared: Some(shared) })
     }
 
     /// One step that moves or fills pages of the program, or its refusal ([`CANCELLED`]).
@@ -107,8 +112,10 @@ impl Layout {
         if !self.follows {
             return operation();
         }
-        let state = self.lock();
-        if state.changes.is_empty() { operation() } else { CANCELLED }
+        let _shared = self.pass();
+        // What is read is queued under an exclusive hold: nothing can come while this one lasts.
+        let is_last = self.lock().changes.is_empty();
+        if is_last { operation() } else { CANCELLED }
     }
 
     /// Reads waiting messages; changes among them are queued, and faults that another thread postponed come first.
@@ -117,6 +124,7 @@ impl Layout {
         if !self.follows {
             return uffd.read(buffer).map(<[Message]>::len);
         }
+        let _alone = self.close();
         let mut state = self.lock();
         let postponed = state.postponed.len().min(buffer.len());
         if postponed > 0 {
@@ -137,6 +145,7 @@ impl Layout {
             return;
         }
         let mut messages = [Message::default(); MESSAGES];
+        let _alone = self.close();
         let mut state = self.lock();
         // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
         if let Ok(messages) = uffd.read(&mut messages) {
@@ -221,6 +230,16 @@ impl Layout {
     /// Waits until something was read since `bell`, at most for `timeout`.
     pub fn wait_for_changes(&self, bell: u32, timeout: Duration) {
         sys::wait(&self.bell, bell, Some(timeout));
+    }
+
+    /// A shared hold of the turnstile.
+    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+        self.turnstile.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An exclusive hold of the turnstile.
+    fn close(&self) -> RwLockWriteGuard<'_, ()> {
+        self.turnstile.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
