@@ -37,6 +37,8 @@ const MESSAGES: usize = 8;
 const MAX_FLIGHTS: usize = 512;
 /// Pages of a thread's own for fetches while there is no free frame; beyond, faults wait.
 const STAGE_PAGES: usize = 64;
+/// Their memory is given back when there was no fault for so long.
+const STAGE_REST: Duration = Duration::from_millis(100);
 /// In Solo the lead looks for an answer of a blade so long before it sleeps: about a round trip on a rack.
 const ANSWER_SPIN: Duration = Duration::from_micros(50);
 /// A fault waits at most this long, in total, for the evictor to free a frame.
@@ -85,6 +87,8 @@ pub struct FaultThread {
     landed: Vec<Flight>,
     stage: usize,
     free_stage: Vec<usize>,
+    /// Pages of the stage, from its beginning, that may take memory.
+    stage_used: usize,
     zeros: usize,
     /// Which pages of the run of first touches that is being filled were in phase Dropped.
     dropped: u64,
@@ -110,6 +114,7 @@ impl FaultThread {
             landed: Vec::with_capacity(MAX_FLIGHTS),
             stage,
             free_stage: (0..STAGE_PAGES).rev().collect(),
+            stage_used: 0,
             zeros: stage + STAGE_PAGES * PAGE_BYTES,
             dropped: 0,
             passes: 0,
@@ -154,6 +159,9 @@ impl FaultThread {
         let mut watch = Watch::new();
         loop {
             if self.lane.in_flight() == 0 {
+                if self.core.crew.is_solo() {
+                    self.release_stage();
+                }
                 if watches {
                     self.core.crew.watch(&mut watch, &self.core.uffd);
                     sys::pin_to(cpu);
@@ -218,9 +226,14 @@ impl FaultThread {
             }
         }
         let most = if busy { Some(most.unwrap_or(EXPIRY_STEP).min(EXPIRY_STEP)) } else { most };
+        let is_staged = !busy && self.stage_used > 0;
+        let most = if is_staged { Some(most.unwrap_or(STAGE_REST).min(STAGE_REST)) } else { most };
         let timeout = most.and_then(|most| Timespec::try_from(most).ok());
         if !(busy && self.core.crew.is_solo() && is_soon_ready(&mut fds[..count])) {
-            let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+            let ready = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+            if is_staged && ready == Ok(0) {
+                self.release_stage();
+            }
         }
         self.check_deadlines();
         if busy {
@@ -512,11 +525,18 @@ impl FaultThread {
         }
         loop {
             if let Some(index) = self.free_stage.pop() {
+                self.stage_used = self.stage_used.max(index + 1);
                 return index;
             }
             self.lane.wait(&mut self.done);
             self.land();
         }
+    }
+
+    /// Gives the stage's memory back; nothing must be in flight. It counts against the limit, in each process.
+    fn release_stage(&mut self) {
+        assert_eq!(self.free_stage.len(), STAGE_PAGES, "a page of the stage is in flight");
+        sys::release(self.stage, std::mem::take(&mut self.stage_used) * PAGE_BYTES);
     }
 
     /// Free frames without waiting, but not the last ones, which are for demand.
