@@ -22,7 +22,7 @@ use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, runs};
 use crate::keeper::{self, Keeper};
 use crate::rack::RackRun;
-use crate::sidecars::{News, Nursery, Ward};
+use crate::sidecars::{self, News, Nursery, Ward};
 use crate::strain::Strain;
 use crate::wards::{self, LEAVE, Wards, share_memory};
 use crate::{Door, RunError, RunOptions, needs, stats};
@@ -197,7 +197,7 @@ fn stay(
             keeper.begin_to_leave();
             ward.leave()?;
         }
-        Ward::wait(std::slice::from_ref(&ward), STEP);
+        sidecars::wait(std::slice::from_ref(&ward), None, STEP);
     }
 }
 
@@ -232,7 +232,7 @@ fn stay_with_tree(
             keeper.begin_to_leave();
             wards.leave_all();
         }
-        wards.wait(pause);
+        wards.wait(pause, None);
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
 use farpool_wire::{Address, SUPERPAGE_BYTES};
-use rustix::process::{Pid, Resource, Rlimit, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, WaitOptions, pidfd_open};
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -24,6 +24,7 @@ use crate::needs;
 use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
 use crate::rack::RackRun;
+use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
 use crate::wards::{self, Wards};
@@ -163,11 +164,15 @@ impl Keeper {
     /// Waits for the program and for all its descendants; returns the program's status.
     fn watch(&mut self, program: i32) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);
+        // Its end is no reason to wait for the next look. Without the handle it is seen at that.
+        let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
+        let mut ending = Pid::from_raw(program).and_then(handle);
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, wait_status))) => {
                     if pid.as_raw_nonzero().get() == program {
                         status = ExitStatus::from_raw(wait_status.as_raw());
+                        ending = None;
                     }
                     self.sweep();
                 }
@@ -184,9 +189,9 @@ impl Keeper {
                     match &mut self.wards {
                         Some(wards) => {
                             let pause = wards.look(&self.board);
-                            wards.wait(pause);
+                            wards.wait(pause, ending.as_ref());
                         }
-                        None => std::thread::sleep(WATCH_STEP),
+                        None => sidecars::wait(&[], ending.as_ref(), WATCH_STEP),
                     }
                 }
                 Err(_) => {

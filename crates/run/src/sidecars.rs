@@ -369,16 +369,6 @@ impl Ward {
         std::mem::take(&mut self.children).into_iter()
     }
 
-    /// Waits until one of the sidecars has something to say, at most for `most`.
-    pub fn wait(wards: &[Ward], most: Duration) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let Ok(most) = most.try_into() else { return };
-        let mut fds: Vec<PollFd<'_>> =
-            wards.iter().map(|ward| PollFd::new(&ward.sidecar.control, PollFlags::IN)).collect();
-        // An error is a wake-up like any other: the caller looks again.
-        let _ = poll(&mut fds, Some(&most));
-    }
-
     /// Has everything brought in; [`News::Left`] comes.
     pub fn leave(&self) -> Result<(), SidecarError> {
         self.tell("LEAVE")
@@ -405,6 +395,16 @@ impl Ward {
     pub fn end_program(&self) {
         let _ = pidfd_send_signal(&self.program, Signal::KILL);
     }
+}
+
+/// Waits until one of the sidecars has something to say or the process of a handle ends, at most for `most`.
+pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let Ok(most) = most.try_into() else { return };
+    let controls = wards.iter().map(|ward| &ward.sidecar.control);
+    let fds = controls.chain(ending).map(|fd| PollFd::new(fd, PollFlags::IN));
+    // An error is a wake-up like any other: the caller looks again.
+    let _ = poll(&mut fds.collect::<Vec<PollFd<'_>>>(), Some(&most));
 }
 
 /// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.

@@ -4,6 +4,7 @@
 //! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -16,14 +17,19 @@ use crate::attach::is_in_another_run;
 use crate::custody::end_orphans;
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
-use crate::sidecars::{News, Nursery, Retired, SidecarError, Ward};
+use crate::sidecars::{self, News, Nursery, Retired, SidecarError, Ward};
 
-/// A process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has no sidecar.
+/// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what fits runs as if
+/// Farpool were not there.
+const ROOM_BYTES: u64 = 64 << 20;
+const ROOM_PART: u64 = 4;
+/// With less room, a process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has none.
 const WORTH_BYTES: u64 = 96 << 20;
 const WORTH_PART: u64 = 4;
-/// When the tree comes within 1/8 of its limit, every process with so much has something to give.
+/// When the tree comes within 1/8 of its limit, every process with so much has something to give: a sidecar takes one
+/// to two MiB itself, and leaves a process one MiB in any case.
 const NEAR_PART: u64 = 8;
-const LEAST_BYTES: u64 = 1 << 20;
+const LEAST_BYTES: u64 = 4 << 20;
 /// The limit counts as held up to a tenth and 32 MiB more; beyond, it is said that it is not.
 const OVERRUN_PART: u64 = 10;
 const OVERRUN_BYTES: u64 = 32 << 20;
@@ -120,17 +126,17 @@ impl Wards {
         let limit = board.header().limit_bytes.load(Relaxed);
         let counted = native_bytes + paged_bytes(board);
         self.warn(board, counted);
-        let is_near = counted + limit / NEAR_PART >= limit;
-        let worth = if is_near { LEAST_BYTES } else { WORTH_BYTES.min(limit / WORTH_PART) };
+        let room = limit.saturating_sub(counted);
+        let worth = worth_bytes(limit, room);
         for (pid, bytes) in native {
-            if bytes >= worth && !self.is_leaving {
-                self.admit(pid, limit.saturating_sub(counted) < HOLD_BYTES);
+            if worth.is_some_and(|worth| bytes >= worth) && !self.is_leaving {
+                self.admit(pid, room < HOLD_BYTES);
             }
         }
         let tree: HashSet<u32> = tree.into_iter().collect();
         self.outside.retain(|pid, _| tree.contains(pid));
         self.outsiders.publish(board, &tree, self.outside.keys().copied());
-        let room_ms = limit.saturating_sub(counted) / GROWTH_BYTES_PER_MS;
+        let room_ms = room / GROWTH_BYTES_PER_MS;
         Duration::from_millis(room_ms.clamp(*LOOK_MS.start(), *LOOK_MS.end()))
     }
 
@@ -152,9 +158,9 @@ impl Wards {
         );
     }
 
-    /// Waits for the next look, or for what a sidecar has to say.
-    pub fn wait(&self, most: Duration) {
-        Ward::wait(&self.wards, most);
+    /// Waits for the next look, for what a sidecar has to say, or for the end of a process.
+    pub fn wait(&self, most: Duration, ending: Option<&OwnedFd>) {
+        sidecars::wait(&self.wards, ending, most);
     }
 
     fn admit(&mut self, pid: u32, holds: bool) {
@@ -332,6 +338,18 @@ impl Wards {
     }
 }
 
+/// How much anonymous memory makes a process worth a sidecar, with so much room below the limit; None: none is needed
+/// yet. Pure.
+fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
+    if room_bytes <= limit_bytes / NEAR_PART {
+        Some(LEAST_BYTES)
+    } else if room_bytes < ROOM_BYTES + limit_bytes / ROOM_PART {
+        Some(WORTH_BYTES.min(limit_bytes / WORTH_PART))
+    } else {
+        None
+    }
+}
+
 /// Takes the memory of a sidecar that has left out of its process, which goes on. If that fails too often the process
 /// keeps some unused addresses.
 fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
@@ -400,4 +418,26 @@ pub(crate) fn share_memory(one: u32, other: u32) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_fits_needs_no_sidecar() {
+        assert_eq!(worth_bytes(1024 * MIB, 1000 * MIB), None);
+        assert_eq!(worth_bytes(1024 * MIB, 320 * MIB), None);
+    }
+
+    #[test]
+    fn the_nearer_the_limit_the_smaller_the_processes_that_get_one() {
+        assert_eq!(worth_bytes(1024 * MIB, 319 * MIB), Some(WORTH_BYTES));
+        assert_eq!(worth_bytes(1024 * MIB, 128 * MIB), Some(LEAST_BYTES));
+        assert_eq!(worth_bytes(1024 * MIB, 0), Some(LEAST_BYTES));
+        // A small limit is reached between two looks.
+        assert_eq!(worth_bytes(64 * MIB, 64 * MIB), Some(16 * MIB));
+    }
 }
