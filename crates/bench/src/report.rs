@@ -1,5 +1,6 @@
 //! Rows of results: how they read, as a table, as JSON, and two runs beside each other.
 
+use crate::stage::Door;
 use crate::units::{format_bytes, three_digits};
 use crate::{BenchError, machine::Machine};
 use std::fmt::Write;
@@ -184,6 +185,9 @@ pub struct Report {
     pub machine: Machine,
     /// Whether it was a shortened run.
     pub quick: bool,
+    /// How farpool got into the programs.
+    #[serde(default)]
+    pub door: Door,
     /// What.
     pub rows: Vec<Row>,
 }
@@ -218,7 +222,7 @@ impl Report {
     pub fn table(&self) -> String {
         let mut table = vec![["what", "value", "floor", "ratio", "bar", "", ""].map(str::to_owned)];
         table.extend(self.rows.iter().map(cells));
-        let mut text = format!("{}\n\n", self.machine);
+        let mut text = format!("{}; door: {}\n\n", self.machine, self.door.as_str());
         text.push_str(&aligned(&table));
         let judged = self.rows.iter().filter_map(|row| row.met);
         let (met, all) = judged.fold((0, 0), |(met, all), is| (met + u32::from(is), all + 1));
@@ -324,7 +328,7 @@ mod tests {
             Row::skipped("redis.50", Unit::OpsPerSecond, "redis-server is not installed"),
             Row::failed("limit.x", Unit::Bytes, Some(Bar::AtMost(1.0)), "x was not done after 9 s"),
         ];
-        Report { machine: Machine::default(), quick: true, rows }
+        Report { machine: Machine::default(), quick: true, door: Door::default(), rows }
     }
 
     #[test]

@@ -110,6 +110,14 @@ impl Mapping {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Gives the pages `pages` up: they read as zeros afterwards.
+    pub(crate) fn give_up(&mut self, pages: std::ops::Range<usize>) -> io::Result<()> {
+        let (start, len) = self.byte_range(pages);
+        // SAFETY: the range lies in our own mapping, and the exclusive reference says that nobody else reads it.
+        let result = unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// How many of the pages `pages` are in local memory.
     pub(crate) fn resident_pages(&self, pages: std::ops::Range<usize>) -> io::Result<usize> {
         let mut resident = vec![0u8; pages.len()];

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use farpool_bench::stage::{self, Launch, Running, Stage, progress};
+use farpool_bench::stage::{self, Door, Launch, Running, Stage, progress};
 use farpool_bench::{BenchError, python_program};
 
 use crate::error::{During, Error, Stopped};
@@ -102,7 +102,8 @@ impl Workspace {
             .during("making a folder for the records")?;
         let records = records::collect(folder.path().join("records"), options.records_bytes)?;
         let farpool = options.farpool.clone();
-        let stage = Stage { farpool, folder: folder.path().to_owned(), patience: PYTHON_PATIENCE };
+        let (patience, door) = (PYTHON_PATIENCE, Door::default());
+        let stage = Stage { farpool, folder: folder.path().to_owned(), patience, door };
         Ok(Workspace { records, requests: options.requests, stage, _folder: folder })
     }
 

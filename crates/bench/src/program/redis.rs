@@ -255,6 +255,7 @@ fn ping(socket: &Path) -> std::io::Result<Client> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stage::Door;
 
     #[test]
     fn redis_serves_what_was_set_or_the_row_is_skipped() {
@@ -263,6 +264,7 @@ mod tests {
             farpool: "farpool".into(),
             folder: folder.path().to_owned(),
             patience: Duration::from_secs(20),
+            door: Door::default(),
         };
         let redis = Redis {
             keys: 500,

@@ -104,6 +104,7 @@ fn seconds_between(clock: &[&str]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stage::Door;
     use std::time::Duration;
 
     #[test]
@@ -112,6 +113,7 @@ mod tests {
             farpool: "farpool".into(),
             folder: std::env::temp_dir(),
             patience: Duration::from_secs(20),
+            door: Door::default(),
         };
         let run = |rows| Sqlite { rows, queries: 300 }.run(&stage, Place::Local, 0);
         match run(2000) {

@@ -113,7 +113,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
 }
 
 /// A single source file, which a JDK runs as it is.
-fn java(lab: &Lab, objects: &str) -> Result<Vec<OsString>, BenchError> {
+pub(super) fn java(lab: &Lab, objects: &str) -> Result<Vec<OsString>, BenchError> {
     let source = lab.stage.folder.join("Objects.java");
     std::fs::write(&source, JAVA).map_err(BenchError::os("write the Java program"))?;
     let mut command = words(&["java", "-Xmx1g", "-XX:+UseSerialGC"]);

@@ -5,6 +5,7 @@
 
 mod fault;
 mod limit;
+mod native;
 mod predict;
 mod programs;
 mod throughput;
@@ -52,7 +53,7 @@ impl Lab {
             .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
         let patience = if args.quick { PATIENCE_QUICK } else { PATIENCE };
         Ok(Self {
-            stage: Stage { farpool, folder, patience },
+            stage: Stage { farpool, folder, patience, door: args.door },
             floors: Floors::new(args.quick),
             quick: args.quick,
             swap: !args.no_swap,
@@ -85,9 +86,10 @@ fn experiments() -> Vec<Experiment> {
         experiment("scan.shm", Unit::BytesPerSecond, throughput::scan),
         experiment("evict.shm", Unit::Nanoseconds, throughput::evict),
         experiment("blade.tcp", Unit::BytesPerSecond, throughput::blade_tcp),
-        experiment("fits", Unit::Seconds, throughput::fits),
+        experiment("calls.give-up", Unit::Nanoseconds, throughput::give_up),
         experiment("pager.memory", Unit::Bytes, limit::pager_memory),
     ];
+    all.extend(native::NAMES.map(|name| experiment(name, Unit::Seconds, native::run)));
     all.extend(limit::NAMES.map(|name| experiment(name, Unit::Bytes, limit::run)));
     all.extend(predict::NAMES.map(|name| experiment(name, Unit::Percent, predict::run)));
     all.extend(programs::NAMES.map(|name| experiment(name, Unit::OpsPerSecond, programs::run)));
@@ -120,7 +122,8 @@ pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
         let message = format!("no row is called so; there are {}", names.join(", "));
         return Err(BenchError::Arguments(message));
     }
-    let mut report = Report { machine: Machine::here(), quick: args.quick, rows: Vec::new() };
+    let (machine, quick, door) = (Machine::here(), args.quick, args.door);
+    let mut report = Report { machine, quick, door, rows: Vec::new() };
     if args.list {
         chosen.iter().for_each(|experiment| println!("{}", experiment.name));
         return Ok(report);

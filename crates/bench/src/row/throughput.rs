@@ -12,9 +12,10 @@ use std::time::Duration;
 
 const SCAN_BYTES: u64 = 512 * MIB;
 const EVICT_BYTES: u64 = 512 * MIB;
-const FITTING_BYTES: u64 = 256 * MIB;
-/// Times a program that fits is run each way, in turn; medians are compared.
-const FITTING_RUNS: usize = 7;
+const GIVE_UP_BYTES: u64 = 128 * MIB;
+/// Times it is run each way, in turn; medians are compared.
+const GIVE_UP_RUNS: usize = 5;
+const GIVE_UP_RATIO: f64 = 1.15;
 const BLADE_BYTES: u64 = 256 * MIB;
 
 /// One word of every page in order, seven eighths of them far.
@@ -44,6 +45,28 @@ pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Benc
     Ok(vec![row.note("per page; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
 }
 
+/// Memory given up and taken again, as allocators do, by a program with half of its memory far: the time in the calls.
+pub(super) fn give_up(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    let bytes = lab.bytes(GIVE_UP_BYTES);
+    let program = Workload { name: WorkloadName::GiveUp, bytes, args: &[] };
+    let call_ns = |place| {
+        let (report, _) = program.run(&lab.stage, place, bytes * 2)?;
+        Ok::<f64, BenchError>(report.seconds * 1e9 / report.ops as f64)
+    };
+    let (mut far, mut local) = (Vec::new(), Vec::new());
+    for run in 0..GIVE_UP_RUNS {
+        progress(&format!("{}: {} of {GIVE_UP_RUNS}", experiment.name, run + 1));
+        local.push(call_ns(Place::Local)?);
+        far.push(call_ns(Place::Shm(bytes / 2))?);
+    }
+    let (far, local) = (median(&far), median(&local));
+    let row =
+        Row::beside(&experiment.name, far, local, Unit::Nanoseconds, Bar::AtMost(GIVE_UP_RATIO));
+    Ok(vec![
+        row.note("MADV_DONTNEED of 64 KiB, resident, half of the program far; floor: all-local"),
+    ])
+}
+
 /// Reads of 32 KiB straight from a blade over TCP, many in flight.
 pub(super) fn blade_tcp(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floor = lab.floors.stream_bytes_s()?;
@@ -57,29 +80,4 @@ pub(super) fn blade_tcp(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, 
 
 fn read_time(lab: &Lab) -> Duration {
     Duration::from_secs(if lab.quick { 1 } else { 3 })
-}
-
-/// A program that fits into local memory, with Farpool and without, first touches included.
-pub(super) fn fits(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
-    let names = [WorkloadName::Alloc, WorkloadName::Mstress, WorkloadName::Sort];
-    names.map(|name| fits_one(lab, name)).into_iter().collect()
-}
-
-fn fits_one(lab: &Lab, name: WorkloadName) -> Result<Row, BenchError> {
-    let bytes = lab.bytes(FITTING_BYTES);
-    let program = Workload { name, bytes, args: &[] };
-    let seconds = |place| {
-        let (report, _) = program.run(&lab.stage, place, bytes * 2)?;
-        Ok::<f64, BenchError>(report.fill_seconds + report.seconds)
-    };
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for run in 0..FITTING_RUNS {
-        progress(&format!("fits.{}: {} of {FITTING_RUNS}", name.as_str(), run + 1));
-        without.push(seconds(Place::Local)?);
-        with.push(seconds(Place::Shm(bytes * 3))?);
-    }
-    let (with, without) = (median(&with), median(&without));
-    let name = format!("fits.{}", name.as_str());
-    let row = Row::beside(name, with, without, Unit::Seconds, Bar::AtMost(1.02));
-    Ok(row.note("floor: without farpool"))
 }

@@ -14,7 +14,7 @@ mod tree;
 
 pub(crate) use memory::Peak;
 pub(crate) use place::Blade;
-pub use place::{Launch, Place, Stage};
+pub use place::{Door, Launch, Place, Stage};
 pub(crate) use process::run_to_end;
 pub use process::{Running, check_interrupted, progress, progress_done, watch_signals};
 

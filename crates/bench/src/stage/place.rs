@@ -32,6 +32,36 @@ pub enum Place {
     Zram(u64),
 }
 
+/// How `farpool run` gets its pager into a program.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Door {
+    /// A preloaded library.
+    #[default]
+    Preload,
+    /// A sidecar.
+    Sidecar,
+}
+
+impl Door {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Preload => "preload",
+            Self::Sidecar => "sidecar",
+        }
+    }
+}
+
 /// What every run of a program needs to know.
 #[derive(Debug, Clone)]
 pub struct Stage {
@@ -41,6 +71,8 @@ pub struct Stage {
     pub folder: PathBuf,
     /// Longest any program may take.
     pub patience: Duration,
+    /// How Farpool gets into the program.
+    pub door: Door,
 }
 
 /// A command that starts a program in its place, with what has to outlive the program.
@@ -162,7 +194,8 @@ impl Stage {
         // A file of the last run must not pass for this one's.
         let _ = std::fs::remove_file(&stats);
         let mut command = Command::new(&self.farpool);
-        command.args(["run", "--quiet", "--local", &limit_bytes.to_string()]);
+        command.args(["run", "--quiet", "--door", self.door.as_str()]);
+        command.args(["--local", &limit_bytes.to_string()]);
         command.arg("--stats").arg(&stats);
         if let Some(blade) = &blade {
             command.args(["--blade", &blade.address]);
@@ -230,6 +263,7 @@ mod tests {
             farpool: PathBuf::from("farpool"),
             folder: folder.to_owned(),
             patience: Duration::from_secs(60),
+            door: Door::default(),
         }
     }
 

@@ -4,11 +4,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashMap;
 use std::fs;
 
+/// What a sidecar calls itself.
+const SIDECAR_NAME: &str = "farpool-sidecar";
+
 /// A process, with its start time because ids are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub id: u32,
     started: u64,
+    /// It is in the memory of the program that it serves.
+    pub is_sidecar: bool,
 }
 
 /// What /proc/pid/stat says.
@@ -56,11 +61,12 @@ fn look_at(id: u32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     // The name may hold anything, parentheses included; fields go on after the last one: the state is
     // the first of them, the parent the second, the start time the twentieth.
-    let (_, rest) = stat.rsplit_once(')')?;
+    let (start, rest) = stat.rsplit_once(')')?;
+    let (_, name) = start.split_once('(')?;
     let fields: Vec<_> = rest.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(Stat {
-        process: Process { id, started: number(19)? },
+        process: Process { id, started: number(19)?, is_sidecar: name == SIDECAR_NAME },
         parent: u32::try_from(number(1)?).ok()?,
         is_zombie: fields.first() == Some(&"Z"),
     })

@@ -8,6 +8,7 @@ mod alloc;
 mod checker;
 mod evict;
 mod faults;
+mod give_up;
 mod graph;
 mod mstress;
 mod scan;
@@ -45,6 +46,8 @@ pub enum WorkloadName {
     Evict,
     /// First touches in random order, then all pages are read.
     Touch,
+    /// Blocks of 64 KiB given up (`MADV_DONTNEED`), each call timed, and written again, beside memory that is only kept.
+    GiveUp,
 }
 
 impl WorkloadName {
@@ -62,6 +65,7 @@ impl WorkloadName {
             Self::Alloc => "alloc",
             Self::Evict => "evict",
             Self::Touch => "touch",
+            Self::GiveUp => "give-up",
         }
     }
 }
@@ -158,6 +162,7 @@ fn run(args: &WorkloadArgs) -> Result<WorkloadReport, BenchError> {
         WorkloadName::Alloc => alloc::run(args),
         WorkloadName::Evict => evict::run(args),
         WorkloadName::Touch => touch::run(args),
+        WorkloadName::GiveUp => give_up::run(args),
     }?;
     let timed = outcome.latencies.as_ref();
     Ok(WorkloadReport {
