@@ -163,6 +163,7 @@ impl Attached {
         let (pool, blades) = blades::connect(core)?;
         inherit::take_over(core, &pool, &handover)?;
         core.pool.set((pool, blades));
+        core.note_fork();
         // Faults are served here now.
         (self.keeper.taken)();
         let mut steward = begin(self.pager, core);

@@ -11,6 +11,7 @@
 //! not held while a blade is waited for.
 
 mod moving;
+mod own;
 mod room;
 mod shared;
 mod writing;
@@ -37,6 +38,7 @@ use crate::sys;
 use crate::thrash::Stall;
 use crate::turn::{Turn, Turns};
 use moving::claim;
+use own::{Own, Tried, Wanted};
 use room::has_memory;
 use shared::InPlace;
 
@@ -64,8 +66,6 @@ const GROWN_PAGES: i64 = 512;
 const REST_STEP: Duration = Duration::from_millis(1);
 /// Chunks looked at in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
-/// Pages of a chunk that are made the process's own at a time, if they are not.
-const MAX_BUSY: usize = CHUNK_PAGES;
 /// The longest that a change of the address space is waited for at a time; the steward wakes who waits.
 const STEWARD_WAIT: Duration = Duration::from_millis(1);
 /// A full pool is asked again after this time.
@@ -105,8 +105,9 @@ pub struct Evictor {
     stall: Stall,
     effort: Effort,
     resident_before: u64,
-    /// Addresses of pages that the kernel would not move.
-    busy: Vec<usize>,
+    /// Pages of the chunk in hand that the kernel would not move, one bit each.
+    busy: u64,
+    own: Option<Own>,
 }
 
 impl Evictor {
@@ -142,7 +143,8 @@ impl Evictor {
             stall: Stall::default(),
             effort: Effort::default(),
             resident_before: 0,
-            busy: Vec::with_capacity(MAX_BUSY),
+            busy: 0,
+            own: None,
         })
     }
 
@@ -272,7 +274,7 @@ impl Evictor {
                 break;
             };
             // Busy: the steward is at work; what is under way must not wait for it.
-            let Some(moved) = self.evict_chunk(chunk, false) else {
+            let Some(moved) = self.evict_chunk(chunk, Wanted::Chosen) else {
                 break;
             };
             evicted += moved;
@@ -302,7 +304,7 @@ impl Evictor {
                 if let Some(page) = self.core.space.page(at) {
                     let number = page.superpage.id() as usize * CHUNKS + page.chunk();
                     self.empty_tray(page.superpage, page.chunk());
-                    if self.evict_chunk(number, true).is_none() {
+                    if self.evict_chunk(number, Wanted::All).is_none() {
                         // The steward is at work, which may wait for our writes.
                         self.drain();
                         sys::pause();
@@ -331,13 +333,28 @@ impl Evictor {
         self.core.frames.retire_all();
     }
 
-    /// Moves a chunk's victims out, or all its pages; returns how many there were. None: not now.
-    fn evict_chunk(&mut self, number: usize, all: bool) -> Option<i64> {
+    /// Moves the wanted pages of a chunk out; returns how many there were. None: not now.
+    fn evict_chunk(&mut self, number: usize, wanted: Wanted) -> Option<i64> {
+        let before = self.move_own()?;
+        let moved = match self.try_chunk(number, wanted)? {
+            Tried::Moved(pages) => pages,
+            Tried::Shared(own) => {
+                self.make_own(own.number, own.shared);
+                self.own = Some(own);
+                self.move_own()?
+            }
+        };
+        Some(before + moved)
+    }
+
+    /// As [`Evictor::evict_chunk`], but pages that other processes map too may stay.
+    fn try_chunk(&mut self, number: usize, wanted: Wanted) -> Option<Tried> {
+        const NOTHING: Option<Tried> = Some(Tried::Moved(0));
         let core = self.core;
         let superpage = core.space.by_id(number / CHUNKS)?;
         let chunk = number % CHUNKS;
         if superpage.trays[chunk].load(SeqCst) != NO_TRAY || !self.may_write(superpage) {
-            return Some(0);
+            return NOTHING;
         }
         if core.layout.is_behind() {
             // The steward wants the lock, and would hardly get it from who takes it again and again.
@@ -352,48 +369,67 @@ impl Evictor {
         // is written: it waits for the lock, and then for the tray.
         let layer = core.layers.current();
         if !has_memory(superpage, layer) {
-            return Some(0);
+            return NOTHING;
         }
         let resident = self.map.resident(core, &registry, superpage, chunk);
         if resident == 0 {
-            if !all {
+            if wanted == Wanted::Chosen {
                 // Of a sparse address space hardly anything else would be looked at.
                 self.passed_over = self.map.empty_after(chunk);
                 self.sweep.pass_over(self.passed_over);
             }
-            return Some(0);
+            return NOTHING;
         }
         let tray = core.frames.take_empty()?;
-        let hot = superpage.hot[chunk].load(Relaxed);
-        let choice = if all {
-            Choice { take: resident, clear_hot: resident }
-        } else {
-            self.sweep.choose(number, resident, hot)
-        };
-        superpage.hot[chunk].fetch_and(!choice.clear_hot, Relaxed);
-        if choice.take == 0 {
+        let take = self.choose(number, superpage, resident, wanted);
+        let may_share = wanted.may_be_shared() && core.shares.load(SeqCst) && core.layout.follows();
+        let shared = if may_share { self.shared_pages(number, take) } else { 0 };
+        if take == 0 || shared != 0 {
             core.frames.return_empty(tray);
-            return Some(0);
+            return Some(Tried::of(Own { number, take, shared }));
         }
-        let mut claim = claim(superpage, chunk, choice.take, resident);
+        let mut claim = claim(superpage, chunk, take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
         core.filling.store(tray, SeqCst);
         self.move_out(superpage, chunk, tray, &claim);
         let moved = self.settle(superpage, chunk, tray, layer, &claim);
         core.filling.store(NO_TRAY, SeqCst);
-        self.map.forget(chunk);
         drop(registry);
+        let busy = self.take_busy(number);
+        if moved == 0 && busy != 0 && wanted.may_be_shared() {
+            core.frames.return_empty(tray);
+            return Some(Tried::Shared(Own { number, take: busy, shared: busy }));
+        }
+        self.map.forget(chunk);
         if moved == 0 {
             core.frames.return_empty(tray);
-            self.unshare();
-            return Some(written);
+            self.make_own(number, busy);
+            return Some(Tried::Moved(written));
         }
         core.count(Counter::Evictions, u64::from(moved.count_ones()));
         core.count(Counter::EvictedChunks, 1);
         self.density.add(moved);
         self.write(superpage, tray, layer);
-        self.unshare();
-        Some(written + i64::from(moved.count_ones()))
+        self.make_own(number, busy);
+        Some(Tried::Moved(written + i64::from(moved.count_ones())))
+    }
+
+    /// The pages of a chunk to move out.
+    fn choose(
+        &mut self,
+        number: usize,
+        superpage: &Superpage,
+        resident: u64,
+        wanted: Wanted,
+    ) -> u64 {
+        let hot = &superpage.hot[number % CHUNKS];
+        let choice = match wanted {
+            Wanted::Chosen => self.sweep.choose(number, resident, hot.load(Relaxed)),
+            Wanted::All => Choice { take: resident, clear_hot: resident },
+            Wanted::These(pages) => Choice { take: pages & resident, clear_hot: 0 },
+        };
+        hot.fetch_and(!choice.clear_hot, Relaxed);
+        choice.take
     }
 
     /// Gives the oldest free frames back to the kernel, about `pages` of them; returns how many it was.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_board::Counter;
 use farpool_uffd::{Outcome, PAGE_BYTES};
 
-use super::{CHUNK_BYTES, Evictor, MAX_BUSY};
+use super::{CHUNK_BYTES, Evictor};
 use crate::core::Mover;
 use crate::frames::{bits, runs};
 use crate::moves;
@@ -82,7 +82,7 @@ impl Evictor {
                 // Shared since a fork: made this process's own, it can be moved. Pinned by the
                 // kernel for I/O: it stays EBUSY and stays where it is.
                 Some(libc::EBUSY) if self.core.layout.follows() => {
-                    self.note_busy(from);
+                    self.busy |= 1 << next;
                     refuse(next);
                     next += 1;
                 }
@@ -117,28 +117,6 @@ impl Evictor {
             }
         }
         self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true)
-    }
-
-    /// A page that cannot be moved is pinned by the kernel for I/O; or another process has it, too, or had it until it
-    /// wrote to its own copy, since a fork or because KSM has merged it. The page map does not tell these apart: a page
-    /// that only this process has left is still not its own until it is written to.
-    fn note_busy(&mut self, address: usize) {
-        if self.busy.len() < MAX_BUSY {
-            self.busy.push(address);
-        }
-    }
-
-    /// Makes pages that could not be moved this process's own, so that they can be moved the next time. It may have to
-    /// wait for a fault of its own, if the program has dropped one meanwhile, and so holds no lock and no claim; and
-    /// nothing is on its way to a blade, for the steward, which faults may have to wait for, may wait for that.
-    pub(super) fn unshare(&mut self) {
-        if !self.busy.is_empty() {
-            self.drain();
-        }
-        for address in self.busy.drain(..) {
-            // It fails where the mapping is gone or may not be written to.
-            let _ = sys::unshare(address, PAGE_BYTES);
-        }
     }
 
     /// Sets the states by what really arrived; returns the bits of the victims.

@@ -63,7 +63,8 @@ impl Evictor {
         layer: usize,
         claim: &mut Claim,
     ) -> i64 {
-        if !self.core.shares.load(SeqCst) {
+        // Under a sidecar shared pages are moved like others, see [`super::own`].
+        if !self.core.shares.load(SeqCst) || self.core.layout.follows() {
             return 0;
         }
         let start = superpage.base() + chunk * CHUNK_PAGES * PAGE_BYTES;

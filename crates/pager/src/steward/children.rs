@@ -34,6 +34,7 @@ impl Steward {
         let number = birth::number_of(uffd.as_raw_fd());
         let mut child = Child::new(number, uffd, Inheritance::default());
         let needs_pages = child.may_need_pages() && {
+            self.core.note_fork();
             child.inherit(self.take_down());
             !child.remains().is_empty()
         };
