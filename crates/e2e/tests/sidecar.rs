@@ -129,6 +129,22 @@ fn memory_that_a_parent_and_its_children_change_at_a_time() {
     }
 }
 
+/// The kernel tells of what threads do late, and not in the order in which they did it: a thread gets addresses that
+/// another one has just left, and moves memory there.
+#[test]
+fn memory_that_is_moved_to_where_other_memory_was() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("shares", include_str!("sidecar/shares.c"), &[]);
+    for seed in ["1", "2", "3", "4"] {
+        let outcome = program.succeeds(&["64", "0", "700", seed], LIMIT_MIB);
+        assert_eq!(outcome.stdout, "0 wrong\n", "seed {seed}");
+        outcome.require_far();
+    }
+}
+
 /// Its parent ends while nobody serves it yet, while it is handed over, and long after.
 #[test]
 fn a_child_that_outlives_its_parent_has_all_its_data() {

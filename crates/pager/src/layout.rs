@@ -14,14 +14,16 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_uffd::{Change, Message, Outcome, Uffd};
 
 use crate::children::birth;
+use crate::order::{self, Next};
+use crate::serve::fail_closed;
 use crate::sys;
 
 /// Changes and postponed faults for which there is room without allocating: each of the program's threads waits for
@@ -29,6 +31,13 @@ use crate::sys;
 const ROOM: usize = 4096;
 /// Messages taken with one read by [`Layout::take_in`].
 const MESSAGES: usize = 8;
+
+/// A thread that has freed a place tells of it within microseconds, or when it gets a processor again. In a program whose
+/// threads change its memory all the time there may never be a moment at which all of it is read.
+pub const ORDER_TIME: Duration = Duration::from_secs(1);
+
+/// A change takes some 10 us until it is read, and much longer only if its thread has no processor.
+const REST_TIME: Duration = Duration::from_millis(1);
 
 /// What a step is refused with while a change waits to be applied.
 pub const CANCELLED: Outcome = Outcome { done_bytes: 0, errno: Some(libc::ECANCELED) };
@@ -46,6 +55,8 @@ pub struct Layout {
     unapplied: AtomicU32,
     /// Children that were read of and have not got their pages yet. Until they have, this process must not end.
     children: AtomicU32,
+    /// Counts calls that moved or filled pages. Each shows that at that moment nothing was done that is not applied.
+    moves: AtomicU64,
     /// Counts what was applied; waited for by fault threads.
     applied: AtomicU32,
     /// Counts what was read; waited for by the steward.
@@ -59,6 +70,8 @@ struct State {
     postponed: VecDeque<Message>,
     /// Memory of the pager's own that is registered: changes there are no news.
     ignored: Range<usize>,
+    /// Since when the next change has waited for one that was not read yet.
+    waits_since: Option<Instant>,
 }
 
 /// Permission to move pages, as long as it is held.
@@ -75,12 +88,14 @@ impl Layout {
             changes: VecDeque::with_capacity(room),
             postponed: VecDeque::with_capacity(room),
             ignored: ignored.0..ignored.0 + ignored.1,
+            waits_since: None,
         };
         Layout {
             follows,
             turnstile: RwLock::new(()),
             state: Mutex::new(state),
             unapplied: AtomicU32::new(0),
+            moves: AtomicU64::new(0),
             children: AtomicU32::new(0),
             applied: AtomicU32::new(0),
             bell: AtomicU32::new(0),
@@ -104,7 +119,19 @@ impl Layout {
     /// One step that moves or fills pages of the program, or its refusal ([`CANCELLED`]).
     pub fn step(&self, operation: impl FnOnce() -> Outcome) -> Outcome {
         let Some(_entry) = self.enter() else { return CANCELLED };
-        operation()
+        self.counted(operation())
+    }
+
+    fn counted(&self, outcome: Outcome) -> Outcome {
+        if self.follows && outcome.done_bytes > 0 {
+            self.moves.fetch_add(1, SeqCst);
+        }
+        outcome
+    }
+
+    /// Changes whenever pages were moved or filled, see [`crate::order::Owed`].
+    pub fn moves(&self) -> u64 {
+        self.moves.load(SeqCst)
     }
 
     /// As [`Layout::step`], for the steward while it applies a change: refused if another one waits behind that.
@@ -115,7 +142,7 @@ impl Layout {
         let _shared = self.pass();
         // What is read is queued under an exclusive hold: nothing can come while this one lasts.
         let is_last = self.lock().changes.is_empty();
-        if is_last { operation() } else { CANCELLED }
+        if is_last { self.counted(operation()) } else { CANCELLED }
     }
 
     /// Reads waiting messages; changes among them are queued, and faults that another thread postponed come first.
@@ -177,6 +204,18 @@ impl Layout {
         self.unapplied.load(SeqCst) != 0
     }
 
+    /// Whether there is a moment now, or very soon, at which nothing is done that was not applied.
+    pub fn is_at_rest(&self, uffd: &Uffd) -> bool {
+        let until = Instant::now() + REST_TIME;
+        while uffd.is_changing() {
+            if self.is_behind() || Instant::now() > until {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        !self.is_behind()
+    }
+
     /// Waits until a change was applied, at most for `timeout`, unless none waits.
     pub fn wait_for_steward(&self, timeout: Duration) {
         let applied = self.applied.load(SeqCst);
@@ -187,9 +226,40 @@ impl Layout {
 
     // ---- the steward's side ----------------------------------------------------------------------
 
-    /// The oldest change that is not applied. It stays so until [`Layout::has_applied`].
-    pub fn next(&self) -> Option<Change> {
-        self.lock().changes.pop_front()
+    /// The change that comes next, see [`crate::order`]. It counts as not applied until [`Layout::has_applied`].
+    /// `is_taken`: whether something is known of part of a range. None: there is none, or it has to wait for one that was
+    /// not read yet.
+    pub fn next(&self, is_taken: impl Fn(&Range<usize>) -> bool, uffd: &Uffd) -> Option<Change> {
+        if !matches!(self.lock().changes.front(), Some(Change::Moved { .. })) {
+            return self.lock().changes.pop_front();
+        }
+        // Nobody else takes any, so places in the queue stay what they are.
+        let next = |all_read| {
+            // A statement of its own: the lock must not be held while others are taken.
+            let changes = self.lock().changes.clone();
+            order::next(&changes, &is_taken, all_read)
+        };
+        let mut next_change = next(false);
+        if next_change == Next::Wait && (!uffd.is_changing() || self.has_waited()) {
+            // Read since, perhaps; what is in the queue now is all there was.
+            next_change = next(true);
+        }
+        let at = match next_change {
+            Next::Nothing | Next::Wait => return None,
+            Next::Apply(at) => at,
+            Next::Ambiguous => fail_closed(
+                "threads have moved memory to one place at a time, and what came first is not known",
+            ),
+        };
+        let mut state = self.lock();
+        state.waits_since = None;
+        state.changes.remove(at)
+    }
+
+    /// Whether the next change has waited so long that nothing can have been overtaken.
+    fn has_waited(&self) -> bool {
+        let mut state = self.lock();
+        state.waits_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
     }
 
     /// A child of a child was born, which needs what its parent lacks.
@@ -274,7 +344,9 @@ mod tests {
         layout.unapplied.fetch_add(1, SeqCst);
         assert!(layout.enter().is_none());
         assert_eq!(layout.step(|| unreachable!()), CANCELLED);
-        assert_eq!(layout.next(), Some(Change::Unmapped { start: 0, end: PAGE }));
+        let uffd = Uffd::adopt(std::fs::File::open("/dev/null").expect("a descriptor").into());
+        let next = layout.next(|_| true, &uffd);
+        assert_eq!(next, Some(Change::Unmapped { start: 0, end: PAGE }));
         assert!(layout.enter().is_none(), "taken is not applied");
         layout.has_applied();
         assert!(layout.enter().is_some());

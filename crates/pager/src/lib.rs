@@ -34,6 +34,7 @@ mod late_pool;
 pub mod layout;
 pub mod maps;
 pub mod moves;
+mod order;
 pub mod page;
 pub mod panics;
 mod refusals;

@@ -24,6 +24,7 @@ use farpool_pool::{Completion, PageRead, PageWrite};
 use crate::activation::register;
 use crate::core::Core;
 use crate::fetch::Fetcher;
+use crate::order::Owed;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
@@ -52,6 +53,8 @@ pub struct Steward {
     leaving_since: Option<Instant>,
     /// When a frozen layer was last asked for again.
     thawed: Instant,
+    /// What else is still to come of moves that were applied.
+    owed: Owed,
     /// It was said that forks are refused.
     refusal_said: bool,
 }
@@ -67,6 +70,7 @@ impl Steward {
             empty: RefCell::default(),
             emptied: Cell::new(Instant::now()),
             leaving_since: None,
+            owed: Owed::default(),
             thawed: Instant::now(),
             refusal_said: false,
         })

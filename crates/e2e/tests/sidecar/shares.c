@@ -1,6 +1,6 @@
 // A parent and its forked children change the memory that they share, each with several threads at a time: they write
 // pages, drop and unmap them, and check every byte of what they hold. A fork waits until no thread is changing
-// anything, and nothing else does. Says how many pages were wrong in all. Usage: shares MIB FORKS CHANGES SEED
+// anything, and nothing else does. Whole runs are moved, too. Says how many pages were wrong in all. Usage: shares MIB FORKS CHANGES SEED
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -13,10 +13,12 @@
 enum { PAGE = 4096, WORDS = PAGE / 8, RUN = 16, THREADS = 3 };
 
 // Neighbouring pages: where they are, and what each holds (0: zeros).
-struct run { char *at; uint64_t marks[RUN]; };
+// `is_whole`: one mapping, so that it can be moved.
+struct run { char *at; uint64_t marks[RUN]; int is_whole; };
 
 static struct run *runs;
 static size_t run_count, changes;
+static int moves;
 static uint64_t seed;
 static long *wrong;
 static pthread_rwlock_t forking = PTHREAD_RWLOCK_INITIALIZER;
@@ -61,7 +63,7 @@ static void forget(struct run *run, int first, int count) {
 static void change(struct run *run, uint64_t *dice) {
     int first = roll(dice, 2) ? roll(dice, RUN) : 0, count = roll(dice, 2) ? 1 + roll(dice, RUN - first) : RUN - first;
     uint64_t mark = 1 + roll(dice, 1u << 30);
-    switch (roll(dice, 7)) {
+    switch (roll(dice, 8)) {
     case 0:
         madvise(run->at + first * PAGE, count * PAGE, MADV_DONTNEED);
         forget(run, first, count);
@@ -69,12 +71,24 @@ static void change(struct run *run, uint64_t *dice) {
     case 1:
         if (count < RUN) {
             map(run->at + first * PAGE, count * PAGE, MAP_FIXED);
+            run->is_whole = 0;
         } else {
             munmap(run->at, RUN * PAGE);
             run->at = map(0, RUN * PAGE, 0);
+            run->is_whole = 1;
         }
         forget(run, first, count);
         break;
+    case 7: {
+        // To a place that another thread may just have left.
+        if (!run->is_whole || !moves) break;
+        char *to = map(0, RUN * PAGE, 0);
+        if (mremap(run->at, RUN * PAGE, RUN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to)
+            run->at = to;
+        else
+            munmap(to, RUN * PAGE);
+        break;
+    }
     case 2:
     case 3:
         for (int page = first; page < first + count; page++) fill(run, page, mark);
@@ -120,12 +134,15 @@ int main(int count, char **arguments) {
     if (count < 5) return 64;
     run_count = (size_t)atoi(arguments[1]) * 256 / RUN;
     int forks = atoi(arguments[2]);
+    // A fork splits mappings, and the kernel moves one at a time where a userfaultfd is.
+    moves = forks == 0;
     changes = strtoul(arguments[3], 0, 10), seed = strtoull(arguments[4], 0, 10);
     wrong = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     runs = map(0, run_count * sizeof *runs, 0);
     char *memory = map(0, run_count * RUN * PAGE, 0);
     for (size_t place = 0; place < run_count; place++) {
         runs[place].at = memory + place * RUN * PAGE;
+        runs[place].is_whole = 1;
         for (int page = 0; page < RUN; page++) fill(&runs[place], page, 1);
     }
     struct worker workers[THREADS];

@@ -6,7 +6,8 @@
 //! arrives at the new place. While such an event waits to be read the kernel refuses to fill pages (EAGAIN): what the
 //! child lacks at an address is looked up again then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::birth;
 use super::remains::{Lacking, Remains};
 use crate::fetch::FETCHED_AT_ONCE;
+use crate::layout::ORDER_TIME;
+use crate::order::{self, Next, Owed};
 use crate::page::Phase;
 use crate::serve::fail_closed;
 
@@ -50,6 +53,12 @@ pub struct Child {
     is_gone: bool,
     /// Faults that were read while an event was looked for.
     postponed: Vec<usize>,
+    /// What it did and the order is not known of yet, see [`crate::order`].
+    changes: VecDeque<Change>,
+    changes_wait_since: Option<Instant>,
+    owed: Owed,
+    /// Counts calls that filled pages.
+    fills: u64,
     /// Its own children.
     born: Vec<Born>,
 }
@@ -78,6 +87,10 @@ impl Child {
             inherited,
             is_gone: false,
             postponed: Vec::new(),
+            changes: VecDeque::new(),
+            changes_wait_since: None,
+            owed: Owed::default(),
+            fills: 0,
             born: Vec::new(),
         }
     }
@@ -96,9 +109,9 @@ impl Child {
         self.since.elapsed()
     }
 
-    /// Whether faults were read that are not answered yet.
+    /// Whether faults or changes were read that are not seen to yet.
     pub fn is_waiting(&self) -> bool {
-        !self.postponed.is_empty()
+        !self.postponed.is_empty() || !self.changes.is_empty()
     }
 
     /// Whether it needs nobody any more.
@@ -108,7 +121,7 @@ impl Child {
 
     /// Whether nothing is left to be done here before its own pager takes over.
     pub fn is_ready_to_leave(&self) -> bool {
-        self.next_to_settle().is_none() && self.postponed.is_empty()
+        self.next_to_settle().is_none() && !self.is_waiting()
     }
 
     /// Its children that were born since this was last asked.
@@ -188,6 +201,7 @@ impl Child {
             return;
         }
         let outcome = self.uffd.zero(address, PAGE_BYTES, true);
+        self.count(outcome);
         match outcome.errno {
             // What it lacks here may be another thing when the event has been read.
             Some(libc::EAGAIN) => self.postpone(address),
@@ -245,6 +259,7 @@ impl Child {
             return false;
         }
         let outcome = self.uffd.copy(place, bytes, PAGE_BYTES, true);
+        self.count(outcome);
         if outcome.errno == Some(libc::EAGAIN) {
             self.postpone(place);
             return false;
@@ -252,6 +267,11 @@ impl Child {
         self.check(place, outcome);
         self.inherited.remains.remove(place, place + PAGE_BYTES);
         true
+    }
+
+    /// Pages that were filled show that nothing is done that was not read, see [`Owed`].
+    fn count(&mut self, outcome: Outcome) {
+        self.fills += u64::from(outcome.done_bytes > 0);
     }
 
     /// Looks at a fault again once what the child is just doing is known.
@@ -305,7 +325,12 @@ impl Child {
         loop {
             let read = match self.uffd.read(&mut messages) {
                 Ok(read) => read,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    // Nothing else can be read.
+                    let is_settled = !self.changes.is_empty()
+                        && (!self.uffd.is_changing() || self.have_changes_waited());
+                    return self.follow_changes(is_settled);
+                }
                 // A fork of it would be unheard of, and its own child never served.
                 Err(error) => {
                     fail_closed(&format!("a child's userfaultfd cannot be read: {error}"))
@@ -313,20 +338,50 @@ impl Child {
             };
             for message in read {
                 match message.change() {
-                    Some(change) => self.follow(change),
+                    Some(change) => self.changes.push_back(change),
                     None => self.postponed.extend(message.event().page_address),
                 }
+            }
+            self.follow_changes(false);
+        }
+    }
+
+    /// Whether the next change has waited so long that nothing can have been overtaken.
+    fn have_changes_waited(&mut self) -> bool {
+        self.changes_wait_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
+    }
+
+    /// Follows what the child did, as far as its order is known. While that is not so the kernel fills no pages.
+    fn follow_changes(&mut self, is_settled: bool) {
+        loop {
+            let is_taken = |place: &Range<usize>| self.inherited.remains.lacks_in(place);
+            let mut next = order::next(&self.changes, is_taken, false);
+            if next == Next::Wait && is_settled {
+                next = order::next(&self.changes, is_taken, true);
+            }
+            let at = match next {
+                Next::Nothing | Next::Wait => return,
+                Next::Apply(at) => at,
+                Next::Ambiguous => fail_closed(
+                    "threads of a child have moved memory to one place at a time, and what came first is not known",
+                ),
+            };
+            self.changes_wait_since = None;
+            if let Some(change) = self.changes.remove(at) {
+                self.follow(change);
             }
         }
     }
 
     fn follow(&mut self, change: Change) {
         match change {
+            Change::Unmapped { start, end } if self.owed.takes(start, end, self.fills) => {}
             Change::Removed { start, end } | Change::Unmapped { start, end } => {
                 self.inherited.remains.remove(start, end);
             }
             Change::Moved { from, to, bytes } => {
-                self.inherited.remains.follow_move(from, to, bytes)
+                self.owed.note(from, bytes, self.fills);
+                self.inherited.remains.follow_move(from, to, bytes);
             }
             Change::Forked { descriptor } => {
                 // SAFETY: the kernel made the descriptor for this process when the event was read.

@@ -51,7 +51,7 @@ pub struct Keeper {
 /// What the thread that serves children is asked for.
 #[derive(Debug)]
 enum Order {
-    Serve(Child),
+    Serve(Box<Child>),
     /// Get a child ready for a sidecar of its own; the answer is its [`handover::Handover`], in memory. The error
     /// [`SETTLED`] alone means that it needs none.
     Cede {
@@ -99,7 +99,7 @@ impl Children {
             let server = Server::new(pager, core, self, keeper)?;
             sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
         }
-        self.order(Order::Serve(child));
+        self.order(Order::Serve(Box::new(child)));
         Ok(())
     }
 

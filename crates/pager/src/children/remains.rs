@@ -5,6 +5,7 @@
 //! has moved (mremap) is kept apart, with the place that its contents come from.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_uffd::PAGE_BYTES;
@@ -71,6 +72,12 @@ impl Remains {
         }
         let state = self.pieces.get(&base(address))?.pages[index(address)];
         (state != PageState::UNTOUCHED).then_some(Lacking { source: address, state })
+    }
+
+    /// Whether the child lacks a page of a range.
+    pub fn lacks_in(&self, range: &Range<usize>) -> bool {
+        self.moved.range(range.clone()).next().is_some()
+            || self.next(range.start).is_some_and(|(address, _)| address < range.end)
     }
 
     /// The first page at or behind `address` that the child lacks where it was at the fork.

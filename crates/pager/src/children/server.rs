@@ -116,7 +116,7 @@ impl Server {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Serve(child) => self.served.push(child),
+            Order::Serve(child) => self.served.push(*child),
             Order::Cede { number, answer } => {
                 let ceded = self.cede(number);
                 // Whoever asked may have given up waiting, and has ordered the child back then.

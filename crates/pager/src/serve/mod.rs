@@ -195,6 +195,8 @@ impl FaultThread {
                 self.land();
             } else {
                 self.core.layout.wait_for_steward(STEWARD_WAIT);
+                // It may wait for a change that nobody has read yet.
+                self.core.layout.take_in(&self.core.uffd);
             }
         }
     }

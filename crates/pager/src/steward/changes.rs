@@ -5,6 +5,7 @@
 //! an address is not taken for what was there before. A change that is not read yet is no danger: until it is, the
 //! kernel refuses to move pages (see [`crate::layout`]).
 
+use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -16,8 +17,9 @@ use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
 use crate::maps::Eligible;
-use crate::page::PageState;
+use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
+use crate::space::{Page, known_pages};
 use crate::sys;
 
 /// The sizes of the address space and of the resident set are looked at this often; memory that was mapped since is
@@ -48,7 +50,7 @@ impl Steward {
             Looks { sizes: Sizes::default(), changed: now, scanned: now, is_overdue: true };
         loop {
             let bell = self.core.layout.bell();
-            while let Some(change) = self.core.layout.next() {
+            while let Some(change) = self.next_change() {
                 // Something else may be mapped there by now.
                 looks.is_overdue |=
                     matches!(change, Change::Unmapped { .. } | Change::Moved { .. });
@@ -73,9 +75,19 @@ impl Steward {
 
     /// Applies all changes that were read.
     pub(super) fn apply_all(&mut self, attached: &'static Attached) {
-        while let Some(change) = self.core.layout.next() {
+        while let Some(change) = self.next_change() {
             self.apply(attached, change);
         }
+    }
+
+    fn next_change(&self) -> Option<Change> {
+        let is_taken = |place: &Range<usize>| {
+            let is_known = |page: Page| page.cell().load().phase() != Phase::Untouched;
+            let is_mapped =
+                !self.pager.lock_registry().overlapping(place.start, place.end).is_empty();
+            is_mapped || known_pages(self.core.space, place.start, place.end).any(is_known)
+        };
+        self.core.layout.next(is_taken, &self.core.uffd)
     }
 
     /// Makes a change known to the page states; faults are served again afterwards.
@@ -85,12 +97,17 @@ impl Steward {
                 let _registry = self.pager.lock_registry();
                 self.forget_as(start, end, PageState::DROPPED);
             }
+            Change::Unmapped { start, end }
+                if self.owed.takes(start, end, self.core.layout.moves()) => {}
             Change::Unmapped { start, end } => {
                 let mut registry = self.pager.lock_registry();
                 registry.remove(start, end);
                 self.forget(start, end);
             }
-            Change::Moved { from, to, bytes } => return self.follow_move(from, to, bytes),
+            Change::Moved { from, to, bytes } => {
+                self.owed.note(from, bytes, self.core.layout.moves());
+                return self.follow_move(from, to, bytes);
+            }
             Change::Forked { descriptor } => {
                 // SAFETY: the kernel made the descriptor for this process when the event was read, and the change is
                 // applied once.
@@ -117,8 +134,7 @@ impl Steward {
         }
         looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
         if looks.is_overdue && !self.core.layout.is_behind() {
-            (looks.is_overdue, looks.scanned) = (false, Instant::now());
-            learn_mappings(self, attached);
+            (looks.is_overdue, looks.scanned) = (!learn_mappings(self, attached), Instant::now());
             self.look_at_unmovable();
         }
     }
@@ -144,20 +160,24 @@ impl Steward {
     }
 }
 
-/// Registers memory that is new, and notes which may be moved out.
-fn learn_mappings(steward: &Steward, attached: &'static Attached) {
+/// Registers memory that is new, and notes which may be moved out. False: it has to be done again.
+fn learn_mappings(steward: &Steward, attached: &'static Attached) -> bool {
     let found = match attached.eligible() {
         Ok(found) => found,
-        Err(error) => return sys::say(&format!("the list of mappings cannot be read: {error}")),
+        Err(error) => {
+            sys::say(&format!("the list of mappings cannot be read: {error}"));
+            return true;
+        }
     };
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
+    let mut added = Vec::new();
     for range in found {
         for part in unknown_parts(&registry, &range) {
             let region = Region { start: part.0, end: part.1, ..Region::default() };
             registry.add(region.start, region.end);
             if register(core, &mut registry, region) {
-                learn(core, region);
+                added.push(region);
             }
         }
         let is_pinned = |region: &Region| region.pinned;
@@ -166,6 +186,17 @@ fn learn_mappings(steward: &Steward, attached: &'static Attached) {
             registry.pin(range.start, range.end, !range.is_movable);
         }
     }
+    // What was moved to a new place since the list was made must not pass for what was there before, see
+    // [`crate::order`]. It stays registered, and is found again.
+    let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
+    for region in added {
+        if is_certain {
+            learn(core, region);
+        } else {
+            registry.remove(region.start, region.end);
+        }
+    }
+    is_certain
 }
 
 /// The parts of a movable range that the registry does not have.

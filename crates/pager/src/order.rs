@@ -1,0 +1,286 @@
+//! In which order changes of an address space are applied. Pure.
+//!
+//! The kernel tells of a change after it has let go of the lock of the address space, and each thread for itself: a
+//! thread that unmaps a range, or moves it away, may be overtaken by another one that gets the same addresses meanwhile
+//! and moves memory there. Both are told, the later one first. Taken by their word, what is known of the memory that
+//! was moved in would be forgotten with what was there before, and far pages of it would read as zeros.
+//!
+//! What shows it is a move to addresses of which something is still known: nothing can be mapped where something is
+//! mapped, and a thread that moves memory over other memory (MREMAP_FIXED) tells of that one's end first. So such a move
+//! comes after the change that has freed its place. If that was not read before the move's thread had told all of it, the
+//! move waits until everything that was done is read: the thread may have gone on, and done something else to the place.
+//! Meanwhile the kernel refuses to move pages.
+//!
+//! A move is told twice: where the memory went, then that its old place is not mapped any more. Another thread may have
+//! moved memory to that place in between. So the second message of a move is expected, and means nothing ([`Owed`]).
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use farpool_uffd::Change;
+
+/// What is to be done with changes that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// None waits.
+    Nothing,
+    /// This one, by its place in the queue, comes first.
+    Apply(usize),
+    /// The first is a move to a place that is taken: all that was done must be read first.
+    Wait,
+    /// More than one change could have freed the place, with different results.
+    Ambiguous,
+}
+
+/// `is_taken`: whether something is known of part of a range. `all_read`: no thread has done anything that was not read.
+pub fn next(
+    changes: &VecDeque<Change>,
+    is_taken: impl Fn(&Range<usize>) -> bool,
+    all_read: bool,
+) -> Next {
+    let mut at = 0;
+    // Each step goes to another change that was overtaken; in a circle nothing would have freed anything.
+    for _ in 0..=changes.len() {
+        let Some(change) = changes.get(at) else { return Next::Nothing };
+        let Change::Moved { to, bytes, .. } = *change else { return Next::Apply(at) };
+        let place = to..to + bytes;
+        if !is_taken(&place) {
+            return Next::Apply(at);
+        }
+        let frees = |other: &usize| {
+            *other != at && frees(&changes[*other], &place) && !is_second(changes, *other)
+        };
+        // Until it has told the rest of a move its thread is in the call, and nobody else knows of the new place.
+        let second = (at + 1..changes.len()).find(|other| is_second_of(&changes[*other], change));
+        if let Some(certain) = (0..second.unwrap_or(0)).find(frees) {
+            at = certain;
+            continue;
+        }
+        if !all_read {
+            return Next::Wait;
+        }
+        let mut freeing = (0..changes.len()).filter(frees);
+        // Nothing has freed it: what is known of it was out of date.
+        let Some(first) = freeing.next() else { return Next::Apply(at) };
+        let is_move = |change: usize| matches!(changes[change], Change::Moved { .. });
+        if freeing.any(|other| is_move(first) || is_move(other)) {
+            return Next::Ambiguous;
+        }
+        at = first;
+    }
+    Next::Ambiguous
+}
+
+/// Whether a change is the second message of a move that waits before it.
+fn is_second(changes: &VecDeque<Change>, at: usize) -> bool {
+    changes.iter().take(at).any(|first| is_second_of(&changes[at], first))
+}
+
+fn is_second_of(change: &Change, first: &Change) -> bool {
+    match (*change, *first) {
+        (Change::Unmapped { start, end }, Change::Moved { from, bytes, .. }) => {
+            (start, end) == (from, from + bytes)
+        }
+        _ => false,
+    }
+}
+
+/// Second messages of moves that have not come yet.
+#[derive(Debug, Default)]
+pub struct Owed {
+    /// The old place, and what `stamp` was when the move was applied.
+    places: Vec<(Range<usize>, u64)>,
+}
+
+impl Owed {
+    /// A move was applied. `stamp` changes whenever the kernel has moved or filled pages: it does so only when all that
+    /// was done is read. A move may have no second message (MREMAP_DONTUNMAP).
+    pub fn note(&mut self, from: usize, bytes: usize, stamp: u64) {
+        self.places.retain(|(_, noted)| *noted == stamp);
+        self.places.push((from..from + bytes, stamp));
+    }
+
+    /// Whether the end of a range is the second message of a move, which is forgotten here.
+    pub fn takes(&mut self, start: usize, end: usize, stamp: u64) -> bool {
+        self.places.retain(|(_, noted)| *noted == stamp);
+        let found = self.places.iter().position(|(place, _)| *place == (start..end));
+        found.is_some_and(|at| {
+            self.places.swap_remove(at);
+            true
+        })
+    }
+}
+
+/// Whether a change ends what was mapped at part of a place.
+fn frees(change: &Change, place: &Range<usize>) -> bool {
+    let (start, end) = match *change {
+        Change::Unmapped { start, end } => (start, end),
+        Change::Moved { from, bytes, .. } => (from, from + bytes),
+        Change::Removed { .. } | Change::Forked { .. } => return false,
+    };
+    start < place.end && place.start < end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_uffd::PAGE_BYTES;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn moved(from: usize, to: usize) -> Change {
+        Change::Moved { from: from * PAGE_BYTES, to: to * PAGE_BYTES, bytes: PAGE_BYTES }
+    }
+
+    fn unmapped(page: usize) -> Change {
+        Change::Unmapped { start: page * PAGE_BYTES, end: (page + 1) * PAGE_BYTES }
+    }
+
+    fn next_of(changes: &[Change], taken: &[usize], all_read: bool) -> Next {
+        let is_taken = |place: &Range<usize>| taken.contains(&(place.start / PAGE_BYTES));
+        next(&changes.iter().copied().collect(), is_taken, all_read)
+    }
+
+    #[test]
+    fn changes_are_applied_as_they_were_told_where_nothing_was_overtaken() {
+        assert_eq!(next_of(&[], &[], false), Next::Nothing);
+        assert_eq!(next_of(&[moved(1, 2), unmapped(2)], &[1], false), Next::Apply(0));
+        assert_eq!(next_of(&[unmapped(2), moved(1, 2)], &[1, 2], false), Next::Apply(0));
+    }
+
+    #[test]
+    fn what_freed_a_place_comes_before_the_move_to_it() {
+        let next_of = |changes: &[Change], taken: &[usize]| next_of(changes, taken, true);
+        assert_eq!(next_of(&[moved(1, 2), unmapped(5), unmapped(2)], &[1, 2]), Next::Apply(2));
+        assert_eq!(next_of(&[moved(1, 2), moved(2, 3)], &[1, 2]), Next::Apply(1));
+        // It was overtaken itself.
+        assert_eq!(next_of(&[moved(1, 2), moved(2, 3), unmapped(3)], &[1, 2, 3]), Next::Apply(2));
+        assert_eq!(next_of(&[moved(1, 2), unmapped(5)], &[1, 2]), Next::Apply(0));
+    }
+
+    #[test]
+    fn what_was_read_before_the_rest_of_a_move_is_older() {
+        let changes = [moved(1, 2), moved(2, 3), unmapped(1), unmapped(2), moved(2, 1)];
+        assert_eq!(next_of(&changes, &[1, 2], false), Next::Apply(1));
+        let changes = [moved(1, 2), unmapped(1), moved(2, 3), unmapped(2)];
+        assert_eq!(next_of(&changes, &[1, 2], false), Next::Wait);
+    }
+
+    #[test]
+    fn the_second_message_of_a_move_frees_nothing() {
+        let changes = [moved(1, 2), moved(2, 3), unmapped(2)];
+        assert_eq!(next_of(&changes, &[1, 2], true), Next::Apply(1));
+        let mut owed = Owed::default();
+        owed.note(0x1000, 0x2000, 7);
+        assert!(!owed.takes(0x1000, 0x3000, 8), "pages have moved since: it must have come");
+        owed.note(0x1000, 0x2000, 8);
+        assert!(!owed.takes(0x1000, 0x2000, 8), "another range");
+        assert!(owed.takes(0x1000, 0x3000, 8));
+        assert!(!owed.takes(0x1000, 0x3000, 8), "once");
+    }
+
+    #[test]
+    fn what_may_mean_two_things_is_not_guessed() {
+        assert_eq!(next_of(&[moved(1, 2), unmapped(2)], &[1, 2], false), Next::Wait);
+        let changes = [moved(1, 2), moved(2, 3), moved(2, 4)];
+        assert_eq!(next_of(&changes, &[1, 2], true), Next::Ambiguous);
+        assert_eq!(next_of(&[moved(1, 2), moved(2, 1)], &[1, 2], true), Next::Ambiguous);
+        // Twice the same is no question.
+        assert_eq!(
+            next_of(&[moved(1, 2), unmapped(2), unmapped(2)], &[1, 2], true),
+            Next::Apply(1)
+        );
+    }
+
+    /// What lies at each page, by what was there at first.
+    type Memory = BTreeMap<usize, usize>;
+
+    fn apply(memory: &mut Memory, change: Change) {
+        match change {
+            Change::Moved { from, to, .. } => {
+                let what = memory.remove(&(from / PAGE_BYTES));
+                memory.remove(&(to / PAGE_BYTES));
+                memory.extend(what.map(|what| (to / PAGE_BYTES, what)));
+            }
+            Change::Unmapped { start, .. } => drop(memory.remove(&(start / PAGE_BYTES))),
+            Change::Removed { .. } | Change::Forked { .. } => {}
+        }
+    }
+
+    /// A system call of a thread: what it has not told yet. Nobody else knows where it has moved memory to.
+    struct Call {
+        untold: VecDeque<Change>,
+        to: usize,
+    }
+
+    /// Applies what can be; false: it means two things.
+    fn settle(
+        told: &mut VecDeque<Change>,
+        known: &mut Memory,
+        owed: &mut Owed,
+        all_read: bool,
+    ) -> bool {
+        loop {
+            let is_known = |place: &Range<usize>| known.contains_key(&(place.start / PAGE_BYTES));
+            match next(told, is_known, all_read) {
+                Next::Nothing | Next::Wait => return true,
+                Next::Ambiguous => return false,
+                Next::Apply(at) => {
+                    let change = told.remove(at).expect("a change");
+                    match change {
+                        Change::Moved { from, bytes, .. } => owed.note(from, bytes, 0),
+                        Change::Unmapped { start, end } if owed.takes(start, end, 0) => continue,
+                        _ => {}
+                    }
+                    apply(known, change);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        /// Threads unmap pages, and move pages to where nothing is mapped; each tells of it when it gets to it. Whatever
+        /// does not mean two things must end as it truly is.
+        #[test]
+        fn what_is_told_late_changes_nothing(
+            steps in proptest::collection::vec((0usize..6, 0usize..9, any::<bool>()), 1..24),
+        ) {
+            let mut truth: Memory = (0..4).map(|page| (page, page)).collect();
+            let mut known = truth.clone();
+            let (mut told, mut calls, mut owed) = (VecDeque::new(), Vec::<Call>::new(), Owed::default());
+            let mut choices = steps.iter().map(|step| step.0).cycle();
+            let mut steps = steps.iter();
+            loop {
+                let step = steps.next();
+                match step {
+                    Some((from, to, true)) => {
+                        let is_secret = calls.iter().any(|call| call.to == *from);
+                        let is_free = *to >= 7 || !truth.contains_key(to);
+                        if truth.contains_key(from) && !is_secret && is_free {
+                            let untold: VecDeque<Change> = if *to >= 7 {
+                                [unmapped(*from)].into()
+                            } else {
+                                [moved(*from, *to), unmapped(*from)].into()
+                            };
+                            apply(&mut truth, untold[0]);
+                            calls.push(Call { untold, to: *to });
+                        }
+                    }
+                    _ if !calls.is_empty() => {
+                        let at = choices.next().unwrap_or(0) % calls.len();
+                        told.extend(calls[at].untold.pop_front());
+                        calls.retain(|call| !call.untold.is_empty());
+                    }
+                    Some(_) => {}
+                    None => break,
+                }
+                if !settle(&mut told, &mut known, &mut owed, calls.is_empty()) {
+                    return Ok(());
+                }
+            }
+            prop_assert!(told.is_empty());
+            prop_assert_eq!(known, truth);
+        }
+    }
+}
