@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use farpool_uffd::{Change, Message, Outcome, Uffd};
 
 use crate::children::birth;
-use crate::order::{self, Next};
+use crate::order::{self, Next, Place};
 use crate::serve::fail_closed;
 use crate::sys;
 
@@ -227,9 +227,9 @@ impl Layout {
     // ---- the steward's side ----------------------------------------------------------------------
 
     /// The change that comes next, see [`crate::order`]. It counts as not applied until [`Layout::has_applied`].
-    /// `is_taken`: whether something is known of part of a range. None: there is none, or it has to wait for one that was
+    /// `look`: what is known of a range. None: there is none, or it has to wait for one that was
     /// not read yet.
-    pub fn next(&self, is_taken: impl Fn(&Range<usize>) -> bool, uffd: &Uffd) -> Option<Change> {
+    pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
         if !matches!(self.lock().changes.front(), Some(Change::Moved { .. })) {
             return self.lock().changes.pop_front();
         }
@@ -237,7 +237,7 @@ impl Layout {
         let next = |all_read| {
             // A statement of its own: the lock must not be held while others are taken.
             let changes = self.lock().changes.clone();
-            order::next(&changes, &is_taken, all_read)
+            order::next(&changes, &look, all_read)
         };
         let mut next_change = next(false);
         if next_change == Next::Wait && (!uffd.is_changing() || self.has_waited()) {
@@ -345,7 +345,7 @@ mod tests {
         assert!(layout.enter().is_none());
         assert_eq!(layout.step(|| unreachable!()), CANCELLED);
         let uffd = Uffd::adopt(std::fs::File::open("/dev/null").expect("a descriptor").into());
-        let next = layout.next(|_| true, &uffd);
+        let next = layout.next(|_| Place::Taken, &uffd);
         assert_eq!(next, Some(Change::Unmapped { start: 0, end: PAGE }));
         assert!(layout.enter().is_none(), "taken is not applied");
         layout.has_applied();

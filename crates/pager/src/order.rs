@@ -32,10 +32,21 @@ pub enum Next {
     Ambiguous,
 }
 
-/// `is_taken`: whether something is known of part of a range. `all_read`: no thread has done anything that was not read.
+/// What is known of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nothing.
+    Free,
+    /// Something, but it may be what a move that is not applied has brought there.
+    Unsure,
+    /// What was there before whatever waits.
+    Taken,
+}
+
+/// `look`: what is known of a range. `all_read`: no thread has done anything that was not read.
 pub fn next(
     changes: &VecDeque<Change>,
-    is_taken: impl Fn(&Range<usize>) -> bool,
+    look: impl Fn(&Range<usize>) -> Place,
     all_read: bool,
 ) -> Next {
     let mut at = 0;
@@ -44,7 +55,8 @@ pub fn next(
         let Some(change) = changes.get(at) else { return Next::Nothing };
         let Change::Moved { to, bytes, .. } = *change else { return Next::Apply(at) };
         let place = to..to + bytes;
-        if !is_taken(&place) {
+        let known = look(&place);
+        if known == Place::Free {
             return Next::Apply(at);
         }
         let frees = |other: &usize| {
@@ -63,7 +75,7 @@ pub fn next(
         // Nothing has freed it: what is known of it was out of date.
         let Some(first) = freeing.next() else { return Next::Apply(at) };
         let is_move = |change: usize| matches!(changes[change], Change::Moved { .. });
-        if freeing.any(|other| is_move(first) || is_move(other)) {
+        if known == Place::Unsure || freeing.any(|other| is_move(first) || is_move(other)) {
             return Next::Ambiguous;
         }
         at = first;
@@ -136,9 +148,13 @@ mod tests {
         Change::Unmapped { start: page * PAGE_BYTES, end: (page + 1) * PAGE_BYTES }
     }
 
+    fn taken_if(known: bool) -> Place {
+        if known { Place::Taken } else { Place::Free }
+    }
+
     fn next_of(changes: &[Change], taken: &[usize], all_read: bool) -> Next {
-        let is_taken = |place: &Range<usize>| taken.contains(&(place.start / PAGE_BYTES));
-        next(&changes.iter().copied().collect(), is_taken, all_read)
+        let look = |place: &Range<usize>| taken_if(taken.contains(&(place.start / PAGE_BYTES)));
+        next(&changes.iter().copied().collect(), look, all_read)
     }
 
     #[test]
@@ -164,6 +180,15 @@ mod tests {
         assert_eq!(next_of(&changes, &[1, 2], false), Next::Apply(1));
         let changes = [moved(1, 2), unmapped(1), moved(2, 3), unmapped(2)];
         assert_eq!(next_of(&changes, &[1, 2], false), Next::Wait);
+    }
+
+    #[test]
+    fn what_is_not_sure_to_be_old_is_not_taken_for_it() {
+        let next =
+            |changes: &[Change]| next(&changes.iter().copied().collect(), |_| Place::Unsure, true);
+        assert_eq!(next(&[moved(1, 2), unmapped(1)]), Next::Apply(0));
+        assert_eq!(next(&[moved(1, 2), unmapped(1), unmapped(2)]), Next::Ambiguous);
+        assert_eq!(next(&[moved(1, 2), unmapped(2), unmapped(1)]), Next::Apply(1));
     }
 
     #[test]
@@ -221,7 +246,8 @@ mod tests {
         all_read: bool,
     ) -> bool {
         loop {
-            let is_known = |place: &Range<usize>| known.contains_key(&(place.start / PAGE_BYTES));
+            let is_known =
+                |place: &Range<usize>| taken_if(known.contains_key(&(place.start / PAGE_BYTES)));
             match next(told, is_known, all_read) {
                 Next::Nothing | Next::Wait => return true,
                 Next::Ambiguous => return false,

@@ -16,6 +16,7 @@ pub use leaving::{Left, unregister_all};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,9 @@ pub struct Steward {
     thawed: Instant,
     /// What else is still to come of moves that were applied.
     owed: Owed,
+    /// Mappings that were found while the program changed something, and what the layout's moves were then: until pages
+    /// have moved, they may be what is known later by another name.
+    unsure: Vec<(Range<usize>, u64)>,
     /// It was said that forks are refused.
     refusal_said: bool,
 }
@@ -71,6 +75,7 @@ impl Steward {
             emptied: Cell::new(Instant::now()),
             leaving_since: None,
             owed: Owed::default(),
+            unsure: Vec::new(),
             thawed: Instant::now(),
             refusal_said: false,
         })

@@ -19,7 +19,7 @@ use super::birth;
 use super::remains::{Lacking, Remains};
 use crate::fetch::FETCHED_AT_ONCE;
 use crate::layout::ORDER_TIME;
-use crate::order::{self, Next, Owed};
+use crate::order::{self, Next, Owed, Place};
 use crate::page::Phase;
 use crate::serve::fail_closed;
 
@@ -354,10 +354,13 @@ impl Child {
     /// Follows what the child did, as far as its order is known. While that is not so the kernel fills no pages.
     fn follow_changes(&mut self, is_settled: bool) {
         loop {
-            let is_taken = |place: &Range<usize>| self.inherited.remains.lacks_in(place);
-            let mut next = order::next(&self.changes, is_taken, false);
+            let remains = &self.inherited.remains;
+            let look = |place: &Range<usize>| {
+                if remains.lacks_in(place) { Place::Taken } else { Place::Free }
+            };
+            let mut next = order::next(&self.changes, look, false);
             if next == Next::Wait && is_settled {
-                next = order::next(&self.changes, is_taken, true);
+                next = order::next(&self.changes, look, true);
             }
             let at = match next {
                 Next::Nothing | Next::Wait => return,

@@ -17,6 +17,7 @@ use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
 use crate::maps::Eligible;
+use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
 use crate::space::{Page, known_pages};
@@ -27,6 +28,8 @@ use crate::sys;
 const LOOK_STEP: Duration = Duration::from_millis(2);
 /// The same when nothing has changed for [`QUIET_AFTER`].
 const QUIET_STEP: Duration = Duration::from_millis(20);
+/// After so long without a moment at rest new mappings are registered all the same.
+const UNSURE_TIME: Duration = Duration::from_millis(20);
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
@@ -39,6 +42,8 @@ struct Looks {
     scanned: Instant,
     /// Mappings have gone since the last look.
     is_overdue: bool,
+    /// Since when there was no moment at rest after new mappings were found.
+    unsure_since: Option<Instant>,
 }
 
 impl Steward {
@@ -46,8 +51,13 @@ impl Steward {
     /// is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
         let now = Instant::now();
-        let mut looks =
-            Looks { sizes: Sizes::default(), changed: now, scanned: now, is_overdue: true };
+        let mut looks = Looks {
+            sizes: Sizes::default(),
+            changed: now,
+            scanned: now,
+            is_overdue: true,
+            unsure_since: None,
+        };
         loop {
             let bell = self.core.layout.bell();
             while let Some(change) = self.next_change() {
@@ -81,13 +91,25 @@ impl Steward {
     }
 
     fn next_change(&self) -> Option<Change> {
-        let is_taken = |place: &Range<usize>| {
+        let stamp = self.core.layout.moves();
+        let look = |place: &Range<usize>| {
             let is_known = |page: Page| page.cell().load().phase() != Phase::Untouched;
             let is_mapped =
                 !self.pager.lock_registry().overlapping(place.start, place.end).is_empty();
-            is_mapped || known_pages(self.core.space, place.start, place.end).any(is_known)
+            let is_unsure = |(part, added): &(Range<usize>, u64)| {
+                *added == stamp && part.start < place.end && place.start < part.end
+            };
+            if self.unsure.iter().any(is_unsure) {
+                Place::Unsure
+            } else if is_mapped
+                || known_pages(self.core.space, place.start, place.end).any(is_known)
+            {
+                Place::Taken
+            } else {
+                Place::Free
+            }
         };
-        self.core.layout.next(is_taken, &self.core.uffd)
+        self.core.layout.next(look, &self.core.uffd)
     }
 
     /// Makes a change known to the page states; faults are served again afterwards.
@@ -119,7 +141,7 @@ impl Steward {
     }
 
     /// Looks for memory that was mapped since the last look, if the address space has changed its size.
-    fn look(&self, attached: &'static Attached, looks: &mut Looks) {
+    fn look(&mut self, attached: &'static Attached, looks: &mut Looks) {
         let sizes = attached.sizes();
         let before = std::mem::replace(&mut looks.sizes, sizes);
         let is_larger = (sizes.mapped, sizes.data) != (before.mapped, before.data);
@@ -134,7 +156,12 @@ impl Steward {
         }
         looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
         if looks.is_overdue && !self.core.layout.is_behind() {
-            (looks.is_overdue, looks.scanned) = (!learn_mappings(self, attached), Instant::now());
+            let since = *looks.unsure_since.get_or_insert_with(Instant::now);
+            let is_certain = learn_mappings(self, attached, since.elapsed() > UNSURE_TIME);
+            (looks.is_overdue, looks.scanned) = (!is_certain, Instant::now());
+            if is_certain {
+                looks.unsure_since = None;
+            }
             self.look_at_unmovable();
         }
     }
@@ -160,8 +187,9 @@ impl Steward {
     }
 }
 
-/// Registers memory that is new, and notes which may be moved out. False: it has to be done again.
-fn learn_mappings(steward: &Steward, attached: &'static Attached) -> bool {
+/// Registers memory that is new, and notes which may be moved out. False: there was no moment at rest, and it has to be
+/// done again; unless `keeps`, for nothing would be held to the limit in a program that changes its memory all the time.
+fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: bool) -> bool {
     let found = match attached.eligible() {
         Ok(found) => found,
         Err(error) => {
@@ -189,14 +217,19 @@ fn learn_mappings(steward: &Steward, attached: &'static Attached) -> bool {
     // What was moved to a new place since the list was made must not pass for what was there before, see
     // [`crate::order`]. It stays registered, and is found again.
     let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
+    let stamp = core.layout.moves();
+    steward.unsure.retain(|(_, added)| *added == stamp);
     for region in added {
-        if is_certain {
+        if is_certain || keeps {
             learn(core, region);
         } else {
             registry.remove(region.start, region.end);
         }
+        if !is_certain && keeps {
+            steward.unsure.push((region.start..region.end, stamp));
+        }
     }
-    is_certain
+    is_certain || keeps
 }
 
 /// The parts of a movable range that the registry does not have.
