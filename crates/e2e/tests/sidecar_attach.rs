@@ -318,6 +318,28 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
+/// A tree of programs with a private blade takes some dozens for each.
+#[test]
+fn an_attach_takes_all_the_descriptors_that_it_may() {
+    if !have("gcc") || !have("prlimit") {
+        return;
+    }
+    let _turn = turn();
+    let checker = Checker::alone("1", &[]);
+    let mut few = Command::new("prlimit");
+    few.arg("--nofile=64:512").arg(binaries::program("farpool"));
+    few.args(["attach", &checker.pid().to_string(), "--local", LIMIT]);
+    let mut keeper = Run::with(few, None, None).patience(PATIENCE).start();
+    keeper.wait_for_output("of local memory now", 1);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", keeper.pid()));
+    let limits = limits.expect("the keeper's limits");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let numbers: Vec<&str> = files.expect("a line").split_whitespace().take(2).collect();
+    assert_eq!(numbers, ["512", "512"]);
+    detach_well(checker.pid(), keeper);
+    checker.ends_well();
+}
+
 #[test]
 fn a_program_outlives_a_killed_attach() {
     if !have("gcc") {
