@@ -1,8 +1,8 @@
 //! Blades that take no pages, or are gone before anything lies on them: the program goes on with what it has.
 
 use farpool_e2e::blade::{Blade, Transport};
-use farpool_e2e::run::{Outcome, Run};
-use farpool_e2e::{binaries, turn};
+use farpool_e2e::run::{Door, Outcome, Run};
+use farpool_e2e::{binaries, have, turn};
 
 const LIMIT: &str = "32MiB";
 /// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for each page.
@@ -23,6 +23,28 @@ fn stress_after(run: Run, script: &str) -> Outcome {
 
 fn times(outcome: &Outcome, words: &str) -> usize {
     outcome.stderr.matches(words).count()
+}
+
+/// prlimit makes it so few for good. No pager fits in, and what is there stays where it is.
+#[test]
+fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
+    const EXIT_OUTSIDE: i32 = 120;
+    if !have("prlimit") {
+        return;
+    }
+    let _turn = turn();
+    for door in [Door::Preload, Door::Sidecar] {
+        for when in ["warn", "fail"] {
+            let run = Run::through(door, "16MiB").args(["--when-outside", when]);
+            let run = run.program("prlimit").arg("-n8").arg(binaries::program("farpool-stress"));
+            let outcome = run.args(["--mib", "64", "--seconds", "2", "--ops", "touch"]).finish();
+            let said = format!("{door:?} {when}: {} {}", outcome.code, outcome.stderr);
+            let names = |line: &&str| line.contains("held to the limit");
+            let named: Vec<&str> = outcome.stderr.lines().filter(names).collect();
+            assert!(named.len() == 1 && named[0].contains("ulimit -n"), "{said}");
+            assert_eq!(outcome.code, if when == "fail" { EXIT_OUTSIDE } else { 0 }, "{said}");
+        }
+    }
 }
 
 #[test]
