@@ -318,6 +318,32 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
+/// The evictor is in the middle of its first round: what it moved out behind the back of whoever left read as zeros.
+#[test]
+fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
+    const ROUNDS: usize = 12;
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let mut checker = Checker::alone("2", &["-static"]);
+    let pid = checker.pid();
+    for round in 0..ROUNDS {
+        let mut keeper = Run::attach(pid, LIMIT).patience(PATIENCE).start();
+        keeper.wait_for_output("of local memory now", 1);
+        if round % 2 == 0 {
+            tree::signal(keeper.pid(), libc::SIGKILL);
+            wait_until("the sidecar to leave", PATIENCE, || {
+                tree::sidecars_in(pid).is_empty().then_some(())
+            });
+        } else {
+            detach_well(pid, keeper);
+        }
+        checker.checks();
+    }
+    checker.ends_well();
+}
+
 /// A tree of programs with a private blade takes some dozens for each.
 #[test]
 fn an_attach_takes_all_the_descriptors_that_it_may() {

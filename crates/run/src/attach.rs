@@ -151,7 +151,11 @@ fn has_sidecar(pid: u32) -> bool {
 pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
     let others = runs().into_iter().filter(|path| path.parent() != Some(own));
     let boards = others.filter_map(|path| Board::open(&path, false).ok());
-    boards.into_iter().any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
+    // The board of a keeper that was killed stays until the next run, and its sidecars have left.
+    let has_keeper = |board: &Board| {
+        Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
+    };
+    boards.filter(has_keeper).any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
 }
 
 fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {

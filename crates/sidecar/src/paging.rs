@@ -207,7 +207,11 @@ fn end_of(attached: &'static Attached) -> String {
             "LEFT".into()
         }
         Ok(Left::Stuck { pages }) => format!("STUCK {pages}"),
-        Err(error) => format!("FAILED {error}"),
+        Err(error) => {
+            // Nothing was moved out: a sidecar without a keeper may end.
+            HAS_LEFT.store(true, SeqCst);
+            format!("FAILED {error}")
+        }
     }
 }
 
