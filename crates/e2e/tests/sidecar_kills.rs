@@ -2,7 +2,7 @@
 //! a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards, and nothing may be left.
 //!
 //! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a trial that fails names
-//! its seed.
+//! its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one kind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use farpool_e2e::{have, tree, turn, wait_until};
 
 const TRIALS: &str = "FARPOOL_KILL_TRIALS";
 const SEED: &str = "FARPOOL_KILL_SEED";
+const KIND: &str = "FARPOOL_KILL_KIND";
 const FEW_TRIALS: u64 = 40;
 /// It is said so often how far it is: of a series that ends badly it must be known how many ended well.
 const PROGRESS: u64 = 20;
@@ -162,10 +163,13 @@ impl Trial {
         let most_us = if dice.below(3) == 0 { LATE_US } else { EARLY_US };
         // The instant is the point of the trial; nothing is waited for.
         std::thread::sleep(Duration::from_micros(dice.below(most_us)));
+        // In every other trial it is one at which the first pages go out.
+        let is_entered = dice.below(2) == 0;
         let mut has_ended = false;
         let pid = wait_until("somebody to kill", PATIENCE, || {
             has_ended = !self.program.is_running();
-            if has_ended { Some(0) } else { self.find(victim) }
+            let is_early = is_entered && self.find(Victim::Sidecar).is_none();
+            if has_ended { Some(0) } else { self.find(victim).filter(|_| !is_early) }
         });
         if has_ended {
             return None;
@@ -319,7 +323,7 @@ fn whoever_is_killed_no_byte_is_wrong_and_nothing_is_left() {
             break;
         }
         assert!(missed <= 10 + done, "most trees end before anybody is killed");
-        let kind = usize::try_from(at).expect("small") % KINDS.len();
+        let kind = usize::try_from(number(KIND, at)).expect("small") % KINDS.len();
         if trial(&stage, KINDS[kind], seed.wrapping_mul(1 << 32) + at, &mut keepers) {
             counts[kind] += 1;
             if (done + 1).is_multiple_of(PROGRESS) {

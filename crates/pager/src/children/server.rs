@@ -94,6 +94,7 @@ impl Server {
             let is_time = looked.elapsed() >= LOOK_STEP;
             if is_time {
                 looked = Instant::now();
+                self.forget_ceded();
             }
             for child in std::mem::take(&mut self.served) {
                 self.attend(child, is_time);
@@ -109,7 +110,8 @@ impl Server {
         );
         let step =
             if self.served.iter().any(Child::is_waiting) { Duration::ZERO } else { LOOK_STEP };
-        let timeout = (!self.served.is_empty()).then(|| step.try_into().ok()).flatten();
+        let is_idle = self.served.is_empty() && self.ceded.is_empty();
+        let timeout = (!is_idle).then(|| step.try_into().ok()).flatten();
         // An error is a wake-up like any other.
         let _ = poll(&mut fds, timeout.as_ref());
     }
@@ -153,6 +155,12 @@ impl Server {
         } else {
             self.served.push(child);
         }
+    }
+
+    /// Of a child that ended before its own pager served it nobody tells.
+    fn forget_ceded(&mut self) {
+        let gone: Vec<Child> = self.ceded.extract_if(.., Child::look_whether_gone).collect();
+        gone.into_iter().for_each(|child| self.let_go(child));
     }
 
     fn adopt_born(&mut self, parent: &mut Child) {
