@@ -1,8 +1,8 @@
 //! kill -9 at any instant, of each of those that make up a far program: its sidecar, its keeper, itself, a forked child,
 //! a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards, and nothing may be left.
 //!
-//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a trial that fails names
-//! its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one kind.
+//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a trial that fails
+//! names its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one kind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -155,7 +155,9 @@ pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
     let has_keeper = |board: &Board| {
         Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
     };
-    boards.filter(has_keeper).any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
+    boards
+        .filter(has_keeper)
+        .any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
 }
 
 fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
