@@ -179,6 +179,9 @@ pub fn keeper_has_ended() {
     } else if !STAYS.load(SeqCst) || leave().is_err() {
         farpool_pager::sys::say("farpool has ended, and the program with it");
         farpool_pager::sys::kill_program();
+        if let Some(attached) = ATTACHED.get() {
+            attached.children().end_ceded();
+        }
     }
 }
 

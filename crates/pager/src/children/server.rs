@@ -40,6 +40,7 @@ pub struct Server {
     /// Those whose own pager has not said yet that it serves them.
     ceded: Vec<Child>,
     must_finish: bool,
+    ends_ceded: bool,
 }
 
 /// The blades as the source of pages.
@@ -79,6 +80,7 @@ impl Server {
             served: Vec::new(),
             ceded: Vec::new(),
             must_finish: false,
+            ends_ceded: false,
         })
     }
 
@@ -95,6 +97,9 @@ impl Server {
             if is_time {
                 looked = Instant::now();
                 self.forget_ceded();
+                if self.ends_ceded {
+                    self.end_ceded();
+                }
             }
             for child in std::mem::take(&mut self.served) {
                 self.attend(child, is_time);
@@ -134,6 +139,7 @@ impl Server {
                 self.served.extend(returned);
             }
             Order::FinishAll => self.must_finish = true,
+            Order::EndCeded => self.ends_ceded = true,
         }
     }
 
@@ -161,6 +167,20 @@ impl Server {
     fn forget_ceded(&mut self) {
         let gone: Vec<Child> = self.ceded.extract_if(.., Child::look_whether_gone).collect();
         gone.into_iter().for_each(|child| self.let_go(child));
+    }
+
+    /// Ends those whose own pagers have not come, and their children: they would wait for ever.
+    fn end_ceded(&mut self) {
+        let mut born = Vec::new();
+        for child in &mut self.ceded {
+            child.end();
+            born.extend(child.take_born());
+        }
+        for (number, uffd, inherited) in born {
+            self.core.layout.expects_child();
+            self.pager.inheritance.expects_another();
+            self.ceded.push(Child::new(number, uffd, inherited));
+        }
     }
 
     fn adopt_born(&mut self, parent: &mut Child) {
