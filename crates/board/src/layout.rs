@@ -111,6 +111,8 @@ pub enum ProcessState {
     Native = 1,
     /// The pager serves its faults.
     Active = 2,
+    /// As [`ProcessState::Native`], for good: the pager in it found that it may open too few files.
+    Outside = 3,
 }
 
 /// What is counted for each process. All but the gauges only grow.
@@ -215,8 +217,9 @@ impl Slot {
     }
 
     pub fn state(&self) -> ProcessState {
-        let active = self.state.load(Relaxed) == ProcessState::Active as u32;
-        if active { ProcessState::Active } else { ProcessState::Native }
+        let state = self.state.load(Relaxed);
+        let known = [ProcessState::Active, ProcessState::Outside];
+        known.into_iter().find(|known| *known as u32 == state).unwrap_or(ProcessState::Native)
     }
 
     pub fn set_name(&self, name: &[u8]) {

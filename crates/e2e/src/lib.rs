@@ -6,6 +6,8 @@
 //! * [`rack`]: a controller and nodes, and what people ask them;
 //! * [`far`]: a client of theirs and its far memory, without a program;
 //! * [`jobs`]: real programs, made from their sources, compared with all-local and held to their limit;
+//! * [`sources`]: those of programs that go through both doors;
+//! * [`postgres`]: a PostgreSQL of its own user;
 //! * [`redis`] asks a redis-server that saves in the background;
 //! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`compaction`]: the kernel migrates pages all the while;
@@ -30,10 +32,12 @@ pub mod hog;
 pub mod jobs;
 pub mod kv;
 pub mod network;
+pub mod postgres;
 pub mod proxy;
 pub mod rack;
 pub mod redis;
 pub mod run;
+pub mod sources;
 pub mod stage;
 pub mod tree;
 

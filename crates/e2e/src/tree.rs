@@ -25,7 +25,12 @@ pub fn descendants(root: u32) -> Vec<u32> {
     found
 }
 
-/// The same without sidecars: the programs.
+/// The living children of a process.
+pub fn children(parent: u32) -> Vec<u32> {
+    all().filter(|pid| state_and_parent(*pid).is_some_and(|(_, of)| of == parent)).collect()
+}
+
+/// The same as [`descendants`] without sidecars: the programs.
 pub fn programs(root: u32) -> Vec<u32> {
     descendants(root).into_iter().filter(|pid| !is_sidecar(*pid)).collect()
 }
@@ -44,7 +49,8 @@ fn is_sidecar(pid: u32) -> bool {
     name.is_ok_and(|name| name.trim_end() == SIDECAR_NAME)
 }
 
-fn all() -> impl Iterator<Item = u32> {
+/// All processes there are.
+pub fn all() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -2,15 +2,15 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use farpool_e2e::jobs::{
     Job, OpenDevice, PATIENCE, allowed_bytes, compile, require_limit, scratch,
 };
+use farpool_e2e::postgres::Cluster;
 use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::tree::Peak;
-use farpool_e2e::{have, redis, skip, tree, turn, wait_until};
+use farpool_e2e::{have, redis, skip, sources, tree, turn};
 
 /// Runs a program all-local and at `limit_mib`; both must print the same, and the limit must hold.
 fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) -> Outcome {
@@ -168,22 +168,10 @@ fn gcc_compiles_something_large() {
 
 #[test]
 fn sqlite_in_memory() {
-    if !have("sqlite3") {
-        return;
+    if have("sqlite3") {
+        let directory = scratch();
+        compare(24, "sqlite3", &[":memory:", &sources::sql(300_000)], directory.path());
     }
-    let directory = scratch();
-    let script = "
-        create table t(id integer primary key, k text, v blob);
-        with recursive c(i) as (select 1 union all select i + 1 from c where i < 300000)
-          insert into t select i, printf('key-%08d', (i * 7919) % 1000003), zeroblob(i % 200) from c;
-        create index tk on t(k);
-        select count(*), sum(length(v)), min(k), max(k) from t;
-        select sum(id) from t where k between 'key-00100000' and 'key-00400000';
-        select substr(k, 5, 3) as p, count(*) from t group by p order by 2 desc, 1 limit 5;
-        delete from t where id % 3 = 0;
-        select count(*), sum(id), total(length(v)) from t;
-        pragma integrity_check;";
-    compare(24, "sqlite3", &[":memory:", script], directory.path());
 }
 
 const MULTIPROCESSING_LIMIT_MIB: u64 = 48;
@@ -205,23 +193,9 @@ fn the_limit_holds_for_python_with_multiprocessing() {
 
 fn run_multiprocessing() -> (Outcome, u64) {
     let directory = scratch();
-    let script = r#"
-import multiprocessing, hashlib
-data = [(i, str(i * 7919), [i]) for i in range(350000)]
-def work(part):
-    h = hashlib.sha256()
-    for i in range(part, len(data), 4):
-        number, text, items = data[i]
-        items.append(part)
-        h.update(f"{number}{text}{sum(items)}".encode())
-    return h.hexdigest()
-if __name__ == "__main__":
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        print(pool.map(work, range(4)))
-    print(len(data), sum(len(t) for _, t, _ in data), sum(len(l) for _, _, l in data))
-"#;
-    std::fs::write(directory.path().join("mp.py"), script).expect("script");
-    let job = Job { program: "python3", arguments: &["mp.py"], directory: directory.path() };
+    sources::python_workers(directory.path());
+    let arguments = &["mp.py", "350000", "3"];
+    let job = Job { program: "python3", arguments, directory: directory.path() };
     job.compare_results(Door::Preload, MULTIPROCESSING_LIMIT_MIB)
 }
 
@@ -231,27 +205,9 @@ fn a_java_program() {
         return;
     }
     let directory = scratch();
-    let source = r#"
-import java.util.*;
-public class Main {
-    public static void main(String[] a) throws Exception {
-        Map<Integer, byte[]> map = new HashMap<>();
-        Random random = new Random(1);
-        long sum = 0;
-        for (int i = 0; i < 600000; i++) {
-            byte[] value = new byte[100 + random.nextInt(200)];
-            value[5] = (byte) i;
-            map.put(random.nextInt(250000), value);
-        }
-        List<Integer> keys = new ArrayList<>(map.keySet());
-        Collections.sort(keys);
-        for (int key : keys) sum = sum * 31 + key + map.get(key)[5] + map.get(key).length;
-        System.out.println(map.size() + " " + sum);
-    }
-}"#;
-    std::fs::write(directory.path().join("Main.java"), source).expect("source");
-    compile("javac", &["Main.java"], directory.path());
-    compare(64, "java", &["-Xmx256m", "-XX:+UseSerialGC", "-cp", ".", "Main"], directory.path());
+    sources::java(directory.path());
+    let words = ["-Xmx256m", "-XX:+UseSerialGC", "-cp", ".", "Main", "500000"];
+    compare(64, "java", &words, directory.path());
 }
 
 #[test]
@@ -293,21 +249,6 @@ open(sys.argv[1] + ".new", "w").write(h.hexdigest() + "\n"); os.rename(sys.argv[
     compare(24, "sh", &["-c", script], directory.path());
 }
 
-/// The tools of the newest PostgreSQL that is installed.
-fn postgres_tools() -> Option<std::path::PathBuf> {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
-    let tools =
-        versions.map(|entry| entry.path().join("bin")).filter(|path| path.join("initdb").exists());
-    tools.max()
-}
-
-fn user_ids(name: &str) -> Option<(u32, u32)> {
-    let text = std::fs::read_to_string("/etc/passwd").ok()?;
-    let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
-    let mut fields = line.split(':').skip(2);
-    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
-}
-
 /// The first program of the run changes its user and starts another one.
 #[test]
 fn setpriv_and_runuser() {
@@ -343,68 +284,20 @@ fn setpriv_and_runuser() {
 
 #[test]
 fn postgres_with_twenty_connections() {
-    let Some(tools) = postgres_tools() else {
-        return skip("PostgreSQL is not installed");
-    };
-    let Some((user, group)) = user_ids("postgres") else {
-        return skip("there is no user postgres");
-    };
+    let Some(cluster) = Cluster::make() else { return };
     let _turn = turn();
     let Some(_device) = OpenDevice::make() else {
         return skip("/dev/userfaultfd cannot be opened to the user postgres (needs root)");
     };
-    let directory = scratch();
-    if std::os::unix::fs::chown(directory.path(), Some(user), Some(group)).is_err() {
-        return skip("only root can run PostgreSQL as its own user");
-    }
-    let data = directory.path().join("data").to_string_lossy().into_owned();
-    let socket = directory.path().to_string_lossy().into_owned();
-    let init = Command::new(tools.join("initdb"))
-        .args(["-D", &data, "-A", "trust", "--no-sync"])
-        .uid(user)
-        .gid(group)
-        .current_dir(directory.path())
-        .output()
-        .expect("initdb");
-    assert!(init.status.success(), "{}", String::from_utf8_lossy(&init.stderr));
     let mut farpool = Command::new(farpool_e2e::binaries::program("farpool"));
-    let stats = directory.path().join("stats.json");
+    let stats = cluster.path().join("stats.json");
     farpool.args(["run", "--local", "96MiB", "--stats"]).arg(&stats).arg("--");
-    farpool.arg(tools.join("postgres")).args(["-D", &data, "-k", &socket, "-h", "", "-F"]);
-    farpool.args(["-c", "shared_buffers=16MB", "-c", "work_mem=64MB", "-c", "jit=off"]);
-    farpool.args(["-c", "max_parallel_workers_per_gather=0"]);
-    farpool
-        .uid(user)
-        .gid(group)
-        .env("XDG_RUNTIME_DIR", directory.path())
-        .current_dir(directory.path());
+    farpool.args(cluster.server()).uid(cluster.user).gid(cluster.group);
+    farpool.env("XDG_RUNTIME_DIR", cluster.path()).current_dir(cluster.path());
     let running = Run::with(farpool, Some(stats), None).patience(PATIENCE).start();
     let peak = Peak::watch(running.pid());
-    let psql = |sql: &str| {
-        let mut command = Command::new(tools.join("psql"));
-        command.args(["-h", &socket, "-U", "postgres", "-At", "-c", sql]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
-    wait_until("PostgreSQL to answer", Duration::from_secs(40), || {
-        let output = psql("select 1").output().ok()?;
-        output.status.success().then_some(())
-    });
-    let query = "select md5(string_agg(m, '')) from (select md5(i::text) m from generate_series(1, 60000) i \
-                 order by md5((i * 7)::text)) s";
-    let clients: Vec<_> = (0..20).map(|_| psql(query).spawn().expect("psql")).collect();
-    let answers: Vec<String> = clients
-        .into_iter()
-        .map(|client| {
-            let output = client.wait_with_output().expect("psql");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8_lossy(&output.stdout).into_owned()
-        })
-        .collect();
-    assert!(
-        answers.iter().all(|answer| *answer == answers[0] && answer.len() == 33),
-        "{answers:?}"
-    );
+    cluster.await_answer();
+    cluster.sort_with(20);
     tree::signal(running.program_pid(), libc::SIGINT);
     let outcome = running.finish();
     let (peak_bytes, looks) = peak.end();

@@ -1,8 +1,9 @@
 //! Blades that take no pages, or are gone before anything lies on them: the program goes on with what it has.
 
 use farpool_e2e::blade::{Blade, Transport};
-use farpool_e2e::run::{Outcome, Run};
-use farpool_e2e::{binaries, turn};
+use farpool_e2e::jobs::{compile_c, scratch};
+use farpool_e2e::run::{Door, Outcome, Run};
+use farpool_e2e::{binaries, have, tree, turn};
 
 const LIMIT: &str = "32MiB";
 /// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for each page.
@@ -23,6 +24,38 @@ fn stress_after(run: Run, script: &str) -> Outcome {
 
 fn times(outcome: &Outcome, words: &str) -> usize {
     outcome.stderr.matches(words).count()
+}
+
+/// prlimit makes it so few for good. No pager fits in, and what is there stays where it is.
+#[test]
+fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
+    const EXIT_OUTSIDE: i32 = 120;
+    const SOURCE: &str = "
+        #include <stdlib.h>
+        #include <string.h>
+        #include <unistd.h>
+        int main(void) { memset(malloc(64 << 20), 7, 64 << 20); for (;;) pause(); }";
+    if !have("prlimit") || !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("holds", SOURCE, &["-O0"], directory.path());
+    let start = |door, when| {
+        let run = Run::through(door, "16MiB").args(["--when-outside", when]);
+        run.program("prlimit").arg("-n8").arg(&program).start()
+    };
+    for door in [Door::Preload, Door::Sidecar] {
+        let running = start(door, "warn");
+        let line = running.wait_for_line("is not held to the limit");
+        assert!(line.contains("(holds)") && line.contains("ulimit -n"), "{line}");
+        tree::signal(running.program_pid(), libc::SIGTERM);
+        let outcome = running.finish();
+        assert_eq!(outcome.code, 128 + libc::SIGTERM, "{}", outcome.stderr);
+    }
+    // Under the sidecar door the keeper tries again, for the limit may be raised.
+    let outcome = start(Door::Preload, "fail").finish();
+    assert_eq!(outcome.code, EXIT_OUTSIDE, "{}", outcome.stderr);
 }
 
 #[test]

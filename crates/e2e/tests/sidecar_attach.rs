@@ -318,6 +318,76 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
+/// What the evictor moved out behind the back of whoever left read as zeros: seen at one of some 30 such ends, where
+/// several of them shared the CPUs.
+#[test]
+fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
+    const AT_ONCE: u64 = 5;
+    const ROUNDS: u64 = 12;
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let verify = compile_c("verify", include_str!("sidecar/verify.c"), &[], directory.path());
+    let work = &|number: u64| {
+        for round in 0..ROUNDS {
+            left_early(&verify, Duration::from_millis((round * 7 + number * 5) % 30));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..AT_ONCE).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no wrong word"));
+    });
+}
+
+/// Attaches to a program that has just begun, and is killed so long after the sidecar is there.
+fn left_early(verify: &Path, after: Duration) {
+    let program = Run::local(verify).args(["20", "2"]).patience(PATIENCE).start();
+    let pid = program.pid();
+    let comm = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    wait_until("the program to run", PATIENCE, || (comm() == "verify\n").then_some(()));
+    let mut keeper = Run::attach(pid, "8MiB").patience(PATIENCE).start();
+    wait_until("the sidecar", PATIENCE, || {
+        (!keeper.is_running() || !tree::sidecars_in(pid).is_empty()).then_some(())
+    });
+    // The instant is the point of it; nothing is waited for.
+    std::thread::sleep(after);
+    tree::signal(keeper.pid(), libc::SIGKILL);
+    wait_until("the sidecar to leave", PATIENCE, || {
+        (!keeper.is_running() && tree::sidecars_in(pid).is_empty()).then_some(())
+    });
+    tree::signal(pid, libc::SIGTERM);
+    let outcome = program.finish();
+    let said = format!("{}: {}", outcome.code, outcome.stdout);
+    // It ends with a keeper that was making calls in its name.
+    let is_right = outcome.stdout.ends_with("ends\n") || outcome.code == 128 + libc::SIGKILL;
+    assert!(is_right && !said.contains("WRONG"), "{after:?}: {said}");
+}
+
+/// A tree of programs with a private blade takes some dozens for each.
+#[test]
+fn an_attach_takes_all_the_descriptors_that_it_may() {
+    if !have("gcc") || !have("prlimit") {
+        return;
+    }
+    let _turn = turn();
+    let checker = Checker::alone("1", &[]);
+    let mut few = Command::new("prlimit");
+    few.arg("--nofile=64:512").arg(binaries::program("farpool"));
+    few.args(["attach", &checker.pid().to_string(), "--local", LIMIT]);
+    let mut keeper = Run::with(few, None, None).patience(PATIENCE).start();
+    keeper.wait_for_output("of local memory now", 1);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", keeper.pid()));
+    let limits = limits.expect("the keeper's limits");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let numbers: Vec<&str> = files.expect("a line").split_whitespace().take(2).collect();
+    assert_eq!(numbers, ["512", "512"]);
+    detach_well(checker.pid(), keeper);
+    checker.ends_well();
+}
+
 #[test]
 fn a_program_outlives_a_killed_attach() {
     if !have("gcc") {

@@ -1,22 +1,18 @@
 //! Real programs through the sidecar door: the same results as all-local, and the limit holds all the
 //! while, but for what a fork shares (docs/sidecar.md; `the_limit_holds_at_a_fork` of sidecar.rs).
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
 
 use farpool_e2e::compaction::Compaction;
-use farpool_e2e::jobs::{Job, PATIENCE, allowed_bytes, compile, scratch};
-use farpool_e2e::run::{Door, Run};
-use farpool_e2e::tree::Peak;
-use farpool_e2e::{have, redis, tree, turn, wait_until};
+use farpool_e2e::jobs::{Job, PATIENCE, compile, compile_c, require_limit, scratch};
+use farpool_e2e::run::{Door, Outcome, Run};
+use farpool_e2e::{have, skip, sources, turn};
 
 /// Where Go is unless it is in the PATH.
 const GO: &str = "/usr/local/go/bin/go";
 
-fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) {
-    Job { program, arguments, directory }.compare(Door::Sidecar, limit_mib);
+fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) -> Outcome {
+    Job { program, arguments, directory }.compare(Door::Sidecar, limit_mib)
 }
 
 /// Maps, slices and strings that live and die, under the garbage collector.
@@ -84,31 +80,43 @@ fn a_go_program_with_c() {
     }
 }
 
-#[test]
-fn a_java_program() {
+fn java(options: &[&str]) -> Option<tempfile::TempDir> {
     if !have("javac") || !have("java") {
-        return;
+        return None;
+    }
+    let mut java = std::process::Command::new("java");
+    if !java.args(options).arg("-version").output().is_ok_and(|output| output.status.success()) {
+        skip(&format!("this java does not know {options:?}"));
+        return None;
     }
     let directory = scratch();
-    let source = r#"
-import java.util.*;
-public class Main {
-    public static void main(String[] a) {
-        Map<Integer, byte[]> map = new TreeMap<>();
-        Random random = new Random(5);
-        long sum = 0;
-        for (int i = 0; i < 300000; i++) {
-            byte[] value = new byte[80 + random.nextInt(240)];
-            value[7] = (byte) i;
-            map.put(random.nextInt(150000), value);
-        }
-        for (var entry : map.entrySet()) sum = sum * 31 + entry.getKey() + entry.getValue()[7] + entry.getValue().length;
-        System.out.println(map.size() + " " + sum);
+    sources::java(directory.path());
+    Some(directory)
+}
+
+fn words<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    [options, &["-Xmx256m", "-cp", ".", "Main", "300000"]].concat()
+}
+
+#[test]
+fn a_java_program() {
+    for (collector, limit_mib) in [("-XX:+UseSerialGC", 80), ("-XX:+UseG1GC", 112)] {
+        let Some(directory) = java(&[collector]) else { return };
+        compare(limit_mib, "java", &words(&[collector]), directory.path());
     }
-}"#;
-    std::fs::write(directory.path().join("Main.java"), source).expect("source");
-    compile("javac", &["Main.java"], directory.path());
-    compare(64, "java", &["-Xmx256m", "-XX:+UseSerialGC", "-cp", ".", "Main"], directory.path());
+}
+
+/// Its heap is shared memory, which it maps more than once: that stays, so nothing is far that could be held to a limit.
+#[test]
+fn a_java_program_whose_heap_is_shared_memory() {
+    let options = ["-XX:+UseZGC"];
+    let Some(directory) = java(&options) else { return };
+    let _turn = turn();
+    let arguments = words(&options);
+    let job = Job { program: "java", arguments: &arguments, directory: directory.path() };
+    let expected = Run::local("java").args(&arguments).directory(directory.path()).finish();
+    let (outcome, _) = job.run(Door::Sidecar, 80);
+    assert_eq!(outcome.require_success().stdout, expected.require_success().stdout);
 }
 
 #[test]
@@ -125,6 +133,16 @@ for (let i = 0; i < 400000; i++) {
 for (const it of kept) sum = (sum * 31 + it.key + it.text.length + it.list[0]) % 1000000007;
 console.log(kept.length, sum);";
     compare(96, "node", &["-e", script], directory.path());
+}
+
+/// PHP's extensions bind deeply: under another allocator it ended at its start.
+#[test]
+fn php_tells_its_version() {
+    if have("php") {
+        let _turn = turn();
+        let outcome = Run::through(Door::Sidecar, "32MiB").program("php").args(["-v"]).finish();
+        assert!(outcome.require_success().stdout.starts_with("PHP "), "{}", outcome.stdout);
+    }
 }
 
 #[test]
@@ -146,122 +164,110 @@ fn python_with_multiprocessing() {
         return;
     }
     let directory = scratch();
-    let script = r#"
-import hashlib, multiprocessing
-data = [(i, str(i * 7919), [i]) for i in range(200000)]
-def work(part):
-    h = hashlib.sha256()
-    for number, text, items in data[part::3]:
-        items.append(part)
-        h.update(f"{number}{text}{sum(items)}".encode())
-    return h.hexdigest()
-if __name__ == "__main__":
-    with multiprocessing.get_context("fork").Pool(2) as pool: print(pool.map(work, range(3)))
-    print(len(data), sum(len(text) + len(items) for _, text, items in data))
-"#;
-    std::fs::write(directory.path().join("mp.py"), script).expect("script");
-    let job = Job { program: "python3", arguments: &["mp.py"], directory: directory.path() };
+    sources::python_workers(directory.path());
+    let arguments = &["mp.py", "200000", "2"];
+    let job = Job { program: "python3", arguments, directory: directory.path() };
     job.compare_results(Door::Sidecar, 48);
 }
 
 #[test]
 fn sqlite_in_memory() {
-    if !have("sqlite3") {
-        return;
+    if have("sqlite3") {
+        let directory = scratch();
+        compare(24, "sqlite3", &[":memory:", &sources::sql(150_000)], directory.path());
     }
-    let directory = scratch();
-    let script = "
-        create table t(id integer primary key, k text, v blob);
-        with recursive c(i) as (select 1 union all select i + 1 from c where i < 120000)
-          insert into t select i, printf('key-%08d', (i * 7919) % 1000003), zeroblob(i % 300) from c;
-        create index tk on t(k);
-        select count(*), sum(length(v)), min(k), max(k) from t;
-        delete from t where id % 3 = 0;
-        select count(*), sum(id), total(length(v)) from t where k > 'key-00200000';
-        pragma integrity_check;";
-    compare(24, "sqlite3", &[":memory:", script], directory.path());
 }
 
+/// A browser: a dozen processes, most of them forked from a zygote, with an allocator of their own.
 #[test]
-fn redis_with_a_background_save() {
-    if have("redis-server") && have("redis-cli") {
-        let _turn = turn();
-        redis::save_in_the_background(Door::Sidecar, 32);
-    }
-}
-
-/// An etcd that is asked over HTTP. Keys and values are words that are their own base64.
-struct Etcd {
-    running: farpool_e2e::run::Running,
-    port: u16,
-}
-
-impl Etcd {
-    fn start(limit: &str, directory: &Path) -> Etcd {
-        let free = || TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
-        let (port, peer) = (free().expect("a port").port(), free().expect("a port").port());
-        let (url, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
-        let cluster = format!("default={peer}");
-        let running = Run::through(Door::Sidecar, limit)
-            .program("etcd")
-            .args(["--data-dir", "data", "--listen-client-urls", &url, "--advertise-client-urls"])
-            .args([&url, "--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &cluster, "--unsafe-no-fsync"])
-            .directory(directory)
-            .patience(PATIENCE)
-            .start();
-        let etcd = Etcd { running, port };
-        wait_until("etcd to answer", Duration::from_secs(40), || {
-            etcd.ask("maintenance/status", "{}").filter(|answer| answer.contains("leader"))
-        });
-        etcd
-    }
-
-    fn ask(&self, what: &str, body: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-        let length = body.len();
-        let head = format!("POST /v3/{what} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n");
-        stream.write_all((head + body).as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        head.contains(" 200 ").then(|| body.to_owned())
-    }
-}
-
-#[test]
-fn etcd_gives_back_what_was_put() {
-    const KEYS: usize = 1500;
-    const LIMIT_MIB: u64 = 48;
-    if !have("etcd") {
+fn chromium_runs_a_page() {
+    const LIMIT_MIB: u64 = 400;
+    const PAGE: &str = "<html><body><div id=x></div><script>
+        let sum = 0; const kept = [];
+        for (let i = 0; i < 300000; i++) kept.push({ i, text: 'v' + i * 7919 });
+        for (const it of kept) sum = (sum * 31 + it.i + it.text.length) % 1000000007;
+        document.getElementById('x').textContent = 'SUM ' + sum;
+        </script></body></html>";
+    if !have("chromium") {
         return;
     }
     let _turn = turn();
     let directory = scratch();
-    let etcd = Etcd::start(&format!("{LIMIT_MIB}MiB"), directory.path());
-    let peak = Peak::watch(etcd.running.pid());
-    let key = |number: usize| format!("key{number:05}");
-    let value = |number: usize| format!("{number:08}").repeat(512);
-    for number in 0..KEYS {
-        let body = format!(r#"{{"key":"{}","value":"{}"}}"#, key(number), value(number));
-        etcd.ask("kv/put", &body).expect("a put");
+    std::fs::write(directory.path().join("page.html"), PAGE).expect("a page");
+    let page = format!("file://{}/page.html", directory.path().display());
+    let profile = format!("--user-data-dir={}/profile", directory.path().display());
+    let switches = ["--headless", "--no-sandbox", "--disable-gpu", &profile, "--dump-dom", &page];
+    let job = Job { program: "chromium", arguments: &switches, directory: directory.path() };
+    let expected = Run::local("chromium").args(switches).patience(PATIENCE).finish();
+    let (outcome, peak_bytes) = job.run(Door::Sidecar, LIMIT_MIB);
+    assert!(expected.require_success().stdout.contains("SUM "), "{}", expected.stdout);
+    assert_eq!(outcome.require_success().stdout, expected.stdout, "{}", outcome.stderr);
+    require_limit(&outcome, peak_bytes, LIMIT_MIB);
+}
+
+/// QEMU as it is, with a guest that has no system of its own and checks its memory.
+#[test]
+fn a_virtual_machine() {
+    if !have("qemu-system-x86_64") || !have("gcc") {
+        return;
     }
-    for number in 0..KEYS {
-        let answer = etcd.ask("kv/range", &format!(r#"{{"key":"{}"}}"#, key(number)));
-        let answer = answer.expect("a value");
-        assert!(answer.contains(&format!(r#""value":"{}""#, value(number))), "{number}: {answer}");
+    let directory = scratch();
+    std::fs::write(directory.path().join("guest.c"), include_str!("sidecar/guest.c"))
+        .expect("source");
+    let mut gcc = std::process::Command::new("gcc");
+    let options = [
+        "-m32",
+        "-O1",
+        "-ffreestanding",
+        "-nostdlib",
+        "-static",
+        "-fno-pie",
+        "-no-pie",
+        "-fno-stack-protector",
+        "-Wl,-Ttext=0x200000",
+        "-Wl,--build-id=none",
+        "-Wl,-z,noseparate-code",
+        "guest.c",
+        "-o",
+        "guest",
+    ];
+    let made = gcc.args(options).current_dir(directory.path()).output().expect("gcc");
+    if !made.status.success() {
+        return skip("gcc makes no programs of 32 bits here");
     }
-    tree::signal(etcd.running.program_pid(), libc::SIGINT);
-    let outcome = etcd.running.finish();
-    let (peak_bytes, looks) = peak.end();
-    println!(
-        "etcd: peak {} MiB at a limit of {LIMIT_MIB} MiB, {looks} looks, {} fetches",
-        peak_bytes >> 20,
-        outcome.counter("demand_fetches")
-    );
-    assert!(outcome.stderr.lines().all(|line| !line.starts_with("farpool:")), "{}", outcome.stderr);
-    assert!(peak_bytes <= allowed_bytes(LIMIT_MIB), "peak {peak_bytes} bytes: {}", outcome.stats);
+    let machine = [
+        "-accel",
+        "tcg",
+        "-m",
+        "128",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-serial",
+        "stdio",
+        "-kernel",
+        "guest",
+    ];
+    let outcome = compare(64, "qemu-system-x86_64", &machine, directory.path());
+    assert_eq!(outcome.stdout, "0 wrong\n");
+}
+
+/// It is stopped by its tracer, so nothing can be put into it: it is named, once, and runs.
+#[test]
+fn a_program_under_a_debugger_is_named_as_outside() {
+    if !have("gdb") || !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("raw", include_str!("sidecar/raw.c"), &["-g"], directory.path());
+    let run = Run::through(Door::Sidecar, "48MiB").program("gdb").patience(PATIENCE);
+    let run = run.args(["-q", "-batch", "-ex", "run", "--args"]).arg(program);
+    let outcome = run.args(["plain", "64"]).finish();
+    assert!(outcome.require_success().stdout.contains("plain: 0 wrong\n"), "{}", outcome.stdout);
+    let names = |line: &&str| line.contains("(raw) is not held to the limit");
+    let named: Vec<&str> = outcome.stderr.lines().filter(names).collect();
+    assert!(named.len() == 1 && named[0].contains("is traced already"), "{}", outcome.stderr);
 }
 
 const STRESS_MIB: &str = "96";

@@ -31,7 +31,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Blocks all signals of the thread: a handler must not see the registers made up for calls.
+    /// Blocks all signals of the thread: a handler must not see the registers made up for calls. Nor may the program: it
+    /// would take the answer of our call for that of its own. Until the thread is given back its process dies with us.
     fn new(tid: Tid, gate: Gate, memory: &Memory, options: usize) -> Result<Self, StepError> {
         let registers = sys::registers(tid).map_err(gone_or("PTRACE_GETREGSET"))?;
         let base = registers.ok_or(StepError::Fault)?;
@@ -41,18 +42,20 @@ impl Worker {
             memory.read(at, &mut note).ok()?;
             (note != [0; 8]).then_some((at, note))
         });
-        sys::set_options(tid, options | sys::OPTION_CLONE).map_err(gone_or("PTRACE_SETOPTIONS"))?;
+        let deadly = options | sys::OPTION_CLONE | sys::OPTION_EXITKILL;
+        sys::set_options(tid, deadly).map_err(gone_or("PTRACE_SETOPTIONS"))?;
         sys::set_signal_mask(tid, SignalSet(u64::MAX)).map_err(gone_or("PTRACE_SETSIGMASK"))?;
         Ok(Self { remote: Remote::new(tid, gate, base), mask, sequence })
     }
 
-    fn give_back(&self, pid: Tid, memory: &Memory) -> Result<(), StepError> {
+    fn give_back(&self, pid: Tid, memory: &Memory, options: usize) -> Result<(), StepError> {
         self.remote.give_back()?;
         if let Some((at, note)) = self.sequence {
             // The page was there a moment ago; without it the sequence is not aborted, no more.
             let _ = memory.write(at, &note);
         }
         sys::set_signal_mask(self.remote.tid, self.mask).map_err(gone_or("PTRACE_SETSIGMASK"))?;
+        sys::set_options(self.remote.tid, options).map_err(gone_or("PTRACE_SETOPTIONS"))?;
         if self.remote.was_told_to_stop {
             sys::send(pid, Signal(libc::SIGSTOP));
         }
@@ -121,7 +124,7 @@ pub fn bear(
     let mut worker = Worker::new(tid, gate, memory, options)?;
     let born = worker.bear(gate, options);
     before_return();
-    let returned = worker.give_back(pid, memory);
+    let returned = worker.give_back(pid, memory, options);
     match (born, returned) {
         (Ok(sidecar), Ok(())) => Ok(sidecar),
         (Ok(sidecar), Err(error)) => {
@@ -129,5 +132,60 @@ pub fn bear(
             Err(error)
         }
         (Err(error), _) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    use super::*;
+    use crate::procfs;
+    use crate::stop::stop;
+
+    /// What became of a program when the thread that had stopped it, and done `then`, ended.
+    fn left_by(then: impl FnOnce(&mut Worker, Tid, &Memory) + Send + 'static) -> Child {
+        let child = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let pid = Tid(i32::try_from(child.id()).expect("a process id"));
+        let tracer = std::thread::spawn(move || {
+            let _stopped = stop(pid).expect("it stops");
+            let memory = Memory::open(pid).expect("its memory");
+            let mappings = procfs::mappings(pid).expect("its mappings");
+            let gate = procfs::find_gate(&memory, &mappings).expect("a gate");
+            let worker = Worker::new(pid, gate, &memory, sys::OPTION_SYSGOOD);
+            then(&mut worker.expect("a worker"), pid, &memory);
+        });
+        tracer.join().expect("no panic");
+        child
+    }
+
+    /// The calling thread may be killed at any instant: a call's answer must not reach the program as its own.
+    #[test]
+    fn a_program_that_is_left_in_the_middle_of_a_call_ends() {
+        let ends = [
+            left_by(|_, _, _| {}),
+            left_by(|worker, _, _| {
+                worker
+                    .remote
+                    .call("getpid", libc::SYS_getpid.cast_unsigned(), [0; 6])
+                    .expect("pid");
+            }),
+        ];
+        for mut child in ends {
+            assert_eq!(child.wait().expect("its end").signal(), Some(libc::SIGKILL));
+        }
+    }
+
+    #[test]
+    fn a_program_that_was_given_back_goes_on() {
+        let mut child = left_by(|worker, pid, memory| {
+            worker.remote.call("getpid", libc::SYS_getpid.cast_unsigned(), [0; 6]).expect("pid");
+            worker.give_back(pid, memory, sys::OPTION_SYSGOOD).expect("as before");
+        });
+        let status = procfs::Status::read(Tid(i32::try_from(child.id()).expect("a process id")));
+        assert!(matches!(status.expect("it lives").state(), Some('S' | 'R')));
+        child.kill().expect("a signal");
+        assert_eq!(child.wait().expect("its end").signal(), Some(libc::SIGKILL));
     }
 }

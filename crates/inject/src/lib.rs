@@ -8,9 +8,9 @@
 //! - the program's text and memory are not written (but for a restartable-sequence note that is
 //!   put back), its registers and signal mask are put back, an interrupted system call goes on;
 //! - when an injection fails, the program goes on and nothing of the sidecar is left;
-//! - the sidecar dies with the injecting thread until it is complete; the program never does. A
-//!   SIGKILL of the injecting *process* in the moment when a thread of the program makes calls in
-//!   our name is the one thing that harms the program.
+//! - the sidecar dies with the injecting thread until it is complete; the program dies with it
+//!   only in the moment when a thread of it makes calls in our name: it would take their answers
+//!   for those of its own. Nothing but a SIGKILL of the injecting process comes at such a moment.
 //!
 //! While [`inject`] runs, no other thread of this process may wait for the program's process id
 //! with waitpid or waitid: it would take our stops. Poll a pidfd instead.

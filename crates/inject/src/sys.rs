@@ -249,35 +249,46 @@ fn decode(status: libc::c_int) -> Stop {
 /// Looks once whether a traced task stopped or ended. The end of a process that is this one's child is left to whoever
 /// waits for it: it would never hear of its exit code.
 pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
-    if has_ended_as_own_child(tid) {
-        return Ok(Some(Stop::Ended));
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+    // Of a traced task its stops are told, too, asked for or not.
+    let has_ended = wait_id(tid, flags).is_ok_and(|(code, _)| ends.contains(&code));
+    if !has_ended {
+        let stop = next_stop(tid)?;
+        if stop != Some(Stop::Ended) {
+            return Ok(stop);
+        }
     }
-    let mut status = 0;
-    // SAFETY: `status` is an int of ours.
-    let found = unsafe { libc::waitpid(tid.0, &raw mut status, libc::__WALL | libc::WNOHANG) };
-    match found {
-        0 => Ok(None),
-        -1 => match Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Ended)),
-            error => Err(error),
-        },
-        _ => Ok(Some(decode(status))),
+    let parent = procfs::Status::read(tid).ok().and_then(|status| status.number("PPid"));
+    if parent.is_none_or(|parent| parent.cast_unsigned() != std::process::id()) {
+        // SAFETY: no status is written.
+        unsafe { libc::waitpid(tid.0, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+    }
+    Ok(Some(Stop::Ended))
+}
+
+/// Takes note of a stop, never of an end: the task may end at any time.
+fn next_stop(tid: Tid) -> Result<Option<Stop>, Error> {
+    match wait_id(tid, libc::WSTOPPED | libc::WNOHANG | libc::__WALL) {
+        Ok((0, _)) => Ok(None),
+        // As waitpid has it.
+        Ok((_, status)) => Ok(Some(decode(status << 8 | 0x7f))),
+        // Nothing that could stop is left.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Ended)),
+        Err(error) => Err(error),
     }
 }
 
-fn has_ended_as_own_child(tid: Tid) -> bool {
-    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: zeros are a siginfo_t; the kernel writes one.
-    let (found, information) = unsafe {
+/// What happened, and its status; zeros if nothing did.
+fn wait_id(tid: Tid, flags: libc::c_int) -> Result<(libc::c_int, libc::c_int), Error> {
+    // SAFETY: zeros are a siginfo_t; the kernel writes one of a child, which has a status.
+    unsafe {
         let mut information: libc::siginfo_t = std::mem::zeroed();
-        let id = tid.0.cast_unsigned();
-        (libc::waitid(libc::P_PID, id, &raw mut information, flags), information)
-    };
-    // Of a traced task its stops are told, too, asked for or not. No news leaves all zero.
-    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-    let has_ended = found == 0 && ends.contains(&information.si_code);
-    let parent = || procfs::Status::read(tid).ok().and_then(|status| status.number("PPid"));
-    has_ended && parent().is_some_and(|parent| parent.cast_unsigned() == std::process::id())
+        match libc::waitid(libc::P_PID, tid.0.cast_unsigned(), &raw mut information, flags) {
+            -1 => Err(Error::last_os_error()),
+            _ => Ok((information.si_code, information.si_status())),
+        }
+    }
 }
 
 /// Waits for the next stop of a task, at the latest until `deadline` (None then). `has_ended` is
@@ -311,4 +322,24 @@ pub fn wait(
 pub fn send(tid: Tid, Signal(number): Signal) {
     // SAFETY: kill touches no memory of ours.
     let _ = unsafe { libc::kill(tid.0, number) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// It may end between the look whether it has and the one whether it has stopped.
+    #[test]
+    fn the_end_of_a_child_is_left_to_its_parent() {
+        let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("sh");
+        let tid = Tid(i32::try_from(child.id()).expect("a process id"));
+        while !procfs::has_ended(tid) {
+            std::thread::yield_now();
+        }
+        assert_eq!(next_stop(tid).expect("no error"), Some(Stop::Ended));
+        assert_eq!(look(tid).expect("no error"), Some(Stop::Ended));
+        assert_eq!(child.wait().expect("its end").code(), Some(7));
+    }
 }

@@ -226,7 +226,7 @@ impl Tree {
             tree.stalled_fetches += stalled_fetches;
             match slot.state() {
                 ProcessState::Active => tree.active_processes += 1,
-                ProcessState::Native => {
+                ProcessState::Native | ProcessState::Outside => {
                     tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
                 }
             }

@@ -304,6 +304,9 @@ impl Evictor {
                 if let Some(page) = self.core.space.page(at) {
                     let number = page.superpage.id() as usize * CHUNKS + page.chunk();
                     self.empty_tray(page.superpage, page.chunk());
+                    if self.core.leaving.load(SeqCst) {
+                        return;
+                    }
                     if self.evict_chunk(number, Wanted::All).is_none() {
                         // The steward is at work, which may wait for our writes.
                         self.drain();
@@ -362,7 +365,8 @@ impl Evictor {
             return None;
         }
         let registry = core.registry.try_lock().ok()?;
-        if core.gate.is_shut() {
+        // Whoever leaves the program looks under this lock that nothing is away.
+        if core.gate.is_shut() || core.leaving.load(SeqCst) {
             return None;
         }
         // A fork since `may_write` has begun a new layer. From here on none can begin before the tray

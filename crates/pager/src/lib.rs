@@ -57,7 +57,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use std::sync::{Mutex, MutexGuard};
 
-use farpool_board::{Board, BoardError, Settings, Slot, WhenFull};
+use farpool_board::{Board, BoardError, ProcessState, Settings, Slot, WhenFull};
 use farpool_pool::{ClientId, PoolError};
 use farpool_uffd::{OpenError, Pagemap, Uffd, features, register_mode};
 
@@ -104,6 +104,15 @@ pub enum StartError {
 }
 
 impl StartError {
+    fn is_lack_of_descriptors(&self) -> bool {
+        let error = match self {
+            StartError::Kernel(error)
+            | StartError::Userfaultfd(OpenError::Denied { device: error, .. }) => error,
+            _ => return false,
+        };
+        error.raw_os_error() == Some(libc::EMFILE)
+    }
+
     fn of_process(file: &'static str, error: std::io::Error) -> StartError {
         match error.kind() {
             std::io::ErrorKind::PermissionDenied => StartError::Hidden { file, error },
@@ -361,12 +370,21 @@ impl Pager {
     fn spawn_steward(&'static self, inherits: bool) {
         let body = Box::new(move || {
             if let Err(error) = self.be_steward(inherits) {
+                if !inherits && !self.is_active() && error.is_lack_of_descriptors() {
+                    return self.stay_native();
+                }
                 serve::fail_closed(&format!("far memory cannot be used in this process: {error}"));
             }
         });
         if let Err(error) = sys::spawn(c"farpool-steward", true, body) {
             serve::fail_closed(&format!("the pager's thread cannot be started: {error}"));
         }
+    }
+
+    /// Nothing was moved out, and the program can go on; the keeper names it, or ends it.
+    fn stay_native(&self) {
+        self.slot().set_state(ProcessState::Outside);
+        self.growth.open();
     }
 
     fn be_steward(&'static self, inherits: bool) -> Result<(), StartError> {
@@ -398,6 +416,8 @@ impl Pager {
             sys::wake(&self.ready);
         } else {
             watch.until_near(self);
+            // What is found out before memory is registered harms nobody.
+            sys::find_room_for_files(LATE_FILES)?;
             activation::activate(self, core);
             core.pool.set(blades::connect(core)?);
         }
@@ -455,6 +475,9 @@ impl Files {
     }
 }
 
+/// Descriptors that are opened when memory is registered already: to the blades, the keeper, and the steward's own. With
+/// one fewer a pager with a private blade was stopped; other blades take more.
+const LATE_FILES: usize = 4;
 /// Name of the keeper's socket, beside the board.
 const CUSTODY_SOCKET: &str = "keeper.sock";
 

@@ -69,6 +69,13 @@ pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
+/// Whether the calling thread's process may open so many files more: if not, EMFILE.
+pub fn find_room_for_files(count: usize) -> Result<(), std::io::Error> {
+    use rustix::event::{EventfdFlags, eventfd};
+    let files: Result<Vec<_>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    files.map(drop).map_err(Into::into)
+}
+
 /// Kernel id of the calling thread.
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()

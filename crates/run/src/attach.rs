@@ -78,6 +78,7 @@ pub fn attach(
     refuse(pid)?;
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
+    needs::raise_descriptors();
     if !options.no_check {
         needs::check_blades(options)?;
     }
@@ -150,7 +151,13 @@ fn has_sidecar(pid: u32) -> bool {
 pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
     let others = runs().into_iter().filter(|path| path.parent() != Some(own));
     let boards = others.filter_map(|path| Board::open(&path, false).ok());
-    boards.into_iter().any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
+    // The board of a keeper that was killed stays until the next run, and its sidecars have left.
+    let has_keeper = |board: &Board| {
+        Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
+    };
+    boards
+        .filter(has_keeper)
+        .any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
 }
 
 fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
@@ -188,7 +195,7 @@ fn stay(
             }
             Some(News::Died(words)) => {
                 ward.end_program();
-                end_children(&ward.orphans().map(|(_, uffd)| uffd).collect::<Vec<_>>());
+                end_children(ward.orphans().map(|(_, uffd)| uffd).collect());
                 return Err(RunError::SidecarDied { pid: pid_of(&ward), words });
             }
         }
@@ -256,11 +263,12 @@ fn withdraw(ward: &Ward) {
 }
 
 /// Ends children that wait for pages which were lost with the sidecar, as soon as they touch one.
-fn end_children(orphans: &[Uffd]) {
-    let lives = |uffd: &&Uffd| !uffd.is_gone();
-    while orphans.iter().filter(lives).count() > 0 {
-        orphans.iter().for_each(end_orphans);
+fn end_children(mut orphans: Vec<Uffd>) {
+    while !orphans.is_empty() {
+        let born: Vec<Uffd> = orphans.iter().flat_map(end_orphans).collect();
+        orphans.extend(born);
         std::thread::sleep(STEP);
+        orphans.retain(|uffd| !uffd.is_gone());
     }
 }
 

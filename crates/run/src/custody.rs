@@ -5,12 +5,12 @@
 //! outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farpool_uffd::{Message, PAGE_BYTES, Uffd};
+use farpool_uffd::{Change, Message, PAGE_BYTES, Uffd};
 use rustix::fs::OFlags;
 
 /// Name of the socket in a run's directory, where processes hand their duplicates over.
@@ -54,17 +54,19 @@ impl Custody {
     /// Drops what is no longer needed, and ends orphans. `alive` says whether a process still lives.
     pub fn sweep(&self, alive: impl Fn(u32) -> bool) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // The preloaded library is not told of forks by the kernel: nobody is born here.
+        let end_all = |uffd: &Uffd| drop(end_orphans(uffd));
         held.retain(|entry| {
             if alive(entry.pid) {
                 // Killed, and a thread of it waits in the kernel for a page that nobody will bring (io_uring's do).
                 if has_no_pager(entry.pid) {
-                    end_orphans(&entry.uffd);
+                    end_all(&entry.uffd);
                 }
                 return true;
             }
             let memory_is_gone = entry.uffd.is_gone();
             if !memory_is_gone {
-                end_orphans(&entry.uffd);
+                end_all(&entry.uffd);
             }
             !memory_is_gone
         });
@@ -79,19 +81,29 @@ fn has_no_pager(pid: u32) -> bool {
     names.is_some_and(|names| !names.iter().any(|name| name.trim() == FAULT_THREAD))
 }
 
-/// Somebody still uses the memory of a process that is dead: poisons what they wait for.
-pub(crate) fn end_orphans(uffd: &Uffd) {
+/// Somebody still uses the memory of a process that is dead: poisons what they wait for. Returns the userfaultfds of the
+/// children that they have had since, who lack pages as they do.
+#[must_use]
+pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
+    let mut born = Vec::new();
     // The flag is of the open file; the dead process's threads no longer read it.
     if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
-        return;
+        return born;
     }
     let mut messages = [Message::default(); 16];
     while let Ok(waiting) = uffd.read(&mut messages) {
-        for address in waiting.iter().filter_map(|message| message.event().page_address) {
-            let _ = uffd.poison(address, PAGE_BYTES);
-            let _ = uffd.wake(address, PAGE_BYTES);
+        for message in waiting {
+            if let Some(Change::Forked { descriptor }) = message.change() {
+                // SAFETY: the kernel made the descriptor for this process when the event was read.
+                born.push(Uffd::adopt(unsafe { OwnedFd::from_raw_fd(descriptor) }));
+            }
+            if let Some(address) = message.event().page_address {
+                let _ = uffd.poison(address, PAGE_BYTES);
+                let _ = uffd.wake(address, PAGE_BYTES);
+            }
         }
     }
+    born
 }
 
 /// Whether a process may be one of the run's: it has the keeper's user, or root gave it another one. Root's socket is
@@ -119,4 +131,70 @@ fn receive(stream: &UnixStream) -> Option<Held> {
     (received.bytes == pid.len()).then_some(())?;
     rustix::io::write(stream, &[1]).ok()?;
     Some(Held { pid: u32::from_le_bytes(pid), uffd: Uffd::adopt(descriptor) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use farpool_uffd::{features, register_mode};
+
+    use super::*;
+
+    const SIZE: usize = 16 * PAGE_BYTES;
+
+    /// Ends with 0 if the memory reads as zeros.
+    fn fork_that_reads(memory: usize) -> i32 {
+        // SAFETY: the child makes no call but _exit, and reads memory that is mapped.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                let word = std::ptr::with_exposed_provenance::<u8>(memory).read_volatile();
+                libc::_exit(word.into());
+            }
+            pid
+        }
+    }
+
+    /// A child that an orphan has had waits for pages as well, and nobody else would hear of it.
+    #[test]
+    fn children_of_orphans_are_ended_too() {
+        let Ok(uffd) = Uffd::open(features::PAGER | features::EVENTS, true) else {
+            println!("SKIPPED: events of userfaultfd need CAP_SYS_PTRACE");
+            return;
+        };
+        // SAFETY: a mapping of this test's own.
+        let memory = unsafe {
+            let (rights, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(std::ptr::null_mut(), SIZE, rights, flags, -1, 0)
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let memory = memory.expose_provenance();
+        uffd.register(memory, SIZE, register_mode::MISSING).expect("registered");
+        // A fork waits until its event is read.
+        let forks = std::thread::spawn(move || fork_that_reads(memory));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut orphans = vec![uffd];
+        let mut end = move || {
+            let born: Vec<Uffd> = orphans.iter().flat_map(end_orphans).collect();
+            orphans.extend(born);
+            std::thread::yield_now();
+        };
+        while !forks.is_finished() {
+            end();
+            assert!(Instant::now() < deadline, "the fork waits for ever");
+        }
+        let (pid, mut status) = (forks.join().expect("no panic"), 0);
+        assert!(pid > 0, "a child");
+        // SAFETY: waits for the child of this test.
+        while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
+            end();
+            if Instant::now() > deadline {
+                // SAFETY: ends the child of this test.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+        }
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{status:x}");
+    }
 }

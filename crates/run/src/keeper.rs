@@ -220,7 +220,7 @@ impl Keeper {
             let pid = slot.pid.load(Relaxed);
             match read_resident(pid) {
                 Some((anonymous, shared))
-                    if anonymous + shared > 0 && slot.state() == ProcessState::Native =>
+                    if anonymous + shared > 0 && slot.state() != ProcessState::Active =>
                 {
                     slot.set(Counter::ResidentPages, anonymous);
                     slot.set(Counter::SharedPages, shared);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use farpool_board::Board;
+use farpool_board::{Board, ProcessState, Slot};
 
 use crate::program;
 use crate::wards::{anonymous_bytes, children};
@@ -71,6 +71,10 @@ impl Outsiders {
             return;
         }
         let who = format!("process {pid} ({})", name(pid));
+        let mut reason = reason.to_string();
+        if reason.contains(&std::io::Error::from_raw_os_error(libc::EMFILE).to_string()) {
+            reason += "; raise its limit of open files (ulimit -n, prlimit -n)";
+        }
         if self.when == WhenOutside::Fail && is_final {
             self.must_end = true;
             eprintln!(
@@ -152,12 +156,19 @@ impl Strangers {
         let is_outside = |(_, verdict): &(ImageNumber, Verdict)| *verdict == Verdict::Outside;
         let outside: Vec<u32> =
             self.known.iter().filter(|(_, known)| is_outside(known)).map(|(pid, _)| *pid).collect();
+        let is_stuck = |slot: &&Slot| slot.state() == ProcessState::Outside;
+        let stuck: Vec<u32> =
+            board.processes().filter(is_stuck).map(|slot| slot.pid.load(Relaxed)).collect();
+        let lack = std::io::Error::from_raw_os_error(libc::EMFILE);
+        for pid in &stuck {
+            self.outsiders.report(*pid, &format!("the pager in it: {lack}"), true);
+        }
         // What has a slot, from before it became another program, counts there.
         let slots: HashSet<u32> = board.processes().map(|slot| slot.pid.load(Relaxed)).collect();
         let unpublished = outside.iter().filter(|pid| !slots.contains(pid));
         let bytes: u64 = unpublished.filter_map(|pid| anonymous_bytes(*pid)).sum();
         board.header().unpublished_pages.store(bytes / PAGE_BYTES, Relaxed);
-        self.outsiders.publish(board, &tree, outside.into_iter());
+        self.outsiders.publish(board, &tree, outside.into_iter().chain(stuck));
         let took = began.elapsed();
         self.next_look = began + LOOK_STEP.max(took * LOOK_PART);
     }

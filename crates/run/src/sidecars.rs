@@ -174,7 +174,7 @@ impl Nursery {
         let held = |sidecar: &Injected| {
             let begun = self.start((number, &program), sidecar, relatives, &mut said);
             if begun.is_ok() {
-                await_readiness(sidecar, &mut said);
+                await_readiness(sidecar.pid, &sidecar.control, &mut said);
             }
             started = Some(begun);
         };
@@ -408,21 +408,23 @@ pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
 }
 
 /// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.
-fn await_readiness(sidecar: &Injected, said: &mut Vec<Message>) {
+/// The end of the sidecar is told as any other message, and heard later.
+fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
     use rustix::event::{PollFd, PollFlags, poll};
     let until = Instant::now() + HOLD_TIME;
-    while let Ok(time) = until.saturating_duration_since(Instant::now()).try_into() {
-        let mut fds = [PollFd::new(&sidecar.control, PollFlags::IN)];
+    while let Some(time) = until.checked_duration_since(Instant::now()) {
+        let Ok(time) = time.try_into() else { return };
+        let mut fds = [PollFd::new(control, PollFlags::IN)];
         if !poll(&mut fds, Some(&time)).is_ok_and(|ready| ready > 0) {
             return;
         }
-        let Ok((text, descriptor)) = receive(&sidecar.control, RecvFlags::DONTWAIT) else { return };
-        if is_wish(&text, sidecar.pid) {
+        let Ok((text, descriptor)) = receive(control, RecvFlags::DONTWAIT) else { return };
+        if is_wish(&text, sidecar) {
             continue;
         }
-        let is_ready = text == READY;
+        let is_over = text == READY || text.is_empty();
         said.push((text, descriptor));
-        if is_ready {
+        if is_over {
             return;
         }
     }
@@ -568,6 +570,26 @@ mod tests {
         assert_eq!(address_room(&limits("4096"), "16 5 2"), Some(0));
         assert_eq!(address_room(&limits("unlimited"), "16 5 2"), None);
         assert_eq!(address_room("", ""), None);
+    }
+
+    /// The program is stopped meanwhile.
+    #[test]
+    fn a_sidecar_that_ends_before_it_is_ready_is_not_waited_for() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (control, sidecar) = pair.expect("sockets");
+        send(&sidecar, "CHILD 1", None).expect("a message");
+        drop(sidecar);
+        let (done, waited) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut said = Vec::new();
+            await_readiness(rustix::process::getpid(), &control, &mut said);
+            let texts: Vec<String> = said.into_iter().map(|(text, _)| text).collect();
+            done.send(texts)
+        });
+        let said = waited.recv_timeout(10 * HOLD_TIME).expect("an end");
+        assert_eq!(said, ["CHILD 1", ""]);
     }
 
     #[test]

@@ -47,6 +47,8 @@ const HANDOVER_LOOKS: u32 = 5;
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
 pub const LEAVE: &str = "leave";
+/// The number of a child that no sidecar has told of: none that is told of has it.
+const UNTOLD: u64 = 0;
 const PAGE_BYTES: u64 = 4096;
 
 /// See the module's description.
@@ -240,7 +242,13 @@ impl Wards {
     /// Takes note of what the sidecars have to say.
     fn hear(&mut self) {
         self.orphans.retain(|(_, _, uffd)| !uffd.is_gone());
-        self.orphans.iter().for_each(|(_, _, uffd)| end_orphans(uffd));
+        let orphans = self.orphans.iter();
+        let born: Vec<(Pid, u64, Uffd)> = orphans
+            .flat_map(|(from, _, uffd)| {
+                end_orphans(uffd).into_iter().map(|born| (*from, UNTOLD, born))
+            })
+            .collect();
+        self.orphans.extend(born);
         self.retired.retain(|sidecar| !sidecar.has_ended());
         let (mut taken, mut returned) = (Vec::new(), Vec::new());
         let mut wards = std::mem::take(&mut self.wards);

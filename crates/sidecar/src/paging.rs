@@ -179,6 +179,9 @@ pub fn keeper_has_ended() {
     } else if !STAYS.load(SeqCst) || leave().is_err() {
         farpool_pager::sys::say("farpool has ended, and the program with it");
         farpool_pager::sys::kill_program();
+        if let Some(attached) = ATTACHED.get() {
+            attached.children().end_ceded();
+        }
     }
 }
 
@@ -207,7 +210,11 @@ fn end_of(attached: &'static Attached) -> String {
             "LEFT".into()
         }
         Ok(Left::Stuck { pages }) => format!("STUCK {pages}"),
-        Err(error) => format!("FAILED {error}"),
+        Err(error) => {
+            // Nothing was moved out: a sidecar without a keeper may end.
+            HAS_LEFT.store(true, SeqCst);
+            format!("FAILED {error}")
+        }
     }
 }
 

@@ -166,6 +166,16 @@ impl Child {
         served
     }
 
+    /// Ends it where it waits for a page (SIGBUS).
+    pub fn end(&mut self) {
+        self.read_messages();
+        for address in self.postponed.drain(..) {
+            // One that fails is told again by the fault that follows.
+            let _ = self.uffd.poison(address, PAGE_BYTES);
+            let _ = self.uffd.wake(address, PAGE_BYTES);
+        }
+    }
+
     /// Gives it all that it lacks.
     pub fn finish(&mut self, source: &mut impl Source) {
         self.serve(RUN_PAGES, source);

@@ -63,6 +63,8 @@ enum Order {
     Returned(u64),
     /// All get all that they lack: this pager is to end.
     FinishAll,
+    /// Those that were ceded end: nobody says any more whether their own pagers serve them.
+    EndCeded,
 }
 
 /// Orders to the thread that serves the children of a program.
@@ -137,6 +139,11 @@ impl Children {
     /// Gives all children all that they lack.
     pub fn finish_all(&self) {
         self.order(Order::FinishAll);
+    }
+
+    /// Whoever would say what becomes of children that were ceded has ended: they end where they wait for a page.
+    pub fn end_ceded(&self) {
+        self.order(Order::EndCeded);
     }
 
     /// A child was born.

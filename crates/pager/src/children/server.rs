@@ -40,6 +40,7 @@ pub struct Server {
     /// Those whose own pager has not said yet that it serves them.
     ceded: Vec<Child>,
     must_finish: bool,
+    ends_ceded: bool,
 }
 
 /// The blades as the source of pages.
@@ -79,6 +80,7 @@ impl Server {
             served: Vec::new(),
             ceded: Vec::new(),
             must_finish: false,
+            ends_ceded: false,
         })
     }
 
@@ -94,6 +96,10 @@ impl Server {
             let is_time = looked.elapsed() >= LOOK_STEP;
             if is_time {
                 looked = Instant::now();
+                self.forget_ceded();
+                if self.ends_ceded {
+                    self.end_ceded();
+                }
             }
             for child in std::mem::take(&mut self.served) {
                 self.attend(child, is_time);
@@ -109,7 +115,8 @@ impl Server {
         );
         let step =
             if self.served.iter().any(Child::is_waiting) { Duration::ZERO } else { LOOK_STEP };
-        let timeout = (!self.served.is_empty()).then(|| step.try_into().ok()).flatten();
+        let is_idle = self.served.is_empty() && self.ceded.is_empty();
+        let timeout = (!is_idle).then(|| step.try_into().ok()).flatten();
         // An error is a wake-up like any other.
         let _ = poll(&mut fds, timeout.as_ref());
     }
@@ -132,6 +139,7 @@ impl Server {
                 self.served.extend(returned);
             }
             Order::FinishAll => self.must_finish = true,
+            Order::EndCeded => self.ends_ceded = true,
         }
     }
 
@@ -152,6 +160,26 @@ impl Server {
             self.let_go(child);
         } else {
             self.served.push(child);
+        }
+    }
+
+    /// Of a child that ended before its own pager served it nobody tells.
+    fn forget_ceded(&mut self) {
+        let gone: Vec<Child> = self.ceded.extract_if(.., Child::look_whether_gone).collect();
+        gone.into_iter().for_each(|child| self.let_go(child));
+    }
+
+    /// Ends those whose own pagers have not come, and their children: they would wait for ever.
+    fn end_ceded(&mut self) {
+        let mut born = Vec::new();
+        for child in &mut self.ceded {
+            child.end();
+            born.extend(child.take_born());
+        }
+        for (number, uffd, inherited) in born {
+            self.core.layout.expects_child();
+            self.pager.inheritance.expects_another();
+            self.ceded.push(Child::new(number, uffd, inherited));
         }
     }
 

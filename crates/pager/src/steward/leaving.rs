@@ -53,11 +53,30 @@ impl Steward {
             return (since.elapsed() > VAIN_TIME).then_some(Left::Stuck { pages: left });
         }
         let registry = self.pager.lock_registry();
-        if self.core.layout.is_behind() {
+        // The evictor may have moved something out behind us, in the round that it was in; from here on it moves nothing.
+        if self.core.layout.is_behind() || self.is_anything_away() {
             return None;
         }
         unregister_all(self.core, &registry);
         Some(Left::Clean)
+    }
+
+    /// Whether the program would read zeros, were it left now.
+    fn is_anything_away(&self) -> bool {
+        let superpages = (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id));
+        let is_there = |phase| {
+            matches!(phase, Phase::Untouched | Phase::Resident | Phase::Dropped | Phase::Lost)
+        };
+        let mut pages = superpages.flat_map(|superpage| superpage.pages.iter());
+        pages.any(|cell| !is_there(cell.load().phase()))
+    }
+
+    /// A touch of a lost page must stay a SIGBUS: whoever lost it may not have come to that. False: not yet.
+    fn is_poisoned(&self, page: Page) -> bool {
+        let poisoned = until_settled(self.core, Mover::Evictor, |_| {
+            self.core.uffd.poison(page.address(), PAGE_BYTES)
+        });
+        matches!(poisoned.errno, None | Some(libc::EEXIST))
     }
 
     /// Returns how many pages of the superpage are not in the program yet.
@@ -68,7 +87,8 @@ impl Steward {
         for index in 0..superpage.pages.len() {
             let page = Page { superpage, index };
             match page.cell().load().phase() {
-                Phase::Untouched | Phase::Resident | Phase::Dropped | Phase::Lost => {}
+                Phase::Untouched | Phase::Resident | Phase::Dropped => {}
+                Phase::Lost => left += usize::from(!self.is_poisoned(page)),
                 Phase::Far if page.cell().claim(Phase::Far, Phase::Fetching).is_some() => {
                     batch.push(page);
                 }

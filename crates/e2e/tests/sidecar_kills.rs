@@ -1,0 +1,345 @@
+//! kill -9 at any instant, of each of those that make up a far program: its sidecar, its keeper, itself, a forked child,
+//! a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards, and nothing may be left.
+//!
+//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a trial that fails
+//! names its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one kind.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farpool_e2e::jobs::{compile_c, scratch};
+use farpool_e2e::run::{Door, Run, Running};
+use farpool_e2e::{have, tree, turn, wait_until};
+
+const TRIALS: &str = "FARPOOL_KILL_TRIALS";
+const SEED: &str = "FARPOOL_KILL_SEED";
+const KIND: &str = "FARPOOL_KILL_KIND";
+const FEW_TRIALS: u64 = 40;
+/// It is said so often how far it is: of a series that ends badly it must be known how many ended well.
+const PROGRESS: u64 = 20;
+/// In the environment of all processes of a trial, sidecars too.
+const MARK: &str = "FARPOOL_KILL_TRIAL";
+const LIMIT: &str = "8MiB";
+const HELD_MIB: &str = "20";
+/// Memory and depth of a tree of children; its end comes by itself.
+const FORKS: [&str; 2] = ["16", "2"];
+/// Everything of a trial ends within this, also where the trials run with the lowest priority on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// The instants of a kill: most while things begin, some while they are under way.
+const EARLY_US: u64 = 80_000;
+const LATE_US: u64 = 300_000;
+const RUNS: &str = "/run/farpool";
+const KILLED: i32 = 128 + libc::SIGKILL;
+/// What forks.c counts for a child that was killed; for a wrong word it counts one.
+const ENDED_BADLY: u64 = 1 << 20;
+/// verify.c's code for a wrong word.
+const WRONG_DATA: i32 = 9;
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Keeper,
+    Program,
+    Sidecar,
+    /// A process that the program has forked.
+    Child,
+    ChildsSidecar,
+}
+
+/// How the program comes to be far, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Story {
+    /// verify.c under `farpool run`.
+    Run,
+    /// verify.c under `farpool attach`.
+    Attach,
+    /// forks.c under `farpool run`.
+    Forks,
+}
+
+const KINDS: [(Story, Victim); 11] = [
+    (Story::Run, Victim::Sidecar),
+    (Story::Run, Victim::Keeper),
+    (Story::Run, Victim::Program),
+    (Story::Attach, Victim::Sidecar),
+    (Story::Attach, Victim::Keeper),
+    (Story::Attach, Victim::Program),
+    (Story::Forks, Victim::Sidecar),
+    (Story::Forks, Victim::Keeper),
+    (Story::Forks, Victim::Program),
+    (Story::Forks, Victim::Child),
+    (Story::Forks, Victim::ChildsSidecar),
+];
+
+/// Random numbers that a seed gives again: xorshift.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The high bits are the better ones.
+        (self.0 >> 11) % limit
+    }
+}
+
+/// The programs, and the directory that they are in.
+struct Stage {
+    _directory: tempfile::TempDir,
+    verify: PathBuf,
+    forks: PathBuf,
+}
+
+/// One trial: what runs, and the mark that its processes bear.
+struct Trial {
+    mark: String,
+    /// What was started by hand, and, if that is not the keeper, the keeper.
+    program: Running,
+    keeper: Option<Running>,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let directory = scratch();
+        let make = |name, source| compile_c(name, source, &[], directory.path());
+        let verify = make("verify", include_str!("sidecar/verify.c"));
+        let forks = make("forks", include_str!("sidecar/forks.c"));
+        Stage { _directory: directory, verify, forks }
+    }
+
+    fn start(&self, story: Story, seed: u64) -> Trial {
+        let mark = format!("{}-{seed}", std::process::id());
+        let marked = |run: Run| run.env(MARK, &mark).patience(PATIENCE).start();
+        let far = |program: &Path| Run::through(Door::Sidecar, LIMIT).program(program);
+        let verify = [HELD_MIB, "2"];
+        let program = match story {
+            Story::Run => marked(far(&self.verify).args(verify)),
+            Story::Attach => marked(Run::local(&self.verify).args(verify)),
+            Story::Forks => marked(far(&self.forks).args(FORKS).arg(seed.to_string())),
+        };
+        let keeper = (story == Story::Attach).then(|| {
+            wait_until("the program to run", PATIENCE, || {
+                let name = std::fs::read_to_string(format!("/proc/{}/comm", program.pid()));
+                name.is_ok_and(|name| name == "verify\n").then_some(())
+            });
+            marked(Run::attach(program.pid(), LIMIT))
+        });
+        Trial { mark, program, keeper }
+    }
+}
+
+impl Trial {
+    fn keeper_pid(&self) -> u32 {
+        self.keeper.as_ref().map_or(self.program.pid(), Running::pid)
+    }
+
+    /// The process that is to be killed; None: there is none yet, or no more.
+    fn find(&self, victim: Victim) -> Option<u32> {
+        let program = || match &self.keeper {
+            Some(_) => Some(self.program.pid()),
+            None => tree::children(self.program.pid()).into_iter().find(|pid| is_image(*pid)),
+        };
+        // Children may end while they are looked at.
+        let child = || tree::programs(program()?).into_iter().max();
+        let alive = match victim {
+            Victim::Keeper => Some(self.keeper_pid()),
+            Victim::Program => program(),
+            Victim::Sidecar => tree::sidecars_in(program()?).pop(),
+            Victim::Child => child(),
+            Victim::ChildsSidecar => {
+                tree::programs(program()?).into_iter().find_map(|pid| tree::sidecars_in(pid).pop())
+            }
+        };
+        alive.filter(|pid| tree::is_alive(*pid))
+    }
+
+    /// Kills it, at an instant that the dice say; None: all had ended before.
+    fn kill(&mut self, victim: Victim, dice: &mut Dice) -> Option<u32> {
+        let most_us = if dice.below(3) == 0 { LATE_US } else { EARLY_US };
+        // The instant is the point of the trial; nothing is waited for.
+        std::thread::sleep(Duration::from_micros(dice.below(most_us)));
+        // In every other trial it is one at which the first pages go out.
+        let is_entered = dice.below(2) == 0;
+        let mut has_ended = false;
+        let pid = wait_until("somebody to kill", PATIENCE, || {
+            has_ended = !self.program.is_running();
+            let is_early = is_entered && self.find(Victim::Sidecar).is_none();
+            if has_ended { Some(0) } else { self.find(victim).filter(|_| !is_early) }
+        });
+        if has_ended {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(dice.below(most_us / 4)));
+        tree::signal(pid, libc::SIGKILL);
+        Some(pid)
+    }
+
+    /// A program that was attached to outlives its keeper, with all its data: it is told to check, and to end. If the
+    /// keeper made calls in its name it has ended with that.
+    fn outlives(&mut self) {
+        let program = self.program.pid();
+        wait_until("the sidecar to leave", PATIENCE, || {
+            let keeper_lives = self.keeper.as_mut().is_some_and(Running::is_running);
+            (!keeper_lives && tree::sidecars_in(program).is_empty()).then_some(())
+        });
+        wait_until("the program to be ready", PATIENCE, || self.has_said("ready"));
+        tree::signal(program, libc::SIGUSR1);
+        wait_until("the program to check", PATIENCE, || self.has_said("checked"));
+        tree::signal(program, libc::SIGTERM);
+    }
+
+    /// Whether the program has said this, or has ended.
+    fn has_said(&mut self, word: &str) -> Option<()> {
+        (self.program.stdout().contains(word) || !self.program.is_running()).then_some(())
+    }
+
+    /// A sidecar that was killed before anything was far is no loss: the program goes on, with another one or without,
+    /// and is told to end.
+    fn goes_on(&mut self, killed: u32) {
+        let known = self.find(Victim::Program);
+        wait_until("the end of the program, or another sidecar", PATIENCE, || {
+            let keeper_lives = self.keeper.as_mut().is_none_or(Running::is_running);
+            let has_other = || tree::sidecars_in(known?).into_iter().find(|pid| *pid != killed);
+            let is_over = !keeper_lives || !self.program.is_running() || has_other().is_some();
+            is_over.then_some(())
+        });
+        if let Some(program) = known {
+            tree::signal(program, libc::SIGTERM);
+        }
+    }
+
+    /// All that is left of it must end by itself. Says what was seen.
+    fn ends(self) -> (i32, String) {
+        let keeper = self.keeper.map(Running::finish);
+        let outcome = self.program.finish();
+        wait_until("the last process to end", PATIENCE, || {
+            let left = bearers(&self.mark);
+            if !left.is_empty() {
+                println!("left: {left:?}");
+            }
+            left.is_empty().then_some(())
+        });
+        let said = keeper.map_or_else(String::new, |keeper| keeper.stderr);
+        (outcome.code, format!("{}{}{said}", outcome.stdout, outcome.stderr))
+    }
+}
+
+/// Whether a process has become the program that its parent forked it for.
+fn is_image(pid: u32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    matches!(name.trim_end(), "verify" | "forks")
+}
+
+/// The living processes of a trial. A sidecar has the program's environment, for it has its memory.
+fn bearers(mark: &str) -> Vec<u32> {
+    let word = format!("{MARK}={mark}\0");
+    let bears = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(word.len()).any(|part| part == word.as_bytes())
+    };
+    tree::all().filter(bears).collect()
+}
+
+/// Mounts of Farpool's.
+fn mounts() -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    text.lines().filter(|line| line.contains("farpool")).map(str::to_owned).collect()
+}
+
+/// Directories of runs that these keepers have left.
+fn directories(keepers: &[u32]) -> Vec<PathBuf> {
+    let is_of = |path: &Path, pid: &u32| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with(&format!("run-{pid}-"))
+    };
+    let entries = std::fs::read_dir(RUNS).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths.filter(|path| keepers.iter().any(|pid| is_of(path, pid))).collect()
+}
+
+fn number(variable: &str, usual: u64) -> u64 {
+    let text = std::env::var(variable);
+    text.map_or(usual, |text| text.parse().expect("a number"))
+}
+
+/// What forks.c has counted in all its processes.
+fn counted(said: &str) -> u64 {
+    let line = said.lines().find_map(|line| line.strip_suffix(" wrong"));
+    line.and_then(|number| number.parse().ok()).unwrap_or(u64::MAX)
+}
+
+/// One kill; false: everything had ended before.
+fn trial(
+    stage: &Stage,
+    (story, victim): (Story, Victim),
+    seed: u64,
+    keepers: &mut Vec<u32>,
+) -> bool {
+    let mut dice = Dice::new(seed);
+    let mut trial = stage.start(story, seed);
+    keepers.push(trial.keeper_pid());
+    let killed = trial.kill(victim, &mut dice);
+    match (story, victim, killed) {
+        (Story::Attach, Victim::Keeper, Some(_)) => trial.outlives(),
+        (Story::Run | Story::Attach, Victim::Sidecar, Some(pid)) => trial.goes_on(pid),
+        _ => {}
+    }
+    let (code, said) = trial.ends();
+    let what = format!("seed {seed}: {victim:?} of {story:?}: code {code}: {said}");
+    assert!(!said.contains("WRONG") && code != WRONG_DATA, "{what}");
+    let ended_well = code == 0 && said.contains("ends\n");
+    let is_right = match (story, victim) {
+        _ if killed.is_none() => code == 0,
+        (Story::Forks, Victim::Child | Victim::ChildsSidecar) => {
+            counted(&said).is_multiple_of(ENDED_BADLY)
+        }
+        (Story::Forks, _) => code == KILLED || said.contains("0 wrong\n"),
+        (_, Victim::Sidecar) | (Story::Attach, Victim::Keeper) => code == KILLED || ended_well,
+        _ => code == KILLED,
+    };
+    assert!(is_right, "{what}");
+    killed.is_some()
+}
+
+#[test]
+fn whoever_is_killed_no_byte_is_wrong_and_nothing_is_left() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let stage = Stage::new();
+    let (trials, seed) = (number(TRIALS, FEW_TRIALS), number(SEED, 1));
+    let (mut counts, mut keepers) = ([0_u64; KINDS.len()], Vec::new());
+    let mounts_before = mounts();
+    let mut missed = 0;
+    for at in 0.. {
+        let done: u64 = counts.iter().sum();
+        if done >= trials {
+            break;
+        }
+        assert!(missed <= 10 + done, "most trees end before anybody is killed");
+        let kind = usize::try_from(number(KIND, at)).expect("small") % KINDS.len();
+        if trial(&stage, KINDS[kind], seed.wrapping_mul(1 << 32) + at, &mut keepers) {
+            counts[kind] += 1;
+            if (done + 1).is_multiple_of(PROGRESS) {
+                println!("{} kills", done + 1);
+            }
+        } else {
+            missed += 1;
+        }
+    }
+    // The next run takes away what a killed keeper could not.
+    Run::through(Door::Sidecar, LIMIT).program("true").finish().require_success();
+    let left = directories(&keepers);
+    assert!(left.is_empty(), "left: {left:?}");
+    assert_eq!(mounts(), mounts_before);
+    for (kind, count) in KINDS.iter().zip(counts) {
+        println!("{kind:?}: {count} kills, 0 wrong bytes, nothing left");
+    }
+    println!("{} kills, {missed} had ended before", counts.iter().sum::<u64>());
+}
