@@ -277,9 +277,9 @@ mod tests {
         let launch = stage.launch(Place::Shm(1 << 20), &words(&["prog", "arg"]), 1 << 30);
         let launch = launch.expect("nothing is started yet");
         let args: Vec<_> = launch.command.get_args().map(|a| a.to_string_lossy()).collect();
-        let expected = ["run", "--quiet", "--local", "1048576", "--stats"];
-        assert_eq!(args[..5], expected);
-        assert_eq!(args[6..], ["--", "prog", "arg"]);
+        let expected = ["run", "--quiet", "--door", "preload", "--local", "1048576", "--stats"];
+        assert_eq!(args[..7], expected);
+        assert_eq!(args[8..], ["--", "prog", "arg"]);
     }
 
     /// Makes a real swap file and control group, where the machine lets us.

@@ -83,10 +83,8 @@ static void change(struct run *run, uint64_t *dice) {
         // To a place that another thread may just have left.
         if (!run->is_whole || !moves) break;
         char *to = map(0, RUN * PAGE, 0);
-        if (mremap(run->at, RUN * PAGE, RUN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to)
-            run->at = to;
-        else
-            munmap(to, RUN * PAGE);
+        if (mremap(run->at, RUN * PAGE, RUN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) perror("mremap"), exit(3);
+        run->at = to;
         break;
     }
     case 2:

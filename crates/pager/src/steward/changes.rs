@@ -199,6 +199,12 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     };
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
+    let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
+    // Of a mapping that is half known, by what was there before, half would be registered: the kernel could not move it
+    // as one (mremap).
+    if !keeps && found.iter().any(is_new) && !core.layout.is_at_rest(&core.uffd) {
+        return false;
+    }
     let mut added = Vec::new();
     for range in found {
         for part in unknown_parts(&registry, &range) {
