@@ -117,29 +117,24 @@ fn a_tree_of_children_has_what_was_there_at_each_fork() {
 /// Shared pages are made a process's own and moved out while it and its relatives write, drop and unmap them.
 #[test]
 fn memory_that_a_parent_and_its_children_change_at_a_time() {
-    if !have("gcc") {
-        return;
-    }
-    let _turn = turn();
-    let program = Program::new("shares", include_str!("sidecar/shares.c"), &[]);
-    for seed in ["1", "2", "3"] {
-        let outcome = program.succeeds(&["48", "2", "1000", seed], LIMIT_MIB);
-        assert_eq!(outcome.stdout, "0 wrong\n", "seed {seed}");
-        outcome.require_far();
-    }
+    change_memory(["48", "2", "1000"], &["1", "2", "3"]);
 }
 
 /// The kernel tells of what threads do late, and not in the order in which they did it: a thread gets addresses that
 /// another one has just left, and moves memory there.
 #[test]
 fn memory_that_is_moved_to_where_other_memory_was() {
+    change_memory(["64", "0", "700"], &["1", "2", "3", "4"]);
+}
+
+fn change_memory([mib, forks, changes]: [&str; 3], seeds: &[&str]) {
     if !have("gcc") {
         return;
     }
     let _turn = turn();
     let program = Program::new("shares", include_str!("sidecar/shares.c"), &[]);
-    for seed in ["1", "2", "3", "4"] {
-        let outcome = program.succeeds(&["64", "0", "700", seed], LIMIT_MIB);
+    for seed in seeds {
+        let outcome = program.succeeds(&[mib, forks, changes, seed], LIMIT_MIB);
         assert_eq!(outcome.stdout, "0 wrong\n", "seed {seed}");
         outcome.require_far();
     }

@@ -197,7 +197,8 @@ fn sources(lab: &Lab) -> Result<PathBuf, BenchError> {
         for file in 0..BUILT_FILES {
             let lines = (0..100).map(|line| {
                 format!(
-                    "int f{file}_{line}(int a) {{ for (int i = 0; i < {line}; i++) a += printf(\"%d\", i ^ a); return a; }}\n"
+                    "int f{file}_{line}(int a) {{ for (int i = 0; i < {line}; i++) \
+                     a += printf(\"%d\", i ^ a); return a; }}\n"
                 )
             });
             let text = format!("#include <stdio.h>\n#include <stdlib.h>\n{}", lines.collect::<String>());

@@ -25,9 +25,10 @@ pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
     let mut latencies = Latencies::new();
     let (mut work, mut sum) = (Duration::ZERO, 0u64);
     let ops = args.ops.unwrap_or(OPS);
+    let mut block = 0;
     for op in 0..ops {
-        let block = usize::try_from(op).unwrap_or(0) % BLOCKS * BLOCK_PAGES;
         let range = block..block + BLOCK_PAGES;
+        block = (block + BLOCK_PAGES) % busy;
         let start = Instant::now();
         memory.give_up(range.clone()).map_err(BenchError::os("give memory up"))?;
         let took = start.elapsed();

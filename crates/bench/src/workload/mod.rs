@@ -46,7 +46,7 @@ pub enum WorkloadName {
     Evict,
     /// First touches in random order, then all pages are read.
     Touch,
-    /// Blocks of 64 KiB given up (`MADV_DONTNEED`), each call timed, and written again, beside memory that is only kept.
+    /// Blocks of 64 KiB given up (`MADV_DONTNEED`), each call timed, and written again.
     GiveUp,
 }
 

@@ -1,6 +1,7 @@
 // A parent and its forked children change the memory that they share, each with several threads at a time: they write
 // pages, drop and unmap them, and check every byte of what they hold. A fork waits until no thread is changing
-// anything, and nothing else does. Whole runs are moved, too. Says how many pages were wrong in all. Usage: shares MIB FORKS CHANGES SEED
+// anything, and nothing else does. Whole runs are moved, too, if there is no fork.
+// Says how many pages were wrong in all. Usage: shares MIB FORKS CHANGES SEED
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
