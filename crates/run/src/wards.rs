@@ -7,13 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_board::Board;
 use farpool_inject::Pid;
 use farpool_uffd::Uffd;
 
 use crate::attach::is_in_another_run;
+use crate::births::Births;
 use crate::custody::end_orphans;
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
@@ -37,6 +38,8 @@ const OVERRUN_BYTES: u64 = 32 << 20;
 const GROWTH_BYTES_PER_MS: u64 = 10 << 20;
 /// Between two looks, at the least and at the most.
 const LOOK_MS: std::ops::RangeInclusive<u64> = 1..=20;
+/// The same, at the least, where every process has a sidecar: who is born now has nothing yet.
+const PAGED_LOOK_MS: u64 = 2;
 /// With less room than this a process is stopped while its sidecar gets ready, which takes some milliseconds.
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
 /// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
@@ -56,6 +59,9 @@ const PAGE_BYTES: u64 = 4096;
 pub struct Wards {
     nursery: Nursery,
     wards: Vec<Ward>,
+    births: Births,
+    /// What the last walk through the tree found, see [`Wards::tree`].
+    walked: (Vec<u32>, HashSet<u32>),
     /// Processes that cannot be entered, and how many looks to pass them over.
     outside: HashMap<u32, u32>,
     /// Children whose pages were lost with a sidecar: which that was, their numbers there, and their userfaultfds.
@@ -100,6 +106,8 @@ impl Wards {
             is_leaving: false,
             has_fit: false,
             wards: Vec::new(),
+            births: Births::watch(),
+            walked: Default::default(),
             outside: HashMap::new(),
             orphans: Vec::new(),
             retired: Vec::new(),
@@ -130,6 +138,7 @@ impl Wards {
         self.warn(board, counted);
         let room = limit.saturating_sub(counted);
         let worth = worth_bytes(limit, room);
+        let least_ms = if native.is_empty() { PAGED_LOOK_MS } else { *LOOK_MS.start() };
         for (pid, bytes) in native {
             if worth.is_some_and(|worth| bytes >= worth) && !self.is_leaving {
                 self.admit(pid, room < HOLD_BYTES);
@@ -139,7 +148,7 @@ impl Wards {
         self.outside.retain(|pid, _| tree.contains(pid));
         self.outsiders.publish(board, &tree, self.outside.keys().copied());
         let room_ms = room / GROWTH_BYTES_PER_MS;
-        Duration::from_millis(room_ms.clamp(*LOOK_MS.start(), *LOOK_MS.end()))
+        Duration::from_millis(room_ms.clamp(least_ms, *LOOK_MS.end()))
     }
 
     /// Says once that the limit is passed by more than the documents allow: nobody should have to find out.
@@ -320,6 +329,14 @@ impl Wards {
     /// The processes to be looked after, without sidecars; and those of them that run on their parent's memory, which
     /// must not be counted twice.
     fn tree(&mut self) -> (Vec<u32>, HashSet<u32>) {
+        // Who runs on another's memory may have left it by an exec.
+        if self.births.may_have_been(Instant::now()) || !self.walked.1.is_empty() {
+            self.walked = self.walk();
+        }
+        self.walked.clone()
+    }
+
+    fn walk(&mut self) -> (Vec<u32>, HashSet<u32>) {
         let own = std::process::id();
         let serving = self.wards.iter().map(|ward| number(ward.sidecar()));
         let retired = self.retired.iter().map(|sidecar| number(sidecar.pid));
