@@ -34,8 +34,6 @@ pub struct Attachment {
     pub board: OwnedFd,
     /// Of this address space, past the handshake on the features `PAGER` and `EVENTS`.
     pub uffd: Uffd,
-    /// Another one, past the handshake on `MOVE` alone.
-    pub drain: Uffd,
     /// Process id of the program.
     pub program: u32,
     /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that there is when it is
@@ -83,7 +81,6 @@ impl Attached {
         let of_process = |file| move |error| StartError::of_process(file, error);
         let files = Files {
             uffd: attachment.uffd,
-            drain: Some(attachment.drain),
             pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
             memory: sys::open_memory().map_err(of_process("mem"))?,
         };

@@ -13,7 +13,6 @@ use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd, features};
 use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;
 use crate::crew::Crew;
-use crate::drain::Drain;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
 use crate::layout::Layout;
@@ -96,8 +95,6 @@ pub enum Mover {
 #[derive(Debug)]
 pub struct Parts {
     pub uffd: Uffd,
-    /// One that asks for no events, where `uffd` does.
-    pub drain: Option<Uffd>,
     pub pagemap: Pagemap,
     pub memory: OwnedFd,
     pub settings: Settings,
@@ -109,11 +106,8 @@ pub struct Parts {
 
 impl Core {
     pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
-        let drain = parts.drain.map(Drain::new).transpose()?;
-        let drain =
-            drain.map(|drain| Ok::<_, std::io::Error>((drain, Pagemap::open()?))).transpose()?;
-        let frames = Frames::new(drain)?;
         let follows = parts.uffd.features() & features::EVENT_REMOVE != 0;
+        let frames = Frames::new(!follows)?;
         Ok(Core {
             layout: Layout::new(follows, frames.range()),
             uffd: parts.uffd,

@@ -332,7 +332,7 @@ impl Evictor {
         }
         self.drain();
         self.core.frames.take_tray_of(superpage, chunk, &mut self.taken);
-        self.core.frames.release(&mut self.taken);
+        self.core.frames.release(&self.core.uffd, &mut self.taken);
         self.core.frames.retire_all();
     }
 
@@ -443,7 +443,7 @@ impl Evictor {
         };
         self.core.frames.take_trays(least, &mut self.taken);
         let released = self.taken.iter().map(TakenTray::pages).sum();
-        self.core.frames.release(&mut self.taken);
+        self.core.frames.release(&self.core.uffd, &mut self.taken);
         released
     }
 }

@@ -24,9 +24,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use farpool_uffd::{PAGE_BYTES, Pagemap};
+use farpool_uffd::{PAGE_BYTES, Uffd};
 
-use crate::drain::Drain;
+use crate::drain;
 use crate::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Superpage};
 use crate::sys;
@@ -109,13 +109,12 @@ pub struct Frames {
     free: AtomicI64,
     /// Changes when frames become free; waited for by those who need one.
     version: AtomicU32,
-    /// How frames go back to the kernel where that would be an event.
-    drain: Option<(Drain, Pagemap)>,
+    recycles: bool,
 }
 
 impl Frames {
-    /// Reserves the addresses. The caller registers them with userfaultfd.
-    pub fn new(drain: Option<(Drain, Pagemap)>) -> Result<Frames, std::io::Error> {
+    /// Reserves the addresses. The caller registers them with userfaultfd. `recycles`: see [`Frames::recycles`].
+    pub fn new(recycles: bool) -> Result<Frames, std::io::Error> {
         let base = sys::map_uncounted(TRAYS * TRAY_BYTES)?;
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
         sys::keep_from_children(base, TRAYS * TRAY_BYTES)?;
@@ -125,7 +124,7 @@ impl Frames {
         let clean = VecDeque::with_capacity(TRAYS);
         let queues = Mutex::new(Queues { empty, clean });
         let (free, version) = (AtomicI64::new(0), AtomicU32::new(0));
-        Ok(Frames { base, trays, queues, free, version, drain })
+        Ok(Frames { base, trays, queues, free, version, recycles })
     }
 
     /// The addresses of the whole buffer.
@@ -337,7 +336,7 @@ impl Frames {
     /// page to a pipe or a socket (vmsplice, MSG_ZEROCOPY), which hold on to the frame, not to the page, and would send
     /// what comes into it next. UFFDIO_MOVE refuses pinned pages, and takes these.
     pub fn recycles(&self) -> bool {
-        self.drain.is_none()
+        self.recycles
     }
 
     /// Hands out up to `most` neighbouring free frames, the oldest first. Their pages, if they
@@ -402,17 +401,21 @@ impl Frames {
         frames.count_ones() as usize
     }
 
-    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards.
-    pub fn release(&self, taken: &mut Vec<TakenTray>) {
+    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has the buffer.
+    pub fn release(&self, uffd: &Uffd, taken: &mut Vec<TakenTray>) {
         taken.sort_unstable_by_key(|tray| tray.tray);
         for group in taken.chunk_by(|a, b| a.whole && b.whole && a.tray + 1 == b.tray) {
             if group[0].whole {
-                self.release_range(self.tray_address(group[0].tray), group.len() * TRAY_BYTES);
+                self.release_range(
+                    uffd,
+                    self.tray_address(group[0].tray),
+                    group.len() * TRAY_BYTES,
+                );
                 continue;
             }
             for (first, count) in runs(group[0].frames) {
                 let start = self.tray_address(group[0].tray) + first * PAGE_BYTES;
-                self.release_range(start, count * PAGE_BYTES);
+                self.release_range(uffd, start, count * PAGE_BYTES);
             }
         }
         for TakenTray { tray, frames, .. } in taken.drain(..) {
@@ -423,11 +426,9 @@ impl Frames {
         }
     }
 
-    fn release_range(&self, start: usize, bytes: usize) {
-        match &self.drain {
-            Some((drain, pagemap)) => drain.release(pagemap, start, bytes),
-            None => sys::release(start, bytes),
-        }
+    fn release_range(&self, uffd: &Uffd, start: usize, bytes: usize) {
+        // Where the program's calls are not seen there are events of them.
+        if self.recycles { sys::release(start, bytes) } else { drain::release(uffd, start, bytes) }
     }
 
     /// Waits until frames became free since `version` was read, at most for `timeout`.
@@ -596,7 +597,7 @@ mod tests {
 
     #[test]
     fn frames_are_handed_out_once_and_their_pages_become_far() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1011_0111);
         assert!(frames.take(1).is_none(), "nothing is free before it is on the blade");
         assert_eq!(frames.begin_write(tray), 0b1011_0111);
@@ -616,7 +617,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_taken_back_keeps_its_frame_from_others() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b11);
         frames.begin_write(tray);
         frames.end_write(FrameSlot { tray, index: 0 });
@@ -637,7 +638,7 @@ mod tests {
     #[test]
     fn a_frame_that_was_taken_back_is_not_handed_out() {
         const ROUNDS: u64 = 20_000;
-        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
         let page = space.page_or_new(0x1000_0000).expect("page");
         // Both threads run when a turn begins: a sleeping barrier would let one finish before the other wakes.
         let turn = AtomicU64::new(0);
@@ -696,7 +697,7 @@ mod tests {
 
     #[test]
     fn a_page_taken_back_before_the_write_is_not_written() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(None).expect("frames"));
+        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1);
         page.cell().claim(Phase::Victim, Phase::Fetching).expect("claim");
         assert_eq!(frames.begin_write(tray), 0);

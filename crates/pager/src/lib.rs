@@ -434,10 +434,9 @@ impl Pager {
     }
 
     pub(crate) fn make_core(&'static self, files: Files) -> Result<&'static Core, StartError> {
-        let Files { uffd, drain, pagemap, memory } = files;
+        let Files { uffd, pagemap, memory } = files;
         let parts = Parts {
             uffd,
-            drain,
             pagemap,
             memory,
             settings: self.board.header().settings(),
@@ -458,7 +457,6 @@ impl Pager {
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) uffd: Uffd,
-    pub(crate) drain: Option<Uffd>,
     pub(crate) pagemap: Pagemap,
     pub(crate) memory: OwnedFd,
 }
@@ -468,7 +466,6 @@ impl Files {
         let of_process = |file| move |error| StartError::of_process(file, error);
         Ok(Files {
             uffd: Uffd::open(features::PAGER, true)?,
-            drain: None,
             pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
             memory: sys::open_memory().map_err(of_process("mem"))?,
         })

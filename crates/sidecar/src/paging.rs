@@ -35,7 +35,7 @@ const MOST_CLAIMS: u32 = 100;
 const CLAIM_STEP: Duration = Duration::from_millis(1);
 
 /// The userfaultfd between MAKE and START.
-static MADE: Mutex<Option<(OwnedFd, Uffd)>> = Mutex::new(None);
+static MADE: Mutex<Option<OwnedFd>> = Mutex::new(None);
 /// The program's userfaultfd since the fork, and where its pages are.
 static CLAIMED: Mutex<Option<OwnedFd>> = Mutex::new(None);
 static INHERITED: Mutex<Option<OwnedFd>> = Mutex::new(None);
@@ -65,10 +65,8 @@ pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
         format!("the kernel makes no userfaultfd from /dev/userfaultfd for this program: {error}")
     };
     let made = Uffd::make(device.as_fd(), true).map_err(refused)?;
-    let drain = Uffd::make(device.as_fd(), true).map_err(refused)?;
-    let drain = Uffd::shake_hands(drain, features::MOVE).map_err(|error| error.to_string())?;
     let duplicate = made.try_clone().map_err(|error| format!("a duplicate: {error}"))?;
-    *MADE.lock().unwrap_or_else(PoisonError::into_inner) = Some((made, drain));
+    *MADE.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
     Ok(duplicate)
 }
 
@@ -147,7 +145,7 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     STAYS.store(has("STAYING"), SeqCst);
     let board = board.ok_or("START wants a descriptor of the board")?;
     let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let (made, drain) = made.ok_or("MAKE comes before START")?;
+    let made = made.ok_or("MAKE comes before START")?;
     let program = u32::try_from(host).map_err(|_| "the program has no process id")?;
     let (claimed, inherited) = (take(&CLAIMED), take(&INHERITED));
     // Both or neither: where pages are is of no use without the userfaultfd of their memory.
@@ -157,8 +155,7 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     };
     let uffd = Uffd::adopt_with(uffd, features::PAGER | features::EVENTS);
     let own_ranges = || own_ranges().into_iter().map(|span| (span.start, span.end)).collect();
-    let attachment =
-        Attachment { board, uffd, drain, program, own_ranges, keeper: KEEPER, inherited };
+    let attachment = Attachment { board, uffd, program, own_ranges, keeper: KEEPER, inherited };
     let attached = Attached::prepare(attachment).map_err(|error| error.to_string())?;
     farpool_pager::sys::set_sayer(|message| tell(&format!("SAY {message}")));
     if has("NICE") {
