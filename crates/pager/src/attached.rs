@@ -23,8 +23,6 @@ use crate::steward::{Left, Steward, unregister_all};
 use crate::watch::Watch;
 use crate::{Files, Pager, StartError, activation, apart, blades, panics, sys};
 
-/// The list of mappings is read in pieces of this size, and is as long as it is.
-const LIST_STEP_BYTES: usize = 64 << 10;
 /// The order to leave is looked for this often while there is nothing else to do.
 const ORDER_STEP: Duration = Duration::from_millis(100);
 
@@ -232,7 +230,7 @@ impl Attached {
 
     /// As [`Attached::eligible`], with mappings of at least so many bytes.
     pub(crate) fn eligible_from(&self, bytes: usize) -> Result<Vec<Eligible>, std::io::Error> {
-        let text = sys::read_whole(&self.list, LIST_STEP_BYTES)?;
+        let text = sys::read_whole(&self.list)?;
         // After the list was read: what was mapped for it, or by another thread meanwhile, is among these.
         let own = self.all_own_ranges();
         Ok(maps::eligible(&text, &own, bytes))

@@ -18,13 +18,19 @@
 //!
 //! A tray holds pages of one chunk, and a chunk has pages in one tray at most.
 
+mod slots;
+mod trays;
+
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::time::Duration;
 
 use farpool_uffd::{PAGE_BYTES, Uffd};
+
+pub use slots::{FrameRun, FrameSlot, TakenTray, bits, runs};
+use trays::Tray;
 
 use crate::drain;
 use crate::page::{PageState, Phase};
@@ -35,67 +41,13 @@ use crate::sys;
 pub const TRAYS: usize = 2048;
 const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
-/// Place of one frame in the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameSlot {
-    pub tray: u16,
-    pub index: u8,
-}
-
-impl FrameSlot {
-    fn bit(self) -> u64 {
-        1 << self.index
-    }
-}
-
-/// A run of neighbouring frames that were handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameRun {
-    pub first: FrameSlot,
-    pub count: usize,
-}
-
-impl FrameRun {
-    /// The run's frame at `offset`, counted from the first.
-    pub fn slot(&self, offset: usize) -> FrameSlot {
-        // A run lies in one tray, so its indices are below 64.
-        let offset = u8::try_from(offset).unwrap_or(0);
-        FrameSlot { index: self.first.index.saturating_add(offset), ..self.first }
-    }
-}
-
-/// Frames of one tray that were taken to be released.
-#[derive(Clone, Copy, Debug)]
-pub struct TakenTray {
-    tray: u16,
-    frames: u64,
-    /// No other frame is in the tray, nor will be: its addresses can be released as a whole.
-    whole: bool,
-}
-
-impl TakenTray {
-    /// How many frames were taken.
-    pub fn pages(&self) -> i64 {
-        i64::from(self.frames.count_ones())
-    }
-}
-
-/// See the module's description.
-#[derive(Debug)]
-struct Tray {
-    filled: AtomicU64,
-    valid: AtomicU64,
-    writing: AtomicU64,
-    busy: AtomicU64,
-    kept: AtomicU64,
-    superpage: AtomicPtr<Superpage>,
-    chunk: AtomicU32,
-}
-
 #[derive(Debug)]
 struct Queues {
-    /// The longest empty first, so that trays filled one after another are neighbours.
+    /// Trays that have been used, the longest empty first, so that trays filled one after another are neighbours.
     empty: VecDeque<u16>,
+    /// The first of the trays that were never used. A process that needs few trays takes memory for few: of the table of
+    /// trays, and page tables.
+    fresh: usize,
     /// Trays whose pages are on the blade, oldest first.
     clean: VecDeque<u16>,
 }
@@ -104,7 +56,7 @@ struct Queues {
 #[derive(Debug)]
 pub struct Frames {
     base: usize,
-    trays: Box<[Tray]>,
+    trays: &'static [Tray],
     queues: Mutex<Queues>,
     free: AtomicI64,
     /// Changes when frames become free; waited for by those who need one.
@@ -119,10 +71,9 @@ impl Frames {
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
         sys::keep_from_children(base, TRAYS * TRAY_BYTES)?;
         sys::advise(base, TRAYS * TRAY_BYTES, libc::MADV_NOHUGEPAGE).ok();
-        let trays = (0..TRAYS).map(|_| Tray::empty()).collect();
-        let empty = (0..TRAYS).filter_map(|tray| u16::try_from(tray).ok()).collect();
-        let clean = VecDeque::with_capacity(TRAYS);
-        let queues = Mutex::new(Queues { empty, clean });
+        let trays = trays::table()?;
+        let (empty, clean) = (VecDeque::with_capacity(TRAYS), VecDeque::with_capacity(TRAYS));
+        let queues = Mutex::new(Queues { empty, fresh: 0, clean });
         let (free, version) = (AtomicI64::new(0), AtomicU32::new(0));
         Ok(Frames { base, trays, queues, free, version, recycles })
     }
@@ -187,7 +138,7 @@ impl Frames {
             return false;
         };
         self.retire_drained(&mut queues);
-        queues.empty.len() == TRAYS
+        queues.empties() == TRAYS
     }
 
     /// True when no tray is being filled or written: what the buffer holds is on the blades, but for what is kept.
@@ -195,7 +146,7 @@ impl Frames {
         let Ok(queues) = self.queues.lock() else {
             return false;
         };
-        queues.empty.len() + queues.clean.len() == TRAYS
+        queues.empties() + queues.clean.len() == TRAYS
     }
 
     /// Whether the frame at `slot` is the only copy of its page.
@@ -216,7 +167,7 @@ impl Frames {
         if queues.empty.is_empty() {
             self.retire_drained(&mut queues);
         }
-        queues.empty.pop_front()
+        queues.empty.pop_front().or_else(|| queues.take_fresh())
     }
 
     /// Gives back a tray into which nothing was moved.
@@ -267,7 +218,9 @@ impl Frames {
             queues.clean.push_back(tray);
         }
         self.free.fetch_add(i64::from(filled), Relaxed);
-        self.announce();
+        if self.recycles {
+            self.announce();
+        }
     }
 
     /// The page that a slot holds as a victim.
@@ -537,52 +490,23 @@ impl Frames {
     }
 }
 
-impl Tray {
-    /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away sets it
-    /// before he clears the others.
-    fn is_free(&self, index: usize) -> bool {
-        let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);
-        self.filled.load(SeqCst) & !taken & (1 << index) != 0
+impl Queues {
+    fn empties(&self) -> usize {
+        self.empty.len() + TRAYS - self.fresh
     }
 
-    fn empty() -> Tray {
-        Tray {
-            filled: AtomicU64::new(0),
-            valid: AtomicU64::new(0),
-            writing: AtomicU64::new(0),
-            busy: AtomicU64::new(0),
-            kept: AtomicU64::new(0),
-            superpage: AtomicPtr::new(std::ptr::null_mut()),
-            chunk: AtomicU32::new(0),
-        }
+    fn take_fresh(&mut self) -> Option<u16> {
+        let tray = u16::try_from(self.fresh).ok().filter(|tray| usize::from(*tray) < TRAYS)?;
+        self.fresh += 1;
+        Some(tray)
     }
-}
-
-/// The numbers of the set bits, lowest first.
-pub fn bits(mut word: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let index = (word != 0).then(|| word.trailing_zeros() as usize)?;
-        word &= word - 1;
-        Some(index)
-    })
-}
-
-/// The runs of set bits as (first, count), lowest first.
-pub fn runs(mut word: u64) -> impl Iterator<Item = (usize, usize)> {
-    std::iter::from_fn(move || {
-        let first = (word != 0).then(|| word.trailing_zeros())?;
-        let count = (word >> first).trailing_ones();
-        let mask = if count == 64 { u64::MAX } else { ((1_u64 << count) - 1) << first };
-        word &= !mask;
-        Some((first as usize, count as usize))
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::space::Space;
-    use proptest::prelude::*;
+    use std::sync::atomic::AtomicU64;
 
     fn victims(space: &Space, frames: &Frames, base: usize, mask: u64) -> (Page, u16) {
         let page = space.page_or_new(base).expect("page");
@@ -701,14 +625,5 @@ mod tests {
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1);
         page.cell().claim(Phase::Victim, Phase::Fetching).expect("claim");
         assert_eq!(frames.begin_write(tray), 0);
-    }
-
-    proptest! {
-        #[test]
-        fn runs_and_bits_agree(word: u64) {
-            let from_runs: Vec<usize> = runs(word).flat_map(|(first, count)| first..first + count).collect();
-            let from_bits: Vec<usize> = bits(word).collect();
-            prop_assert_eq!(from_runs, from_bits);
-        }
     }
 }

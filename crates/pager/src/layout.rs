@@ -158,6 +158,7 @@ impl Layout {
             for (place, message) in buffer.iter_mut().zip(state.postponed.drain(..postponed)) {
                 *place = message;
             }
+            begin_anew(&mut state.postponed);
             return Ok(postponed);
         }
         let count = uffd.read(buffer)?.len();
@@ -231,7 +232,7 @@ impl Layout {
     /// not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
         if !matches!(self.lock().changes.front(), Some(Change::Moved { .. })) {
-            return self.lock().changes.pop_front();
+            return self.lock().pop_change();
         }
         // Nobody else takes any, so places in the queue stay what they are.
         let next = |all_read| {
@@ -253,7 +254,9 @@ impl Layout {
         };
         let mut state = self.lock();
         state.waits_since = None;
-        state.changes.remove(at)
+        let change = state.changes.remove(at);
+        begin_anew(&mut state.changes);
+        change
     }
 
     /// Whether the next change has waited so long that nothing can have been overtaken.
@@ -317,7 +320,20 @@ impl Layout {
     }
 }
 
+/// An empty queue goes on at its beginning, so that one of few entries takes little of the memory it has reserved.
+fn begin_anew<T>(queue: &mut VecDeque<T>) {
+    if queue.is_empty() {
+        queue.clear();
+    }
+}
+
 impl State {
+    fn pop_change(&mut self) -> Option<Change> {
+        let change = self.changes.pop_front();
+        begin_anew(&mut self.changes);
+        change
+    }
+
     /// Whether it is the pager that gave frames of its own back to the kernel.
     fn is_own(&self, change: Change) -> bool {
         matches!(change, Change::Removed { start, .. } if self.ignored.contains(&start))

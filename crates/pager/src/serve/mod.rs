@@ -79,6 +79,7 @@ pub struct FaultThread {
     core: &'static Core,
     lane: Lane,
     window: PrefetchWindow,
+    /// Room for [`MAX_FLIGHTS`] is reserved and takes memory when it is used.
     flights: Vec<Option<Flight>>,
     free_flights: Vec<usize>,
     claimed: Vec<Page>,
@@ -106,8 +107,8 @@ impl FaultThread {
             core,
             lane,
             window: PrefetchWindow::EMPTY,
-            flights: vec![None; MAX_FLIGHTS],
-            free_flights: (0..MAX_FLIGHTS).collect(),
+            flights: Vec::with_capacity(MAX_FLIGHTS),
+            free_flights: Vec::with_capacity(MAX_FLIGHTS),
             claimed: Vec::with_capacity(MAX_FLIGHTS),
             reads: Vec::with_capacity(MAX_FLIGHTS),
             done: Vec::with_capacity(MAX_FLIGHTS),
@@ -422,7 +423,7 @@ impl FaultThread {
 
     /// Requests a page that the caller has claimed, and what the prefetcher expects after it.
     fn fetch(&mut self, page: Page, thread: u32, started: Instant) {
-        while self.free_flights.len() < 1 + farpool_policy::MAX_PREFETCH_PAGES as usize {
+        while self.places() < 1 + farpool_policy::MAX_PREFETCH_PAGES as usize {
             self.lane.wait(&mut self.done);
             self.land();
         }
@@ -493,9 +494,11 @@ impl FaultThread {
             }
             next = 1;
         }
-        for page in &self.claimed[next.min(self.claimed.len())..] {
-            self.unfetch(*page);
-            let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
+        let dropped = &self.claimed[next.min(self.claimed.len())..];
+        dropped.iter().for_each(|page| self.unfetch(*page));
+        // Their threads may have been told to wait for the fetch.
+        for run in dropped.chunk_by(|a, b| a.address() + PAGE_BYTES == b.address()) {
+            let _ = self.core.uffd.wake(run[0].address(), run.len() * PAGE_BYTES);
         }
     }
 
@@ -509,7 +512,7 @@ impl FaultThread {
                 state.layer()
             ));
         };
-        let Some(flight) = self.free_flights.pop() else {
+        let Some(flight) = self.place() else {
             fail_closed("more pages requested than there are places for");
         };
         let into = match frame {
@@ -518,6 +521,22 @@ impl FaultThread {
         };
         self.flights[flight] = Some(Flight { page, frame, demand: claimed == 0, started });
         self.reads.push(PageRead { at, into: into as *mut u8, token: flight as u64 });
+    }
+
+    /// Flights for which there is a place.
+    fn places(&self) -> usize {
+        self.free_flights.len() + MAX_FLIGHTS - self.flights.len()
+    }
+
+    /// A place for a flight; None if all are taken.
+    fn place(&mut self) -> Option<usize> {
+        let new = self.flights.len();
+        self.free_flights.pop().or_else(|| {
+            (new < MAX_FLIGHTS).then(|| {
+                self.flights.push(None);
+                new
+            })
+        })
     }
 
     fn stage_page(&mut self) -> usize {

@@ -105,22 +105,26 @@ pub fn open_maps() -> Result<OwnedFd, Error> {
 pub fn read_file(path: &str) -> Result<String, Error> {
     use rustix::fs::{Mode, OFlags};
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    read_whole(&file, FILE_STEP_BYTES)
+    read_whole(&file)
 }
 
-/// Files of /proc are read in pieces of this size.
-const FILE_STEP_BYTES: usize = 64 << 10;
+/// Room for a piece of a file of /proc: what the kernel gives with one read, or more.
+const PIECE_BYTES: usize = 4 << 10;
+/// Room for the first pieces.
+const FIRST_BYTES: usize = 16 << 10;
 
 /// Reads a file of /proc from its beginning to its end.
-pub fn read_whole(file: &OwnedFd, step_bytes: usize) -> Result<String, Error> {
-    let mut text = Vec::new();
+pub fn read_whole(file: &OwnedFd) -> Result<String, Error> {
+    // Not filled with zeros first: what is not read to takes no memory, which counts against the limit.
+    let mut text = Vec::with_capacity(FIRST_BYTES);
     loop {
-        let at = text.len();
-        text.resize(at + step_bytes, 0);
-        let length = rustix::io::pread(file, &mut text[at..], at as u64)?;
-        text.truncate(at + length);
-        if length == 0 {
-            return Ok(String::from_utf8_lossy(&text).into_owned());
+        text.reserve(PIECE_BYTES);
+        let at = text.len() as u64;
+        if rustix::io::pread(file, rustix::buffer::spare_capacity(&mut text), at)? == 0 {
+            let lossy = |error: std::string::FromUtf8Error| {
+                String::from_utf8_lossy(error.as_bytes()).into_owned()
+            };
+            return Ok(String::from_utf8(text).unwrap_or_else(lossy));
         }
     }
 }

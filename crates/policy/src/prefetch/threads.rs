@@ -6,25 +6,28 @@ const SETS: usize = 32;
 /// Threads per set, so that two busy threads of one set do not push each other out.
 const WAYS: usize = 4;
 
-#[derive(Debug, Clone)]
-struct Way<T> {
+#[derive(Debug, Clone, Default)]
+struct Way {
     thread: u32,
     /// Value of the table's counter at the last use; 0 = empty.
     used_at: u64,
-    state: T,
+    /// Which of the states is this way's, once it has been used.
+    state: usize,
 }
 
 /// State of type `T` per thread.
 #[derive(Debug)]
 pub(crate) struct ThreadTable<T> {
-    ways: Vec<Way<T>>,
+    ways: Vec<Way>,
+    /// Room for all of them is reserved, so that nothing is allocated later; memory is taken as threads come.
+    states: Vec<T>,
     uses: u64,
 }
 
 impl<T: Clone + Default> ThreadTable<T> {
     pub(crate) fn new() -> Self {
-        let empty = Way { thread: 0, used_at: 0, state: T::default() };
-        Self { ways: vec![empty; SETS * WAYS], uses: 0 }
+        let ways = vec![Way::default(); SETS * WAYS];
+        Self { ways, states: Vec::with_capacity(SETS * WAYS), uses: 0 }
     }
 
     /// The state of `thread`, fresh if it is new or was forgotten.
@@ -35,16 +38,18 @@ impl<T: Clone + Default> ThreadTable<T> {
         let known = ways.iter().position(|way| way.used_at > 0 && way.thread == thread);
         let at = known.unwrap_or_else(|| oldest(ways));
         let way = &mut ways[at];
-        if known.is_none() {
-            way.thread = thread;
-            way.state = T::default();
+        if way.used_at == 0 {
+            way.state = self.states.len();
+            self.states.push(T::default());
+        } else if known.is_none() {
+            self.states[way.state] = T::default();
         }
-        way.used_at = self.uses;
-        &mut way.state
+        (way.thread, way.used_at) = (thread, self.uses);
+        &mut self.states[way.state]
     }
 }
 
-fn oldest<T>(ways: &[Way<T>]) -> usize {
+fn oldest(ways: &[Way]) -> usize {
     let oldest = ways.iter().enumerate().min_by_key(|(_, way)| way.used_at);
     oldest.map_or(0, |(at, _)| at)
 }

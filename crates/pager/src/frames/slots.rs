@@ -1,0 +1,81 @@
+//! Names of frames, and the bits that stand for them. Pure.
+
+/// Place of one frame in the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameSlot {
+    pub tray: u16,
+    pub index: u8,
+}
+
+impl FrameSlot {
+    pub fn bit(self) -> u64 {
+        1 << self.index
+    }
+}
+
+/// A run of neighbouring frames that were handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameRun {
+    pub first: FrameSlot,
+    pub count: usize,
+}
+
+impl FrameRun {
+    /// The run's frame at `offset`, counted from the first.
+    pub fn slot(&self, offset: usize) -> FrameSlot {
+        // A run lies in one tray, so its indices are below 64.
+        let offset = u8::try_from(offset).unwrap_or(0);
+        FrameSlot { index: self.first.index.saturating_add(offset), ..self.first }
+    }
+}
+
+/// Frames of one tray that were taken to be released.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenTray {
+    pub(super) tray: u16,
+    pub(super) frames: u64,
+    /// No other frame is in the tray, nor will be: its addresses can be released as a whole.
+    pub(super) whole: bool,
+}
+
+impl TakenTray {
+    /// How many frames were taken.
+    pub fn pages(&self) -> i64 {
+        i64::from(self.frames.count_ones())
+    }
+}
+
+/// The numbers of the set bits, lowest first.
+pub fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let index = (word != 0).then(|| word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(index)
+    })
+}
+
+/// The runs of set bits as (first, count), lowest first.
+pub fn runs(mut word: u64) -> impl Iterator<Item = (usize, usize)> {
+    std::iter::from_fn(move || {
+        let first = (word != 0).then(|| word.trailing_zeros())?;
+        let count = (word >> first).trailing_ones();
+        let mask = if count == 64 { u64::MAX } else { ((1_u64 << count) - 1) << first };
+        word &= !mask;
+        Some((first as usize, count as usize))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn runs_and_bits_agree(word: u64) {
+            let from_runs: Vec<usize> = runs(word).flat_map(|(first, count)| first..first + count).collect();
+            let from_bits: Vec<usize> = bits(word).collect();
+            prop_assert_eq!(from_runs, from_bits);
+        }
+    }
+}

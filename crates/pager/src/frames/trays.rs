@@ -1,0 +1,37 @@
+//! The table of trays. It takes memory for those that have been used.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+
+use super::TRAYS;
+use crate::space::Superpage;
+use crate::sys;
+
+/// What is known of one tray; the bits are explained in [`super`].
+#[derive(Debug)]
+pub struct Tray {
+    pub filled: AtomicU64,
+    pub valid: AtomicU64,
+    pub writing: AtomicU64,
+    pub busy: AtomicU64,
+    pub kept: AtomicU64,
+    pub superpage: AtomicPtr<Superpage>,
+    pub chunk: AtomicU32,
+}
+
+/// All trays, empty. They take memory when they are used.
+pub fn table() -> Result<&'static [Tray], std::io::Error> {
+    let base = sys::map_local(TRAYS * size_of::<Tray>())?;
+    sys::advise(base, TRAYS * size_of::<Tray>(), libc::MADV_NOHUGEPAGE).ok();
+    // SAFETY: the mapping is fresh, page-aligned and never unmapped; its zeros are an empty tray's atomics.
+    Ok(unsafe { std::slice::from_raw_parts(base as *const Tray, TRAYS) })
+}
+
+impl Tray {
+    /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away sets it
+    /// before he clears the others.
+    pub fn is_free(&self, index: usize) -> bool {
+        let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);
+        self.filled.load(SeqCst) & !taken & (1 << index) != 0
+    }
+}
