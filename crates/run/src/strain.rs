@@ -157,7 +157,7 @@ impl Strain {
                 .store(all.get(kind) / PAGE_BYTES, Relaxed);
         }
         let limit_bytes = run.limit_now_bytes();
-        if all.counted_bytes(limit_bytes) > limit_bytes && !self.has_told_of_unmovable {
+        if all.staying_bytes(limit_bytes) > limit_bytes && !self.has_told_of_unmovable {
             self.has_told_of_unmovable = true;
             eprintln!("farpool: {}", too_much(&all, limit_bytes));
         }
@@ -212,7 +212,7 @@ fn too_much(all: &Unmovable, limit_bytes: u64) -> String {
     format!(
         "{} bytes of the program cannot be moved, more than its limit of {limit_bytes}: {}; the limit cannot hold, \
          raise it (--local, farpool limit). This is said once",
-        all.counted_bytes(limit_bytes),
+        all.staying_bytes(limit_bytes),
         all.text()
     )
 }

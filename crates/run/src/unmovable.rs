@@ -105,10 +105,12 @@ impl Unmovable {
         }
     }
 
-    /// What of it counts against a limit: files and shared memory as half of it at the most.
-    pub fn counted_bytes(&self, limit_bytes: u64) -> u64 {
-        let common = self.get(Kind::Shared) + self.get(Kind::Files);
-        self.pinned_bytes() + self.get(Kind::Pager) + common.min(limit_bytes / 2)
+    /// What stays whatever is done, to be compared with a limit. Of files, which the kernel can drop, and shared memory
+    /// half of the limit counts against it at the most; shared memory stays all the same, though it is not counted.
+    pub fn staying_bytes(&self, limit_bytes: u64) -> u64 {
+        let shared = self.get(Kind::Shared);
+        let common = (shared + self.get(Kind::Files)).min(limit_bytes / 2);
+        self.pinned_bytes() + self.get(Kind::Pager) + common.max(shared)
     }
 
     /// In words, the largest first.
@@ -223,7 +225,8 @@ mod tests {
         let kib = Kind::ALL.map(|kind| unmovable.get(kind) >> 10);
         assert_eq!(kib, [10, 20, 30, 40 + 2 + 50 + 5 - 7, 60, 70, 7]);
         assert_eq!(Unmovable::of_process(&smaps, false, 0).get(Kind::Other) >> 10, 47);
-        assert_eq!(unmovable.counted_bytes(100 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 50);
+        assert_eq!(unmovable.staying_bytes(100 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 60);
+        assert_eq!(unmovable.staying_bytes(140 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 70);
         assert!(unmovable.text().starts_with("92160 stacks, "));
     }
 
