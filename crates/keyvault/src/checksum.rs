@@ -4,6 +4,7 @@
 //! aligned address, tables for three streams) costs more than the sum; long bodies are left to it.
 
 /// From this length on three streams at once are faster than one: the library's own threshold.
+#[cfg(any(target_arch = "x86_64", test))]
 const LONG_BYTES: usize = 768;
 
 /// The checksum of a frame: `head` is the first 8 bytes of its header, `request` the next 4, little-endian.

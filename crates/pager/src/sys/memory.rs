@@ -151,7 +151,8 @@ pub fn open_own_tasks() -> Result<OwnedFd, Error> {
 
 /// How many threads there are in such a folder: each is a link more than the two that every folder has.
 pub fn count_tasks(tasks: &OwnedFd) -> u64 {
-    rustix::fs::fstat(tasks).map_or(1, |stat| stat.st_nlink.saturating_sub(2))
+    #[allow(clippy::useless_conversion)] // It has 32 bits on aarch64.
+    rustix::fs::fstat(tasks).map_or(1, |stat| u64::from(stat.st_nlink).saturating_sub(2))
 }
 
 /// Copies pages of the program to `to`; returns how many. Its threads may take the right to read them away at any
