@@ -5,12 +5,12 @@
 //! outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farpool_uffd::{Change, Message, PAGE_BYTES, Uffd};
+use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
 
 /// Name of the socket in a run's directory, where processes hand their duplicates over.
@@ -90,19 +90,7 @@ pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
         return born;
     }
-    let mut messages = [Message::default(); 16];
-    while let Ok(waiting) = uffd.read(&mut messages) {
-        for message in waiting {
-            if let Some(Change::Forked { descriptor }) = message.change() {
-                // SAFETY: the kernel made the descriptor for this process when the event was read.
-                born.push(Uffd::adopt(unsafe { OwnedFd::from_raw_fd(descriptor) }));
-            }
-            if let Some(address) = message.event().page_address {
-                let _ = uffd.poison(address, PAGE_BYTES);
-                let _ = uffd.wake(address, PAGE_BYTES);
-            }
-        }
-    }
+    uffd.end_waiting(|descriptor| born.push(Uffd::adopt(descriptor)));
     born
 }
 
@@ -137,7 +125,7 @@ fn receive(stream: &UnixStream) -> Option<Held> {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use farpool_uffd::{features, register_mode};
+    use farpool_uffd::{PAGE_BYTES, features, register_mode};
 
     use super::*;
 
