@@ -11,6 +11,7 @@
 
 pub mod birth;
 pub mod child;
+pub mod elsewhere;
 pub mod handover;
 pub mod inherit;
 pub mod remains;
@@ -63,8 +64,8 @@ enum Order {
     Returned(u64),
     /// All get all that they lack: this pager is to end.
     FinishAll,
-    /// Those that were ceded end: nobody says any more whether their own pagers serve them.
-    EndCeded,
+    /// Those that were ceded are served here again, unless their own pagers have begun: nobody tells of these any more.
+    Reclaim,
 }
 
 /// Orders to the thread that serves the children of a program.
@@ -141,9 +142,9 @@ impl Children {
         self.order(Order::FinishAll);
     }
 
-    /// Whoever would say what becomes of children that were ceded has ended: they end where they wait for a page.
-    pub fn end_ceded(&self) {
-        self.order(Order::EndCeded);
+    /// Whoever would say what becomes of children that were ceded has ended.
+    pub fn reclaim(&self) {
+        self.order(Order::Reclaim);
     }
 
     /// A child was born.
