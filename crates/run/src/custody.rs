@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
@@ -17,6 +18,9 @@ use rustix::fs::OFlags;
 pub const CUSTODY_SOCKET: &str = "keeper.sock";
 /// What the pager calls its fault threads.
 const FAULT_THREAD: &str = "farpool-fault";
+
+/// A process that has connected hands its duplicate over at once: one that was stopped in between holds up all others.
+const HAND_OVER_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Held {
@@ -38,7 +42,8 @@ impl Custody {
         let held = Arc::clone(&custody.held);
         let accept = move || {
             for stream in listener.incoming().flatten() {
-                if !is_of_the_run(&stream) {
+                let is_bounded = stream.set_read_timeout(Some(HAND_OVER_TIME)).is_ok();
+                if !is_bounded || !is_of_the_run(&stream) {
                     continue;
                 }
                 // A process that sends nonsense has no duplicate here; nobody else is concerned.
@@ -123,7 +128,7 @@ fn receive(stream: &UnixStream) -> Option<Held> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use farpool_uffd::{PAGE_BYTES, features, register_mode};
 
