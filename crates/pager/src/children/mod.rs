@@ -98,11 +98,25 @@ impl Children {
         keeper: Keeper,
         child: Child,
     ) -> Result<(), StartError> {
-        if !self.has_begun.swap(true, SeqCst) {
-            let server = Server::new(pager, core, self, keeper)?;
-            sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
+        if !self.has_begun.swap(true, SeqCst)
+            && let Err(error) = self.begin(pager, core, keeper)
+        {
+            // Its userfaultfd may be the last: were it closed, the child would read zeros.
+            std::mem::forget(child);
+            return Err(error);
         }
         self.order(Order::Serve(Box::new(child)));
+        Ok(())
+    }
+
+    fn begin(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+    ) -> Result<(), StartError> {
+        let server = Server::new(pager, core, self, keeper)?;
+        sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
         Ok(())
     }
 
