@@ -12,6 +12,7 @@
 //! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`compaction`]: the kernel migrates pages all the while;
 //! * [`hog`]: a program that takes much memory of its host;
+//! * [`steps`]: a process that is killed at a chosen system call;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
 //! * [`network`]: two hosts back to back, each a network namespace;
@@ -39,6 +40,7 @@ pub mod redis;
 pub mod run;
 pub mod sources;
 pub mod stage;
+pub mod steps;
 pub mod tree;
 
 use std::sync::{Mutex, MutexGuard};

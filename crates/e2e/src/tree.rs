@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 const ZOMBIE: &str = "Z";
 /// What a sidecar calls itself.
 const SIDECAR_NAME: &str = "farpool-sidecar";
+/// And what the process calls itself that outlives it when it is killed.
+const WARDEN_NAME: &str = "farpool-warden";
 
 /// Process ids of all living descendants of a process, not itself.
 pub fn descendants(root: u32) -> Vec<u32> {
@@ -30,23 +32,38 @@ pub fn children(parent: u32) -> Vec<u32> {
     all().filter(|pid| state_and_parent(*pid).is_some_and(|(_, of)| of == parent)).collect()
 }
 
-/// The same as [`descendants`] without sidecars: the programs.
+/// The same as [`descendants`] without sidecars and their wardens: the programs.
 pub fn programs(root: u32) -> Vec<u32> {
-    descendants(root).into_iter().filter(|pid| !is_sidecar(*pid)).collect()
+    descendants(root).into_iter().filter(|pid| !is_sidecar(*pid) && !is_warden(*pid)).collect()
 }
 
 /// The sidecars in a program. They are not its descendants: what they share with it is the memory.
 pub fn sidecars_in(program: u32) -> Vec<u32> {
+    all().filter(|pid| is_sidecar(*pid) && share_memory(program, *pid)).collect()
+}
+
+/// The wardens of these.
+pub fn wardens_in(program: u32) -> Vec<u32> {
+    all().filter(|pid| is_warden(*pid) && share_memory(program, *pid)).collect()
+}
+
+fn share_memory(one: u32, other: u32) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
-    let shares =
-        |pid: u32| unsafe { libc::syscall(libc::SYS_kcmp, program, pid, KCMP_VM, 0, 0) == 0 };
-    all().filter(|pid| is_sidecar(*pid) && shares(*pid)).collect()
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }
 
 fn is_sidecar(pid: u32) -> bool {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-    name.is_ok_and(|name| name.trim_end() == SIDECAR_NAME)
+    is_called(pid, SIDECAR_NAME)
+}
+
+fn is_warden(pid: u32) -> bool {
+    is_called(pid, WARDEN_NAME)
+}
+
+fn is_called(pid: u32, name: &str) -> bool {
+    let called = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    called.is_ok_and(|called| called.trim_end() == name)
 }
 
 /// All processes there are.

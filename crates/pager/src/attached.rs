@@ -15,7 +15,7 @@ use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
 
 use crate::children::child::Child;
-use crate::children::{Children, Keeper, birth, inherit};
+use crate::children::{Children, Keeper, birth, handover, inherit};
 use crate::core::Core;
 use crate::maps::{self, Eligible};
 use crate::serve::fail_closed;
@@ -61,6 +61,8 @@ pub struct Attached {
     own_ranges: fn() -> Vec<(usize, usize)>,
     keeper: Keeper,
     inherited: Mutex<Option<OwnedFd>>,
+    /// A child is this pager's, and no more its parent's.
+    has_claimed: AtomicBool,
     children: Children,
     must_leave: AtomicBool,
 }
@@ -90,6 +92,7 @@ impl Attached {
             own_ranges: attachment.own_ranges,
             keeper: attachment.keeper,
             inherited: Mutex::new(attachment.inherited),
+            has_claimed: AtomicBool::new(false),
             children: Children::new()?,
             must_leave: AtomicBool::new(false),
         }));
@@ -154,9 +157,15 @@ impl Attached {
         memory: OwnedFd,
         ready: impl Fn(),
     ) -> Result<Left, StartError> {
-        let handover = inherit::read(memory)?;
+        let handover = inherit::read(&memory)?;
         let (pool, blades) = blades::connect(core)?;
         inherit::take_over(core, &pool, &handover)?;
+        // Before: were this process killed in between, its warden must not take the child for its parent's.
+        self.has_claimed.store(true, SeqCst);
+        if !handover::claim(&memory) {
+            self.has_claimed.store(false, SeqCst);
+            return Err(std::io::Error::other("its parent's pager serves it again").into());
+        }
         core.pool.set((pool, blades));
         core.note_fork();
         // Faults are served here now.
@@ -182,6 +191,13 @@ impl Attached {
     /// Whether a child of the program still has to get pages from this process.
     pub fn owes_children(&self) -> bool {
         self.pager.core().is_some_and(|core| core.layout.owes_children())
+    }
+
+    /// Whether pages may be away: without a pager the program, or a child of it, would read zeros. It takes no lock and
+    /// allocates nothing.
+    pub fn may_owe_pages(&self) -> bool {
+        let has_pool = |core: &Core| core.pool.is_set();
+        self.has_claimed.load(SeqCst) || self.pager.core().is_some_and(has_pool)
     }
 
     pub(crate) fn child_is_born(&self, number: u64, uffd: &OwnedFd) {

@@ -24,6 +24,11 @@ impl LatePool {
         self.connected.open();
     }
 
+    /// Whether there is a pool: pages may be away. Before, none is.
+    pub fn is_set(&self) -> bool {
+        self.pool.get().is_some()
+    }
+
     /// The blades that the pool was first connected to.
     pub fn first_blades(&self) -> Blades {
         self.get().1.clone()

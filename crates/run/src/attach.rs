@@ -180,7 +180,12 @@ fn stay(
         keeper.count_native();
         match ward.news() {
             None => {}
-            Some(News::Gone) => return Ok(AttachEnd::ProcessEnded),
+            Some(News::Gone) => {
+                let last = ward.last_reference();
+                drop(ward);
+                end_children(last.into_iter().collect());
+                return Ok(AttachEnd::ProcessEnded);
+            }
             Some(News::Left) => {
                 withdraw(&ward);
                 return Ok(AttachEnd::Left);
@@ -195,8 +200,11 @@ fn stay(
             }
             Some(News::Died(words)) => {
                 ward.end_program();
-                end_children(ward.orphans().map(|(_, uffd)| uffd).collect());
-                return Err(RunError::SidecarDied { pid: pid_of(&ward), words });
+                let (pid, orphans) = (pid_of(&ward), ward.orphans());
+                // Its end of the connection is what the warden waits for.
+                drop(ward);
+                end_children(orphans.map(|(_, uffd)| uffd).collect());
+                return Err(RunError::SidecarDied { pid, words });
             }
         }
         if must_leave.load(Relaxed) && !is_leaving {

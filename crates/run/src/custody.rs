@@ -5,18 +5,22 @@
 //! outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use farpool_uffd::{Change, Message, PAGE_BYTES, Uffd};
+use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
 
 /// Name of the socket in a run's directory, where processes hand their duplicates over.
 pub const CUSTODY_SOCKET: &str = "keeper.sock";
 /// What the pager calls its fault threads.
 const FAULT_THREAD: &str = "farpool-fault";
+
+/// A process that has connected hands its duplicate over at once: one that was stopped in between holds up all others.
+const HAND_OVER_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Held {
@@ -38,7 +42,8 @@ impl Custody {
         let held = Arc::clone(&custody.held);
         let accept = move || {
             for stream in listener.incoming().flatten() {
-                if !is_of_the_run(&stream) {
+                let is_bounded = stream.set_read_timeout(Some(HAND_OVER_TIME)).is_ok();
+                if !is_bounded || !is_of_the_run(&stream) {
                     continue;
                 }
                 // A process that sends nonsense has no duplicate here; nobody else is concerned.
@@ -90,19 +95,7 @@ pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
         return born;
     }
-    let mut messages = [Message::default(); 16];
-    while let Ok(waiting) = uffd.read(&mut messages) {
-        for message in waiting {
-            if let Some(Change::Forked { descriptor }) = message.change() {
-                // SAFETY: the kernel made the descriptor for this process when the event was read.
-                born.push(Uffd::adopt(unsafe { OwnedFd::from_raw_fd(descriptor) }));
-            }
-            if let Some(address) = message.event().page_address {
-                let _ = uffd.poison(address, PAGE_BYTES);
-                let _ = uffd.wake(address, PAGE_BYTES);
-            }
-        }
-    }
+    uffd.end_waiting(|descriptor| born.push(Uffd::adopt(descriptor)));
     born
 }
 
@@ -135,9 +128,9 @@ fn receive(stream: &UnixStream) -> Option<Held> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
-    use farpool_uffd::{features, register_mode};
+    use farpool_uffd::{PAGE_BYTES, features, register_mode};
 
     use super::*;
 

@@ -9,7 +9,8 @@ use farpool_inject::{Injected, Pid};
 use farpool_uffd::Uffd;
 
 use crate::sidecars::{SidecarError, Ward};
-use crate::talk::{SETTLED, TAKEN, ask, refused};
+use crate::talk::{SETTLED, TAKEN, WARDEN, ask, refused};
+use crate::warden::Warden;
 
 /// A child that was ceded, and whose own sidecar does not serve it yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,12 +103,16 @@ impl Inherits {
 }
 
 impl Ward {
-    /// Takes note of what a sidecar tells of a child; false: it tells something else.
+    /// Takes note of what a sidecar tells of a child, or of its warden; false: it tells something else.
     pub(crate) fn hears_of_child(
         &mut self,
         text: &str,
         descriptor: Option<std::os::fd::OwnedFd>,
     ) -> bool {
+        if text == WARDEN {
+            self.warden = descriptor.and_then(Warden::adopt);
+            return true;
+        }
         if text == TAKEN {
             self.serves_inherited = true;
             return true;

@@ -19,11 +19,13 @@ mod needs;
 mod outside;
 mod program;
 mod rack;
+mod rooms;
 mod sidecars;
 mod stats;
 mod strain;
 mod talk;
 mod unmovable;
+mod warden;
 mod wards;
 mod working_set;
 

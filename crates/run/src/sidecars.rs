@@ -14,19 +14,27 @@ use std::time::{Duration, Instant};
 use farpool_inject::{Image, InjectError, Injected, Pid, Setup};
 use farpool_uffd::{OpenError, Uffd, features};
 use rustix::net::RecvFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::families::{self, Inherits};
-use crate::talk::{ANSWER_TIME, Message, READY, TAKEN, ask, is_wish, receive, refused, send};
+use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
+use crate::talk::{
+    ANSWER_TIME, Message, READY, TAKEN, WARDEN, ask, is_wish, receive, refused, send,
+};
+use crate::warden::{Retired, Warden};
 
 /// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
 const HOLD_TIME: Duration = Duration::from_millis(200);
-/// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
-const ADDRESS_ROOM_MIB: u64 = 1024;
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
 const MOST_ANSWERS: usize = 10;
 /// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes some milliseconds.
 const END_NS: i64 = 200_000_000;
+/// A sidecar whose program has ended says something within this time: it gives the program's children their pages, and
+/// tells of that, or ends. A blade that answers late takes some seconds at most.
+pub const HANG_TIME: Duration = Duration::from_secs(30);
+/// The number of a child that no sidecar has told of: none that is told of has it.
+pub const UNTOLD: u64 = 0;
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// Why a process has no sidecar.
@@ -108,14 +116,24 @@ pub struct Nursery {
     programs_stay: bool,
 }
 
+/// A sidecar that pages.
+#[derive(Debug)]
+struct Begun {
+    uffd: Uffd,
+    inherits: Option<Inherits>,
+    warden: Option<Warden>,
+}
+
 /// One process with a sidecar.
 #[derive(Debug)]
 pub struct Ward {
     pub pid: Pid,
     program: OwnedFd,
     sidecar: Injected,
-    /// The last reference, if the sidecar dies.
-    _uffd: Uffd,
+    /// What outlives the sidecar if that is killed.
+    pub(crate) warden: Option<Warden>,
+    /// The last reference, if the sidecar and its warden die.
+    uffd: Option<Uffd>,
     /// Those of children that do not have all their pages yet, by their numbers.
     pub(crate) children: Vec<(u64, Uffd)>,
     /// The program was a child that another sidecar served, and this one does not yet.
@@ -126,19 +144,8 @@ pub struct Ward {
     /// What it told while an answer was waited for.
     backlog: VecDeque<Message>,
     said: Option<News>,
-}
-
-/// A sidecar that serves no more.
-#[derive(Debug)]
-pub struct Retired {
-    pub pid: Pid,
-    process: OwnedFd,
-}
-
-impl Retired {
-    pub fn has_ended(&self) -> bool {
-        is_over(&self.process)
-    }
+    /// Since when the program has ended and nothing was heard.
+    silent_since: Option<Instant>,
 }
 
 impl Nursery {
@@ -188,24 +195,26 @@ impl Nursery {
             None => self.start((number, &program), &sidecar, relatives, &mut said),
         };
         match begun {
-            Ok((uffd, inherits)) => {
+            Ok(Begun { uffd, inherits, warden }) => {
                 let backlog = said.into();
                 let children = Vec::new();
                 Ok(Ward {
                     pid,
                     program,
                     sidecar,
-                    _uffd: uffd,
+                    warden,
+                    uffd: Some(uffd),
                     children,
                     inherits,
                     serves_inherited: false,
                     inherited: inherits,
                     backlog,
                     said: None,
+                    silent_since: None,
                 })
             }
             Err(error) => {
-                // Nothing was moved out. What cannot be unmapped stays as addresses in use.
+                // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as addresses in use.
                 if withdraw(&sidecar).is_err() {
                     let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
                 }
@@ -222,16 +231,14 @@ impl Nursery {
         sidecar: &Injected,
         relatives: &mut [Ward],
         aside: &mut Vec<Message>,
-    ) -> Result<(Uffd, Option<Inherits>), SidecarError> {
+    ) -> Result<Begun, SidecarError> {
         let kernel = |what| {
             move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
         };
-        rustix::net::sockopt::set_socket_timeout(
-            &sidecar.control,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(ANSWER_TIME),
-        )
-        .map_err(kernel("the control socket"))?;
+        for way in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&sidecar.control, way, Some(ANSWER_TIME))
+                .map_err(kernel("the control socket"))?;
+        }
         lift_limits(sidecar.pid);
         let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE", aside)?;
         let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
@@ -248,6 +255,7 @@ impl Nursery {
             }
             None => None,
         };
+        let (_, warden) = ask(pid, sidecar, "WARD", None, "WARDED", aside)?;
         let mut start = String::from("START");
         if self.programs_stay {
             start += " STAYING";
@@ -263,7 +271,7 @@ impl Nursery {
             }
             return Err(error);
         }
-        Ok((uffd, inherits))
+        Ok(Begun { uffd, inherits, warden: warden.and_then(Warden::adopt) })
     }
 }
 
@@ -278,10 +286,23 @@ impl Ward {
         self.sidecar.pid
     }
 
-    /// The sidecar, to be known until it has ended; None: it has.
-    pub fn retire(&self) -> Option<Retired> {
-        let process = self.sidecar.pidfd.try_clone().ok()?;
-        Some(Retired { pid: self.sidecar.pid, process }).filter(|sidecar| !sidecar.has_ended())
+    /// Who serves the program, or would if need be: no processes of the tree.
+    pub fn servants(&self) -> impl Iterator<Item = u32> {
+        let sidecar = self.sidecar.pid.as_raw_nonzero().get().unsigned_abs();
+        std::iter::once(sidecar).chain(self.warden.as_ref().map(|warden| warden.pid))
+    }
+
+    /// The same, to be known until they have ended.
+    pub fn retire(&mut self) -> Vec<Retired> {
+        let pid = self.sidecar.pid.as_raw_nonzero().get().unsigned_abs();
+        let until = Some(Instant::now() + HANG_TIME);
+        let sidecar = self.sidecar.pidfd.try_clone().ok();
+        let sidecar = sidecar.map(|process| Retired { pid, process, until });
+        let warden = self.warden.take();
+        // Were it ended, who waits for a page would read zeros.
+        let warden = warden.map(|Warden { pid, process }| Retired { pid, process, until: None });
+        let servants = sidecar.into_iter().chain(warden);
+        servants.filter(|servant| !is_over(&servant.process)).collect()
     }
 
     /// What the sidecar has said since, or what became of it.
@@ -289,7 +310,26 @@ impl Ward {
         if self.said.is_none() {
             self.said = self.listen();
         }
+        if self.said.is_none() {
+            self.mind_silence();
+        }
         self.said.clone()
+    }
+
+    /// Ends a sidecar that does not end with its program. What that means is heard later.
+    fn mind_silence(&mut self) {
+        if !is_over(&self.program) {
+            return;
+        }
+        if self.silent_since.get_or_insert_with(Instant::now).elapsed() > HANG_TIME {
+            self.silent_since = None;
+            eprintln!(
+                "farpool: the sidecar of process {}, which has ended, says nothing for {} s; it is ended",
+                self.pid.as_raw_nonzero(),
+                HANG_TIME.as_secs()
+            );
+            self.abandon();
+        }
     }
 
     fn listen(&mut self) -> Option<News> {
@@ -302,6 +342,7 @@ impl Ward {
             match received {
                 Ok((text, _)) if text.is_empty() => return Some(self.end()),
                 Ok((text, descriptor)) => {
+                    self.silent_since = None;
                     if is_wish(&text, self.sidecar.pid) || self.hears_of_child(&text, descriptor) {
                         continue;
                     }
@@ -347,7 +388,8 @@ impl Ward {
             }
         }
         for (text, descriptor) in std::mem::take(&mut self.backlog) {
-            let is_child = text.starts_with("CHILD ") || text.starts_with("SETTLED ");
+            let words = ["CHILD ", "SETTLED ", WARDEN];
+            let is_child = words.iter().any(|word| text.starts_with(word));
             if !is_child || !self.hears_of_child(&text, descriptor) {
                 self.backlog.push_back((text, None));
             }
@@ -366,7 +408,15 @@ impl Ward {
     /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long as this is called
     /// now and then.
     pub fn orphans(&mut self) -> impl Iterator<Item = (u64, Uffd)> + use<> {
-        std::mem::take(&mut self.children).into_iter()
+        let own = self.last_reference().map(|uffd| (UNTOLD, uffd));
+        std::mem::take(&mut self.children).into_iter().chain(own)
+    }
+
+    /// Of a program that has ended, with its sidecar: a child of vfork may still be in its memory. None: whoever
+    /// served it before does so again.
+    pub fn last_reference(&mut self) -> Option<Uffd> {
+        let is_returned = self.inherits.is_some() && !self.serves_inherited;
+        self.uffd.take().filter(|_| !is_returned)
     }
 
     /// Has everything brought in; [`News::Left`] comes.
@@ -385,8 +435,7 @@ impl Ward {
         withdraw(&self.sidecar)
     }
 
-    /// Ends a sidecar that has moved nothing out and cannot be taken out again: the program goes on, with some more
-    /// addresses in use.
+    /// Kills the sidecar. If it has moved nothing out the program goes on, with some more addresses in use.
     pub fn abandon(&self) {
         let _ = pidfd_send_signal(&self.sidecar.pidfd, Signal::KILL);
     }
@@ -433,7 +482,7 @@ fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
 fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
-        (READY | "LEAVING" | "NOTED", _) => return None,
+        (READY | "LEAVING" | "NOTED" | "FINISHING", _) => return None,
         // Of a child that was waited for too long; it was ordered back.
         ("CEDED", _) => return None,
         ("GONE", _) => News::Gone,
@@ -457,6 +506,7 @@ fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
             break;
         }
     }
+    ask(pid, sidecar, "DISMISS", None, "DISMISSED", &mut Vec::new())?;
     let mut ranges: Vec<Range<u64>> = told.split_whitespace().filter_map(range).collect();
     ranges.push(sidecar.span.clone());
     Ok(farpool_inject::withdraw(sidecar.pid, &ranges)?)
@@ -469,7 +519,7 @@ fn range(text: &str) -> Option<Range<u64>> {
 }
 
 /// Whether the process of a handle has ended.
-fn is_over(process: &OwnedFd) -> bool {
+pub(crate) fn is_over(process: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
@@ -503,47 +553,6 @@ fn may_change_policies() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
-/// The limits of the program that hold for the sidecar's own process must not end it: by CPU time, for instance.
-/// Limits of the address space hold for what the sidecar maps, and the program must not meet them earlier for it.
-fn lift_limits(sidecar: Pid) {
-    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
-    let all = Rlimit { current: None, maximum: None };
-    let limits = [
-        Resource::As,
-        Resource::Cpu,
-        Resource::Data,
-        Resource::Fsize,
-        Resource::Memlock,
-        Resource::Nproc,
-        Resource::Rttime,
-        Resource::Sigpending,
-    ];
-    for resource in limits {
-        // A refusal (no CAP_SYS_RESOURCE) leaves the limit as the program has it.
-        let _ = prlimit(Some(sidecar), resource, all);
-    }
-    let _ = prlimit(Some(sidecar), Resource::Nofile, getrlimit(Resource::Nofile));
-}
-
-/// Refuses a process that could miss the addresses which its sidecar takes.
-fn check_address_space(pid: i32) -> Result<(), SidecarError> {
-    let text = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let room = address_room(&text("limits"), &text("statm"));
-    match room.map(|bytes| bytes >> 20) {
-        Some(room) if room < ADDRESS_ROOM_MIB => Err(SidecarError::NoAddresses { pid, room }),
-        _ => Ok(()),
-    }
-}
-
-/// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it likes. Pure.
-fn address_room(limits: &str, statm: &str) -> Option<u64> {
-    const PAGE_BYTES: u64 = 4096;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
-    let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
-    Some(limit.saturating_sub(pages * PAGE_BYTES))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -557,19 +566,6 @@ mod tests {
         assert_eq!(understand("STUCK 3"), Some(News::Stuck("3".into())));
         assert_eq!(understand("FAILED no blade"), Some(News::Failed("no blade".into())));
         assert_eq!(understand("PANIC at"), Some(News::Died("PANIC at".into())));
-    }
-
-    #[test]
-    fn the_room_below_a_limit_of_the_address_space_is_known() {
-        let limits = |what| {
-            format!(
-                "Max cpu time  unlimited  unlimited\nMax address space  {what}  {what}  bytes\n"
-            )
-        };
-        assert_eq!(address_room(&limits("1048576"), "16 5 2"), Some((1 << 20) - (16 << 12)));
-        assert_eq!(address_room(&limits("4096"), "16 5 2"), Some(0));
-        assert_eq!(address_room(&limits("unlimited"), "16 5 2"), None);
-        assert_eq!(address_room("", ""), None);
     }
 
     /// The program is stopped meanwhile.

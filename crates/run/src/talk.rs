@@ -28,6 +28,8 @@ pub(crate) type Message = (String, Option<OwnedFd>);
 pub(crate) const READY: &str = "READY";
 /// The sidecar serves a child that another one has ceded.
 pub(crate) const TAKEN: &str = "TAKEN";
+/// The sidecar has another warden.
+pub(crate) const WARDEN: &str = "WARDEN";
 /// Why a child is not ceded: it needs nobody any more.
 pub(crate) const SETTLED: &str = "SETTLED";
 
@@ -57,8 +59,19 @@ pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
 
 /// Whether a message is told without having been asked for.
 fn is_told(text: &str) -> bool {
-    const TOLD: [&str; 11] = [
-        READY, TAKEN, "CHILD", SETTLED, "GONE", "LEFT", "STUCK", "FAILED", "NOTED", "LEAVING",
+    const TOLD: [&str; 13] = [
+        READY,
+        TAKEN,
+        WARDEN,
+        "FINISHING",
+        "CHILD",
+        SETTLED,
+        "GONE",
+        "LEFT",
+        "STUCK",
+        "FAILED",
+        "NOTED",
+        "LEAVING",
         "PANIC",
     ];
     TOLD.contains(&text.split(' ').next().unwrap_or(""))

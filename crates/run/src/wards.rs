@@ -18,7 +18,8 @@ use crate::births::Births;
 use crate::custody::end_orphans;
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
-use crate::sidecars::{self, News, Nursery, Retired, SidecarError, Ward};
+use crate::sidecars::{self, News, Nursery, SidecarError, UNTOLD, Ward};
+use crate::warden::Retired;
 
 /// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what fits runs as if
 /// Farpool were not there.
@@ -50,8 +51,6 @@ const HANDOVER_LOOKS: u32 = 5;
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
 pub const LEAVE: &str = "leave";
-/// The number of a child that no sidecar has told of: none that is told of has it.
-const UNTOLD: u64 = 0;
 const PAGE_BYTES: u64 = 4096;
 
 /// See the module's description.
@@ -66,7 +65,7 @@ pub struct Wards {
     outside: HashMap<u32, u32>,
     /// Children whose pages were lost with a sidecar: which that was, their numbers there, and their userfaultfds.
     orphans: Vec<(Pid, u64, Uffd)>,
-    /// Sidecars that serve no more and have not ended yet: no processes of the tree.
+    /// Sidecars and wardens that serve no more and have not ended yet: no processes of the tree.
     retired: Vec<Retired>,
     pub outsiders: Outsiders,
     /// It was said that the limit is passed.
@@ -258,7 +257,7 @@ impl Wards {
             })
             .collect();
         self.orphans.extend(born);
-        self.retired.retain(|sidecar| !sidecar.has_ended());
+        self.retired.retain_mut(|servant| !servant.has_ended());
         let (mut taken, mut returned) = (Vec::new(), Vec::new());
         let mut wards = std::mem::take(&mut self.wards);
         wards.retain_mut(|ward| {
@@ -289,7 +288,11 @@ impl Wards {
         let (withdrawals, outsiders) = (&mut self.withdrawals, &mut self.outsiders);
         match ward.news() {
             None => true,
-            Some(News::Gone) => false,
+            Some(News::Gone) => {
+                let sidecar = ward.sidecar();
+                orphans.extend(ward.last_reference().map(|uffd| (sidecar, UNTOLD, uffd)));
+                false
+            }
             Some(News::Left) => {
                 outside.insert(number(ward.pid), u32::MAX);
                 !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
@@ -338,8 +341,8 @@ impl Wards {
 
     fn walk(&mut self) -> (Vec<u32>, HashSet<u32>) {
         let own = std::process::id();
-        let serving = self.wards.iter().map(|ward| number(ward.sidecar()));
-        let retired = self.retired.iter().map(|sidecar| number(sidecar.pid));
+        let serving = self.wards.iter().flat_map(Ward::servants);
+        let retired = self.retired.iter().map(|servant| servant.pid);
         let mut seen: HashSet<u32> = serving.chain(retired).chain([own]).collect();
         let mut found: Vec<u32> = self.kin.as_mut().map_or(Vec::new(), Kin::living);
         seen.extend(&found);

@@ -14,7 +14,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::{paging, raw};
+use crate::watch::Host;
+use crate::{paging, raw, warden};
 
 /// Largest request; longer ones are cut by the kernel and then not understood.
 const MAX_REQUEST_BYTES: usize = 256;
@@ -25,7 +26,7 @@ const WORK_NUMBERS: u64 = 200_000;
 pub type Answer = Result<(String, Option<OwnedFd>), String>;
 
 /// Serves one request about the program `host`. False when the other end is closed.
-pub fn serve(socket: BorrowedFd, host: i32) -> bool {
+pub fn serve(socket: BorrowedFd, host: Host) -> bool {
     let mut bytes = [0; MAX_REQUEST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -45,7 +46,7 @@ pub fn serve(socket: BorrowedFd, host: i32) -> bool {
     true
 }
 
-fn answer(request: &str, fd: Option<OwnedFd>, host: i32) -> Answer {
+fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
     match request {
         "PING" => Ok((format!("PONG {}", std::process::id()), None)),
         "MAPS" => maps(),
@@ -56,7 +57,12 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: i32) -> Answer {
         "UFFD" => userfaultfd(fd),
         "MAKE" => paging::make(fd).map(|made| ("MADE".into(), Some(made))),
         start if start.split(' ').next() == Some("START") => {
-            paging::start(host, fd, start).map(|()| ("STARTED".into(), None))
+            paging::start(host.pid, fd, start).map(|()| ("STARTED".into(), None))
+        }
+        "WARD" => warden::make(host).map(|made| ("WARDED".into(), Some(made))),
+        "DISMISS" => {
+            warden::dismiss();
+            Ok(("DISMISSED".into(), None))
         }
         "CLAIM" => {
             paging::claim(fd).map(|is_mine| (if is_mine { "MINE" } else { "OTHER" }.into(), None))

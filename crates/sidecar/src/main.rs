@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(any(test, not(target_feature = "crt-static")), allow(dead_code))]
 
+mod bereft;
 mod control;
 mod heap;
 mod libc_memory;
@@ -17,6 +18,7 @@ mod lock;
 mod paging;
 mod raw;
 mod spans;
+mod warden;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -24,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::paging::Progress;
 use crate::spans::Span;
 use crate::watch::Host;
 
@@ -87,7 +90,7 @@ fn tell_panics() {
 
 /// Serves until the program is gone, or has been left after its keeper's end.
 fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
-    let mut control = Some(control);
+    let (mut control, mut progress) = (Some(control), Progress::new());
     loop {
         let mut ready = vec![PollFd::new(ended, PollFlags::IN)];
         if let Some(control) = &control {
@@ -98,23 +101,29 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
         let has_ended = !ready[0].revents().is_empty();
         let is_asked = ready.get(1).is_some_and(|control| !control.revents().is_empty());
         let is_over = has_ended || !host.shares_memory();
-        let serve = |socket: &OwnedFd| control::serve(socket.as_fd(), host.pid);
+        let serve = |socket: &OwnedFd| control::serve(socket.as_fd(), host);
         if is_asked && control.as_ref().is_some_and(|socket| !serve(socket)) {
             control = None;
             paging::keeper_has_ended();
         }
+        if warden::is_missing() {
+            paging::replace_warden(host);
+        }
         if is_over && paging::owes_children() {
             // They would read zeros where their pages are to come.
             paging::finish_children();
+            progress.tell();
             std::thread::sleep(CHILDREN_LOOK);
             continue;
         }
         if is_over {
             // An orderly end: a keeper who is not told of one takes it for a failure, and ends the program.
             paging::tell("GONE");
+            warden::dismiss();
             raw::leave(EXIT_DONE);
         }
         if control.is_none() && paging::has_left() {
+            warden::dismiss();
             raw::leave(EXIT_DONE);
         }
     }

@@ -8,10 +8,14 @@
 //! sidecar CEDE the child by its number, and hands what that answers over with INHERIT; or DISCLAIM: it was too late.
 //! Once the child's sidecar serves it says TAKEN, and the keeper passes that on; or RETURN, if it failed.
 //!
-//! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a
-//! thread asks for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be kept until
-//! SETTLED comes with the same number), TAKEN, READY (the program's memory is registered, or watched and far from the limit), LEFT, STUCK,
-//! FAILED, or GONE when the program has ended or runs another image.
+//! WARD, once and before START: a process is made that outlives this one when that is killed ([`crate::warden`]); the
+//! answer's descriptor is a pidfd of it. DISMISS ends it: nothing is left to be kept.
+//!
+//! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a thread asks
+//! for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be kept until SETTLED
+//! comes with the same number), WARDEN (with a pidfd: there is another one), TAKEN, READY (the program's memory is
+//! registered, or watched and far from the limit), LEFT, STUCK, FAILED, FINISHING (the program has ended, and its
+//! children are given their pages), or GONE when the program has ended or runs another image.
 //!
 //! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died, too, the program would
 //! read zeros. So the program is ended with it (START) or left, with all its memory (START STAYING).
@@ -20,19 +24,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_pager::attached::{Attached, Attachment};
-use farpool_pager::children::{Children, Keeper};
+use farpool_pager::children::{Children, Keeper, child};
 use farpool_pager::steward::Left;
 use farpool_uffd::{Uffd, features};
 use rustix::net::SendFlags;
 
-use crate::{CONTROL_FD, control, own_ranges};
+use crate::watch::Host;
+use crate::{CONTROL_FD, control, own_ranges, warden};
 
 /// How often, and after what time, a userfaultfd is asked again whose owner is changing its address space.
 const MOST_CLAIMS: u32 = 100;
 const CLAIM_STEP: Duration = Duration::from_millis(1);
+
+/// How often the keeper is told that children get their pages, while it waits for that.
+const PROGRESS_STEP: Duration = Duration::from_secs(1);
 
 /// The userfaultfd between MAKE and START.
 static MADE: Mutex<Option<OwnedFd>> = Mutex::new(None);
@@ -52,6 +60,22 @@ const KEEPER: Keeper = Keeper {
     settled: |number| tell(&format!("SETTLED {number}")),
     taken: || tell("TAKEN"),
 };
+
+/// Whether the program or a child of it would read zeros, were nobody there. Allocates nothing.
+pub fn may_owe_pages() -> bool {
+    !HAS_LEFT.load(SeqCst) && ATTACHED.get().is_some_and(|attached| attached.may_owe_pages())
+}
+
+/// Makes another warden, for somebody has ended the one before. Without one it ends as if the keeper had been killed.
+pub fn replace_warden(host: Host) {
+    match warden::make(host) {
+        Ok(made) => control::reply(control_socket(), Ok(("WARDEN".into(), Some(made)))),
+        Err(error) => {
+            farpool_pager::sys::say(&format!("{error}; the program is ended"));
+            farpool_pager::sys::kill_program();
+        }
+    }
+}
 
 /// Whether a child of the program still has to get pages from here.
 pub fn owes_children() -> bool {
@@ -115,6 +139,27 @@ pub fn take_back(number: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Tells the keeper now and then that children get their pages: one that hears nothing takes the sidecar for dead.
+#[derive(Debug)]
+pub struct Progress {
+    told: Instant,
+    fills: u64,
+}
+
+impl Progress {
+    pub fn new() -> Progress {
+        Progress { told: Instant::now(), fills: 0 }
+    }
+
+    pub fn tell(&mut self) {
+        let fills = child::fills();
+        if fills != self.fills && self.told.elapsed() >= PROGRESS_STEP {
+            (self.told, self.fills) = (Instant::now(), fills);
+            tell("FINISHING");
+        }
+    }
+}
+
 /// Gives all children of the program all that they lack.
 pub fn finish_children() {
     if let Some(attached) = ATTACHED.get() {
@@ -173,12 +218,14 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
 pub fn keeper_has_ended() {
     if ATTACHED.get().is_none() {
         HAS_LEFT.store(true, SeqCst);
-    } else if !STAYS.load(SeqCst) || leave().is_err() {
+        return;
+    }
+    if !STAYS.load(SeqCst) || leave().is_err() {
         farpool_pager::sys::say("farpool has ended, and the program with it");
         farpool_pager::sys::kill_program();
-        if let Some(attached) = ATTACHED.get() {
-            attached.children().end_ceded();
-        }
+    }
+    if let Some(attached) = ATTACHED.get() {
+        attached.children().reclaim();
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Invariant: what is mapped here is in [`OWN`], and a fork of the program does not inherit it.
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ffi::CStr;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use farpool_pager::apart;
 
@@ -152,6 +153,67 @@ pub fn placed_descriptor(number: RawFd) -> OwnedFd {
     // SAFETY: the injector opened this number for this program before its first instruction, and
     // main takes each number once.
     unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// A descriptor that stays open for as long as this process lives.
+pub fn held_descriptor(number: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: the injector opened this number, and nobody closes it.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+/// Names the calling thread.
+pub fn set_name(name: &'static CStr) {
+    let set_name = flags(libc::PR_SET_NAME);
+    let _ = call(libc::SYS_prctl, [set_name, name.as_ptr() as usize, 0, 0, 0, 0]);
+}
+
+/// Waits until one of these things, or an error or a hang-up, is to be said of a descriptor.
+pub fn await_event(fd: RawFd, events: i16) {
+    let mut asked = libc::pollfd { fd, events, revents: 0 };
+    while asked.revents == 0 {
+        // Nobody sends a signal to a task that blocks all; an error is a reason to ask again.
+        let _ = call(libc::SYS_ppoll, [&raw mut asked as usize, 1, 0, 0, 0, 0]);
+    }
+}
+
+/// The other end of a socket sees an end, and may go on talking.
+pub fn tell_no_more(socket: RawFd) {
+    let _ = call(libc::SYS_shutdown, [flags(socket), flags(libc::SHUT_WR), 0, 0, 0, 0]);
+}
+
+/// A stack for a task, with a page below that is no memory; the address of its end. 0: there is none to be had.
+pub fn new_stack(bytes: usize) -> usize {
+    let wish = Wish::anonymous(bytes + PAGE_BYTES);
+    let Ok(start) = map(wish) else { return 0 };
+    let nothing = flags(libc::PROT_NONE);
+    let _ = call(libc::SYS_mprotect, [start, PAGE_BYTES, nothing, 0, 0, 0]);
+    start + PAGE_BYTES + bytes
+}
+
+/// Clones a process that has the same memory and the same table of descriptors. It blocks all signals, tells nobody
+/// of its end, and has the thread-local storage of the calling thread.
+pub fn share_descriptors(
+    life: extern "C" fn(*mut libc::c_void) -> libc::c_int,
+    stack: usize,
+) -> Result<i32, std::io::Error> {
+    let (all, mut before) = (u64::MAX, 0_u64);
+    let mask = |how: i32, new: *const u64, old: *mut u64| {
+        call(libc::SYS_rt_sigprocmask, [flags(how), new as usize, old as usize, 8, 0, 0])
+    };
+    mask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    let shared = libc::CLONE_VM | libc::CLONE_FILES;
+    let nothing = std::ptr::null_mut();
+    // SAFETY: the stack is the new task's alone, for ever, and `life` uses nothing of this thread's.
+    let pid = unsafe { libc::clone(life, stack as *mut libc::c_void, shared, nothing) };
+    let error = std::io::Error::last_os_error();
+    mask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+    if pid < 0 { Err(error) } else { Ok(pid) }
+}
+
+/// Takes note of the end of a process that was cloned here; false: it has not ended.
+pub fn reap(pid: i32) -> bool {
+    // SAFETY: no status is asked for.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) == pid }
 }
 
 /// Reads 8 bytes at `address` of the process `pid`; the kernel asks for no right when that process

@@ -20,7 +20,7 @@ pub struct Host {
 
 /// What a look at one task said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+pub enum Look {
     Shared,
     Other,
     /// The task has no memory any more (its process may live on in other threads).
@@ -31,14 +31,19 @@ impl Host {
     /// Whether the program still has this address space. Errs on the side of yes when /proc is
     /// not there: the pidfd tells of the end then.
     pub fn shares_memory(&self) -> bool {
-        match self.look(self.pid) {
+        match self.look() {
             Look::Shared => true,
             Look::Other => false,
             Look::Ended => self.some_thread_shares(),
         }
     }
 
-    fn look(&self, task: i32) -> Look {
+    /// What is seen of the program's first thread. It allocates nothing.
+    pub fn look(&self) -> Look {
+        self.look_at(self.pid)
+    }
+
+    fn look_at(&self, task: i32) -> Look {
         match read_word_of(task, self.address) {
             Ok(word) if word == self.secret => Look::Shared,
             Ok(_) => Look::Other,
@@ -54,7 +59,7 @@ impl Host {
     fn some_thread_shares(&self) -> bool {
         let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else { return true };
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
-        ids.into_iter().any(|task| self.look(task) == Look::Shared)
+        ids.into_iter().any(|task| self.look_at(task) == Look::Shared)
     }
 }
 

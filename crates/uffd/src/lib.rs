@@ -11,6 +11,7 @@
 
 mod abi;
 mod handle;
+mod orphans;
 mod pagemap;
 
 pub use abi::{Message, features, register_mode};

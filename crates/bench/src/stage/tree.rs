@@ -4,8 +4,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashMap;
 use std::fs;
 
-/// What a sidecar calls itself.
-const SIDECAR_NAME: &str = "farpool-sidecar";
+/// What a sidecar calls itself, and its warden.
+const SERVANTS: [&str; 2] = ["farpool-sidecar", "farpool-warden"];
 
 /// A process, with its start time because ids are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ fn look_at(id: u32) -> Option<Stat> {
     let fields: Vec<_> = rest.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(Stat {
-        process: Process { id, started: number(19)?, is_sidecar: name == SIDECAR_NAME },
+        process: Process { id, started: number(19)?, is_sidecar: SERVANTS.contains(&name) },
         parent: u32::try_from(number(1)?).ok()?,
         is_zombie: fields.first() == Some(&"Z"),
     })

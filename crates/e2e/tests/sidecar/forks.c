@@ -51,7 +51,8 @@ static void check(struct part *part) {
         if (words[0] != word(part->mark, page) || words[511] != word(part->mark, page)) {
             // At once: whoever counts may be killed.
             if (__atomic_fetch_add(wrong, 1, __ATOMIC_SEQ_CST) == 0)
-                dprintf(1, "WRONG: page %zu: %lx %lx\n", page, words[0], words[511]);
+                dprintf(1, "WRONG: page %zu of part %td, mark %lu, process %d below %d: %lx %lx\n", page, part - parts,
+                        part->mark, getpid(), getppid(), words[0], words[511]);
         }
     }
 }

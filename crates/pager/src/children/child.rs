@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
@@ -32,6 +34,14 @@ const SETTLE_TIME: Duration = Duration::from_secs(10);
 const MESSAGES: usize = 16;
 /// Pages fetched for one fault at most: those behind it, too, where a child reads in order.
 pub const RUN_PAGES: usize = 16;
+
+/// Counts calls that filled pages of any child.
+static FILLS: AtomicU64 = AtomicU64::new(0);
+
+/// Changes as long as children are given pages.
+pub fn fills() -> u64 {
+    FILLS.load(Relaxed)
+}
 
 /// Where a child's pages come from.
 pub trait Source {
@@ -93,6 +103,11 @@ impl Child {
             fills: 0,
             born: Vec::new(),
         }
+    }
+
+    /// Its userfaultfd; nobody serves it then.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.uffd.into_descriptor()
     }
 
     /// What it lacks is known only now; nothing was read of it before.
@@ -164,16 +179,6 @@ impl Child {
             self.read_messages();
         }
         served
-    }
-
-    /// Ends it where it waits for a page (SIGBUS).
-    pub fn end(&mut self) {
-        self.read_messages();
-        for address in self.postponed.drain(..) {
-            // One that fails is told again by the fault that follows.
-            let _ = self.uffd.poison(address, PAGE_BYTES);
-            let _ = self.uffd.wake(address, PAGE_BYTES);
-        }
     }
 
     /// Gives it all that it lacks.
@@ -281,7 +286,9 @@ impl Child {
 
     /// Pages that were filled show that nothing is done that was not read, see [`Owed`].
     fn count(&mut self, outcome: Outcome) {
-        self.fills += u64::from(outcome.done_bytes > 0);
+        let has_filled = u64::from(outcome.done_bytes > 0);
+        self.fills += has_filled;
+        FILLS.fetch_add(has_filled, Relaxed);
     }
 
     /// Looks at a fault again once what the child is just doing is known.

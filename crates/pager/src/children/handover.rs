@@ -2,7 +2,10 @@
 //!
 //! Both pagers number superpages alike, for the number is the superpage's place in every segment.
 
+use std::os::fd::OwnedFd;
+
 use farpool_pool::{FrozenToken, TOKEN_PARTS};
+use rustix::fs::SealFlags;
 
 use super::remains::Remains;
 use crate::page::{MAX_LAYERS, PageState};
@@ -21,6 +24,12 @@ pub struct Handover {
     pub layers: [Option<FrozenToken>; MAX_LAYERS],
     /// Addresses of the superpages, by their numbers; and what the child lacks of each, if anything.
     pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
+}
+
+/// Whether the child is the caller's to serve from now on: of all who have this memory that is who asks first. A seal
+/// is set once.
+pub fn claim(memory: &OwnedFd) -> bool {
+    rustix::fs::fcntl_add_seals(memory, SealFlags::SEAL).is_ok()
 }
 
 impl Handover {
@@ -141,6 +150,16 @@ mod tests {
             got.layers.iter().map(|layer| layer.as_ref().map(FrozenToken::parts)).collect();
         assert_eq!(opened[2], Some(parts));
         assert_eq!(opened.iter().flatten().count(), 1);
+    }
+
+    #[test]
+    fn a_child_is_claimed_once() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let memory = memfd_create("child", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let memory = memory.expect("memory");
+        let other = memory.try_clone().expect("a duplicate");
+        assert!(claim(&other));
+        assert!(!claim(&memory) && !claim(&other));
     }
 
     #[test]

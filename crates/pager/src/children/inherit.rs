@@ -15,8 +15,8 @@ use crate::page::Phase;
 use crate::space::{Page, Space};
 
 /// Reads a handover.
-pub fn read(memory: OwnedFd) -> Result<Handover, StartError> {
-    let (mut file, mut bytes) = (File::from(memory), Vec::new());
+pub fn read(memory: &OwnedFd) -> Result<Handover, StartError> {
+    let (mut file, mut bytes) = (File::from(memory.try_clone()?), Vec::new());
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
     let unreadable = || std::io::Error::other("what a parent's pager hands over cannot be read");

@@ -11,6 +11,7 @@
 
 pub mod birth;
 pub mod child;
+pub mod elsewhere;
 pub mod handover;
 pub mod inherit;
 pub mod remains;
@@ -63,8 +64,8 @@ enum Order {
     Returned(u64),
     /// All get all that they lack: this pager is to end.
     FinishAll,
-    /// Those that were ceded end: nobody says any more whether their own pagers serve them.
-    EndCeded,
+    /// Those that were ceded are served here again, unless their own pagers have begun: nobody tells of these any more.
+    Reclaim,
 }
 
 /// Orders to the thread that serves the children of a program.
@@ -97,11 +98,25 @@ impl Children {
         keeper: Keeper,
         child: Child,
     ) -> Result<(), StartError> {
-        if !self.has_begun.swap(true, SeqCst) {
-            let server = Server::new(pager, core, self, keeper)?;
-            sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
+        if !self.has_begun.swap(true, SeqCst)
+            && let Err(error) = self.begin(pager, core, keeper)
+        {
+            // Its userfaultfd may be the last: were it closed, the child would read zeros.
+            std::mem::forget(child);
+            return Err(error);
         }
         self.order(Order::Serve(Box::new(child)));
+        Ok(())
+    }
+
+    fn begin(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+    ) -> Result<(), StartError> {
+        let server = Server::new(pager, core, self, keeper)?;
+        sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
         Ok(())
     }
 
@@ -141,9 +156,9 @@ impl Children {
         self.order(Order::FinishAll);
     }
 
-    /// Whoever would say what becomes of children that were ceded has ended: they end where they wait for a page.
-    pub fn end_ceded(&self) {
-        self.order(Order::EndCeded);
+    /// Whoever would say what becomes of children that were ceded has ended.
+    pub fn reclaim(&self) {
+        self.order(Order::Reclaim);
     }
 
     /// A child was born.

@@ -2,14 +2,15 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 
 use super::child::{Child, RUN_PAGES, Source};
-use super::handover::Handover;
+use super::elsewhere;
+use super::handover::{self, Handover};
 use super::remains::Lacking;
 use super::{Children, Keeper, Order, SETTLED};
 use crate::core::Core;
@@ -38,9 +39,15 @@ pub struct Server {
     fetcher: Fetcher,
     served: Vec<Child>,
     /// Those whose own pager has not said yet that it serves them.
-    ceded: Vec<Child>,
+    ceded: Vec<Ceded>,
     must_finish: bool,
-    ends_ceded: bool,
+}
+
+/// A child that was ceded, and its handover.
+#[derive(Debug)]
+struct Ceded {
+    child: Child,
+    memory: OwnedFd,
 }
 
 /// The blades as the source of pages.
@@ -80,7 +87,6 @@ impl Server {
             served: Vec::new(),
             ceded: Vec::new(),
             must_finish: false,
-            ends_ceded: false,
         })
     }
 
@@ -97,9 +103,6 @@ impl Server {
             if is_time {
                 looked = Instant::now();
                 self.forget_ceded();
-                if self.ends_ceded {
-                    self.end_ceded();
-                }
             }
             for child in std::mem::take(&mut self.served) {
                 self.attend(child, is_time);
@@ -130,16 +133,16 @@ impl Server {
                 let _ = answer.send(ceded);
             }
             Order::Taken(number) => {
-                for child in take(&mut self.ceded, number) {
-                    self.let_go(child);
+                for ceded in take_ceded(&mut self.ceded, number) {
+                    self.let_go(ceded.child);
                 }
             }
             Order::Returned(number) => {
-                let returned = take(&mut self.ceded, number);
-                self.served.extend(returned);
+                let returned = take_ceded(&mut self.ceded, number);
+                returned.into_iter().for_each(|ceded| self.serve_again(ceded.child));
             }
             Order::FinishAll => self.must_finish = true,
-            Order::EndCeded => self.ends_ceded = true,
+            Order::Reclaim => self.reclaim(),
         }
     }
 
@@ -165,22 +168,26 @@ impl Server {
 
     /// Of a child that ended before its own pager served it nobody tells.
     fn forget_ceded(&mut self) {
-        let gone: Vec<Child> = self.ceded.extract_if(.., Child::look_whether_gone).collect();
-        gone.into_iter().for_each(|child| self.let_go(child));
+        let is_gone = |ceded: &mut Ceded| ceded.child.look_whether_gone();
+        let gone: Vec<Ceded> = self.ceded.extract_if(.., is_gone).collect();
+        gone.into_iter().for_each(|ceded| self.let_go(ceded.child));
     }
 
-    /// Ends those whose own pagers have not come, and their children: they would wait for ever.
-    fn end_ceded(&mut self) {
-        let mut born = Vec::new();
-        for child in &mut self.ceded {
-            child.end();
-            born.extend(child.take_born());
+    /// Whoever would tell what became of those that were ceded has ended: the ones whose own pagers have not begun are
+    /// served here again.
+    fn reclaim(&mut self) {
+        for Ceded { child, memory } in std::mem::take(&mut self.ceded) {
+            if handover::claim(&memory) {
+                self.serve_again(child);
+            } else {
+                self.let_go(child);
+            }
         }
-        for (number, uffd, inherited) in born {
-            self.core.layout.expects_child();
-            self.pager.inheritance.expects_another();
-            self.ceded.push(Child::new(number, uffd, inherited));
-        }
+    }
+
+    fn serve_again(&mut self, child: Child) {
+        elsewhere::remove(child.as_fd().as_raw_fd());
+        self.served.push(child);
     }
 
     fn adopt_born(&mut self, parent: &mut Child) {
@@ -193,7 +200,14 @@ impl Server {
 
     fn let_go(&mut self, child: Child) {
         let number = child.number;
-        drop(child);
+        let mut descriptor = child.into_descriptor();
+        let known = descriptor.as_raw_fd();
+        if elsewhere::contains(known) {
+            // At no instant may its userfaultfd stand here unmarked, nor another's be taken for it.
+            let _ = rustix::io::dup3(self.orders, &mut descriptor, rustix::io::DupFlags::CLOEXEC);
+            elsewhere::remove(known);
+        }
+        drop(descriptor);
         self.orders.note_settled(number);
         self.pager.inheritance.has_arrived();
         (self.keeper.settled)(number);
@@ -220,9 +234,22 @@ impl Server {
             self.let_go(child);
             return Err(SETTLED.into());
         }
-        let written = self.write_handover(&child);
-        if written.is_ok() { &mut self.ceded } else { &mut self.served }.push(child);
-        written
+        let written = self.write_handover(&child).and_then(|memory| {
+            let duplicate = memory.try_clone().map_err(|error| error.to_string())?;
+            let is_marked = elsewhere::add(child.as_fd().as_raw_fd());
+            let too_many = || "too many are handed over at a time".to_owned();
+            is_marked.then_some((memory, duplicate)).ok_or_else(too_many)
+        });
+        match written {
+            Ok((memory, duplicate)) => {
+                self.ceded.push(Ceded { child, memory });
+                Ok(duplicate)
+            }
+            Err(reason) => {
+                self.served.push(child);
+                Err(reason)
+            }
+        }
     }
 
     fn write_handover(&self, child: &Child) -> Result<OwnedFd, String> {
@@ -237,14 +264,19 @@ impl Server {
         }
         let bases = (0..core.space.count()).filter_map(|id| Some(core.space.by_id(id)?.base()));
         let bytes = Handover::new(child.remains(), bases, layers).to_bytes();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let write = || -> Result<OwnedFd, std::io::Error> {
-            let memory = rustix::fs::memfd_create("farpool-child", MemfdFlags::CLOEXEC)?;
+            let memory = rustix::fs::memfd_create("farpool-child", flags)?;
             let mut file = File::from(memory);
             file.write_all(&bytes)?;
             Ok(file.into())
         };
         write().map_err(|error| format!("its handover cannot be written: {error}"))
     }
+}
+
+fn take_ceded(children: &mut Vec<Ceded>, number: u64) -> Vec<Ceded> {
+    children.extract_if(.., |ceded| ceded.child.number == number).collect()
 }
 
 /// Takes the child of this number out of a list.

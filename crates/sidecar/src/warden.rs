@@ -1,0 +1,111 @@
+//! The warden: a process that shares the sidecar's descriptor table and outlives it.
+//!
+//! When a program forks the kernel puts the child's userfaultfd into the table of whoever reads of it, and nowhere
+//! else. Were the sidecar killed before the keeper has a duplicate, the table would go, the child's memory would be
+//! registered no more, and the child would read zeros. So the table is the warden's, too. It waits for the sidecar's
+//! end, in one system call. Then it has the keeper hear of it (the control socket does not end by itself while the
+//! table is there), and once the keeper has done its part and closed its end, or has ended as well, the warden ends
+//! the program and those of its children that wait for a page.
+//!
+//! Invariant: until the sidecar has ended the warden makes raw system calls only, for it has the thread-local storage
+//! of the thread that made it. Afterwards that is nobody else's; but locks may be held for ever, so it allocates
+//! nothing.
+
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+use crate::watch::Host;
+use crate::{CONTROL_FD, bereft, paging, raw};
+
+/// What `ps` shows.
+const NAME: &std::ffi::CStr = c"farpool-warden";
+/// Its deepest frame has room for 16 messages of a userfaultfd; the guard is another page.
+const STACK_BYTES: usize = 4 * raw::PAGE_BYTES;
+/// A process that was killed is waited for at most this long (1 s); on a busy machine it takes some milliseconds.
+const END_TIME: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The program, to be known when nothing may be asked any more.
+static HOST: OnceLock<Host> = OnceLock::new();
+/// A pidfd of the sidecar, which the warden waits for.
+static SIDECAR: AtomicI32 = AtomicI32::new(-1);
+static STACK: OnceLock<usize> = OnceLock::new();
+static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
+/// No other is made when it ends.
+static IS_DISMISSED: AtomicBool = AtomicBool::new(false);
+
+#[derive(Debug)]
+struct Warden {
+    pid: i32,
+    process: OwnedFd,
+}
+
+/// Makes the warden; the answer is a pidfd of it.
+pub fn make(host: Host) -> Result<OwnedFd, String> {
+    let failed = |what| move |error| format!("the warden cannot be made: {what}: {error}");
+    let mut warden = lock();
+    if warden.is_some() {
+        return Err("there is a warden already".into());
+    }
+    let _ = HOST.set(host);
+    if SIDECAR.load(SeqCst) < 0 {
+        let own = pidfd_open(getpid(), PidfdFlags::empty());
+        SIDECAR.store(own.map_err(failed("a handle"))?.into_raw_fd(), SeqCst);
+    }
+    let stack = *STACK.get_or_init(|| raw::new_stack(STACK_BYTES));
+    if stack == 0 {
+        return Err("the warden cannot be made: it gets no stack".into());
+    }
+    let pid = raw::share_descriptors(hold, stack);
+    let pid = pid.map_err(|error| format!("the warden cannot be made: {error}"))?;
+    let handle = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let process =
+        handle.ok_or("the warden has no process id")?.map_err(failed("a handle of it"))?;
+    let duplicate = process.try_clone().map_err(|error| format!("a duplicate: {error}"))?;
+    *warden = Some(Warden { pid, process });
+    Ok(duplicate)
+}
+
+/// Ends the warden: the table is to go with the sidecar.
+pub fn dismiss() {
+    IS_DISMISSED.store(true, SeqCst);
+    if let Some(Warden { pid, process }) = lock().take() {
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+        let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&END_TIME));
+        // Nobody else asks for its status while the sidecar lives.
+        raw::reap(pid);
+    }
+}
+
+/// Whether the warden was killed, and another one is due. It is forgotten then.
+pub fn is_missing() -> bool {
+    let mut warden = lock();
+    let has_ended = warden.as_ref().is_some_and(|warden| raw::reap(warden.pid));
+    if has_ended {
+        *warden = None;
+    }
+    has_ended && !IS_DISMISSED.load(SeqCst)
+}
+
+/// The warden's life.
+extern "C" fn hold(_: *mut libc::c_void) -> libc::c_int {
+    raw::set_name(NAME);
+    raw::await_event(SIDECAR.load(SeqCst), libc::POLLIN);
+    // The keeper sees an end, after all that the sidecar has told, and closes its own: an error (POLLHUP).
+    raw::tell_no_more(CONTROL_FD);
+    raw::await_event(CONTROL_FD, 0);
+    if let Some(host) = HOST.get()
+        && paging::may_owe_pages()
+    {
+        bereft::end_all(*host);
+    }
+    0
+}
+
+fn lock() -> MutexGuard<'static, Option<Warden>> {
+    WARDEN.lock().unwrap_or_else(PoisonError::into_inner)
+}

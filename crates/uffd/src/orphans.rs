@@ -1,0 +1,34 @@
+//! Processes that wait for pages which nobody brings any more.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::handle::Uffd;
+use crate::{Change, Message, PAGE_BYTES};
+
+/// Messages taken with one read.
+const MESSAGES: usize = 16;
+
+impl Uffd {
+    /// Ends whoever waits for a page (SIGBUS), as long as this is called now and then. `born` gets the userfaultfds of the
+    /// children that they have had since, who lack pages as they do. The descriptor must be non-blocking, and nobody else
+    /// may serve it.
+    pub fn end_waiting(&self, mut born: impl FnMut(OwnedFd)) {
+        let mut messages = [Message::default(); MESSAGES];
+        while let Ok(waiting) = self.read(&mut messages) {
+            if waiting.is_empty() {
+                return;
+            }
+            for message in waiting {
+                if let Some(Change::Forked { descriptor }) = message.change() {
+                    // SAFETY: the kernel made the descriptor for this process when the event was read.
+                    born(unsafe { OwnedFd::from_raw_fd(descriptor) });
+                }
+                if let Some(address) = message.event().page_address {
+                    // One that fails is told again by the fault that follows.
+                    let _ = self.poison(address, PAGE_BYTES);
+                    let _ = self.wake(address, PAGE_BYTES);
+                }
+            }
+        }
+    }
+}
