@@ -555,7 +555,8 @@ impl FaultThread {
         if core.budget.try_spend(pages) {
             return true;
         }
-        if !waits || !core.crew.is_solo() || core.gate.is_shut() || core.is_vain() {
+        let is_vain = core.is_vain() || core.leaving.load(std::sync::atomic::Ordering::Relaxed);
+        if !waits || !core.crew.is_solo() || core.gate.is_shut() || is_vain {
             return false;
         }
         let deadline = Instant::now() + ROOM_WAIT;
@@ -576,7 +577,10 @@ impl FaultThread {
     fn patience(&self) -> (Duration, Duration) {
         use std::sync::atomic::Ordering::Relaxed;
         let core = self.core;
-        if core.out_of_turn.load(Relaxed) {
+        if core.leaving.load(Relaxed) {
+            // Nothing is moved out any more.
+            (Duration::ZERO, FRAME_WAIT_STEP)
+        } else if core.out_of_turn.load(Relaxed) {
             (FRAME_WAIT, TURN_WAIT_STEP)
         } else if core.least.load(Relaxed)
             || core.refused.load(Relaxed)
