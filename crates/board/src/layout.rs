@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +141,8 @@ pub enum Counter {
     Lost,
     /// Times that local memory went over the limit because nothing could be evicted in time.
     Overruns,
+    /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of them.
+    GiveUps,
     /// Gauge: pages resident in this process (its anonymous resident set).
     ResidentPages,
     /// Gauge: pages of this process that are on a blade.

@@ -14,6 +14,7 @@ use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;
 use crate::crew::Crew;
 use crate::drain::Drain;
+use crate::forget::give_up;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
 use crate::layout::Layout;
@@ -163,6 +164,11 @@ impl Core {
         (start < end).then_some((start, end))
     }
 
+    /// Takes in the change that the kernel is waiting to tell of.
+    pub fn take_in(&self) {
+        self.layout.take_in(&self.uffd, |range| give_up(self, range));
+    }
+
     /// One call of the kernel that moves or fills pages of the program.
     pub fn step(&self, mover: Mover, operation: impl FnOnce() -> Outcome) -> Outcome {
         match mover {
@@ -174,7 +180,7 @@ impl Core {
     /// Before a call is made again that the kernel refused with EAGAIN.
     pub fn try_again(&self, mover: Mover) {
         if mover == Mover::FaultThread {
-            self.layout.take_in(&self.uffd);
+            self.take_in();
         }
         rustix::thread::sched_yield();
     }

@@ -27,6 +27,7 @@ mod drain;
 mod effort;
 pub mod evict;
 mod fetch;
+mod forget;
 pub mod fork;
 pub mod frames;
 mod gauges;

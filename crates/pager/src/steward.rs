@@ -25,6 +25,7 @@ use farpool_pool::{Completion, PageRead, PageWrite};
 use crate::activation::register;
 use crate::core::Core;
 use crate::fetch::Fetcher;
+use crate::forget::try_forget;
 use crate::order::Owed;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
@@ -209,49 +210,12 @@ impl Steward {
     }
 
     fn forget_page(&self, page: Page, there: PageState) {
-        loop {
-            let state = page.cell().load();
-            let forgotten = match state.phase() {
-                Phase::Untouched | Phase::Dropped => {
-                    state == there || page.cell().change(state, there)
-                }
-                Phase::Resident | Phase::Lost => {
-                    let changed = page.cell().change(state, there);
-                    if changed {
-                        page.superpage.give_up_copy(state);
-                    }
-                    changed
-                }
-                Phase::Far => {
-                    let changed = page.cell().change(state, PageState::UNTOUCHED);
-                    if changed {
-                        page.superpage.far_pages.fetch_sub(1, Relaxed);
-                    }
-                    changed
-                }
-                Phase::Victim => self.forget_victim(page, state),
+        while !try_forget(self.core, page, there) {
+            if matches!(page.cell().load().phase(), Phase::Fetching | Phase::Evicting) {
                 // Whoever owns it lets it go soon.
-                Phase::Fetching | Phase::Evicting => {
-                    sys::pause();
-                    false
-                }
-            };
-            if forgotten {
-                return;
+                sys::pause();
             }
         }
-    }
-
-    fn forget_victim(&self, page: Page, state: PageState) -> bool {
-        if !page.cell().change(state, state.with_phase(Phase::Fetching)) {
-            return false;
-        }
-        if let Some((slot, _)) = self.core.frames.locate(page) {
-            self.core.frames.invalidate(slot);
-        }
-        page.cell().store(PageState::UNTOUCHED);
-        page.superpage.give_up_copy(state);
-        true
     }
 
     /// Gives a superpage's memory back to the blade when none of its pages is there any more; later, if it cannot be

@@ -10,6 +10,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use farpool_board::Counter;
 use farpool_uffd::Change;
 
 use super::Steward;
@@ -116,6 +117,7 @@ impl Steward {
     fn apply(&mut self, attached: &'static Attached, change: Change) {
         match change {
             Change::Removed { start, end } => {
+                self.core.count(Counter::GiveUps, 1);
                 let _registry = self.pager.lock_registry();
                 self.forget_as(start, end, PageState::DROPPED);
             }
