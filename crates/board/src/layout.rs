@@ -143,6 +143,8 @@ pub enum Counter {
     Overruns,
     /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of them.
     GiveUps,
+    /// Times that a piece of memory was given a rest from being registered, for it was given up all the time.
+    Rests,
     /// Gauge: pages resident in this process (its anonymous resident set).
     ResidentPages,
     /// Gauge: pages of this process that are on a blade.

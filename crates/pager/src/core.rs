@@ -1,5 +1,6 @@
 //! What all threads of an active pager share.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32};
@@ -31,6 +32,9 @@ pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
 /// Ranges that wait to be moved out because the program advised it; what it advises beyond is not heeded.
 const MAX_RETIRED: usize = 4096;
+
+/// Of what the program gives up between two looks of the steward.
+const MAX_GIVEN_UP: usize = 1024;
 
 /// Everything the fault, eviction and steward threads of one process share. Lives for ever.
 #[derive(Debug)]
@@ -79,6 +83,8 @@ pub struct Core {
     pub leaving: AtomicBool,
     /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
     mistrusted: Mutex<(usize, usize)>,
+    /// What the program gave up and was applied at once, for the steward to see; what is beyond its room is left out.
+    given_up: Mutex<Vec<Range<usize>>>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,
 }
@@ -148,6 +154,7 @@ impl Core {
             leaving: AtomicBool::new(false),
             filling: AtomicU16::new(NO_TRAY),
             mistrusted: Mutex::default(),
+            given_up: Mutex::new(Vec::with_capacity(MAX_GIVEN_UP)),
         })
     }
 
@@ -162,6 +169,21 @@ impl Core {
         let mut range = self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner);
         let (start, end) = std::mem::take(&mut *range);
         (start < end).then_some((start, end))
+    }
+
+    /// For whoever must not wait for a lock.
+    pub fn note_given_up(&self, range: Range<usize>) {
+        if let Ok(mut given_up) = self.given_up.try_lock()
+            && given_up.len() < MAX_GIVEN_UP
+        {
+            given_up.push(range);
+        }
+    }
+
+    /// What was given up and applied at once since this was last asked.
+    pub fn take_given_up(&self, into: &mut Vec<Range<usize>>) {
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        into.append(&mut given_up);
     }
 
     /// Takes in the change that the kernel is waiting to tell of.

@@ -78,5 +78,6 @@ pub fn give_up(core: &Core, range: &Range<usize>) -> bool {
         }
     }
     core.count(Counter::GiveUps, 1);
+    core.note_given_up(range.clone());
     true
 }

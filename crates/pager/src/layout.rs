@@ -230,7 +230,14 @@ impl Layout {
             }
             std::thread::yield_now();
         }
-        !self.is_behind()
+        self.is_still(uffd)
+    }
+
+    /// Whether nothing is done now that was not applied. What the kernel has just told is not queued yet, so nobody must
+    /// be about to queue it.
+    pub fn is_still(&self, uffd: &Uffd) -> bool {
+        let _shared = self.pass();
+        !uffd.is_changing() && !self.is_behind()
     }
 
     /// Waits until a change was applied, at most for `timeout`, unless none waits.

@@ -42,6 +42,7 @@ mod refusals;
 pub mod registry;
 pub mod requests;
 mod resident_map;
+mod rest;
 pub mod rights;
 pub mod serve;
 pub mod space;

@@ -9,6 +9,7 @@ mod changes;
 mod children;
 mod inherited;
 mod leaving;
+mod resting;
 mod takeover;
 
 pub use inherited::settle_inherited;
@@ -31,6 +32,7 @@ use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
 use crate::requests::{Answer, Kind, Request};
+use crate::rest::Rests;
 use crate::space::{NO_TRAY, Page, Superpage, known_pages, known_superpages};
 use crate::{Pager, StartError, sys};
 use carry::Carry;
@@ -62,6 +64,9 @@ pub struct Steward {
     unsure: Vec<(Range<usize>, u64)>,
     /// It was said that forks are refused.
     refusal_said: bool,
+    /// What is not registered for a while.
+    rests: Rests,
+    resting: resting::Watch,
 }
 
 impl Steward {
@@ -79,6 +84,8 @@ impl Steward {
             unsure: Vec::new(),
             thawed: Instant::now(),
             refusal_said: false,
+            rests: Rests::default(),
+            resting: resting::Watch::new(),
         })
     }
 

@@ -78,7 +78,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 25] = [
+const COUNTERS: [(Counter, &str); 26] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -93,6 +93,7 @@ const COUNTERS: [(Counter, &str); 25] = [
     (Counter::Lost, "lost"),
     (Counter::Overruns, "overruns"),
     (Counter::GiveUps, "give_ups"),
+    (Counter::Rests, "rests"),
     (Counter::ResidentPages, "resident_pages"),
     (Counter::FarPages, "far_pages"),
     (Counter::EvictablePages, "evictable_pages"),

@@ -51,6 +51,7 @@ impl Steward {
     /// Serves until the program ends, or until the pager is told to leave: then everything is in the program, and nothing
     /// is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
+        self.prepare_rests(attached.threshold_bytes());
         let now = Instant::now();
         let mut looks = Looks {
             sizes: Sizes::default(),
@@ -74,6 +75,7 @@ impl Steward {
             {
                 return left;
             }
+            looks.is_overdue |= self.look_after_rests();
             self.look(attached, &mut looks);
             self.keep_lease();
             self.free_empty();
@@ -118,6 +120,7 @@ impl Steward {
         match change {
             Change::Removed { start, end } => {
                 self.core.count(Counter::GiveUps, 1);
+                self.rests.note(start, end, Instant::now());
                 let _registry = self.pager.lock_registry();
                 self.forget_as(start, end, PageState::DROPPED);
             }
@@ -129,6 +132,8 @@ impl Steward {
                 self.forget(start, end);
             }
             Change::Moved { from, to, bytes } => {
+                // A mapping that is partly registered cannot be moved as one.
+                self.rests.end_all();
                 self.owed.note(from, bytes, self.core.layout.moves());
                 return self.follow_move(from, to, bytes);
             }
@@ -201,6 +206,18 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     };
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
+    // A new mapping is registered as one, also where something rested before.
+    for (start, end) in found.iter().flat_map(|range| unknown_parts(&registry, range)) {
+        if steward.rests.is_partly_new(start, end) {
+            steward.rests.wake(start, end);
+        }
+    }
+    // What rests is not to be registered yet.
+    let rests = &steward.rests;
+    let unknown_parts = |registry: &Registry, range: &Eligible| -> Vec<(usize, usize)> {
+        let unknown = unknown_parts(registry, range).into_iter();
+        unknown.flat_map(|(start, end)| rests.awake_parts(start, end)).collect()
+    };
     let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
     // Of a mapping that is half known, by what was there before, half would be registered: the kernel could not move it
     // as one (mremap).
@@ -236,6 +253,9 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
         if !is_certain && keeps {
             steward.unsure.push((region.start..region.end, stamp));
         }
+    }
+    if is_certain || keeps {
+        steward.rests.have_woken();
     }
     is_certain || keeps
 }

@@ -108,6 +108,16 @@ pub fn read_file(path: &str) -> Result<String, Error> {
     read_whole(&file, FILE_STEP_BYTES)
 }
 
+/// The kernel's version, as major and minor number.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    parse_version(&read_file("/proc/sys/kernel/osrelease").ok()?)
+}
+
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// Files of /proc are read in pieces of this size.
 const FILE_STEP_BYTES: usize = 64 << 10;
 
@@ -236,6 +246,13 @@ pub fn copy_page(from: usize, to: usize) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_kernels_release_begins_with_its_version() {
+        assert_eq!(super::parse_version("6.18.44-fc-v595\n"), Some((6, 18)));
+        assert_eq!(super::parse_version("7.0-rc1\n"), Some((7, 0)));
+        assert_eq!(super::parse_version("unknown"), None);
+    }
+
     #[test]
     fn what_is_lacking_for_a_moment_is_waited_for() {
         let mut left = 3;
