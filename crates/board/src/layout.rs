@@ -170,6 +170,8 @@ pub enum Counter {
     FirstReturns,
     /// Gauge: pages that came back since then, and are out again.
     UsedAwayPages,
+    /// Gauge: neighbouring mappings of equal rights that the kernel keeps apart, so that mremap of more than one fails.
+    SplitMappings,
     /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written by the keeper.
     PinnedPages,
 }

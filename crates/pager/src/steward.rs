@@ -64,6 +64,9 @@ pub struct Steward {
     unsure: Vec<(Range<usize>, u64)>,
     /// It was said that forks are refused.
     refusal_said: bool,
+    /// The program has moved memory (mremap).
+    has_moved: bool,
+    splits_said: bool,
     /// What is not registered for a while.
     rests: Rests,
     resting: resting::Watch,
@@ -84,6 +87,8 @@ impl Steward {
             unsure: Vec::new(),
             thawed: Instant::now(),
             refusal_said: false,
+            has_moved: false,
+            splits_said: false,
             rests: Rests::default(),
             resting: resting::Watch::new(),
         })

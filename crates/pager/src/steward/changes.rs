@@ -17,7 +17,7 @@ use super::Steward;
 use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
-use crate::maps::Eligible;
+use crate::maps::{self, Eligible};
 use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
@@ -132,6 +132,7 @@ impl Steward {
                 self.forget(start, end);
             }
             Change::Moved { from, to, bytes } => {
+                self.has_moved = true;
                 // A mapping that is partly registered cannot be moved as one.
                 self.rests.end_all();
                 self.owed.note(from, bytes, self.core.layout.moves());
@@ -194,6 +195,19 @@ impl Steward {
     }
 }
 
+impl Steward {
+    /// `splits`: mappings that the kernel keeps apart from their neighbours. It does not tell of an mremap that fails.
+    fn look_at_splits(&mut self, splits: usize) {
+        self.core.slot.set(Counter::SplitMappings, splits as u64);
+        if splits > 0 && self.has_moved && !std::mem::replace(&mut self.splits_said, true) {
+            sys::say(&format!(
+                "the program moves memory (mremap), and {splits} of its mappings lie beside others that they would be \
+                 one with, were they not watched: to move or resize several of them at once fails with EFAULT"
+            ));
+        }
+    }
+}
+
 /// Registers memory that is new, and notes which may be moved out. False: there was no moment at rest, and it has to be
 /// done again; unless `keeps`, for nothing would be held to the limit in a program that changes its memory all the time.
 fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: bool) -> bool {
@@ -204,6 +218,7 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             return true;
         }
     };
+    steward.look_at_splits(maps::splits(&found));
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
     // A new mapping is registered as one, also where something rested before.
