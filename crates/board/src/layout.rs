@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +141,10 @@ pub enum Counter {
     Lost,
     /// Times that local memory went over the limit because nothing could be evicted in time.
     Overruns,
+    /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of them.
+    GiveUps,
+    /// Times that a piece of memory was given a rest from being registered, for it was given up all the time.
+    Rests,
     /// Gauge: pages resident in this process (its anonymous resident set).
     ResidentPages,
     /// Gauge: pages of this process that are on a blade.
@@ -166,6 +170,8 @@ pub enum Counter {
     FirstReturns,
     /// Gauge: pages that came back since then, and are out again.
     UsedAwayPages,
+    /// Gauge: neighbouring mappings of equal rights that the kernel keeps apart, so that mremap of more than one fails.
+    SplitMappings,
     /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written by the keeper.
     PinnedPages,
 }

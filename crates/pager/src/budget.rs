@@ -51,6 +51,8 @@ pub struct Budget {
     smaps: Option<OwnedFd>,
     /// Anonymous pages that count with other processes, see [`Budget::look_at_shared`].
     elsewhere_pages: AtomicU64,
+    /// Pages that can be taken without a fault that the pager sees: they count as if they were.
+    unseen_pages: AtomicU64,
     /// What may be spent in all, and what was: both only count on, so that nothing spent while the allowance is
     /// set anew is forgotten.
     granted_pages: AtomicI64,
@@ -65,6 +67,7 @@ impl Budget {
             statm: open_statm()?,
             smaps: open_of_process("/proc/self/smaps_rollup").ok(),
             elsewhere_pages: AtomicU64::new(0),
+            unseen_pages: AtomicU64::new(0),
             granted_pages: AtomicI64::new(0),
             spent_pages: AtomicI64::new(0),
             low_pages: AtomicI64::new(reserve::low_mark_pages(0, 1)),
@@ -127,6 +130,7 @@ impl Budget {
         let mut resident = read_resident(&self.statm).unwrap_or_default();
         let elsewhere = self.elsewhere_pages.load(Relaxed);
         resident.anonymous_pages = resident.anonymous_pages.saturating_sub(elsewhere);
+        resident.anonymous_pages += self.unseen_pages.load(Relaxed);
         publish(slot, resident);
         let tree = Tree::read(board);
         let limit = limit_pages(board, &tree);
@@ -143,6 +147,11 @@ impl Budget {
         };
         self.granted_pages.store(spent + allowance, Relaxed);
         work
+    }
+
+    /// So many pages may be taken unseen from now on.
+    pub fn set_unseen(&self, pages: u64) {
+        self.unseen_pages.store(pages, Relaxed);
     }
 
     /// Counts anew which part of the anonymous pages counts with the other processes that a fork shares them with.

@@ -1,5 +1,6 @@
 //! What all threads of an active pager share.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32};
@@ -13,6 +14,7 @@ use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd, features};
 use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;
 use crate::crew::Crew;
+use crate::forget::give_up;
 use crate::frames::Frames;
 use crate::late_pool::LatePool;
 use crate::layout::Layout;
@@ -29,6 +31,9 @@ pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
 /// Ranges that wait to be moved out because the program advised it; what it advises beyond is not heeded.
 const MAX_RETIRED: usize = 4096;
+
+/// Of what the program gives up between two looks of the steward.
+const MAX_GIVEN_UP: usize = 1024;
 
 /// Everything the fault, eviction and steward threads of one process share. Lives for ever.
 #[derive(Debug)]
@@ -77,6 +82,8 @@ pub struct Core {
     pub leaving: AtomicBool,
     /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
     mistrusted: Mutex<(usize, usize)>,
+    /// What the program gave up and was applied at once, for the steward to see; what is beyond its room is left out.
+    given_up: Mutex<Vec<Range<usize>>>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,
 }
@@ -141,6 +148,7 @@ impl Core {
             leaving: AtomicBool::new(false),
             filling: AtomicU16::new(NO_TRAY),
             mistrusted: Mutex::default(),
+            given_up: Mutex::new(Vec::with_capacity(MAX_GIVEN_UP)),
         })
     }
 
@@ -157,6 +165,26 @@ impl Core {
         (start < end).then_some((start, end))
     }
 
+    /// For whoever must not wait for a lock.
+    pub fn note_given_up(&self, range: Range<usize>) {
+        if let Ok(mut given_up) = self.given_up.try_lock()
+            && given_up.len() < MAX_GIVEN_UP
+        {
+            given_up.push(range);
+        }
+    }
+
+    /// What was given up and applied at once since this was last asked.
+    pub fn take_given_up(&self, into: &mut Vec<Range<usize>>) {
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        into.append(&mut given_up);
+    }
+
+    /// Takes in the change that the kernel is waiting to tell of.
+    pub fn take_in(&self) {
+        self.layout.take_in(&self.uffd, |range| give_up(self, range));
+    }
+
     /// One call of the kernel that moves or fills pages of the program.
     pub fn step(&self, mover: Mover, operation: impl FnOnce() -> Outcome) -> Outcome {
         match mover {
@@ -168,7 +196,7 @@ impl Core {
     /// Before a call is made again that the kernel refused with EAGAIN.
     pub fn try_again(&self, mover: Mover) {
         if mover == Mover::FaultThread {
-            self.layout.take_in(&self.uffd);
+            self.take_in();
         }
         rustix::thread::sched_yield();
     }

@@ -146,8 +146,14 @@ impl Layout {
     }
 
     /// Reads waiting messages; changes among them are queued, and faults that another thread postponed come first.
-    /// Returns how many messages there are in `buffer`.
-    pub fn read(&self, uffd: &Uffd, buffer: &mut [Message]) -> Result<usize, std::io::Error> {
+    /// Returns how many messages there are in `buffer`. `give_up` is asked to apply at once that a range is dropped, if
+    /// nothing waits to be applied before; it must not wait for anything.
+    pub fn read(
+        &self,
+        uffd: &Uffd,
+        buffer: &mut [Message],
+        give_up: impl Fn(&Range<usize>) -> bool,
+    ) -> Result<usize, std::io::Error> {
         if !self.follows {
             return uffd.read(buffer).map(<[Message]>::len);
         }
@@ -162,13 +168,13 @@ impl Layout {
             return Ok(postponed);
         }
         let count = uffd.read(buffer)?.len();
-        self.queue_changes(&mut state, &buffer[..count]);
+        self.queue_changes(&mut state, &buffer[..count], give_up);
         Ok(count)
     }
 
     /// For a fault thread whose call was refused with EAGAIN: takes in the change that the kernel is waiting to tell
-    /// of. Faults that are read meanwhile are postponed.
-    pub fn take_in(&self, uffd: &Uffd) {
+    /// of. Faults that are read meanwhile are postponed. `give_up`: see [`Layout::read`].
+    pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
         if !self.follows {
             return;
         }
@@ -177,16 +183,27 @@ impl Layout {
         let mut state = self.lock();
         // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
         if let Ok(messages) = uffd.read(&mut messages) {
-            self.queue_changes(&mut state, messages);
+            self.queue_changes(&mut state, messages, give_up);
             let faults = messages.iter().filter(|message| message.event().page_address.is_some());
             state.postponed.extend(faults);
         }
     }
 
-    fn queue_changes(&self, state: &mut State, messages: &[Message]) {
+    fn queue_changes(
+        &self,
+        state: &mut State,
+        messages: &[Message],
+        give_up: impl Fn(&Range<usize>) -> bool,
+    ) {
         let before = state.changes.len();
         for change in messages.iter().filter_map(Message::change) {
-            if !state.is_own(change) {
+            let is_done = match change {
+                Change::Removed { start, end } => {
+                    state.is_own(change) || (!self.is_behind() && give_up(&(start..end)))
+                }
+                _ => false,
+            };
+            if !is_done {
                 if let Change::Forked { descriptor } = change {
                     self.children.fetch_add(1, SeqCst);
                     birth::announce_unapplied(descriptor);
@@ -214,7 +231,14 @@ impl Layout {
             }
             std::thread::yield_now();
         }
-        !self.is_behind()
+        self.is_still(uffd)
+    }
+
+    /// Whether nothing is done now that was not applied. What the kernel has just told is not queued yet, so nobody must
+    /// be about to queue it.
+    pub fn is_still(&self, uffd: &Uffd) -> bool {
+        let _shared = self.pass();
+        !uffd.is_changing() && !self.is_behind()
     }
 
     /// Waits until a change was applied, at most for `timeout`, unless none waits.

@@ -84,6 +84,15 @@ pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> V
     found
 }
 
+/// How many of the ranges, in order, begin where another one ends that may be moved out, too: the kernel has not joined
+/// these two mappings.
+pub fn splits(found: &[Eligible]) -> usize {
+    let is_split = |pair: &&[Eligible]| {
+        pair[0].end == pair[1].start && pair[0].is_movable && pair[1].is_movable
+    };
+    found.windows(2).filter(is_split).count()
+}
+
 /// The ranges of a detailed list (/proc/PID/smaps) that a child of fork finds empty (MADV_WIPEONFORK).
 pub fn wiped_on_fork(details: &str) -> Vec<(usize, usize)> {
     let mut range = None;
@@ -148,6 +157,14 @@ nonsense
             parts,
             [(0x7f00_0001_0000, 0x7f00_0008_0000), (0x7f00_0009_0000, 0x7f00_0010_0000)]
         );
+    }
+
+    #[test]
+    fn neighbours_that_may_both_be_moved_are_a_split() {
+        let range = |start, end, is_movable| Eligible { start, end, is_movable };
+        let found = [range(1, 2, true), range(2, 4, true), range(4, 5, false), range(6, 7, true)];
+        assert_eq!(splits(&found), 1);
+        assert_eq!(splits(&found[1..]), 0);
     }
 
     #[test]

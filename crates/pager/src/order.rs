@@ -83,9 +83,18 @@ pub fn next(
     Next::Ambiguous
 }
 
-/// Whether a change is the second message of a move that waits before it.
+/// Whether a change is the second message of a move that waits before it. Each move has one: what says the same once more
+/// is of a thread that has unmapped the place before memory was moved there, or after.
 fn is_second(changes: &VecDeque<Change>, at: usize) -> bool {
-    changes.iter().take(at).any(|first| is_second_of(&changes[at], first))
+    let mut owed = 0_usize;
+    for change in changes.iter().take(at) {
+        if is_second_of(&changes[at], change) {
+            owed += 1;
+        } else if *change == changes[at] {
+            owed = owed.saturating_sub(1);
+        }
+    }
+    owed > 0
 }
 
 fn is_second_of(change: &Change, first: &Change) -> bool {
@@ -215,6 +224,15 @@ mod tests {
             next_of(&[moved(1, 2), unmapped(2), unmapped(2)], &[1, 2], true),
             Next::Apply(1)
         );
+    }
+
+    /// Of two that say the same only one is the rest of the move; the other may have freed the place before.
+    #[test]
+    fn each_move_has_one_second_message() {
+        let changes = [moved(1, 2), unmapped(1), moved(2, 3), unmapped(2)];
+        assert_eq!(next_of(&changes, &[1, 2], true), Next::Apply(2));
+        let twice = [&changes[..], &[unmapped(2)]].concat();
+        assert_eq!(next_of(&twice, &[1, 2], true), Next::Ambiguous);
     }
 
     /// What lies at each page, by what was there at first.

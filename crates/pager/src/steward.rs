@@ -9,6 +9,7 @@ mod changes;
 mod children;
 mod inherited;
 mod leaving;
+mod resting;
 mod takeover;
 
 pub use inherited::settle_inherited;
@@ -25,11 +26,13 @@ use farpool_pool::{Completion, PageRead, PageWrite};
 use crate::activation::register;
 use crate::core::Core;
 use crate::fetch::Fetcher;
+use crate::forget::try_forget;
 use crate::order::Owed;
 use crate::page::{MAX_LAYERS, PageState, Phase};
 use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
 use crate::requests::{Answer, Kind, Request};
+use crate::rest::Rests;
 use crate::space::{NO_TRAY, Page, Superpage, known_pages, known_superpages};
 use crate::{Pager, StartError, sys};
 use carry::Carry;
@@ -61,6 +64,12 @@ pub struct Steward {
     unsure: Vec<(Range<usize>, u64)>,
     /// It was said that forks are refused.
     refusal_said: bool,
+    /// The program has moved memory (mremap).
+    has_moved: bool,
+    splits_said: bool,
+    /// What is not registered for a while.
+    rests: Rests,
+    resting: resting::Watch,
 }
 
 impl Steward {
@@ -78,6 +87,10 @@ impl Steward {
             unsure: Vec::new(),
             thawed: Instant::now(),
             refusal_said: false,
+            has_moved: false,
+            splits_said: false,
+            rests: Rests::default(),
+            resting: resting::Watch::new(),
         })
     }
 
@@ -209,49 +222,12 @@ impl Steward {
     }
 
     fn forget_page(&self, page: Page, there: PageState) {
-        loop {
-            let state = page.cell().load();
-            let forgotten = match state.phase() {
-                Phase::Untouched | Phase::Dropped => {
-                    state == there || page.cell().change(state, there)
-                }
-                Phase::Resident | Phase::Lost => {
-                    let changed = page.cell().change(state, there);
-                    if changed {
-                        page.superpage.give_up_copy(state);
-                    }
-                    changed
-                }
-                Phase::Far => {
-                    let changed = page.cell().change(state, PageState::UNTOUCHED);
-                    if changed {
-                        page.superpage.far_pages.fetch_sub(1, Relaxed);
-                    }
-                    changed
-                }
-                Phase::Victim => self.forget_victim(page, state),
+        while !try_forget(self.core, page, there) {
+            if matches!(page.cell().load().phase(), Phase::Fetching | Phase::Evicting) {
                 // Whoever owns it lets it go soon.
-                Phase::Fetching | Phase::Evicting => {
-                    sys::pause();
-                    false
-                }
-            };
-            if forgotten {
-                return;
+                sys::pause();
             }
         }
-    }
-
-    fn forget_victim(&self, page: Page, state: PageState) -> bool {
-        if !page.cell().change(state, state.with_phase(Phase::Fetching)) {
-            return false;
-        }
-        if let Some((slot, _)) = self.core.frames.locate(page) {
-            self.core.frames.invalidate(slot);
-        }
-        page.cell().store(PageState::UNTOUCHED);
-        page.superpage.give_up_copy(state);
-        true
     }
 
     /// Gives a superpage's memory back to the blade when none of its pages is there any more; later, if it cannot be

@@ -78,7 +78,7 @@ impl Peak {
 const PAGE_BYTES: u64 = 4096;
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 24] = [
+const COUNTERS: [(Counter, &str); 27] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -92,6 +92,8 @@ const COUNTERS: [(Counter, &str); 24] = [
     (Counter::Refused, "refused"),
     (Counter::Lost, "lost"),
     (Counter::Overruns, "overruns"),
+    (Counter::GiveUps, "give_ups"),
+    (Counter::Rests, "rests"),
     (Counter::ResidentPages, "resident_pages"),
     (Counter::FarPages, "far_pages"),
     (Counter::EvictablePages, "evictable_pages"),
@@ -102,6 +104,7 @@ const COUNTERS: [(Counter, &str); 24] = [
     (Counter::StalledFetches, "stalled_fetches"),
     (Counter::FirstReturns, "first_returns"),
     (Counter::UsedAwayPages, "used_away_pages"),
+    (Counter::SplitMappings, "split_mappings"),
     (Counter::PinnedPages, "pinned_pages"),
 ];
 

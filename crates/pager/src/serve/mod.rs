@@ -25,6 +25,7 @@ use farpool_uffd::{Event, Message, PAGE_BYTES};
 
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};
+use crate::forget::give_up;
 use crate::frames::{FrameRun, FrameSlot};
 use crate::page::Phase;
 use crate::panics::panic_if_asked;
@@ -197,14 +198,15 @@ impl FaultThread {
             } else {
                 self.core.layout.wait_for_steward(STEWARD_WAIT);
                 // It may wait for a change that nobody has read yet.
-                self.core.layout.take_in(&self.core.uffd);
+                self.core.take_in();
             }
         }
     }
 
     /// Reads waiting messages; 0 when there are none.
     fn read_messages(&mut self, messages: &mut [Message]) -> usize {
-        match self.core.layout.read(&self.core.uffd, messages) {
+        let core = self.core;
+        match core.layout.read(&core.uffd, messages, |range| give_up(core, range)) {
             Ok(count) => count,
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => 0,
@@ -574,7 +576,8 @@ impl FaultThread {
         if core.budget.try_spend(pages) {
             return true;
         }
-        if !waits || !core.crew.is_solo() || core.gate.is_shut() || core.is_vain() {
+        let is_vain = core.is_vain() || core.leaving.load(std::sync::atomic::Ordering::Relaxed);
+        if !waits || !core.crew.is_solo() || core.gate.is_shut() || is_vain {
             return false;
         }
         let deadline = Instant::now() + ROOM_WAIT;
@@ -595,7 +598,10 @@ impl FaultThread {
     fn patience(&self) -> (Duration, Duration) {
         use std::sync::atomic::Ordering::Relaxed;
         let core = self.core;
-        if core.out_of_turn.load(Relaxed) {
+        if core.leaving.load(Relaxed) {
+            // Nothing is moved out any more.
+            (Duration::ZERO, FRAME_WAIT_STEP)
+        } else if core.out_of_turn.load(Relaxed) {
             (FRAME_WAIT, TURN_WAIT_STEP)
         } else if core.least.load(Relaxed)
             || core.refused.load(Relaxed)

@@ -185,6 +185,11 @@ impl Steward {
                     "far memory has moved to {to:#x}, beyond the table of superpages"
                 ))
             };
+            if !held.is_empty() && self.was_disturbed(to, to + bytes) {
+                fail_closed(&format!(
+                    "far memory has moved to {to:#x} just when that was not registered"
+                ));
+            }
             registry.remove(to, to + bytes);
             self.forget(to, to + bytes);
             held.iter().for_each(|held| own(held.target));

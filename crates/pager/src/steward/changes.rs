@@ -10,13 +10,14 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use farpool_board::Counter;
 use farpool_uffd::Change;
 
 use super::Steward;
 use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
-use crate::maps::Eligible;
+use crate::maps::{self, Eligible};
 use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
@@ -50,6 +51,7 @@ impl Steward {
     /// Serves until the program ends, or until the pager is told to leave: then everything is in the program, and nothing
     /// is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
+        self.prepare_rests(attached.threshold_bytes());
         let now = Instant::now();
         let mut looks = Looks {
             sizes: Sizes::default(),
@@ -73,6 +75,7 @@ impl Steward {
             {
                 return left;
             }
+            looks.is_overdue |= self.look_after_rests();
             self.look(attached, &mut looks);
             self.keep_lease();
             self.free_empty();
@@ -116,6 +119,8 @@ impl Steward {
     fn apply(&mut self, attached: &'static Attached, change: Change) {
         match change {
             Change::Removed { start, end } => {
+                self.core.count(Counter::GiveUps, 1);
+                self.rests.note(start, end, Instant::now());
                 let _registry = self.pager.lock_registry();
                 self.forget_as(start, end, PageState::DROPPED);
             }
@@ -127,6 +132,9 @@ impl Steward {
                 self.forget(start, end);
             }
             Change::Moved { from, to, bytes } => {
+                self.has_moved = true;
+                // A mapping that is partly registered cannot be moved as one.
+                self.rests.end_all();
                 self.owed.note(from, bytes, self.core.layout.moves());
                 return self.follow_move(from, to, bytes);
             }
@@ -187,6 +195,19 @@ impl Steward {
     }
 }
 
+impl Steward {
+    /// `splits`: mappings that the kernel keeps apart from their neighbours. It does not tell of an mremap that fails.
+    fn look_at_splits(&mut self, splits: usize) {
+        self.core.slot.set(Counter::SplitMappings, splits as u64);
+        if splits > 0 && self.has_moved && !std::mem::replace(&mut self.splits_said, true) {
+            sys::say(&format!(
+                "the program moves memory (mremap), and {splits} of its mappings lie beside others that they would be \
+                 one with, were they not watched: to move or resize several of them at once fails with EFAULT"
+            ));
+        }
+    }
+}
+
 /// Registers memory that is new, and notes which may be moved out. False: there was no moment at rest, and it has to be
 /// done again; unless `keeps`, for nothing would be held to the limit in a program that changes its memory all the time.
 fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: bool) -> bool {
@@ -197,8 +218,21 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             return true;
         }
     };
+    steward.look_at_splits(maps::splits(&found));
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
+    // A new mapping is registered as one, also where something rested before.
+    for (start, end) in found.iter().flat_map(|range| unknown_parts(&registry, range)) {
+        if steward.rests.is_partly_new(start, end) {
+            steward.rests.wake(start, end);
+        }
+    }
+    // What rests is not to be registered yet.
+    let rests = &steward.rests;
+    let unknown_parts = |registry: &Registry, range: &Eligible| -> Vec<(usize, usize)> {
+        let unknown = unknown_parts(registry, range).into_iter();
+        unknown.flat_map(|(start, end)| rests.awake_parts(start, end)).collect()
+    };
     let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
     // Of a mapping that is half known, by what was there before, half would be registered: the kernel could not move it
     // as one (mremap).
@@ -234,6 +268,9 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
         if !is_certain && keeps {
             steward.unsure.push((region.start..region.end, stamp));
         }
+    }
+    if is_certain || keeps {
+        steward.rests.have_woken();
     }
     is_certain || keeps
 }

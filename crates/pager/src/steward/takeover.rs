@@ -70,7 +70,7 @@ impl Steward {
 
     fn is_quiet(&self) -> bool {
         if self.core.uffd.is_changing() {
-            self.core.layout.take_in(&self.core.uffd);
+            self.core.take_in();
             return false;
         }
         !self.core.layout.is_behind()
@@ -124,7 +124,7 @@ impl Steward {
                 Some(libc::EAGAIN | libc::ECANCELED) => {
                     page.cell().store(state);
                     let _ = wake();
-                    core.layout.take_in(&core.uffd);
+                    core.take_in();
                     std::thread::yield_now();
                 }
                 Some(errno) => fail_closed(&format!(

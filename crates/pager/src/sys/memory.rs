@@ -108,6 +108,16 @@ pub fn read_file(path: &str) -> Result<String, Error> {
     read_whole(&file)
 }
 
+/// The kernel's version, as major and minor number.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    parse_version(&read_file("/proc/sys/kernel/osrelease").ok()?)
+}
+
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// Room for a piece of a file of /proc: what the kernel gives with one read, or more.
 const PIECE_BYTES: usize = 4 << 10;
 /// Room for the first pieces.
@@ -241,6 +251,13 @@ pub fn copy_page(from: usize, to: usize) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_kernels_release_begins_with_its_version() {
+        assert_eq!(super::parse_version("6.18.44-fc-v595\n"), Some((6, 18)));
+        assert_eq!(super::parse_version("7.0-rc1\n"), Some((7, 0)));
+        assert_eq!(super::parse_version("unknown"), None);
+    }
+
     #[test]
     fn what_is_lacking_for_a_moment_is_waited_for() {
         let mut left = 3;
