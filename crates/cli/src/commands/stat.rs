@@ -230,11 +230,11 @@ fn needs_text(run: &RunStatistics) -> String {
 fn unmovable_lines(runs: &[RunStatistics]) -> String {
     let passes = |run: &&RunStatistics| {
         let limit_bytes = run.limit_now_bytes();
-        run.unmovable.counted_bytes(limit_bytes) > limit_bytes
+        run.unmovable.staying_bytes(limit_bytes) > limit_bytes
     };
     let line = |run: &RunStatistics| {
         let (pid, limit_bytes) = (run.keeper_pid, run.limit_now_bytes());
-        let bytes = run.unmovable.counted_bytes(limit_bytes);
+        let bytes = run.unmovable.staying_bytes(limit_bytes);
         format!(
             "{} ({pid}): {bytes} bytes cannot be moved, more than the limit of {limit_bytes}: {}\n",
             run.program,
