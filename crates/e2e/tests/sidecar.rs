@@ -127,6 +127,30 @@ fn memory_that_is_moved_to_where_other_memory_was() {
     change_memory(["64", "0", "700"], &["1", "2", "3", "4"]);
 }
 
+/// What a program of one thread moves is told in order: it is never ended for what could mean two things.
+#[test]
+fn memory_that_one_thread_moves_to_and_fro() {
+    move_about("0", "0 wrong\n");
+}
+
+/// A page that could not be filled because its mapping was just being moved is not forgotten.
+#[test]
+fn memory_that_children_move_while_all_of_it_comes() {
+    move_about("2", "0 wrong\n0 wrong\n");
+}
+
+fn move_about(children: &str, said: &str) {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("nomad", include_str!("sidecar/nomad.c"), &[]);
+    for _ in 0..4 {
+        let outcome = program.succeeds(&["48", children], 8);
+        assert_eq!(outcome.stdout, said, "{}", outcome.stderr);
+    }
+}
+
 fn change_memory([mib, forks, changes]: [&str; 3], seeds: &[&str]) {
     if !have("gcc") {
         return;

@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -66,6 +67,11 @@ pub struct Layout {
 #[derive(Debug, Default)]
 struct State {
     changes: VecDeque<Change>,
+    /// Whether one of them was read while the program had several threads. One thread tells of all it does in its order,
+    /// and a second one that it starts afterwards can only do something later.
+    are_of_several: bool,
+    /// The folder of the program's threads.
+    threads: Option<OwnedFd>,
     /// Faults that were read by a thread that was looking for changes only.
     postponed: VecDeque<Message>,
     /// Memory of the pager's own that is registered: changes there are no news.
@@ -86,6 +92,9 @@ impl Layout {
         let room = if follows { ROOM } else { 0 };
         let state = State {
             changes: VecDeque::with_capacity(room),
+            are_of_several: false,
+            // Without it the program is taken for one of several threads.
+            threads: if follows { sys::open_own_tasks().ok() } else { None },
             postponed: VecDeque::with_capacity(room),
             ignored: ignored.0..ignored.0 + ignored.1,
             waits_since: None,
@@ -208,7 +217,7 @@ impl Layout {
                     self.children.fetch_add(1, SeqCst);
                     birth::announce_unapplied(descriptor);
                 }
-                state.changes.push_back(change);
+                state.queue(change);
                 self.unapplied.fetch_add(1, SeqCst);
             }
         }
@@ -255,8 +264,12 @@ impl Layout {
     /// `look`: what is known of a range. None: there is none, or it has to wait for one that was
     /// not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
-        if !matches!(self.lock().changes.front(), Some(Change::Moved { .. })) {
-            return self.lock().pop_change();
+        {
+            let mut state = self.lock();
+            let is_move = matches!(state.changes.front(), Some(Change::Moved { .. }));
+            if !is_move || !state.are_of_several {
+                return state.take_change(0);
+            }
         }
         // Nobody else takes any, so places in the queue stay what they are.
         let next = |all_read| {
@@ -278,9 +291,7 @@ impl Layout {
         };
         let mut state = self.lock();
         state.waits_since = None;
-        let change = state.changes.remove(at);
-        begin_anew(&mut state.changes);
-        change
+        state.take_change(at)
     }
 
     /// Whether the next change has waited so long that nothing can have been overtaken.
@@ -352,9 +363,18 @@ fn begin_anew<T>(queue: &mut VecDeque<T>) {
 }
 
 impl State {
-    fn pop_change(&mut self) -> Option<Change> {
-        let change = self.changes.pop_front();
-        begin_anew(&mut self.changes);
+    fn queue(&mut self, change: Change) {
+        let threads = self.threads.as_ref().map_or(u64::MAX, sys::count_tasks);
+        self.are_of_several |= threads > 1;
+        self.changes.push_back(change);
+    }
+
+    fn take_change(&mut self, at: usize) -> Option<Change> {
+        let change = self.changes.remove(at);
+        if self.changes.is_empty() {
+            self.are_of_several = false;
+            begin_anew(&mut self.changes);
+        }
         change
     }
 

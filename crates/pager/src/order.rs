@@ -13,6 +13,8 @@
 //!
 //! A move is told twice: where the memory went, then that its old place is not mapped any more. Another thread may have
 //! moved memory to that place in between. So the second message of a move is expected, and means nothing ([`Owed`]).
+//!
+//! All of this is for programs of several threads: what a single one does is told in its order.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -275,7 +275,7 @@ impl Child {
         }
         let outcome = self.uffd.copy(place, bytes, PAGE_BYTES, true);
         self.count(outcome);
-        if outcome.errno == Some(libc::EAGAIN) {
+        if self.is_too_early(outcome) {
             self.postpone(place);
             return false;
         }
@@ -312,13 +312,24 @@ impl Child {
         let until = Instant::now() + SETTLE_TIME;
         while Instant::now() < until {
             let outcome = operation(&self.uffd);
-            if outcome.errno != Some(libc::EAGAIN) {
+            if !self.is_too_early(outcome) {
                 return outcome;
             }
             self.read_messages();
             std::thread::yield_now();
         }
         fail_closed("a child's address space does not settle");
+    }
+
+    /// Whether a page could not be filled because the child is just changing its address space, which is to be read
+    /// first. The kernel says so (EAGAIN), but where it begins to look before the change and finds no mapping after it
+    /// (ENOENT): the page is not gone then, mremap has moved it.
+    fn is_too_early(&self, outcome: Outcome) -> bool {
+        match outcome.errno {
+            Some(libc::EAGAIN) => true,
+            Some(libc::ENOENT) => self.uffd.is_changing(),
+            _ => false,
+        }
     }
 
     /// A page was filled, or need not be: its mapping is gone (ENOENT; MADV_DONTFORK), or it is there.

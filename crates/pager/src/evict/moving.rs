@@ -70,7 +70,10 @@ impl Evictor {
                 // The program changes its address space: what was claimed may be out of date.
                 Some(libc::ECANCELED) => return,
                 Some(libc::ENOENT) if self.core.layout.follows() => {
-                    self.core.mistrust(program, program + CHUNK_BYTES);
+                    // A mapping that is just being moved is not found before the kernel says EAGAIN.
+                    if !self.core.uffd.is_changing() {
+                        self.core.mistrust(program, program + CHUNK_BYTES);
+                    }
                     return;
                 }
                 Some(libc::EAGAIN) if self.core.layout.follows() => return,

@@ -115,13 +115,14 @@ impl Steward {
                     core.budget.overdraw(1);
                     return true;
                 }
-                Some(libc::ENOENT) => {
+                // A mapping that is just being moved is not found before the kernel says EAGAIN.
+                Some(libc::ENOENT) if core.layout.is_at_rest(&core.uffd) => {
                     page.cell().store(state);
                     let _ = wake();
                     self.forget_mapping(mapping.start, mapping.end);
                     return false;
                 }
-                Some(libc::EAGAIN | libc::ECANCELED) => {
+                Some(libc::ENOENT | libc::EAGAIN | libc::ECANCELED) => {
                     page.cell().store(state);
                     let _ = wake();
                     core.take_in();
