@@ -192,7 +192,7 @@ fn what_was_unmapped_is_free_until_the_program_maps_it_again() {
     let _turn = turn();
     let program = Program::new("holes", include_str!("sidecar/holes.c"), &[]);
     for _ in 0..3 {
-        let outcome = program.succeeds(&["96", "10000"], LIMIT_MIB);
+        let outcome = program.succeeds(&["96", "20000"], LIMIT_MIB);
         assert_eq!(outcome.stdout, "0 wrong, 0 taken\n");
         outcome.require_far();
     }
