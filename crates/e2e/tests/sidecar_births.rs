@@ -1,5 +1,6 @@
-//! kill -9 at every step of a fork, one after the other: of the sidecar that reads of it, and of the keeper that hands the
-//! child over to a sidecar of its own. No child may read zeros where its pages were, nor wait for ever.
+//! kill -9 at every step of a fork, one after the other: of the sidecar that reads of it, and of
+//! the keeper that hands the child over to a sidecar of its own. No child may read zeros where its
+//! pages were, nor wait for ever.
 //!
 //! Who is killed is followed from system call to system call from the moment at which the program is told to fork, and
 //! killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k are tried, FARPOOL_BIRTH_FROM where they begin,

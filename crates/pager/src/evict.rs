@@ -57,9 +57,10 @@ const BACK_OFF: Duration = Duration::from_millis(5);
 const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
 /// Frames of retired pages are released when there are so many: few calls, and the limit is not strained.
 const RETIRED_FRAMES: i64 = 512;
-/// In Solo the evictor works on the faulting thread's CPU, so much at a time (half a millisecond, or two if its pages are
-/// scattered), and pauses for so long unless it is called. All that is wanted at once: of random faults one in 130 met
-/// a round of 256 pages, which is more than one in a hundred with what else they meet.
+/// In Solo the evictor works on the faulting thread's CPU, so much at a time (half a millisecond,
+/// or two if its pages are scattered), and pauses for so long unless it is called. All that is
+/// wanted at once: of random faults one in 130 met a round of 256 pages, which is more than one in
+/// a hundred with what else they meet.
 const BURST_PAGES: i64 = 512;
 /// Frames that are given back at a time: four dense trays, for which other processors are interrupted once.
 const STEP_PAGES: i64 = 256;

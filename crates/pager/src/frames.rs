@@ -45,8 +45,8 @@ const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 struct Queues {
     /// Trays that have been used, the longest empty first, so that trays filled one after another are neighbours.
     empty: VecDeque<u16>,
-    /// The first of the trays that were never used. A process that needs few trays takes memory for few: of the table of
-    /// trays, and page tables.
+    /// The first of the trays that were never used. A process that needs few trays takes memory for
+    /// few: of the table of trays, and page tables.
     fresh: usize,
     /// Trays whose pages are on the blade, oldest first.
     clean: VecDeque<u16>,

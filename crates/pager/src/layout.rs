@@ -67,8 +67,9 @@ pub struct Layout {
 #[derive(Debug, Default)]
 struct State {
     changes: VecDeque<Change>,
-    /// Whether one of them was read while the program had several threads. One thread tells of all it does in its order,
-    /// and a second one that it starts afterwards can only do something later.
+    /// Whether one of them was read while the program had several threads. One thread tells of all
+    /// it does in its order, and a second one that it starts afterwards can only do something
+    /// later.
     are_of_several: bool,
     /// The folder of the program's threads.
     threads: Option<OwnedFd>,
@@ -243,8 +244,8 @@ impl Layout {
         self.is_still(uffd)
     }
 
-    /// Whether nothing is done now that was not applied. What the kernel has just told is not queued yet, so nobody must
-    /// be about to queue it.
+    /// Whether nothing is done now that was not applied. What the kernel has just told is not
+    /// queued yet, so nobody must be about to queue it.
     pub fn is_still(&self, uffd: &Uffd) -> bool {
         let _shared = self.pass();
         !uffd.is_changing() && !self.is_behind()

@@ -85,8 +85,9 @@ pub fn next(
     Next::Ambiguous
 }
 
-/// Whether a change is the second message of a move that waits before it. Each move has one: what says the same once more
-/// is of a thread that has unmapped the place before memory was moved there, or after.
+/// Whether a change is the second message of a move that waits before it. Each move has one: what
+/// says the same once more is of a thread that has unmapped the place before memory was moved
+/// there, or after.
 fn is_second(changes: &VecDeque<Change>, at: usize) -> bool {
     let mut owed = 0_usize;
     for change in changes.iter().take(at) {

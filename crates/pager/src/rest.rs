@@ -6,8 +6,9 @@
 //! registration rests, if nothing of it is away: its calls and its faults are the kernel's alone. Nothing tells when it
 //! is used less, so a rest ends after a time, which gets longer each time the piece turns out to be used as before.
 //!
-//! What rests may grow without a fault that the pager sees. So it is a part of the limit at most ([`Rests::may_begin`]),
-//! and what is missing of it counts as if it were there ([`crate::budget::Budget::set_unseen`]).
+//! What rests may grow without a fault that the pager sees. So it is a part of the limit at most
+//! ([`Rests::may_begin`]), and what is missing of it counts as if it were there
+//! ([`crate::budget::Budget::set_unseen`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -18,8 +19,8 @@ use farpool_uffd::PAGE_BYTES;
 
 /// What rests or does not as a whole: the evictor's unit, so a chunk is never half registered.
 pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
-/// An event costs about 10 us, each page that is taken again a fault of some 5; to unregister and to register again cost
-/// about 10 us each. Fewer would be what any allocator does once.
+/// An event costs about 10 us, each page that is taken again a fault of some 5; to unregister and
+/// to register again cost about 10 us each. Fewer would be what any allocator does once.
 const HOT_EVENTS: u32 = 4;
 /// The events must come within this time. What is given up less often is not worth the mappings that a rest makes.
 const HOT_TIME: Duration = Duration::from_secs(1);

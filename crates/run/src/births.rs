@@ -1,7 +1,8 @@
 //! Whether a process may have been born since the tree was last walked.
 //!
-//! Walking a tree opens a file for each of its threads. At the limit the keeper looks at the tree every few ms, and most
-//! of the time nobody was born: the kernel tells by the last number that it gave out (proc(5), loadavg).
+//! Walking a tree opens a file for each of its threads. At the limit the keeper looks at the tree
+//! every few ms, and most of the time nobody was born: the kernel tells by the last number that it
+//! gave out (proc(5), loadavg).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -9,9 +9,9 @@ use crate::{Change, Message, PAGE_BYTES};
 const MESSAGES: usize = 16;
 
 impl Uffd {
-    /// Ends whoever waits for a page (SIGBUS), as long as this is called now and then. `born` gets the userfaultfds of the
-    /// children that they have had since, who lack pages as they do. The descriptor must be non-blocking, and nobody else
-    /// may serve it.
+    /// Ends whoever waits for a page (SIGBUS), as long as this is called now and then. `born` gets
+    /// the userfaultfds of the children that they have had since, who lack pages as they do. The
+    /// descriptor must be non-blocking, and nobody else may serve it.
     pub fn end_waiting(&self, mut born: impl FnMut(OwnedFd)) {
         let mut messages = [Message::default(); MESSAGES];
         while let Ok(waiting) = self.read(&mut messages) {

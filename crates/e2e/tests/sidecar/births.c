@@ -1,6 +1,7 @@
-// Forks on SIGUSR1 and says how that ended; every page of a child, and of its child, must hold what it held before, or
-// the child ends at it. Usage: births MIB [waits]; a child that waits looks at its pages after SIGUSR2, and has no child.
-// Prints "ready", then "ended S T": the status of the child, and of its child (-1: nobody knows). A wrong word: WRONG.
+// Forks on SIGUSR1 and says how that ended; every page of a child, and of its child, must hold what
+// it held before, or the child ends at it. Usage: births MIB [waits]; a child that waits looks at
+// its pages after SIGUSR2, and has no child. Prints "ready", then "ended S T": the status of the
+// child, and of its child (-1: nobody knows). A wrong word: WRONG.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>

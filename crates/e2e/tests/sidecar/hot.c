@@ -1,8 +1,10 @@
-// Threads that give a small part of their memory up and take it again all the time (madvise, or a new mapping in the old
-// one's place), go on to another part, and check every page of what they left. So what was given up all the time is left
-// alone later, and moved out. `far`: in each part there is a page that they do not touch while they work on it. `fork`:
-// now and then a forked child checks everything. `move`: towards the end all is moved elsewhere, and changed on.
-// SIGTERM: the last round has begun. Says when a round is over, and in the end how many words were wrong. Usage: hot MIB ROUNDS SEED [far] [fork] [move]
+// Threads that give a small part of their memory up and take it again all the time (madvise, or a
+// new mapping in the old one's place), go on to another part, and check every page of what they
+// left. So what was given up all the time is left alone later, and moved out. `far`: in each part
+// there is a page that they do not touch while they work on it. `fork`: now and then a forked child
+// checks everything. `move`: towards the end all is moved elsewhere, and changed on. SIGTERM: the
+// last round has begun. Says when a round is over, and in the end how many words were wrong. Usage:
+// hot MIB ROUNDS SEED [far] [fork] [move]
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -108,7 +110,8 @@ static void move(struct worker *self) {
     for (size_t part = 0; part < self->pages; part += PART) {
         char *from = self->memory + part * PAGE, *target = to + part * PAGE;
         for (size_t page = 0; page < PART; page++)
-            if (mremap(from + page * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target + page * PAGE) == MAP_FAILED)
+            if (mremap(from + page * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+                       target + page * PAGE) == MAP_FAILED)
                 perror("mremap"), exit(3);
     }
     self->memory = to;

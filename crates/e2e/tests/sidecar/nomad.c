@@ -25,7 +25,9 @@ static long move_about(void) {
     for (int round = 0; round < ROUNDS; round++) {
         int part = round % PARTS;
         char *to = map();
-        if (mremap(parts[part], part_bytes, part_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) perror("mremap"), exit(3);
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+        char *got = mremap(parts[part], part_bytes, part_bytes, flags, to);
+        if (got != to) perror("mremap"), exit(3);
         parts[part] = to;
     }
     long wrong = 0;

@@ -1,5 +1,7 @@
 //! Names of frames, and the bits that stand for them. Pure.
 
+use crate::space::CHUNK_PAGES;
+
 /// Place of one frame in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameSlot {
@@ -21,11 +23,14 @@ pub struct FrameRun {
 }
 
 impl FrameRun {
-    /// The run's frame at `offset`, counted from the first.
+    /// The run's frame at `offset`, counted from the first; or the place behind it, which no tray has
+    /// behind its last frame.
     pub fn slot(&self, offset: usize) -> FrameSlot {
-        // A run lies in one tray, so its indices are below 64.
-        let offset = u8::try_from(offset).unwrap_or(0);
-        FrameSlot { index: self.first.index.saturating_add(offset), ..self.first }
+        let index = usize::from(self.first.index) + offset;
+        assert!(index <= CHUNK_PAGES, "frame {index} of a tray of {CHUNK_PAGES}");
+        #[allow(clippy::cast_possible_truncation)] // At most 64, as was just asserted.
+        let index = index as u8;
+        FrameSlot { index, ..self.first }
     }
 }
 
@@ -69,6 +74,13 @@ pub fn runs(mut word: u64) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn behind_the_last_frame_of_a_tray_is_none() {
+        let run = FrameRun { first: FrameSlot { tray: 3, index: 60 }, count: 4 };
+        assert_eq!(run.slot(3), FrameSlot { tray: 3, index: 63 });
+        assert_eq!(usize::from(run.slot(run.count).index), CHUNK_PAGES);
+    }
 
     proptest! {
         #[test]

@@ -1,7 +1,8 @@
 //! The steward lets pieces of memory rest that the program gives up and takes again all the time, see [`crate::rest`].
 //!
 //! A piece begins to rest in this order:
-//! 1. nothing has been done to the address space that is not applied, so what is known of the piece is of what is there;
+//! 1. nothing has been done to the address space that is not applied, so what is known of the piece
+//!    is of what is there;
 //! 2. the registry is locked, so that nothing is moved out; nothing of the piece is away;
 //! 3. it is unregistered. The kernel wakes who waits for a page of it; a fault that was read and is served later fills
 //!    nothing, and wakes its thread;
@@ -106,7 +107,9 @@ impl Steward {
         }
         let tree = Tree::read(self.core.board);
         let pages = limit_pages(self.core.board, &tree) / tree.active_processes.max(1);
-        let limit_bytes = usize::try_from(pages).unwrap_or(0) * PAGE_BYTES;
+        // Without a limit that is one nothing rests.
+        let Ok(limit_pages) = usize::try_from(pages) else { return };
+        let limit_bytes = limit_pages * PAGE_BYTES;
         for piece in self.rests.hot() {
             if self.core.layout.is_behind() {
                 return;
@@ -150,10 +153,10 @@ impl Steward {
         true
     }
 
-    /// Whether all of a piece is in the program, or reads as zeros. What was given up and not taken again is not worth a
-    /// rest, and would count as if it were there. The kernel may yet drop a page that is there and in phase Dropped: soon
-    /// (MADV_DONTNEED), or when memory is short (MADV_FREE). It could do that in the victim buffer, were such pages
-    /// forgotten.
+    /// Whether all of a piece is in the program, or reads as zeros. What was given up and not taken
+    /// again is not worth a rest, and would count as if it were there. The kernel may yet drop a
+    /// page that is there and in phase Dropped: soon (MADV_DONTNEED), or when memory is short
+    /// (MADV_FREE). It could do that in the victim buffer, were such pages forgotten.
     fn may_rest(&self, piece: &Range<usize>) -> bool {
         let there = moves::occupied(&self.core.pagemap, piece.start, CHUNK_PAGES);
         let may_rest = |page: Page| match page.cell().load().phase() {
