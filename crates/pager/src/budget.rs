@@ -43,6 +43,12 @@ pub struct Tree {
     pub shared_pages: i64,
 }
 
+/// When the kernel's count was read: what was spent until then is in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    spent_pages: i64,
+}
+
 /// The spending side.
 #[derive(Debug)]
 pub struct Budget {
@@ -124,14 +130,26 @@ impl Budget {
         }
     }
 
-    /// Reads the kernel's count, publishes it, sets the allowance anew and says what is to be done.
-    pub fn refresh(&self, board: &Board, slot: &Slot, free_frames: i64, turn: Turn) -> Work {
-        let spent = self.spent_pages.load(Relaxed);
+    /// Reads the kernel's count and publishes it.
+    pub fn look(&self, slot: &Slot) -> Look {
+        let spent_pages = self.spent_pages.load(Relaxed);
         let mut resident = read_resident(&self.statm).unwrap_or_default();
         let elsewhere = self.elsewhere_pages.load(Relaxed);
         resident.anonymous_pages = resident.anonymous_pages.saturating_sub(elsewhere);
         resident.anonymous_pages += self.unseen_pages.load(Relaxed);
         publish(slot, resident);
+        Look { spent_pages }
+    }
+
+    /// Sets the allowance anew and says what is to be done. `look`: the last one.
+    pub fn refresh(
+        &self,
+        look: Look,
+        board: &Board,
+        slot: &Slot,
+        free_frames: i64,
+        turn: Turn,
+    ) -> Work {
         let tree = Tree::read(board);
         let limit = limit_pages(board, &tree);
         let low = reserve::low_mark_pages(limit, tree.active_processes);
@@ -145,7 +163,7 @@ impl Budget {
                 decide_out_of_turn(limit, &tree, mine, theirs, free_frames)
             }
         };
-        self.granted_pages.store(spent + allowance, Relaxed);
+        self.granted_pages.store(look.spent_pages + allowance, Relaxed);
         work
     }
 

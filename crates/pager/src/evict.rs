@@ -156,12 +156,13 @@ impl Evictor {
     pub fn run(mut self) -> ! {
         self.core.crew.be_evictor();
         loop {
-            self.gauges.publish();
             self.check_deadlines();
             self.evict_retired();
+            let look = self.core.budget.look(self.core.slot);
+            self.gauges.publish();
             let free = self.core.frames.free();
             let turn = self.look_for_turn();
-            let work = self.core.budget.refresh(self.core.board, self.core.slot, free, turn);
+            let work = self.core.budget.refresh(look, self.core.board, self.core.slot, free, turn);
             if work == Work::default() || self.core.leaving.load(SeqCst) {
                 self.rest();
             } else {
@@ -218,7 +219,6 @@ impl Evictor {
         let most = if near { BURST_PAGES } else { i64::MAX };
         let (evicted, released) =
             self.make_room(work.evict_pages.min(most), work.release_pages.min(most));
-        self.gauges.moved_out(evicted);
         self.core.least.store(false, Relaxed);
         self.density.judge(&self.core.crew);
         self.core.frames.announce();

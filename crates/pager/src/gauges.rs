@@ -10,15 +10,15 @@ use farpool_uffd::{PAGE_BYTES, PageRange, category};
 use crate::core::Core;
 use crate::space::Superpage;
 use crate::sys;
-use farpool_policy::reserve::LEAST_WORKING_PAGES;
 
 /// The pager's own memory is counted this often.
 const OWN_STEP: Duration = Duration::from_millis(200);
 /// What a small process shares with others since a fork is counted this often.
 const SHARED_STEP: Duration = Duration::from_millis(50);
-/// The pages of a small process that can be moved out are counted this often; between, those that were moved out are
-/// taken off.
+/// The pages of a small process that can be moved out are counted at most this often, and less
+/// often where that would take more than this part of a processor.
 const THERE_STEP: Duration = Duration::from_millis(10);
+const THERE_PART: u32 = 50;
 /// Below this the pages that could be moved out are counted one by one: much of so small a process is code, stacks
 /// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
 const SMALL_PROCESS_PAGES: u64 = 4096;
@@ -32,9 +32,12 @@ pub struct Gauges {
     core: &'static Core,
     own_counted: Instant,
     shared_counted: Instant,
-    /// Pages of a small process that can be moved out, and when they were counted.
+    /// Pages that can be moved out.
     there_pages: u64,
-    there_counted: Option<Instant>,
+    /// Of a small process: when they are to be counted again.
+    there_due: Option<Instant>,
+    /// What was resident besides them and the buffer when they were counted.
+    besides_pages: u64,
     /// The keeper's number as of which uses are counted, and when those that are out were.
     use_epoch: u32,
     used_counted: Instant,
@@ -48,18 +51,14 @@ impl Gauges {
             own_counted: now,
             shared_counted: now,
             there_pages: 0,
-            there_counted: None,
+            there_due: None,
+            besides_pages: 0,
             use_epoch: 0,
             used_counted: now,
         }
     }
 
-    /// So many pages were moved out.
-    pub fn moved_out(&mut self, pages: i64) {
-        self.there_pages = self.there_pages.saturating_sub(u64::try_from(pages).unwrap_or(0));
-    }
-
-    /// Puts all on the board.
+    /// Puts all on the board. What is resident must be there already, as of now.
     pub fn publish(&mut self) {
         let (core, slot) = (self.core, self.core.slot);
         if self.own_counted.elapsed() >= OWN_STEP {
@@ -95,23 +94,30 @@ impl Gauges {
         core.slot.set(Counter::UsedAwayPages, away_pages);
     }
 
+    /// Between two counts of a small process the pages besides those that can be moved out are
+    /// taken to stay as many: what comes and goes is memory that can be moved.
     fn count_there(&mut self, is_small: bool) {
         let core = self.core;
-        let is_fresh = self.there_counted.is_some_and(|then| then.elapsed() < THERE_STEP);
-        // With few left it matters what has arrived since.
-        if is_small && is_fresh && self.there_pages > 2 * LEAST_WORKING_PAGES.unsigned_abs() {
+        let resident_pages = core.slot.get(Counter::ResidentPages);
+        let outside_buffer_pages = resident_pages.saturating_sub(core.frames.count());
+        let is_counted = self.there_due.is_some_and(|due| Instant::now() < due);
+        if is_small && is_counted {
+            self.there_pages = outside_buffer_pages.saturating_sub(self.besides_pages);
             return;
         }
         // Not waited for: the steward holds it while it waits, before a fork, for the evictor's writes.
         let Ok(registry) = core.registry.try_lock() else { return };
         if is_small {
-            self.there_counted = Some(Instant::now());
+            let began = Instant::now();
             let regions = registry.iter().map(|region| (region.start, region.bytes()));
             self.there_pages = present_pages(core, regions);
+            self.besides_pages = outside_buffer_pages.saturating_sub(self.there_pages);
+            let took = began.elapsed();
+            self.there_due = Some(began + took + THERE_STEP.max(took * THERE_PART));
         } else {
-            self.there_counted = None;
+            self.there_due = None;
             let mapped = (registry.bytes() / PAGE_BYTES) as u64;
-            self.there_pages = core.slot.get(Counter::ResidentPages).min(mapped);
+            self.there_pages = resident_pages.min(mapped);
         }
     }
 }
