@@ -46,6 +46,8 @@ impl Evictor {
             superpage.hot[chunk].fetch_or(1 << page, Relaxed);
         };
         let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
+        // As long as all that was asked for has gone, nothing can have gone uncounted.
+        let mut is_certain = true;
         while next < run.end {
             if !claim.is_resident(next) {
                 next += 1;
@@ -53,8 +55,10 @@ impl Evictor {
             }
             let (from, to) = (program + next * PAGE_BYTES, buffer + next * PAGE_BYTES);
             let count = most.min(run.end - next);
-            let outcome = self.core.step(Mover::Evictor, || self.take_out(to, from, count));
+            let outcome =
+                self.core.step(Mover::Evictor, || self.take_out(to, from, count, is_certain));
             let moved = outcome.done_bytes / PAGE_BYTES;
+            is_certain &= moved == count;
             next += moved;
             if moved > 0 {
                 (most, unshared) = ((most * 2).min(CHUNK_PAGES), false);
@@ -108,10 +112,12 @@ impl Evictor {
     /// move, it would read as zeros. The kernel moves within one mapping only, so whether the first page's is registered
     /// is asked first (ENOENT: it is not; a page that is there cannot be filled). The lock of the layout is held, and no
     /// mapping that is registered goes before the event of it has been read.
-    fn take_out(&self, to: usize, from: usize, count: usize) -> Outcome {
+    ///
+    /// Asking fills a page that is not there. That is right where the program has just dropped it;
+    /// one that the last call moved and did not count must not be filled. `is_certain`: there is none.
+    fn take_out(&self, to: usize, from: usize, count: usize, is_certain: bool) -> Outcome {
         if self.core.layout.follows() {
-            // A page that the last call moved and did not count must not be filled.
-            if moves::occupied(&self.core.pagemap, from, 1) == 0 {
+            if !is_certain && moves::occupied(&self.core.pagemap, from, 1) == 0 {
                 return Outcome { done_bytes: 0, errno: Some(libc::ENODATA) };
             }
             let asked = self.core.uffd.zero(from, PAGE_BYTES, false);
