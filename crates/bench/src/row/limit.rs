@@ -67,13 +67,18 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
         let detail = format!("{name} has another result at 25 % local than all-local");
         return Err(BenchError::WrongData { workload: "program", detail });
     }
-    let allowed = limit_bytes + limit_bytes / 10 + SLACK_BYTES;
+    let allowed = allowed_bytes(limit_bytes);
     let row = Row::beside(name, far.peak_bytes as f64, allowed as f64, Unit::Bytes, BAR);
     let note = format!(
         "peak of the process tree; floor: limit of {} + 10 % + 32 MiB",
         crate::format_bytes(limit_bytes as f64)
     );
     Ok(vec![row.note(note)])
+}
+
+/// What a tree may hold at this limit.
+pub(super) fn allowed_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes + limit_bytes / 10 + SLACK_BYTES
 }
 
 fn held(lab: &Lab, name: &str, place: Place, need_bytes: u64) -> Result<Held, BenchError> {

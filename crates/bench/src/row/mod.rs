@@ -3,6 +3,7 @@
 //! An experiment is what is measured in one go and gives one or a few rows. One that cannot be made
 //! on this machine gives its rows as skipped, with the reason; wrong data ends everything.
 
+mod attach;
 mod fault;
 mod limit;
 mod native;
@@ -85,6 +86,7 @@ fn experiments() -> Vec<Experiment> {
         experiment("fault.tcp", Unit::Nanoseconds, fault::tcp),
         experiment("scan.shm", Unit::BytesPerSecond, throughput::scan),
         experiment("evict.shm", Unit::Nanoseconds, throughput::evict),
+        experiment("attach.time", Unit::Seconds, attach::time),
         experiment("blade.tcp", Unit::BytesPerSecond, throughput::blade_tcp),
         experiment("calls.give-up", Unit::Nanoseconds, throughput::give_up),
         experiment("pager.memory", Unit::Bytes, limit::pager_memory),

@@ -1,17 +1,19 @@
 //! Throughput: sequential reading, evicting, the blade by itself, and a program that fits.
 
-use super::{Experiment, Lab, MIB};
+use super::{Experiment, Lab, MIB, attach};
 use crate::BenchError;
 use crate::latency::median;
 use crate::program::Workload;
 use crate::report::{Bar, Row, Unit};
-use crate::stage::{Blade, Place, progress};
+use crate::stage::{Blade, Door, Place, progress};
 use crate::sys::PAGE_BYTES;
 use crate::workload::WorkloadName;
 use std::time::Duration;
 
 const SCAN_BYTES: u64 = 512 * MIB;
 const EVICT_BYTES: u64 = 512 * MIB;
+/// Time of a page beside that of moving and copying it.
+pub(super) const EVICT_RATIO: f64 = 1.5;
 const GIVE_UP_BYTES: u64 = 128 * MIB;
 /// Times it is run each way, in turn; medians are compared.
 const GIVE_UP_RUNS: usize = 5;
@@ -33,6 +35,9 @@ pub(super) fn scan(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Bench
 
 /// Pages pushed out on request, each written before.
 pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
+    if lab.stage.door == Door::Sidecar {
+        return attach::evict(lab, experiment);
+    }
     let floor_ns = lab.floors.move_page_ns()?;
     let bytes = lab.bytes(EVICT_BYTES);
     let evict = Workload { name: WorkloadName::Evict, bytes, args: &[] };
@@ -41,7 +46,13 @@ pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Benc
         return Err(BenchError::Lacking("MADV_PAGEOUT moved no page out".to_owned()));
     }
     let page_ns = report.seconds * 1e9 / report.ops as f64;
-    let row = Row::beside(&experiment.name, page_ns, floor_ns, Unit::Nanoseconds, Bar::AtMost(1.5));
+    let row = Row::beside(
+        &experiment.name,
+        page_ns,
+        floor_ns,
+        Unit::Nanoseconds,
+        Bar::AtMost(EVICT_RATIO),
+    );
     Ok(vec![row.note("per page; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
 }
 

@@ -10,6 +10,7 @@ mod evict;
 mod faults;
 mod give_up;
 mod graph;
+mod hold;
 mod mstress;
 mod scan;
 mod sort;
@@ -46,6 +47,8 @@ pub enum WorkloadName {
     Evict,
     /// First touches in random order, then all pages are read.
     Touch,
+    /// Memory that is kept until the input ends, for what is done to it from outside.
+    Hold,
     /// Blocks of 64 KiB given up (`MADV_DONTNEED`), each call timed, and written again.
     GiveUp,
 }
@@ -65,6 +68,7 @@ impl WorkloadName {
             Self::Alloc => "alloc",
             Self::Evict => "evict",
             Self::Touch => "touch",
+            Self::Hold => "hold",
             Self::GiveUp => "give-up",
         }
     }
@@ -162,6 +166,7 @@ fn run(args: &WorkloadArgs) -> Result<WorkloadReport, BenchError> {
         WorkloadName::Alloc => alloc::run(args),
         WorkloadName::Evict => evict::run(args),
         WorkloadName::Touch => touch::run(args),
+        WorkloadName::Hold => hold::run(args),
         WorkloadName::GiveUp => give_up::run(args),
     }?;
     let timed = outcome.latencies.as_ref();
@@ -201,6 +206,19 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     x = (x ^ (x >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
     x ^ (x >> 33)
+}
+
+/// Reads the first word of every page, which must be what was written there; gives a checksum of them.
+fn check_pages(workload: &'static str, words: &[u64], seed: u64) -> Result<u64, BenchError> {
+    let mut first_words = words.iter().step_by(sys::PAGE_BYTES / 8).enumerate();
+    first_words.try_fold(0u64, |sum, (page, read)| {
+        let expected = mix(page as u64 ^ seed);
+        if *read == expected {
+            return Ok(sum.rotate_left(7) ^ read);
+        }
+        let detail = format!("page {page} reads {read:#x}, not {expected:#x}");
+        Err(BenchError::WrongData { workload, detail })
+    })
 }
 
 /// Runs `work` and says how long it took.

@@ -1,6 +1,6 @@
 //! First touches in random order: each page is written once, and then all of them are read back.
 
-use super::{Outcome, Shuffle, WorkloadArgs, mix, timed};
+use super::{Outcome, Shuffle, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
 use crate::sys::{Mapping, PAGE_BYTES};
 
@@ -16,17 +16,6 @@ pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
             memory.words_mut()[page * WORDS] = mix(page as u64 ^ args.seed);
         }
     });
-    let (work, sum) = timed(|| check(memory.words(), pages, args.seed));
+    let (work, sum) = timed(|| check_pages("touch", memory.words(), args.seed));
     Ok(Outcome { ops: pages as u64, fill, work, checksum: sum?, latencies: None })
-}
-
-fn check(words: &[u64], pages: usize, seed: u64) -> Result<u64, BenchError> {
-    (0..pages).try_fold(0u64, |sum, page| {
-        let (read, expected) = (words[page * WORDS], mix(page as u64 ^ seed));
-        if read == expected {
-            return Ok(sum.rotate_left(7) ^ read);
-        }
-        let detail = format!("page {page} reads {read:#x}, not {expected:#x}");
-        Err(BenchError::WrongData { workload: "touch", detail })
-    })
 }
