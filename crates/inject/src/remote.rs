@@ -11,9 +11,12 @@ use crate::error::StepError;
 use crate::procfs::Gate;
 use crate::sys::{self, Phase, Signal, Stop, Tid};
 
-/// Longest that one call may take while the program stands still; none of them waits for anything.
-/// Beyond: the injection is given up.
-const MAX_STOPPED_CALL: Duration = Duration::from_secs(2);
+/// Longest that one call may take while the program stands still; none of them waits for anything
+/// but a processor. Beyond: the injection is given up, and the program ends, for its thread stands
+/// in the middle of a call that it did not make. So this is longer than a thread is left without a
+/// processor on a machine that still does anything: more than 2 s were seen with 40 runnable
+/// threads for two processors, some of them preferred.
+const MAX_STOPPED_CALL: Duration = Duration::from_secs(30);
 /// Longest that one call of the sidecar may take. The program runs meanwhile, so there is no hurry;
 /// on a busy machine a sidecar was seen runnable, but without a processor, for 500 ms.
 const MAX_FREE_CALL: Duration = Duration::from_secs(10);
