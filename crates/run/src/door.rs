@@ -63,13 +63,16 @@ impl DoorLack {
                  (--device /dev/userfaultfd); elsewhere use Linux 6.1 or newer"
             }
             DoorLack::NoForkEvents => {
-                "run as root, or sudo setcap cap_sys_ptrace=p on the farpool binary \
-                 (docs/sidecar.md says what that gives away)"
+                "run as root (in a container with --cap-add SYS_PTRACE), or sudo setcap \
+                 cap_sys_ptrace=p on the farpool binary (docs/security.md says what that gives away)"
             }
             DoorLack::Handshake(_) => "use Linux 6.8 or newer",
             DoorLack::Tracing(_) => {
                 "allow it to a process's ancestors (sudo sysctl kernel.yama.ptrace_scope=1; 3 can \
                  only be taken back by a boot); in a container allow ptrace in the seccomp profile"
+            }
+            DoorLack::Trial(TrialError::Trace(InjectError::AlreadyTraced { .. })) => {
+                "have the debugger or strace follow the program, not farpool and all it starts"
             }
             DoorLack::Trial(_) => {
                 "in a container allow ptrace, pidfd_getfd and kcmp in its seccomp profile \
