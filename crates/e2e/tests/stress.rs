@@ -217,6 +217,12 @@ fn case_of_root(name: &str, limit: &str) {
     case_of_the_library(name, limit);
 }
 
+/// Of MADV_FREE the kernel promises zeros or the old contents; the library has zeros at once.
+#[test]
+fn memory_given_up_is_gone_at_once() {
+    case_of_the_library("free-at-once", "24MiB");
+}
+
 #[test]
 fn environments_of_the_programs_making() {
     case_of_the_library("environments", "24MiB");
@@ -251,7 +257,6 @@ cases! {
     a_mapping_that_fails_changes_nothing "mmap-fixed-refused" "24MiB"
     an_advice_that_fails_changes_nothing "madvise-refused" "24MiB"
     a_discard_of_locked_memory "discard-locked" "24MiB"
-    memory_given_up_is_gone_at_once "free-at-once" "24MiB"
     many_small_mappings_are_held_to_the_limit "many-mappings" "24MiB"
     a_chain_of_forks "fork-chain" "96MiB"
     signals_during_forks "fork-signals" "24MiB"
