@@ -95,8 +95,12 @@ int main(void) {
 }"#;
     std::fs::write(directory.path().join("t.c"), source).expect("source");
     compile("gcc", &["-O2", "-pthread", "t.c", "-o", "t"], directory.path());
-    let program = directory.path().join("t");
-    compare(&BOTH, 32, &program.to_string_lossy(), &[], directory.path());
+    let program = directory.path().join("t").to_string_lossy().into_owned();
+    compare(&PRELOAD, 32, &program, &[], directory.path());
+    // They fill 128 MiB at once: until it has its sidecar it can pass the limit, on a busy machine
+    // by more than is allowed (docs/sidecar.md; 93 MiB were seen where 67 are).
+    let job = Job { program: &program, arguments: &[], directory: directory.path() };
+    job.compare_results(Door::Usual, 32);
 }
 
 /// Each starts this very program with more arguments than registers hold, and with the library's variables taken out.
