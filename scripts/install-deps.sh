@@ -44,6 +44,7 @@ find_missing() {
     need e2fsprogs mkfs.ext4
     need faketime faketime
     need procps ps
+    need libcap2-bin setcap # a user's farpool gets the right that a sidecar needs
     need gdb gdb # reads the cores that farpool writes
     need qemu-user "qemu-$(uname -m)" # farpool trace runs programs under it
     compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \

@@ -41,6 +41,10 @@ fn watch_sources(workspace: &Path) {
 fn build(workspace: &Path, triple: &str, directory: &Path) {
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["build", "--release", "--locked", "-p", "farpool-sidecar", "--target", triple]);
+    if variable("PROFILE") == "debug" {
+        // So that tests see what is said then.
+        cargo.args(["--features", "test-panics"]);
+    }
     cargo.arg("--target-dir").arg(directory).current_dir(workspace);
     for name in OUTER_ONLY {
         cargo.env_remove(name);

@@ -27,9 +27,9 @@ pub struct BenchArgs {
     /// Folder on a disk for swap files and the programs' own files
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
-    /// How farpool gets into the programs
-    #[arg(long, value_enum, default_value_t)]
-    pub door: Door,
+    /// How farpool gets into the programs [default: as `farpool run` does here]
+    #[arg(long, value_enum)]
+    pub door: Option<Door>,
     /// The farpool binary that runs the programs [default: this one]
     #[arg(long, value_name = "FILE")]
     pub farpool: Option<PathBuf>,

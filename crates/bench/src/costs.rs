@@ -14,7 +14,7 @@ use farpool_sim::pager::{Costs, Events, MeasuredCosts, Probe};
 use farpool_trace::capture;
 
 use crate::machine::Machine;
-use crate::stage::{self, check_interrupted, progress, run_to_end, watch_signals};
+use crate::stage::{self, Door, check_interrupted, progress, run_to_end, watch_signals};
 use crate::workload::WorkloadReport;
 use crate::{BenchError, WorkloadName};
 
@@ -25,6 +25,8 @@ pub struct CostsOptions {
     pub farpool: PathBuf,
     /// Where far memory is; a blade of the run's own, over shared memory, where none is given.
     pub blades: Vec<String>,
+    /// How Farpool gets into the probes.
+    pub door: Door,
     /// Memory of a probe.
     pub bytes: u64,
     /// Each probe is run so many times in each place; the fastest counts.
@@ -130,7 +132,7 @@ fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
     let mut least = [Duration::MAX; 2];
     for _ in 0..options.rounds.max(START_ROUNDS) {
         let mut far = Command::new(&options.farpool);
-        far.args(["run", "--quiet", "--local", START_LOCAL]);
+        far.args(["run", "--quiet", "--door", options.door.as_str(), "--local", START_LOCAL]);
         for blade in &options.blades {
             far.args(["--blade", blade]);
         }
@@ -162,7 +164,8 @@ fn measure_probe(
         let mut local = Command::new(&program[0]);
         let local = report(name, local.args(&program[1..]))?;
         let mut far = Command::new(&options.farpool);
-        far.args(["run", "--quiet", "--local", &limit_bytes.to_string(), "--stats"]).arg(stats);
+        far.args(["run", "--quiet", "--door", options.door.as_str()]);
+        far.args(["--local", &limit_bytes.to_string(), "--stats"]).arg(stats);
         for blade in &options.blades {
             far.args(["--blade", blade]);
         }

@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 9;
+pub(crate) const VERSION: u32 = 10;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,10 +174,12 @@ pub enum Counter {
     SplitMappings,
     /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written by the keeper.
     PinnedPages,
+    /// Gauge: 1 while no blade gives this process more memory or takes pages of it.
+    WithoutRoom,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::PinnedPages as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::WithoutRoom as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

@@ -35,10 +35,20 @@ const EXIT_UNREACHABLE: u8 = 5;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Before there is a second thread.
+    if let Err(error) = farpool_run::confine_rights(makes_handshakes(&cli.command)) {
+        eprintln!("farpool: the rights of its file cannot be given up: {error}");
+        return ExitCode::from(EXIT_FAILED);
+    }
     match dispatch(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Whether a command puts sidecars into programs, or tries whether it could.
+fn makes_handshakes(command: &Command) -> bool {
+    matches!(command, Command::Run(_) | Command::Attach(_) | Command::Doctor(_) | Command::Trace(_))
 }
 
 /// Runs the subcommand; its result is the exit code.

@@ -306,6 +306,8 @@ impl fmt::Display for WhenOutside {
 /// How the pager gets into the program's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Door {
+    /// The sidecar where it can work, else the preloaded library.
+    Auto,
     /// A library that stands in front of the C library's memory calls.
     Preload,
     /// A process of its own in the program's address space.
@@ -317,13 +319,14 @@ impl FromStr for Door {
 
     fn from_str(text: &str) -> Result<Self, String> {
         clap::ValueEnum::from_str(text, false)
-            .map_err(|_| format!("{text:?} is neither preload nor sidecar"))
+            .map_err(|_| format!("{text:?} is none of auto, preload and sidecar"))
     }
 }
 
 impl fmt::Display for Door {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(match self {
+            Door::Auto => "auto",
             Door::Preload => "preload",
             Door::Sidecar => "sidecar",
         })

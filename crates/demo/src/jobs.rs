@@ -102,7 +102,7 @@ impl Workspace {
             .during("making a folder for the records")?;
         let records = records::collect(folder.path().join("records"), options.records_bytes)?;
         let farpool = options.farpool.clone();
-        let (patience, door) = (PYTHON_PATIENCE, Door::default());
+        let (patience, door) = (PYTHON_PATIENCE, Door::usual(&farpool));
         let stage = Stage { farpool, folder: folder.path().to_owned(), patience, door };
         Ok(Workspace { records, requests: options.requests, stage, _folder: folder })
     }

@@ -16,6 +16,8 @@ const WRONG_DATA: i32 = 9;
 /// How the pager gets into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
+    /// As `farpool run` chooses; where the tests run as root, the sidecar.
+    Usual,
     Preload,
     Sidecar,
 }
@@ -61,7 +63,11 @@ impl Run {
     /// The same through this door.
     pub fn through(door: Door, limit: &str) -> Run {
         let run = Run::far(limit);
-        if door == Door::Sidecar { run.args(["--door", "sidecar"]) } else { run }
+        match door {
+            Door::Usual => run,
+            Door::Preload => run.args(["--door", "preload"]),
+            Door::Sidecar => run.args(["--door", "sidecar"]),
+        }
     }
 
     /// `farpool attach PID --local LIMIT`: a run that ends when the process ends or is left.

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::proxy::{Fault, Proxy};
-use farpool_e2e::run::{Outcome, Run, Running};
+use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{PATIENCE, binaries, skip, tree, turn, wait_until};
 
 /// 128 + SIGBUS.
 const SIGBUS_CODE: i32 = 135;
 /// 128 + SIGABRT.
 const SIGABRT_CODE: i32 = 134;
+/// 128 + SIGKILL: a sidecar ends its program by a signal that cannot be caught.
+const SIGKILL_CODE: i32 = 137;
 const THREADS: usize = 2;
 
 /// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns, and some of
@@ -198,31 +200,65 @@ fn a_pager_that_panics_ends_the_program_with_a_clear_message() {
     }
     let _turn = turn();
     for thread in ["farpool-fault", "farpool-evict", "farpool-steward"] {
-        let outcome = Run::far("16MiB")
-            .own_program("farpool-stress")
-            .args(["--mib", "64", "--seconds", "60", "--ops", "discard,heap"])
-            .env("FARPOOL_TEST_PANIC", thread)
-            .finish();
-        assert_eq!(outcome.code, SIGABRT_CODE, "{thread}: {}", outcome.stderr);
-        for said in ["the pager failed", thread, "please report it", "the program is stopped"] {
-            assert!(outcome.stderr.contains(said), "{thread}: no {said:?} in {}", outcome.stderr);
-        }
+        a_thread_that_panics_is_named(Door::Preload, thread, SIGABRT_CODE);
+        a_thread_that_panics_is_named(Door::Sidecar, thread, SIGKILL_CODE);
+    }
+}
+
+fn a_thread_that_panics_is_named(door: Door, thread: &str, code: i32) {
+    let outcome = Run::through(door, "16MiB")
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--seconds", "60", "--ops", "discard,heap"])
+        .env("FARPOOL_TEST_PANIC", thread)
+        .finish();
+    assert_eq!(outcome.code, code, "{door:?} {thread}: {}", outcome.stderr);
+    for said in ["the pager failed", thread, "please report it", "the program is stopped"] {
+        assert!(outcome.stderr.contains(said), "{thread}: no {said:?} in {}", outcome.stderr);
     }
 }
 
 #[test]
 fn a_full_pool_fails_allocations_if_so_chosen() {
     let _turn = turn();
-    let blade = Blade::start("32MiB");
-    let outcome = Run::far("16MiB")
+    for door in [Door::Sidecar, Door::Preload] {
+        let blade = Blade::start("32MiB");
+        let outcome = Run::through(door, "16MiB")
+            .args(["--when-full", "fail"])
+            .blade(&blade.address(Transport::Tcp))
+            .own_program("farpool-cases")
+            .args(["fill-until-refused"])
+            .finish();
+        outcome.require_success();
+        let said = &outcome.stderr;
+        assert!(outcome.stdout.contains("refused"), "{door:?}: {}", outcome.stdout);
+        assert!(said.contains("--quota"), "{door:?}: the message says what to do: {said}");
+    }
+}
+
+/// The kernel refuses by a limit of the process, which must be gone when far memory takes pages again, in its children
+/// too, and when the process is left.
+#[test]
+fn what_a_full_pool_takes_is_given_back() {
+    let _turn = turn();
+    let (small, large) = (Blade::start("32MiB"), Blade::start("512MiB"));
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    let gate = directory.path().join("gate");
+    let mut running = Run::through(Door::Sidecar, "16MiB")
         .args(["--when-full", "fail"])
-        .blade(&blade.address(Transport::Tcp))
+        .blade(&small.address(Transport::Tcp))
         .own_program("farpool-cases")
-        .args(["fill-until-refused"])
-        .finish();
+        .args(["fill-until-given-back"])
+        .env("FARPOOL_CASE_GATE", &gate)
+        .start();
+    running.wait_for_output("refused", 1);
+    let mut farpool = std::process::Command::new(binaries::program("farpool"));
+    farpool.args(["blades", &running.pid().to_string(), "--add", &large.address(Transport::Tcp)]);
+    let added = farpool.output().expect("farpool blades");
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    std::fs::write(&gate, "").expect("gate");
+    let outcome = running.finish();
     outcome.require_success();
-    assert!(outcome.stdout.contains("refused"), "{}", outcome.stdout);
-    assert!(outcome.stderr.contains("--quota"), "the message says what to do: {}", outcome.stderr);
+    assert!(outcome.stdout.contains("given back, and to its child"), "{}", outcome.stdout);
 }
 
 #[test]
@@ -242,13 +278,15 @@ fn a_full_pool_slows_the_program_otherwise() {
 #[test]
 fn a_quota_is_a_full_pool_too() {
     let _turn = turn();
-    let outcome = Run::far("16MiB")
-        .args(["--quota", "32MiB", "--when-full", "fail"])
-        .own_program("farpool-cases")
-        .args(["fill-until-refused"])
-        .finish();
-    outcome.require_success();
-    assert!(outcome.stdout.contains("refused"), "{}", outcome.stdout);
+    for door in [Door::Sidecar, Door::Preload] {
+        let outcome = Run::through(door, "16MiB")
+            .args(["--quota", "32MiB", "--when-full", "fail"])
+            .own_program("farpool-cases")
+            .args(["fill-until-refused"])
+            .finish();
+        outcome.require_success();
+        assert!(outcome.stdout.contains("refused"), "{door:?}: {}", outcome.stdout);
+    }
 }
 
 #[test]
@@ -271,7 +309,7 @@ fn tcp_beyond_loopback_is_refused() {
 }
 
 #[test]
-fn a_static_program_is_refused() {
+fn a_static_program_is_refused_by_the_preloaded_library() {
     if !farpool_e2e::have("gcc") {
         return;
     }
@@ -283,7 +321,8 @@ fn a_static_program_is_refused() {
     if !built.status.success() {
         return farpool_e2e::skip("gcc builds no static programs here (no libc.a)");
     }
-    let outcome = Run::far("16MiB").program(program).finish();
+    Run::far("16MiB").program(&program).finish().require_success();
+    let outcome = Run::through(Door::Preload, "16MiB").program(program).finish();
     assert_ne!(outcome.code, 0);
     assert!(outcome.stderr.contains("statically linked"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("static-program"), "{}", outcome.stderr);

@@ -12,10 +12,18 @@ use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::tree::Peak;
 use farpool_e2e::{have, redis, skip, sources, tree, turn};
 
-/// Runs a program all-local and at `limit_mib`; both must print the same, and the limit must hold.
-fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) -> Outcome {
-    Job { program, arguments, directory }.compare(Door::Preload, limit_mib)
+/// Runs a program all-local and at `limit_mib`; both must print the same, and the limit must hold. `doors`: those that no
+/// other test takes it through (sidecar_programs.rs, sidecar_servers.rs).
+fn compare(doors: &[Door], limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) {
+    for door in doors {
+        println!("{door:?}");
+        Job { program, arguments, directory }.compare(*door, limit_mib);
+    }
 }
+
+const BOTH: [Door; 2] = [Door::Usual, Door::Preload];
+const USUAL: [Door; 1] = [Door::Usual];
+const PRELOAD: [Door; 1] = [Door::Preload];
 
 #[test]
 fn a_c_program_under_malloc() {
@@ -48,7 +56,7 @@ int main(void) {
     std::fs::write(directory.path().join("m.c"), source).expect("source");
     compile("gcc", &["-O2", "m.c", "-o", "m"], directory.path());
     let program = directory.path().join("m");
-    compare(24, &program.to_string_lossy(), &[], directory.path());
+    compare(&BOTH, 24, &program.to_string_lossy(), &[], directory.path());
 }
 
 #[test]
@@ -87,11 +95,15 @@ int main(void) {
 }"#;
     std::fs::write(directory.path().join("t.c"), source).expect("source");
     compile("gcc", &["-O2", "-pthread", "t.c", "-o", "t"], directory.path());
-    let program = directory.path().join("t");
-    compare(32, &program.to_string_lossy(), &[], directory.path());
+    let program = directory.path().join("t").to_string_lossy().into_owned();
+    compare(&PRELOAD, 32, &program, &[], directory.path());
+    // They fill 128 MiB at once: until it has its sidecar it can pass the limit, on a busy machine
+    // by more than is allowed (docs/sidecar.md; 93 MiB were seen where 67 are).
+    let job = Job { program: &program, arguments: &[], directory: directory.path() };
+    job.compare_results(Door::Usual, 32);
 }
 
-/// Each starts this very program with more arguments than registers hold, and with our variables taken out.
+/// Each starts this very program with more arguments than registers hold, and with the library's variables taken out.
 #[test]
 fn a_c_program_calls_execl_execlp_and_execle() {
     if !have("gcc") {
@@ -143,7 +155,7 @@ int main(int count, char **words) {
     std::fs::write(directory.path().join("e.c"), source).expect("source");
     compile("gcc", &["-O2", "e.c", "-o", "e"], directory.path());
     let _turn = turn();
-    let outcome = Run::far("64MiB").program(directory.path().join("e")).finish();
+    let outcome = Run::through(Door::Preload, "64MiB").program(directory.path().join("e")).finish();
     let expected = "execl 0\nexeclp 0\nexecle 0\nshort 0\nunlike 0\n";
     assert_eq!(outcome.require_success().stdout, expected, "{}", outcome.stderr);
 }
@@ -163,14 +175,14 @@ fn gcc_compiles_something_large() {
     }
     std::fs::write(directory.path().join("large.c"), source).expect("source");
     let arguments = ["-O2", "-S", "-o", "-", "large.c"];
-    compare(32, "gcc", &arguments, directory.path());
+    compare(&USUAL, 32, "gcc", &arguments, directory.path());
 }
 
 #[test]
 fn sqlite_in_memory() {
     if have("sqlite3") {
         let directory = scratch();
-        compare(24, "sqlite3", &[":memory:", &sources::sql(300_000)], directory.path());
+        compare(&PRELOAD, 24, "sqlite3", &[":memory:", &sources::sql(300_000)], directory.path());
     }
 }
 
@@ -207,7 +219,7 @@ fn a_java_program() {
     let directory = scratch();
     sources::java(directory.path());
     let words = ["-Xmx256m", "-XX:+UseSerialGC", "-cp", ".", "Main", "500000"];
-    compare(64, "java", &words, directory.path());
+    compare(&PRELOAD, 64, "java", &words, directory.path());
 }
 
 #[test]
@@ -246,7 +258,7 @@ open(sys.argv[1] + ".new", "w").write(h.hexdigest() + "\n"); os.rename(sys.argv[
     std::fs::write(directory.path().join("daemon.py"), daemon).expect("script");
     let script = "python3 job.py | cat; setsid -w python3 job.py; nohup python3 job.py 2>/dev/null; rm -f result; \
                   python3 daemon.py result; while [ ! -e result ]; do sleep 0.05; done; cat result";
-    compare(24, "sh", &["-c", script], directory.path());
+    compare(&USUAL, 24, "sh", &["-c", script], directory.path());
 }
 
 /// The first program of the run changes its user and starts another one.
@@ -262,8 +274,10 @@ fn setpriv_and_runuser() {
     let library = farpool_e2e::binaries::program("libfarpool_preload.so");
     let mut reads = Command::new("setpriv");
     reads.args(["--reuid", "nobody", "--clear-groups", "head", "-c1"]).arg(library);
+    let mut doors = vec![Door::Usual, Door::Preload];
     if !reads.output().is_ok_and(|output| output.status.success()) {
-        return skip("the preload library is in a directory that other users may not read");
+        doors.pop();
+        println!("the preload library is in a directory that other users may not read: not tried");
     }
     let job = "import os; b = [bytes([i % 251]) * 4000 for i in range(20000)]; \
                print(os.getuid() == 0, sum(x[9] for x in b))";
@@ -275,13 +289,16 @@ fn setpriv_and_runuser() {
     for changer in changers {
         let arguments = [&changer[1..], &["/usr/bin/env", "python3", "-c", job]].concat();
         let expected = Run::local(changer[0]).args(&arguments).directory(Path::new("/")).finish();
-        let outcome = Run::far("24MiB").program(changer[0]).args(&arguments);
-        let outcome = outcome.directory(Path::new("/")).patience(PATIENCE).finish();
-        outcome.require_success().require_far();
-        assert_eq!(outcome.stdout, expected.stdout, "{changer:?}: {}", outcome.stderr);
+        for door in &doors {
+            let outcome = Run::through(*door, "24MiB").program(changer[0]).args(&arguments);
+            let outcome = outcome.directory(Path::new("/")).patience(PATIENCE).finish();
+            outcome.require_success().require_far();
+            assert_eq!(outcome.stdout, expected.stdout, "{changer:?}: {}", outcome.stderr);
+        }
     }
 }
 
+/// The keeper is the user's own, who has not the right that a sidecar needs: the library it is, and it is said why.
 #[test]
 fn postgres_with_twenty_connections() {
     let Some(cluster) = Cluster::make() else { return };
@@ -308,4 +325,6 @@ fn postgres_with_twenty_connections() {
     );
     assert!(peak_bytes <= allowed_bytes(96), "peak {peak_bytes} bytes: {}", outcome.stats);
     outcome.require_success();
+    let note = outcome.stderr.lines().find(|line| line.contains("the preloaded library is used"));
+    assert!(note.is_some_and(|note| note.contains("CAP_SYS_PTRACE")), "{}", outcome.stderr);
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
-use farpool_e2e::run::{Outcome, Run, Running};
+use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, turn};
 
 /// Everything but fork, which has rows of its own.
@@ -37,8 +37,14 @@ fn limit(percent: u64) -> String {
 #[test]
 fn shm_from_one_to_ninety_percent() {
     let _turn = turn();
-    for (percent, seed) in [(1, 11), (10, 12), (25, 13), (50, 14), (90, 15)] {
-        let outcome = stress(Run::far(&limit(percent)), QUIET_OPS, 4, seed);
+    for (door, percent, seed) in [
+        (Door::Preload, 1, 11),
+        (Door::Usual, 10, 12),
+        (Door::Preload, 25, 13),
+        (Door::Usual, 50, 14),
+        (Door::Usual, 90, 15),
+    ] {
+        let outcome = stress(Run::through(door, &limit(percent)), QUIET_OPS, 4, seed);
         outcome.require_far();
     }
 }
@@ -46,8 +52,10 @@ fn shm_from_one_to_ninety_percent() {
 #[test]
 fn shm_with_forks() {
     let _turn = turn();
-    for (percent, seed) in [(40, 21), (70, 22), (90, 23)] {
-        stress(Run::far(&limit(percent)), ALL_OPS, 3, seed).require_far();
+    for (door, percent, seed) in
+        [(Door::Usual, 40, 21), (Door::Preload, 70, 22), (Door::Usual, 90, 23)]
+    {
+        stress(Run::through(door, &limit(percent)), ALL_OPS, 3, seed).require_far();
     }
 }
 
@@ -55,10 +63,12 @@ fn shm_with_forks() {
 fn unix_and_tcp() {
     let _turn = turn();
     let blade = Blade::start("1GiB");
-    for (transport, percent, seed) in
-        [(Transport::Unix, 10, 31), (Transport::Tcp, 10, 32), (Transport::Tcp, 60, 33)]
-    {
-        let run = Run::far(&limit(percent)).blade(&blade.address(transport));
+    for (door, transport, percent, seed) in [
+        (Door::Usual, Transport::Unix, 10, 31),
+        (Door::Preload, Transport::Tcp, 10, 32),
+        (Door::Usual, Transport::Tcp, 60, 33),
+    ] {
+        let run = Run::through(door, &limit(percent)).blade(&blade.address(transport));
         stress(run, QUIET_OPS, 4, seed).require_far();
     }
 }
@@ -75,12 +85,12 @@ fn tcp_with_forks() {
 fn two_blades() {
     let _turn = turn();
     let (one, other) = (Blade::start(FORKS_MEMORY), Blade::start(FORKS_MEMORY));
-    for (transport, ops, percent, seed) in [
-        (Transport::Shm, QUIET_OPS, 20, 51),
-        (Transport::Tcp, QUIET_OPS, 20, 52),
-        (Transport::Unix, ALL_OPS, 60, 53),
+    for (door, transport, ops, percent, seed) in [
+        (Door::Usual, Transport::Shm, QUIET_OPS, 20, 51),
+        (Door::Preload, Transport::Tcp, QUIET_OPS, 20, 52),
+        (Door::Usual, Transport::Unix, ALL_OPS, 60, 53),
     ] {
-        let run = Run::far(&limit(percent));
+        let run = Run::through(door, &limit(percent));
         let run = run.blade(&one.address(transport)).blade(&other.address(transport));
         stress(run, ops, 3, seed).require_far();
     }
@@ -105,18 +115,18 @@ fn change_blades(running: &Running, arguments: &[&str]) -> String {
 fn memory_moves_while_programs_run() {
     const MOVES: usize = 5;
     let _turn = turn();
-    for (transport, ops, percent, seed) in [
-        (Transport::Tcp, QUIET_OPS, 20, 71),
-        (Transport::Shm, QUIET_OPS, 20, 72),
-        (Transport::Tcp, ALL_OPS, 60, 73),
-        (Transport::Unix, ALL_OPS, 60, 74),
+    for (door, transport, ops, percent, seed) in [
+        (Door::Usual, Transport::Tcp, QUIET_OPS, 20, 71),
+        (Door::Preload, Transport::Shm, QUIET_OPS, 20, 72),
+        (Door::Preload, Transport::Tcp, ALL_OPS, 60, 73),
+        (Door::Usual, Transport::Unix, ALL_OPS, 60, 74),
     ] {
         let blade = || Blade::start_with(FORKS_MEMORY, &["--lease", "1s"]);
         let mut here = blade();
         let directory = tempfile::tempdir().expect("directory");
         let moved = directory.path().join("moved");
         let mib = STRESS_MIB.to_string();
-        let running = Run::far(&limit(percent))
+        let running = Run::through(door, &limit(percent))
             .blade(&here.address(transport))
             .own_program("farpool-stress")
             .args(["--mib", &mib, "--threads", "3", "--seconds", "200"])
@@ -141,9 +151,20 @@ fn memory_moves_while_programs_run() {
     }
 }
 
+/// Both doors promise the same.
 fn case(name: &str, limit: &str) {
     let _turn = turn();
-    require_case(Run::far(limit), name);
+    for door in [Door::Sidecar, Door::Preload] {
+        println!("{door:?}");
+        require_case(Run::through(door, limit), name);
+    }
+}
+
+/// What only the preloaded library could do wrong: it puts threads into the program, and variables into the
+/// environments of what that starts.
+fn case_of_the_library(name: &str, limit: &str) {
+    let _turn = turn();
+    require_case(Run::through(Door::Preload, limit), name);
 }
 
 fn require_case(run: Run, name: &str) {
@@ -193,7 +214,18 @@ fn case_of_root(name: &str, limit: &str) {
     if user != 0 {
         return farpool_e2e::skip("only root has rights to give up");
     }
-    case(name, limit);
+    case_of_the_library(name, limit);
+}
+
+/// Of MADV_FREE the kernel promises zeros or the old contents; the library has zeros at once.
+#[test]
+fn memory_given_up_is_gone_at_once() {
+    case_of_the_library("free-at-once", "24MiB");
+}
+
+#[test]
+fn environments_of_the_programs_making() {
+    case_of_the_library("environments", "24MiB");
 }
 
 #[test]
@@ -225,7 +257,6 @@ cases! {
     a_mapping_that_fails_changes_nothing "mmap-fixed-refused" "24MiB"
     an_advice_that_fails_changes_nothing "madvise-refused" "24MiB"
     a_discard_of_locked_memory "discard-locked" "24MiB"
-    memory_given_up_is_gone_at_once "free-at-once" "24MiB"
     many_small_mappings_are_held_to_the_limit "many-mappings" "24MiB"
     a_chain_of_forks "fork-chain" "96MiB"
     signals_during_forks "fork-signals" "24MiB"
@@ -233,5 +264,4 @@ cases! {
     data_of_other_threads_after_fork "fork-thread-data" "24MiB"
     memory_that_children_do_not_get "fork-unshared" "24MiB"
     pages_lent_to_a_pipe "vmsplice" "24MiB"
-    environments_of_the_programs_making "environments" "24MiB"
 }

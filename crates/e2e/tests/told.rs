@@ -9,6 +9,8 @@ use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{have, skip, tree, turn, wait_until};
 
 const MIB: u64 = 1 << 20;
+/// In the line that says what would hold it, when all that it works on was seen.
+const KNOWN: &str = "much of its time goes to pages that come and go: about ";
 /// `farpool run` ends with this because of a process outside.
 const OUTSIDE: i32 = 120;
 
@@ -53,9 +55,9 @@ int main(int count, char **words) {
 }
 "#;
 
-fn start_walk(directory: &Path, limit: &str, words: [&str; 4]) -> Running {
+fn start_walk(door: Door, directory: &Path, limit: &str, words: [&str; 4]) -> Running {
     let program = compile_c("walk", WALK, &[], directory);
-    Run::far(limit).program(program).args(words).patience(PATIENCE).start()
+    Run::through(door, limit).program(program).args(words).patience(PATIENCE).start()
 }
 
 fn mib_in(line: &str, before: &str) -> u64 {
@@ -64,15 +66,16 @@ fn mib_in(line: &str, before: &str) -> u64 {
     number.parse().unwrap_or_else(|_| panic!("no size after {before:?} in {line:?}"))
 }
 
-fn is_told_what_would_hold(all: &str, used: &str, walk: &str, needs_mib: u64) {
+fn is_told_what_would_hold(door: Door, all: &str, used: &str, walk: &str, needs_mib: u64) {
     if !have("gcc") {
         return;
     }
     let _turn = turn();
     let directory = scratch();
-    let mut running = start_walk(directory.path(), "64MiB", [all, used, walk, "0"]);
+    let mut running = start_walk(door, directory.path(), "64MiB", [all, used, walk, "0"]);
     running.wait_for_output("filled", 1);
-    let line = running.wait_for_line("the program works on more memory than it has");
+    // On a busy machine it may be guessed before ("perhaps"), for not all of it was seen yet.
+    let line = running.wait_for_line(KNOWN);
     let told_mib = mib_in(&line, "about ");
     assert!(told_mib.abs_diff(needs_mib) * 4 <= needs_mib, "{line}");
     let told =
@@ -81,23 +84,24 @@ fn is_told_what_would_hold(all: &str, used: &str, walk: &str, needs_mib: u64) {
     tree::signal(running.pid(), libc::SIGTERM);
     let outcome = running.finish();
     let said = outcome.stderr;
-    assert_eq!(said.matches("works on more memory than it has").count(), 1, "{said}");
+    assert_eq!(said.matches(KNOWN).count(), 1, "{said}");
     assert_eq!(said.matches("worked on more memory than it had").count(), 1, "{said}");
 }
 
 #[test]
 fn a_random_walk_over_twice_the_limit_is_told_its_size() {
-    is_told_what_would_hold("128", "128", "random", 128);
+    is_told_what_would_hold(Door::Usual, "128", "128", "random", 128);
+    is_told_what_would_hold(Door::Preload, "128", "128", "random", 128);
 }
 
 #[test]
 fn a_walk_round_and_round_is_told_its_size() {
-    is_told_what_would_hold("128", "128", "cyclic", 128);
+    is_told_what_would_hold(Door::Usual, "128", "128", "cyclic", 128);
 }
 
 #[test]
 fn what_is_not_used_is_not_counted() {
-    is_told_what_would_hold("256", "96", "random", 96);
+    is_told_what_would_hold(Door::Usual, "256", "96", "random", 96);
 }
 
 #[test]
@@ -108,7 +112,8 @@ fn a_program_that_fits_is_told_nothing() {
     let _turn = turn();
     let directory = scratch();
     // Some seconds, most of its memory far.
-    let running = start_walk(directory.path(), "64MiB", ["200", "40", "random", "700000000"]);
+    let words = ["200", "40", "random", "700000000"];
+    let running = start_walk(Door::Usual, directory.path(), "64MiB", words);
     let began = Instant::now();
     let outcome = running.finish();
     outcome.require_success();
@@ -124,13 +129,16 @@ fn locked_memory_that_passes_the_limit_is_told_in_bytes() {
     let _turn = turn();
     let directory = scratch();
     let program = compile_c("hold", HOLD, &[], directory.path());
-    let running = Run::far("48MiB").program(program).args(["lock"]).patience(PATIENCE).start();
-    let line = running.wait_for_line("cannot be moved, more than its limit");
-    let locked = (80 * MIB).to_string();
-    assert!(line.contains(&format!("{locked} locked (mlock)")), "{line}");
-    let told = wait_until("stat to know it", PATIENCE, || running.told());
-    assert_eq!(told["unmovable_bytes"]["locked"], 80 * MIB, "{told}");
-    assert!(told["pinned_bytes"].as_u64() >= Some(80 * MIB), "{told}");
+    for door in [Door::Usual, Door::Preload] {
+        let run = Run::through(door, "48MiB").program(&program).args(["lock"]);
+        let running = run.patience(PATIENCE).start();
+        let line = running.wait_for_line("cannot be moved, more than its limit");
+        let locked = (80 * MIB).to_string();
+        assert!(line.contains(&format!("{locked} locked (mlock)")), "{line}");
+        let told = wait_until("stat to know it", PATIENCE, || running.told());
+        assert_eq!(told["unmovable_bytes"]["locked"], 80 * MIB, "{told}");
+        assert!(told["pinned_bytes"].as_u64() >= Some(80 * MIB), "{told}");
+    }
 }
 
 /// The static program that holds memory; None where there is no static C library.
@@ -148,11 +156,11 @@ fn static_hold(directory: &Path) -> Option<PathBuf> {
     Some(compile_c("hold", HOLD, &["-static"], directory))
 }
 
-/// A shell that starts a static program.
+/// A shell that starts a static program, which the preloaded library does not get into.
 fn start_static(program: &Path, when: &str) -> Running {
     let script = format!("{} hold; exit 3", program.display());
-    let run = Run::far("128MiB").args(["--when-outside", when]).program("sh").args(["-c", &script]);
-    run.patience(PATIENCE).start()
+    let run = Run::through(Door::Preload, "128MiB").args(["--when-outside", when]);
+    run.program("sh").args(["-c", &script]).patience(PATIENCE).start()
 }
 
 fn wait_for_outside(running: &Running) {

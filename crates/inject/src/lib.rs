@@ -30,6 +30,7 @@ mod remote;
 mod stack;
 mod stop;
 mod sys;
+mod trial;
 mod withdraw;
 
 use std::ops::Range;
@@ -45,6 +46,7 @@ pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
 pub use crate::halt::{Halted, halt};
 pub use crate::image::Image;
 pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
+pub use crate::trial::{TrialError, try_tracing};
 pub use crate::withdraw::withdraw;
 
 use crate::error::StepError;

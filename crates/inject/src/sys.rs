@@ -3,6 +3,7 @@
 //! Invariant: all calls on one task come from the thread that seized it (ptrace knows threads).
 
 use std::io::Error;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::arch::Registers;
@@ -322,6 +323,38 @@ pub fn wait(
 pub fn send(tid: Tid, Signal(number): Signal) {
     // SAFETY: kill touches no memory of ours.
     let _ = unsafe { libc::kill(tid.0, number) };
+}
+
+/// A child of this process that opens itself to its tracer, writes a byte, and then does nothing until it is killed or
+/// the calling thread ends.
+pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
+    let ready = ready.as_raw_fd();
+    // SAFETY: the child makes system calls and nothing else, and never returns.
+    unsafe {
+        match libc::fork() {
+            -1 => Err(Error::last_os_error()),
+            0 => {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::prctl(libc::PR_SET_DUMPABLE, 1);
+                libc::write(ready, [0_u8].as_ptr().cast(), 1);
+                libc::close(ready);
+                loop {
+                    libc::pause();
+                }
+            }
+            child => Ok(Tid(child)),
+        }
+    }
+}
+
+/// Whether the address space of a task can be compared with this one's.
+pub fn compare_memory(tid: Tid) -> Result<(), Error> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
+    match unsafe { libc::syscall(libc::SYS_kcmp, std::process::id(), tid.0, KCMP_VM, 0, 0) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

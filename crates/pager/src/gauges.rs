@@ -76,6 +76,8 @@ impl Gauges {
         }
         self.count_there(is_small);
         slot.set(Counter::EvictablePages, self.there_pages);
+        let is_short = core.full.load(Relaxed) || core.refused.load(Relaxed);
+        slot.set(Counter::WithoutRoom, is_short.into());
         self.count_used();
     }
 

@@ -5,17 +5,17 @@ use std::panic::PanicHookInfo;
 use crate::serve::fail_closed;
 use crate::sys;
 
-/// In debug builds: the thread of the pager that panics on purpose, so that a test can see what is said then.
-#[cfg(debug_assertions)]
+/// In debug builds, and in the sidecars of these: the thread of the pager that panics on purpose, so that a test can see what is said then.
+#[cfg(any(debug_assertions, feature = "test-panics"))]
 const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, feature = "test-panics"))]
 static ASKED_FOR: std::sync::OnceLock<String> = std::sync::OnceLock::new();
 
 /// Has every later panic of this library end the program with a message of its own. The standard library's would go to
 /// descriptor 2 of the panicking thread, and the pager's threads have none.
 pub fn end_loudly() {
     std::panic::set_hook(Box::new(end));
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, feature = "test-panics"))]
     if let Ok(thread) = std::env::var(PANIC_VARIABLE) {
         let _ = ASKED_FOR.set(thread);
     }
@@ -34,7 +34,7 @@ fn end(panic: &PanicHookInfo<'_>) {
 /// Panics if a test asked for it in the calling thread.
 #[inline]
 pub fn panic_if_asked() {
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, feature = "test-panics"))]
     if ASKED_FOR.get().is_some_and(|thread| *thread == sys::thread_name()) {
         panic!("asked for by {PANIC_VARIABLE}");
     }

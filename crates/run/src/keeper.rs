@@ -19,16 +19,18 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
+use crate::door::{self, Door, Means};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::needs;
 use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
 use crate::rack::RackRun;
+use crate::rights;
 use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
 use crate::wards::{self, Wards};
-use crate::{Door, LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
+use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
 /// Signals passed on to the program; those of the terminal reach it anyway.
 const FORWARDED: [i32; 8] = [
@@ -63,15 +65,6 @@ fn run_recorded(
     recorder: Option<FaultRecorder>,
 ) -> Result<(i32, Option<FaultTrace>), RunError> {
     let path = program::find(&options.program)?;
-    let preload = match options.door {
-        Door::Preload => {
-            if options.when_outside != WhenOutside::Allow {
-                program::check(&path)?;
-            }
-            Some(preload_path(options)?)
-        }
-        Door::Sidecar => None,
-    };
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
     let descriptors = needs::raise_descriptors();
@@ -79,6 +72,7 @@ fn run_recorded(
         needs::check_machine(options, &descriptors)?;
         needs::check_blades(options)?;
     }
+    let way = choose(options, &path)?;
     let statistics_file = options.stats_file.as_deref().map(stats::create_file).transpose()?;
     let directory = RunDirectory::make()?;
     let (blades, private_blade) = blades(options, &directory)?;
@@ -98,15 +92,18 @@ fn run_recorded(
     if recorder.is_some() {
         board.switch_on_fault_log(&board_path)?;
     }
-    let wards = match options.door {
-        Door::Preload => None,
-        Door::Sidecar => Some(Wards::open(&board_path, options.when_outside)?),
+    let (door, preload, wards) = match way {
+        Way::Library(library) => (Door::Preload, Some(library), None),
+        Way::Sidecars(means) => {
+            let wards = Wards::open(means, &board_path, options.when_outside)?;
+            (Door::Sidecar, None, Some(wards))
+        }
     };
     let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
         .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper = Keeper::new(board, Some(custody), Strain::new(options.door, options.quiet));
+    let mut keeper = Keeper::new(board, Some(custody), Strain::new(door, options.quiet));
     if wards.is_some() {
         wards::be_prompt();
     }
@@ -122,6 +119,28 @@ fn run_recorded(
     }
     let code = if keeper.must_end() { EXIT_OUTSIDE } else { exit_code(status) };
     Ok((code, recorded.transpose()?))
+}
+
+/// The door of a run, with what it needs.
+enum Way {
+    Library(PathBuf),
+    Sidecars(Means),
+}
+
+/// Refuses a door that cannot work, and a program that the only door cannot serve.
+fn choose(options: &RunOptions, program: &Path) -> Result<Way, RunError> {
+    if options.door != Door::Preload {
+        match Means::tried() {
+            Ok(means) => return Ok(Way::Sidecars(means)),
+            Err(lack) if options.door == Door::Sidecar => return Err(RunError::Door(lack)),
+            Err(_) if options.quiet => {}
+            Err(lack) => eprintln!("farpool: {}", door::note(&lack)),
+        }
+    }
+    if options.when_outside != WhenOutside::Allow {
+        program::check(program)?;
+    }
+    Ok(Way::Library(preload_path(options)?))
 }
 
 /// What is kept of a run: its board, and what its processes have counted.
@@ -339,9 +358,10 @@ fn start(
 ) -> Result<i32, std::io::Error> {
     let mut command = Command::new(path);
     command.arg0(&options.program).args(&options.arguments);
+    command.envs(rights::lost_variables().iter().map(|(name, value)| (name, value)));
     if let Some(preload) = preload {
         let mut libraries = preload.as_os_str().to_owned();
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        if let Some(others) = rights::variable("LD_PRELOAD").filter(|others| !others.is_empty()) {
             libraries.push(":");
             libraries.push(others);
         }

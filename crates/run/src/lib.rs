@@ -9,8 +9,10 @@
 mod attach;
 mod births;
 mod blades;
+mod brakes;
 mod custody;
 mod directory;
+mod door;
 mod families;
 mod faults;
 mod keeper;
@@ -19,6 +21,7 @@ mod needs;
 mod outside;
 mod program;
 mod rack;
+mod rights;
 mod rooms;
 mod sidecars;
 mod stats;
@@ -40,12 +43,14 @@ use farpool_wire::SUPERPAGE_BYTES;
 pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::{make_base, runs};
+pub use door::{Door, DoorLack, sidecar_lack};
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
 pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use outside::{EXIT_OUTSIDE, WhenOutside};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
+pub use rights::confine as confine_rights;
 pub use sidecars::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
 pub use unmovable::{Kind as UnmovableKind, Unmovable};
@@ -63,16 +68,6 @@ pub enum LocalLimit {
 pub const PERCENT_FLOOR_BYTES: u64 = 16 << 20;
 /// The least local memory that can be asked for; below, the pager itself would not fit.
 pub const LIMIT_MIN_BYTES: u64 = 4 << 20;
-
-/// How the pager gets into the program's processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Door {
-    /// A library that stands in front of the C library's memory calls.
-    #[default]
-    Preload,
-    /// A process of its own in the program's address space, put into any process whose memory begins to count.
-    Sidecar,
-}
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -140,6 +135,8 @@ pub enum RunError {
     Program(#[from] ProgramError),
     #[error(transparent)]
     Board(#[from] farpool_board::BoardError),
+    #[error("--door sidecar cannot work here: {0}; {remedy}", remedy = .0.remedy())]
+    Door(DoorLack),
     #[error("the private blade cannot be started")]
     Blade(#[from] farpool_blade::ServeError),
     #[error("the blade address {address} is not usable: {reason}")]

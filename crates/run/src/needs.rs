@@ -28,6 +28,11 @@ const OTHER_CONNECTIONS: u64 = 6;
 /// 150 MiB without, at limits from 32 MiB to 4 GiB and with two and eight threads.
 pub const PAGER_ADDRESS_BYTES: u64 = 656 << 20;
 
+/// What helps who may not open /dev/userfaultfd.
+pub(crate) const DEVICE_REMEDY: &str = "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod \
+     660 /dev/userfaultfd (for good: a udev rule, KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"); in a \
+     container put the device into its specification with read and write, and allow ioctl on it in the seccomp profile";
+
 /// Why this process may have no userfaultfd as the pager needs it.
 #[derive(Debug, thiserror::Error)]
 pub enum UserfaultfdLack {
@@ -47,11 +52,7 @@ impl UserfaultfdLack {
     /// What helps, with the means that every system has.
     pub fn remedy(&self) -> &'static str {
         match self {
-            UserfaultfdLack::Permission(_) => {
-                "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd \
-                 (for good: a udev rule, KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"); in a container put the \
-                 device into its specification with read and write, and allow ioctl on it in the seccomp profile"
-            }
+            UserfaultfdLack::Permission(_) => DEVICE_REMEDY,
             UserfaultfdLack::NoDevice => {
                 "in a container put the device /dev/userfaultfd into its specification (--device /dev/userfaultfd) and \
                  allow userfaultfd in the seccomp profile; elsewhere run as root, or use a kernel from Linux 6.1 on"

@@ -11,13 +11,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farpool_inject::{Image, InjectError, Injected, Pid, Setup};
+use farpool_inject::{InjectError, Injected, Pid, Setup};
 use farpool_uffd::{OpenError, Uffd, features};
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
+use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
 use crate::talk::{
     ANSWER_TIME, Message, READY, TAKEN, WARDEN, ask, is_wish, receive, refused, send,
@@ -35,22 +37,19 @@ const END_NS: i64 = 200_000_000;
 pub const HANG_TIME: Duration = Duration::from_secs(30);
 /// The number of a child that no sidecar has told of: none that is told of has it.
 pub const UNTOLD: u64 = 0;
-const DEVICE: &str = "/dev/userfaultfd";
 
 /// Why a process has no sidecar.
 #[derive(Debug, thiserror::Error)]
 pub enum SidecarError {
     #[error(transparent)]
     Inject(#[from] InjectError),
-    #[error(
-        "{DEVICE} cannot be opened: {0}; run as root, or give your user access (chgrp and chmod on {DEVICE}); in a \
-         container the device has to be in its specification"
-    )]
-    Device(Error),
+    #[error("{0}; {remedy}", remedy = .0.remedy())]
+    Means(DoorLack),
     #[error(transparent)]
     Userfaultfd(#[from] OpenError),
     #[error(
-        "process {pid} is told of its own memory calls by EVENT_FORK, which needs CAP_SYS_PTRACE: {error}"
+        "the kernel tells of the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as root, or setcap \
+         cap_sys_ptrace=p on the farpool binary"
     )]
     NoRight { pid: i32, error: OpenError },
     #[error("the sidecar of process {pid}: {reason}")]
@@ -109,8 +108,7 @@ pub enum News {
 /// What all sidecars of a run start from.
 #[derive(Debug)]
 pub struct Nursery {
-    image: Image,
-    device: OwnedFd,
+    means: Means,
     board: File,
     /// The programs outlive the keeper.
     programs_stay: bool,
@@ -150,14 +148,17 @@ pub struct Ward {
 
 impl Nursery {
     pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
-        let device = File::options().read(true).write(true).open(DEVICE);
+        Nursery::with(Means::open().map_err(SidecarError::Means)?, board, programs_stay)
+    }
+
+    pub(crate) fn with(
+        means: Means,
+        board: &Path,
+        programs_stay: bool,
+    ) -> Result<Nursery, SidecarError> {
         let board = File::options().read(true).write(true).open(board);
-        Ok(Nursery {
-            image: Image::new(farpool_sidecar_image::SIDECAR_ELF)?,
-            device: device.map_err(SidecarError::Device)?.into(),
-            board: board.map_err(|error| SidecarError::Kernel { what: "the board", error })?,
-            programs_stay,
-        })
+        let board = board.map_err(|error| SidecarError::Kernel { what: "the board", error })?;
+        Ok(Nursery { means, board, programs_stay })
     }
 
     /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. `holds`: the process
@@ -176,7 +177,7 @@ impl Nursery {
         };
         let program = program.map_err(kernel("a handle of the process"))?;
         check_address_space(number)?;
-        let setup = Setup::default();
+        let setup = setup();
         let (mut started, mut said) = (None, Vec::new());
         let held = |sidecar: &Injected| {
             let begun = self.start((number, &program), sidecar, relatives, &mut said);
@@ -186,9 +187,9 @@ impl Nursery {
             started = Some(begun);
         };
         let sidecar = if holds {
-            farpool_inject::inject_and_hold(pid, &self.image, &setup, held)?
+            farpool_inject::inject_and_hold(pid, &self.means.image, &setup, held)?
         } else {
-            farpool_inject::inject(pid, &self.image, &setup)?
+            farpool_inject::inject(pid, &self.means.image, &setup)?
         };
         let begun = match started {
             Some(begun) => begun,
@@ -240,10 +241,11 @@ impl Nursery {
                 .map_err(kernel("the control socket"))?;
         }
         lift_limits(sidecar.pid);
-        let (_, made) = ask(pid, sidecar, "MAKE", Some(self.device.as_fd()), "MADE", aside)?;
+        let device = Some(self.means.device.as_fd());
+        let (_, made) = ask(pid, sidecar, "MAKE", device, "MADE", aside)?;
         let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
         let mut uffd =
-            Uffd::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
+            rights::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
                 let is_right = matches!(&error, OpenError::Handshake(error)
                 if error.raw_os_error() == Some(libc::EPERM));
                 if is_right { SidecarError::NoRight { pid, error } } else { error.into() }
@@ -273,6 +275,14 @@ impl Nursery {
         }
         Ok(Begun { uffd, inherits, warden: warden.and_then(Warden::adopt) })
     }
+}
+
+/// A sidecar has no environment of its program's. In debug builds it is told which of its threads is to panic.
+fn setup() -> Setup {
+    const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
+    let asked = std::env::var(PANIC_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
+    let environment = asked.map(|thread| format!("{PANIC_VARIABLE}={thread}"));
+    Setup { environment: environment.into_iter().collect(), ..Setup::default() }
 }
 
 impl Ward {

@@ -77,8 +77,10 @@ impl Peak {
 
 const PAGE_BYTES: u64 = 4096;
 
+const WITHOUT_ROOM: &str = "without_room";
+
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 27] = [
+const COUNTERS: [(Counter, &str); 28] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -106,6 +108,7 @@ const COUNTERS: [(Counter, &str); 27] = [
     (Counter::UsedAwayPages, "used_away_pages"),
     (Counter::SplitMappings, "split_mappings"),
     (Counter::PinnedPages, "pinned_pages"),
+    (Counter::WithoutRoom, WITHOUT_ROOM),
 ];
 
 /// Reads a run's statistics from its board.
@@ -189,7 +192,7 @@ impl ProcessStatistics {
     /// A process that ended: only what grows is kept, gauges are gone with it.
     pub fn ended(mut self) -> ProcessStatistics {
         for (name, value) in &mut self.counters {
-            if name.ends_with("_pages") {
+            if name.ends_with("_pages") || *name == WITHOUT_ROOM {
                 *value = 0;
             }
         }

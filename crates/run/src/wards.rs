@@ -15,7 +15,9 @@ use farpool_uffd::Uffd;
 
 use crate::attach::is_in_another_run;
 use crate::births::Births;
+use crate::brakes::Brakes;
 use crate::custody::end_orphans;
+use crate::door::Means;
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
 use crate::sidecars::{self, News, Nursery, SidecarError, UNTOLD, Ward};
@@ -57,6 +59,8 @@ const PAGE_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub struct Wards {
     nursery: Nursery,
+    /// What `--when-full fail` takes.
+    brakes: Brakes,
     wards: Vec<Ward>,
     births: Births,
     /// What the last walk through the tree found, see [`Wards::tree`].
@@ -83,22 +87,24 @@ pub struct Wards {
 }
 
 impl Wards {
-    pub fn open(board: &Path, when_outside: WhenOutside) -> Result<Wards, SidecarError> {
-        Wards::with(board, None, when_outside)
+    pub(crate) fn open(
+        means: Means,
+        board: &Path,
+        when_outside: WhenOutside,
+    ) -> Result<Wards, SidecarError> {
+        Ok(Wards::with(Nursery::with(means, board, false)?, board, None, when_outside))
     }
 
     /// Looks after a process that was not started from here, and all below it. They outlive this process.
     pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
-        Wards::with(board, Some(Kin::of(root)), WhenOutside::Warn)
+        let nursery = Nursery::open(board, true)?;
+        Ok(Wards::with(nursery, board, Some(Kin::of(root)), WhenOutside::Warn))
     }
 
-    fn with(
-        board: &Path,
-        kin: Option<Kin>,
-        when_outside: WhenOutside,
-    ) -> Result<Wards, SidecarError> {
-        Ok(Wards {
-            nursery: Nursery::open(board, kin.is_some())?,
+    fn with(nursery: Nursery, board: &Path, kin: Option<Kin>, when_outside: WhenOutside) -> Wards {
+        Wards {
+            nursery,
+            brakes: Brakes::default(),
             folder: board.parent().unwrap_or(board).to_owned(),
             kin,
             withdrawals: HashMap::new(),
@@ -112,7 +118,7 @@ impl Wards {
             retired: Vec::new(),
             outsiders: Outsiders::new(when_outside),
             has_warned: false,
-        })
+        }
     }
 
     /// Looks at the tree below this process; returns how long until the next look.
@@ -146,6 +152,7 @@ impl Wards {
         let tree: HashSet<u32> = tree.into_iter().collect();
         self.outside.retain(|pid, _| tree.contains(pid));
         self.outsiders.publish(board, &tree, self.outside.keys().copied());
+        self.brakes.look(board, &tree);
         let room_ms = room / GROWTH_BYTES_PER_MS;
         Duration::from_millis(room_ms.clamp(least_ms, *LOOK_MS.end()))
     }
@@ -188,6 +195,8 @@ impl Wards {
         if self.kin.is_some() && is_in_another_run(pid, &self.folder) {
             return self.stay_outside(pid, &SidecarError::AlreadyPaged { pid });
         }
+        // The sidecar's own memory must not meet a limit that the process has from its parent.
+        self.brakes.release(pid);
         match self.nursery.admit(target, holds, &mut self.wards) {
             Ok(ward) => {
                 self.outside.remove(&pid);
@@ -286,6 +295,7 @@ impl Wards {
     fn hear_ward(&mut self, ward: &mut Ward) -> bool {
         let (outside, orphans) = (&mut self.outside, &mut self.orphans);
         let (withdrawals, outsiders) = (&mut self.withdrawals, &mut self.outsiders);
+        let brakes = &mut self.brakes;
         match ward.news() {
             None => true,
             Some(News::Gone) => {
@@ -294,6 +304,7 @@ impl Wards {
                 false
             }
             Some(News::Left) => {
+                brakes.release(number(ward.pid));
                 outside.insert(number(ward.pid), u32::MAX);
                 !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
             }

@@ -14,7 +14,7 @@ mod throughput;
 use crate::floor::Floors;
 use crate::machine::{Machine, meminfo_bytes};
 use crate::report::{Bar, Report, Row, Unit};
-use crate::stage::{self, Stage, progress, watch_signals};
+use crate::stage::{self, Door, Stage, progress, watch_signals};
 use crate::{BenchArgs, BenchError};
 use farpool_sim::pager::MeasuredCosts;
 use std::cell::OnceCell;
@@ -49,12 +49,13 @@ impl Lab {
     fn new(args: &BenchArgs) -> Result<Self, BenchError> {
         let this = || std::env::current_exe().map_err(BenchError::os("find the farpool binary"));
         let farpool = args.farpool.clone().map_or_else(this, Ok)?;
+        let door = args.door.unwrap_or_else(|| Door::usual(&farpool));
         let folder = args.dir.join(stage::own_name());
         std::fs::create_dir_all(&folder)
             .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
         let patience = if args.quick { PATIENCE_QUICK } else { PATIENCE };
         Ok(Self {
-            stage: Stage { farpool, folder, patience, door: args.door },
+            stage: Stage { farpool, folder, patience, door },
             floors: Floors::new(args.quick),
             quick: args.quick,
             swap: !args.no_swap,
@@ -124,14 +125,13 @@ pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
         let message = format!("no row is called so; there are {}", names.join(", "));
         return Err(BenchError::Arguments(message));
     }
-    let (machine, quick, door) = (Machine::here(), args.quick, args.door);
-    let mut report = Report { machine, quick, door, rows: Vec::new() };
+    let door = args.door.unwrap_or_default();
+    let mut report = Report { machine: Machine::here(), quick: args.quick, door, rows: Vec::new() };
     if args.list {
         chosen.iter().for_each(|experiment| println!("{}", experiment.name));
         return Ok(report);
     }
-    let (rows, ended) = measure(args, &chosen)?;
-    report.rows = rows;
+    let ended = measure(args, &chosen, &mut report)?;
     if let Some(path) = &args.out {
         report.write(path)?;
     }
@@ -147,8 +147,12 @@ fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
 
 type Ended = Result<(), BenchError>;
 
-/// The rows, and what ended the measurements before all were there.
-fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<(Vec<Row>, Ended), BenchError> {
+/// Puts the rows into the report, and the door; returns what ended the measurements before all were there.
+fn measure(
+    args: &BenchArgs,
+    chosen: &[Experiment],
+    report: &mut Report,
+) -> Result<Ended, BenchError> {
     watch_signals()?;
     stage::remove_leftovers(&args.dir);
     let lab = Lab::new(args)?;
@@ -167,7 +171,8 @@ fn measure(args: &BenchArgs, chosen: &[Experiment]) -> Result<(Vec<Row>, Ended),
     if !args.rows.is_empty() {
         rows.retain(|row: &Row| is_asked(&args.rows, &row.name));
     }
-    Ok((rows, ended))
+    (report.rows, report.door) = (rows, lab.stage.door);
+    Ok(ended)
 }
 
 /// What one experiment's failure means for the whole: a row without a value and the reason, unless data

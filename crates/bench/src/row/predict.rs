@@ -107,6 +107,7 @@ fn costs(lab: &Lab) -> Result<&MeasuredCosts, BenchError> {
     let costs = measure_costs(&CostsOptions {
         farpool: lab.stage.farpool.clone(),
         blades: Vec::new(),
+        door: lab.stage.door,
         bytes: lab.bytes(PROBE_BYTES),
         rounds: RUNS,
     })?;

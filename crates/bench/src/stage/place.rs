@@ -46,7 +46,7 @@ pub enum Place {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
-    /// A preloaded library.
+    /// A preloaded library. Reports of older versions do not say more.
     #[default]
     Preload,
     /// A sidecar.
@@ -54,6 +54,18 @@ pub enum Door {
 }
 
 impl Door {
+    /// The one that this binary's `farpool run` takes here when nobody says which.
+    #[must_use]
+    pub fn usual(farpool: &Path) -> Self {
+        let doctor = Command::new(farpool).args(["doctor", "--json"]).stdin(Stdio::null()).output();
+        let report = doctor.map(|doctor| serde_json::from_slice(&doctor.stdout));
+        let report: serde_json::Value = report.ok().and_then(Result::ok).unwrap_or_default();
+        let checks = report["checks"].as_array().map_or(&[][..], Vec::as_slice);
+        let door = checks.iter().find(|check| check["name"] == "door");
+        let found = door.and_then(|check| check["found"].as_str()).unwrap_or_default();
+        if found.starts_with(Self::Sidecar.as_str()) { Self::Sidecar } else { Self::Preload }
+    }
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Preload => "preload",

@@ -130,6 +130,7 @@ fn examine() -> Vec<Check> {
     checks.extend(limits());
     checks.extend(memory());
     checks.push(preload());
+    checks.push(door());
     checks
 }
 
@@ -331,6 +332,24 @@ fn exists(path: &str) -> bool {
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned())
+}
+
+/// Which door `farpool run` takes, and why not the other.
+fn door() -> Check {
+    match farpool_run::sidecar_lack() {
+        Ok(()) => Check {
+            name: "door",
+            status: Status::Ok,
+            found: "sidecar: any program, static ones too".into(),
+            remedy: None,
+        },
+        Err(lack) => Check {
+            name: "door",
+            status: Status::Absent,
+            found: format!("preload: no sidecar can work, for {lack}"),
+            remedy: Some(lack.remedy()),
+        },
+    }
 }
 
 /// Starts a small program with the library preloaded: the loader says on stderr when it cannot.

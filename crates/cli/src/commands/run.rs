@@ -41,6 +41,7 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     options.quiet = settings.quiet == Some(true);
     if let Some(door) = settings.door {
         options.door = match door {
+            Door::Auto => farpool_run::Door::Auto,
             Door::Preload => farpool_run::Door::Preload,
             Door::Sidecar => farpool_run::Door::Sidecar,
         };

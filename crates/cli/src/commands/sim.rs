@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use farpool_bench::stage::Door;
 use farpool_bench::{CostsOptions, measure_costs};
 use farpool_plan::utilisation::Utilisation;
 use farpool_report::{Column, Input, Page, Table};
@@ -189,8 +190,10 @@ pub fn local(args: &LocalArgs) -> anyhow::Result<u8> {
 }
 
 fn calibrate(args: &CalibrateArgs) -> anyhow::Result<u8> {
+    let farpool = std::env::current_exe().context("find the farpool binary")?;
     let options = CostsOptions {
-        farpool: std::env::current_exe().context("find the farpool binary")?,
+        door: Door::usual(&farpool),
+        farpool,
         blades: args.blade.clone(),
         bytes: args.bytes.0,
         rounds: args.rounds,

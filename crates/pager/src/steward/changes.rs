@@ -20,6 +20,7 @@ use crate::attached::{Attached, Sizes};
 use crate::maps::{self, Eligible};
 use crate::order::Place;
 use crate::page::{PageState, Phase};
+use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
 use crate::space::{Page, known_pages};
 use crate::sys;
@@ -61,6 +62,7 @@ impl Steward {
             unsure_since: None,
         };
         loop {
+            panic_if_asked();
             let bell = self.core.layout.bell();
             while let Some(change) = self.next_change() {
                 // Something else may be mapped there by now.

@@ -4,6 +4,7 @@ use crate::direct::fork_direct;
 use crate::forks::{
     fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_unshared, fork_without_blade,
 };
+use crate::full::{fill_until_given_back, fill_until_refused};
 use crate::memory::*;
 use crate::programs;
 use crate::rights::{rights_early, rights_kept};
@@ -32,6 +33,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("vmsplice", vmsplice),
     ("unchanged-pages", unchanged_pages),
     ("fill-until-refused", fill_until_refused),
+    ("fill-until-given-back", fill_until_given_back),
     ("rights-kept", rights_kept),
     ("rights-early", rights_early),
     ("environments", programs::environments),
@@ -247,27 +249,4 @@ fn vmsplice() {
     require(reader.read_exact(&mut copy).is_ok(), "reading the pipe");
     region.check_copy(&copy);
     region.check();
-}
-
-/// With a full pool an allocation fails in the end, and what was there before stays right.
-fn fill_until_refused() {
-    const MOST: usize = 64;
-    let mut regions = Vec::new();
-    for seed in 0..MOST {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), 4 * MIB, READ_WRITE, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            require(errno() == libc::ENOMEM, "the error is ENOMEM");
-            // SAFETY: a plain allocation; the block is hidden from the optimizer and not used.
-            let block = std::hint::black_box(unsafe { libc::malloc(256 * MIB) });
-            require(block.is_null(), "malloc fails too");
-            regions.iter().for_each(Filled::check);
-            println!("refused after {seed}");
-            return;
-        }
-        regions.push(Filled::at(at as usize, 4 * MIB, seed));
-        std::thread::sleep(std::time::Duration::from_millis(30));
-    }
-    different("nothing was refused");
 }

@@ -7,6 +7,7 @@
 mod cases;
 mod direct;
 mod forks;
+mod full;
 mod memory;
 mod programs;
 mod rights;
