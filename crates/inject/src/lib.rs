@@ -28,6 +28,7 @@ mod image;
 mod procfs;
 mod remote;
 mod stack;
+mod standing;
 mod stop;
 mod sys;
 mod withdraw;
