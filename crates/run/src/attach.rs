@@ -105,7 +105,7 @@ pub fn attach(
     };
     let end = match reach {
         Reach::Process => {
-            let ward = Nursery::open(&board_path, true)?.admit(target, false, &mut [])?;
+            let ward = Nursery::open(&board_path, true)?.admit(target, &mut [])?;
             let (stopped, threads) = ward.stopped();
             told(Entered { stopped, threads, processes: 1 })?;
             stay(&mut keeper, ward, &must_leave)
