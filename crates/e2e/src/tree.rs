@@ -159,14 +159,22 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
 }
 
-/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's.
+/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's, and a
+/// task that shares the memory of another one has none of its own: a sidecar that is just being put in, and is not called
+/// so yet, or a child of vfork.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let line = text.lines().find(|line| line.starts_with("Pss:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     };
-    programs(root).into_iter().filter_map(of).sum::<u64>() * 1024
+    let mut owners: Vec<u32> = Vec::new();
+    for pid in programs(root) {
+        if !owners.iter().any(|owner| share_memory(*owner, pid)) {
+            owners.push(pid);
+        }
+    }
+    owners.into_iter().filter_map(of).sum::<u64>() * 1024
 }
 
 /// What a process tree held at its peak, looked at again and again.

@@ -347,7 +347,7 @@ fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     assert_eq!(outcome.require_success().stdout, "settled\n0 wrong\n");
 }
 
-/// From nothing to three times the limit as fast as memory can be touched.
+/// Children write to all that they share, and fork.
 #[test]
 #[ignore = "children that write before they have sidecars can pass the limit on a busy machine (docs/sidecar.md)"]
 fn the_limit_holds_at_a_fork() {
@@ -364,8 +364,8 @@ fn the_limit_holds_at_a_fork() {
     assert!(peak_bytes <= allowed_bytes(LIMIT_MIB), "redis: peak {peak_bytes} bytes");
 }
 
+/// From nothing to three times the limit as fast as memory can be touched.
 #[test]
-#[ignore = "while its sidecar gets ready a program that grows fast can pass its limit (docs/sidecar.md)"]
 fn the_limit_holds_while_programs_grow() {
     if !have("gcc") {
         return;

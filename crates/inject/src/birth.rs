@@ -9,6 +9,7 @@ use crate::arch::number;
 use crate::error::StepError;
 use crate::procfs::{Gate, Memory};
 use crate::remote::{Remote, gone_or};
+use crate::standing::Standing;
 use crate::sys::{self, Signal, SignalSet, Tid};
 
 /// CLONE_VM | CLONE_FILES, and no exit signal. The descriptor table is shared for a moment only:
@@ -28,6 +29,8 @@ struct Worker {
     /// The thread's restartable sequence (address of the note, note): the kernel clears the note
     /// when our calls leave the sequence, and would then not abort it.
     sequence: Option<(u64, [u8; 8])>,
+    /// It is preferred meanwhile, and so is whoever it bears.
+    standing: Option<Standing>,
 }
 
 impl Worker {
@@ -45,7 +48,8 @@ impl Worker {
         let deadly = options | sys::OPTION_CLONE | sys::OPTION_EXITKILL;
         sys::set_options(tid, deadly).map_err(gone_or("PTRACE_SETOPTIONS"))?;
         sys::set_signal_mask(tid, SignalSet(u64::MAX)).map_err(gone_or("PTRACE_SETSIGMASK"))?;
-        Ok(Self { remote: Remote::new(tid, gate, base), mask, sequence })
+        let standing = Standing::prefer(tid);
+        Ok(Self { remote: Remote::new(tid, gate, base), mask, sequence, standing })
     }
 
     fn give_back(&self, pid: Tid, memory: &Memory, options: usize) -> Result<(), StepError> {
@@ -125,6 +129,7 @@ pub fn bear(
     let born = worker.bear(gate, options);
     before_return();
     let returned = worker.give_back(pid, memory, options);
+    worker.standing.into_iter().for_each(Standing::give_back);
     match (born, returned) {
         (Ok(sidecar), Ok(())) => Ok(sidecar),
         (Ok(sidecar), Err(error)) => {

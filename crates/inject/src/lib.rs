@@ -28,6 +28,8 @@ mod image;
 mod procfs;
 mod remote;
 mod stack;
+mod standing;
+mod standstill;
 mod stop;
 mod sys;
 mod trial;
@@ -45,6 +47,7 @@ pub use crate::error::InjectError;
 pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
 pub use crate::halt::{Halted, halt};
 pub use crate::image::Image;
+pub use crate::standstill::{Standstill, standstill};
 pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
 pub use crate::trial::{TrialError, try_tracing};
 pub use crate::withdraw::withdraw;
@@ -87,38 +90,19 @@ pub struct Injected {
     pub threads: usize,
 }
 
-/// Puts a sidecar into the process `target`.
+/// Puts a sidecar into the process `target`, which stands still for as short as possible; [`Standstill::enter`] has it
+/// stand still for longer.
 ///
 /// Everything is done in a thread of its own: the kernel lets go of all that a thread traces when
 /// it ends, also what could not be let go in an orderly way.
 pub fn inject(target: Pid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
-    run(target, image, setup, None)
-}
-
-/// As [`inject`], and the program stays stopped until `held` has returned: nothing of it can happen before the sidecar
-/// is ready for it. `held` must not wait for the program, nor for long.
-pub fn inject_and_hold(
-    target: Pid,
-    image: &Image,
-    setup: &Setup,
-    held: impl FnOnce(&Injected) + Send,
-) -> Result<Injected, InjectError> {
-    run(target, image, setup, Some(Box::new(held)))
-}
-
-/// What is done while the program is stopped.
-type Held<'a> = Box<dyn FnOnce(&Injected) + Send + 'a>;
-
-fn run(
-    target: Pid,
-    image: &Image,
-    setup: &Setup,
-    held: Option<Held<'_>>,
-) -> Result<Injected, InjectError> {
     let pid = Tid(target.as_raw_nonzero().get());
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("farpool-inject".into());
-        let thread = builder.spawn_scoped(scope, || inject_here(pid, image, setup, held));
+        let thread = builder.spawn_scoped(scope, || {
+            let known = examine(pid)?;
+            enter(pid, &known, &mut stop::stop(pid)?, image, setup, false)
+        });
         let thread = thread.map_err(|source| InjectError::Kernel {
             pid: pid.0,
             what: "a thread",
@@ -132,6 +116,7 @@ fn run(
 }
 
 /// What was learnt of the process before it was stopped.
+#[derive(Debug)]
 struct Known {
     pidfd: OwnedFd,
     own_pid: i32,
@@ -139,17 +124,18 @@ struct Known {
     gate: Option<Gate>,
 }
 
-fn inject_here(
+/// Puts a sidecar into a stopped process, which stays so if `holds` and nothing failed.
+fn enter(
     pid: Tid,
+    known: &Known,
+    stopped: &mut Stopped,
     image: &Image,
     setup: &Setup,
-    held: Option<Held<'_>>,
+    holds: bool,
 ) -> Result<Injected, InjectError> {
-    let known = examine(pid)?;
-    let mut stopped = stop::stop(pid)?;
     let threads = stopped.threads().len();
-    let born = bear(pid, &mut stopped, &known, held.is_some());
-    if held.is_none() || born.is_err() {
+    let born = bear(pid, stopped, known, holds);
+    if !holds || born.is_err() {
         stopped.release();
     }
     let time = stopped.since.elapsed();
@@ -164,20 +150,14 @@ fn inject_here(
     let furnished = furnish::furnish(sidecar, image, setup, &host);
     let furnished = furnished.map_err(|error| error.of(pid.0, tid.0))?;
     let Some(sidecar) = Pid::from_raw(tid.0) else { return Err(StepError::Fault.of(pid.0, tid.0)) };
-    let mut injected = Injected {
+    Ok(Injected {
         pid: sidecar,
         pidfd: furnished.pidfd,
         control: furnished.control,
         span: furnished.span,
         stopped: time,
         threads,
-    };
-    if let Some(held) = held {
-        held(&injected);
-        stopped.release();
-        injected.stopped = stopped.since.elapsed();
-    }
-    Ok(injected)
+    })
 }
 
 /// Refuses what can be refused before anything is stopped.

@@ -357,6 +357,36 @@ pub fn compare_memory(tid: Tid) -> Result<(), Error> {
     }
 }
 
+/// Takes a task out of SCHED_IDLE, if it is there and we may.
+pub fn leave_idle(tid: Tid) {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: numbers, and a pointer to a live sched_param.
+    unsafe {
+        if libc::sched_getscheduler(tid.0) == libc::SCHED_IDLE {
+            libc::sched_setscheduler(tid.0, libc::SCHED_OTHER, &raw const parameter);
+        }
+    }
+}
+
+/// A task's nice value, if it has one that counts.
+pub fn nice(tid: Tid) -> Option<i32> {
+    // SAFETY: takes a number.
+    let policy = unsafe { libc::sched_getscheduler(tid.0) };
+    let counts =
+        matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_OTHER | libc::SCHED_BATCH);
+    if policy < 0 || !counts {
+        return None;
+    }
+    let pid = rustix::process::Pid::from_raw(tid.0)?;
+    rustix::process::getpriority_process(Some(pid)).ok()
+}
+
+/// Says whether the kernel let us.
+pub fn set_nice(tid: Tid, nice: i32) -> bool {
+    let pid = rustix::process::Pid::from_raw(tid.0);
+    pid.is_some_and(|pid| rustix::process::setpriority_process(Some(pid), nice).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;

@@ -10,6 +10,7 @@ use crate::arch::number;
 use crate::error::{InjectError, StepError};
 use crate::procfs::{self, Gate, Memory};
 use crate::remote::Remote;
+use crate::standing;
 use crate::stop;
 use crate::sys::{self, SignalSet, Tid};
 
@@ -31,6 +32,7 @@ pub fn withdraw(sidecar: Pid, ranges: &[Range<u64>]) -> Result<(), InjectError> 
 }
 
 fn withdraw_here(pid: Tid, ranges: &[Range<u64>]) -> Result<(), InjectError> {
+    standing::prefer_all(pid);
     let stopped = stop::stop(pid)?;
     let result = unmap(stopped.threads(), ranges).map_err(|error| error.of(pid.0, pid.0));
     // Killed, not let go: what it would run on is gone.

@@ -37,7 +37,10 @@ pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), S
     }
     let evict = move || or_fail(make_evictor(core)).run();
     begun.push(sys::spawn(c"farpool-evict", false, Box::new(evict))?);
-    let follow = move || Follower::new(pager, core).run();
+    let follow = move || {
+        sys::stand_back();
+        Follower::new(pager, core).run()
+    };
     begun.push(sys::spawn(c"farpool-blades", false, Box::new(follow))?);
     begun.iter().for_each(|begun| begun.wait());
     Ok(())
@@ -45,6 +48,7 @@ pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), S
 
 fn make_fault_thread(core: &'static Core) -> Result<FaultThread, StartError> {
     sys::be_prompt(false);
+    sys::stand_back();
     let lane = core.pool.wait().lane()?;
     Ok(FaultThread::new(core, lane)?)
 }

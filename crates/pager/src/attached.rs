@@ -172,6 +172,9 @@ impl Attached {
         (self.keeper.taken)();
         let mut steward = begin(self.pager, core);
         steward.adopt_mappings(self);
+        // The keeper counts it no more from here on.
+        let resident = crate::budget::read_resident(&self.statm).unwrap_or_default();
+        crate::budget::publish(self.pager.slot(), resident);
         self.pager.set_active();
         activation::begin_to_move(core);
         ready();

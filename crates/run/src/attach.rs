@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use farpool_board::Board;
+use farpool_board::{Board, Counter};
 use farpool_inject::Pid;
 use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -37,6 +37,44 @@ const FIRST_PROCESS: u32 = 1;
 const SIDECAR_NAME: &str = "farpool-sidecar";
 /// `detach` waits at most this long for the keeper to bring everything in.
 const DETACH_TIME: Duration = Duration::from_secs(600);
+
+/// While everything is brought in, something comes within this time: a blade that answers late takes some seconds.
+const SILENCE_TIME: Duration = Duration::from_secs(60);
+
+/// How the pages come in while processes are being left.
+#[derive(Debug)]
+struct Homecoming {
+    least_far_pages: u64,
+    since: Instant,
+    is_said: bool,
+}
+
+impl Homecoming {
+    fn new(now: Instant) -> Homecoming {
+        Homecoming { least_far_pages: u64::MAX, since: now, is_said: false }
+    }
+
+    /// Whether it is to be said that nothing comes any more, which is once. Pure.
+    fn has_stopped(&mut self, far_pages: u64, now: Instant) -> bool {
+        if far_pages < self.least_far_pages {
+            (self.least_far_pages, self.since) = (far_pages, now);
+        }
+        let is_silent = now.saturating_duration_since(self.since) >= SILENCE_TIME;
+        is_silent && !std::mem::replace(&mut self.is_said, true)
+    }
+
+    /// Says what can be done about a sidecar, or a blade, that hangs. To end this process would lose the pages.
+    fn watch(&mut self, board: &Board, pid: u32) {
+        let far_pages = board.processes().map(|slot| slot.get(Counter::FarPages)).sum();
+        if self.has_stopped(far_pages, Instant::now()) {
+            eprintln!(
+                "farpool: process {pid} is being left, and nothing has come in for {} s ({far_pages} pages are far): its \
+                 blade or its sidecar does not answer. Bring the blade back, or end the process (kill -9 {pid})",
+                SILENCE_TIME.as_secs()
+            );
+        }
+    }
+}
 
 /// How an attachment ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +143,10 @@ pub fn attach(
     };
     let end = match reach {
         Reach::Process => {
-            let ward = Nursery::open(&board_path, true)?.admit(target, false, &mut [])?;
+            let ward = Nursery::open(&board_path, true)?.admit(target, &mut [])?;
             let (stopped, threads) = ward.stopped();
             told(Entered { stopped, threads, processes: 1 })?;
-            stay(&mut keeper, ward, &must_leave)
+            stay(&mut keeper, &board, ward, &must_leave)
         }
         Reach::Tree => {
             let wards = Wards::attach(&board_path, pid)?;
@@ -172,10 +210,11 @@ fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
 /// Waits for the end of the process or the order to leave, and does what either asks for.
 fn stay(
     keeper: &mut Keeper,
+    board: &Board,
     mut ward: Ward,
     must_leave: &AtomicBool,
 ) -> Result<AttachEnd, RunError> {
-    let mut is_leaving = false;
+    let mut leaving = None;
     loop {
         keeper.count_native();
         match ward.news() {
@@ -207,10 +246,13 @@ fn stay(
                 return Err(RunError::SidecarDied { pid, words });
             }
         }
-        if must_leave.load(Relaxed) && !is_leaving {
-            is_leaving = true;
+        if must_leave.load(Relaxed) && leaving.is_none() {
+            leaving = Some(Homecoming::new(Instant::now()));
             keeper.begin_to_leave();
             ward.leave()?;
+        }
+        if let Some(leaving) = &mut leaving {
+            leaving.watch(board, pid_of(&ward));
         }
         sidecars::wait(std::slice::from_ref(&ward), None, STEP);
     }
@@ -232,20 +274,23 @@ fn stay_with_tree(
         return Err(RunError::NobodyEntered { pid });
     }
     told(Entered { stopped, threads, processes })?;
-    let mut is_leaving = false;
+    let mut leaving: Option<Homecoming> = None;
     loop {
         keeper.count_native();
         let pause = wards.look(board);
         if wards.are_over() {
             return Ok(AttachEnd::ProcessEnded);
         }
-        if is_leaving && wards.entered().0 == 0 {
+        if leaving.is_some() && wards.entered().0 == 0 {
             return Ok(AttachEnd::Left);
         }
-        if must_leave.load(Relaxed) && !is_leaving {
-            is_leaving = true;
+        if must_leave.load(Relaxed) && leaving.is_none() {
+            leaving = Some(Homecoming::new(Instant::now()));
             keeper.begin_to_leave();
             wards.leave_all();
+        }
+        if let Some(leaving) = &mut leaving {
+            leaving.watch(board, pid);
         }
         wards.wait(pause, None);
     }
@@ -359,4 +404,20 @@ fn await_end(pid: u32, is_over: impl Fn() -> bool) -> Result<(), RunError> {
         std::thread::sleep(STEP);
     }
     Err(RunError::StillThere { pid, seconds: DETACH_TIME.as_secs() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_nothing_comes_in_is_said_once() {
+        let began = Instant::now();
+        let mut leaving = Homecoming::new(began);
+        assert!(!leaving.has_stopped(10, began));
+        assert!(!leaving.has_stopped(9, began + SILENCE_TIME));
+        assert!(!leaving.has_stopped(9, began + SILENCE_TIME * 3 / 2));
+        assert!(leaving.has_stopped(9, began + SILENCE_TIME * 2));
+        assert!(!leaving.has_stopped(9, began + SILENCE_TIME * 4));
+    }
 }

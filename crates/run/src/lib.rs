@@ -28,6 +28,7 @@ mod stats;
 mod strain;
 mod talk;
 mod unmovable;
+mod waits;
 mod warden;
 mod wards;
 mod working_set;

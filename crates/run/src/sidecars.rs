@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farpool_inject::{InjectError, Injected, Pid, Setup};
+use farpool_inject::{InjectError, Injected, Pid, Setup, Standstill};
 use farpool_uffd::{OpenError, Uffd, features};
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -21,17 +21,13 @@ use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
-use crate::talk::{
-    ANSWER_TIME, Message, READY, TAKEN, WARDEN, ask, is_wish, receive, refused, send,
-};
+use crate::talk::{ANSWER_TIME, Message, READY, WARDEN, ask, is_wish, receive, refused, send};
+pub(crate) use crate::waits::is_over;
+use crate::waits::{await_end, await_readiness, end_before_return};
 use crate::warden::{Retired, Warden};
 
-/// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
-const HOLD_TIME: Duration = Duration::from_millis(200);
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
 const MOST_ANSWERS: usize = 10;
-/// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes some milliseconds.
-const END_NS: i64 = 200_000_000;
 /// A sidecar whose program has ended says something within this time: it gives the program's children their pages, and
 /// tells of that, or ends. A blade that answers late takes some seconds at most.
 pub const HANG_TIME: Duration = Duration::from_secs(30);
@@ -161,78 +157,43 @@ impl Nursery {
         Ok(Nursery { means, board, programs_stay })
     }
 
-    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. `holds`: the process
-    /// is kept stopped until its memory is registered, or watched, for it could pass the limit meanwhile. If it is a child
-    /// that one of the `relatives` serves, it is handed over.
-    pub fn admit(
+    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. If it is a child that
+    /// one of the `relatives` serves, it is handed over.
+    pub fn admit(&self, pid: Pid, relatives: &mut [Ward]) -> Result<Ward, SidecarError> {
+        let program = open(pid)?;
+        let sidecar = farpool_inject::inject(pid, &self.means.image, &setup())?;
+        let mut said = Vec::new();
+        let begun = self.start((pid, &program), &sidecar, relatives, &mut said);
+        ward(pid, program, sidecar, begun, said)
+    }
+
+    /// As [`Nursery::admit`], and the process stands still until its memory is registered, or watched, for it could pass
+    /// the limit meanwhile; it does so still when this returns.
+    pub fn admit_still(
         &self,
         pid: Pid,
-        holds: bool,
+        still: &mut Standstill,
         relatives: &mut [Ward],
     ) -> Result<Ward, SidecarError> {
-        let number = pid.as_raw_nonzero().get();
-        let program = pidfd_open(pid, PidfdFlags::empty());
-        let kernel = |what| {
-            move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
-        };
-        let program = program.map_err(kernel("a handle of the process"))?;
-        check_address_space(number)?;
-        let setup = setup();
-        let (mut started, mut said) = (None, Vec::new());
-        let held = |sidecar: &Injected| {
-            let begun = self.start((number, &program), sidecar, relatives, &mut said);
-            if begun.is_ok() {
-                await_readiness(sidecar.pid, &sidecar.control, &mut said);
-            }
-            started = Some(begun);
-        };
-        let sidecar = if holds {
-            farpool_inject::inject_and_hold(pid, &self.means.image, &setup, held)?
-        } else {
-            farpool_inject::inject(pid, &self.means.image, &setup)?
-        };
-        let begun = match started {
-            Some(begun) => begun,
-            None => self.start((number, &program), &sidecar, relatives, &mut said),
-        };
-        match begun {
-            Ok(Begun { uffd, inherits, warden }) => {
-                let backlog = said.into();
-                let children = Vec::new();
-                Ok(Ward {
-                    pid,
-                    program,
-                    sidecar,
-                    warden,
-                    uffd: Some(uffd),
-                    children,
-                    inherits,
-                    serves_inherited: false,
-                    inherited: inherits,
-                    backlog,
-                    said: None,
-                    silent_since: None,
-                })
-            }
-            Err(error) => {
-                // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as addresses in use.
-                if withdraw(&sidecar).is_err() {
-                    let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
-                }
-                await_end(&sidecar.pidfd);
-                Err(error)
-            }
+        let program = open(pid)?;
+        let sidecar = still.enter(pid, &self.means.image, &setup())?;
+        let mut said = Vec::new();
+        let begun = self.start((pid, &program), &sidecar, relatives, &mut said);
+        if begun.is_ok() {
+            await_readiness(sidecar.pid, &sidecar.control, &mut said);
         }
+        ward(pid, program, sidecar, begun, said)
     }
 
     /// What is told meanwhile comes to `aside`.
     fn start(
         &self,
-        (pid, program): (i32, &OwnedFd),
+        (process, program): (Pid, &OwnedFd),
         sidecar: &Injected,
         relatives: &mut [Ward],
         aside: &mut Vec<Message>,
     ) -> Result<Begun, SidecarError> {
+        let pid = process.as_raw_nonzero().get();
         let kernel = |what| {
             move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
         };
@@ -285,7 +246,57 @@ fn setup() -> Setup {
     Setup { environment: environment.into_iter().collect(), ..Setup::default() }
 }
 
+/// A handle of a process that may have a sidecar.
+fn open(pid: Pid) -> Result<OwnedFd, SidecarError> {
+    let opened = pidfd_open(pid, PidfdFlags::empty());
+    let program = opened.map_err(|error| SidecarError::Kernel {
+        what: "a handle of the process",
+        error: error.into(),
+    })?;
+    check_address_space(pid.as_raw_nonzero().get())?;
+    Ok(program)
+}
+
+/// What has become of a sidecar's start.
+fn ward(
+    pid: Pid,
+    program: OwnedFd,
+    sidecar: Injected,
+    begun: Result<Begun, SidecarError>,
+    said: Vec<Message>,
+) -> Result<Ward, SidecarError> {
+    match begun {
+        Ok(Begun { uffd, inherits, warden }) => Ok(Ward {
+            pid,
+            program,
+            sidecar,
+            warden,
+            uffd: Some(uffd),
+            children: Vec::new(),
+            inherits,
+            serves_inherited: false,
+            inherited: inherits,
+            backlog: said.into(),
+            said: None,
+            silent_since: None,
+        }),
+        Err(error) => {
+            // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as addresses in use.
+            if withdraw(&sidecar).is_err() {
+                let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
+            }
+            await_end(&sidecar.pidfd);
+            Err(error)
+        }
+    }
+}
+
 impl Ward {
+    /// The process goes on: it was stopped for so long.
+    pub fn goes_on(&mut self, stopped: Duration) {
+        self.sidecar.stopped = stopped;
+    }
+
     /// How long the process's threads were stopped for the injection, and how many these were.
     pub fn stopped(&self) -> (Duration, usize) {
         (self.sidecar.stopped, self.sidecar.threads)
@@ -466,29 +477,6 @@ pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
     let _ = poll(&mut fds.collect::<Vec<PollFd<'_>>>(), Some(&most));
 }
 
-/// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.
-/// The end of the sidecar is told as any other message, and heard later.
-fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let until = Instant::now() + HOLD_TIME;
-    while let Some(time) = until.checked_duration_since(Instant::now()) {
-        let Ok(time) = time.try_into() else { return };
-        let mut fds = [PollFd::new(control, PollFlags::IN)];
-        if !poll(&mut fds, Some(&time)).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-        let Ok((text, descriptor)) = receive(control, RecvFlags::DONTWAIT) else { return };
-        if is_wish(&text, sidecar) {
-            continue;
-        }
-        let is_over = text == READY || text.is_empty();
-        said.push((text, descriptor));
-        if is_over {
-            return;
-        }
-    }
-}
-
 fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
@@ -528,35 +516,6 @@ fn range(text: &str) -> Option<Range<u64>> {
     Some(number(start)?..number(end)?)
 }
 
-/// Whether the process of a handle has ended.
-pub(crate) fn is_over(process: &OwnedFd) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
-}
-
-/// Ends a sidecar that was to take over a child, before its parent's serves that again: two pagers would each know of
-/// half of what the child does. If it has begun to serve, so much has happened that the child cannot go on.
-fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &mut Vec<Message>) {
-    let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
-    await_end(&sidecar.pidfd);
-    while let Ok(message) = receive(&sidecar.control, RecvFlags::DONTWAIT)
-        && !message.0.is_empty()
-    {
-        aside.push(message);
-    }
-    if aside.iter().any(|(text, _)| text == TAKEN) || !is_over(&sidecar.pidfd) {
-        let _ = pidfd_send_signal(program, Signal::KILL);
-    }
-}
-
-/// Waits for a process that is about to end, so that nobody takes it for one of the program's.
-fn await_end(process: &OwnedFd) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let most = Timespec { tv_sec: 0, tv_nsec: END_NS };
-    let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&most));
-}
-
 /// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time priority.
 fn may_change_policies() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
@@ -576,26 +535,6 @@ mod tests {
         assert_eq!(understand("STUCK 3"), Some(News::Stuck("3".into())));
         assert_eq!(understand("FAILED no blade"), Some(News::Failed("no blade".into())));
         assert_eq!(understand("PANIC at"), Some(News::Died("PANIC at".into())));
-    }
-
-    /// The program is stopped meanwhile.
-    #[test]
-    fn a_sidecar_that_ends_before_it_is_ready_is_not_waited_for() {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-        let flags = SocketFlags::CLOEXEC;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (control, sidecar) = pair.expect("sockets");
-        send(&sidecar, "CHILD 1", None).expect("a message");
-        drop(sidecar);
-        let (done, waited) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let mut said = Vec::new();
-            await_readiness(rustix::process::getpid(), &control, &mut said);
-            let texts: Vec<String> = said.into_iter().map(|(text, _)| text).collect();
-            done.send(texts)
-        });
-        let said = waited.recv_timeout(10 * HOLD_TIME).expect("an end");
-        assert_eq!(said, ["CHILD 1", ""]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the pause between two looks
 //! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
 
+mod hold;
+
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Board;
-use farpool_inject::Pid;
+use farpool_inject::{Pid, Standstill};
 use farpool_uffd::Uffd;
 
 use crate::attach::is_in_another_run;
@@ -125,6 +127,28 @@ impl Wards {
     pub fn look(&mut self, board: &Board) -> Duration {
         self.hear();
         self.heed();
+        let mut sight = self.see(board);
+        self.warn(board, sight.counted_bytes);
+        let due = self.due(&sight);
+        if !due.is_empty() && sight.room_bytes() < HOLD_BYTES {
+            self.hold(board, due);
+            sight = self.see(board);
+        } else {
+            for pid in due {
+                self.admit(pid, None);
+            }
+        }
+        let least_ms = if sight.native.is_empty() { PAGED_LOOK_MS } else { *LOOK_MS.start() };
+        let tree: HashSet<u32> = sight.tree.iter().copied().collect();
+        self.outside.retain(|pid, _| tree.contains(pid));
+        self.outsiders.publish(board, &tree, self.outside.keys().copied());
+        self.brakes.look(board, &tree);
+        let room_ms = sight.room_bytes() / GROWTH_BYTES_PER_MS;
+        Duration::from_millis(room_ms.clamp(least_ms, *LOOK_MS.end()))
+    }
+
+    /// Sees who there is and what they have; puts on the board what nobody else does.
+    fn see(&mut self, board: &Board) -> Sight {
         let (tree, borrowers) = self.tree();
         // After an exec the sidecar is still in the old image's memory, for a moment.
         let holds = |ward: &Ward, pid: u32| {
@@ -138,30 +162,33 @@ impl Wards {
             .collect();
         let native_bytes: u64 = native.iter().map(|(_, bytes)| bytes).sum();
         board.header().unpublished_pages.store(native_bytes / PAGE_BYTES, Relaxed);
-        let limit = board.header().limit_bytes.load(Relaxed);
-        let counted = native_bytes + paged_bytes(board);
-        self.warn(board, counted);
-        let room = limit.saturating_sub(counted);
-        let worth = worth_bytes(limit, room);
-        let least_ms = if native.is_empty() { PAGED_LOOK_MS } else { *LOOK_MS.start() };
-        for (pid, bytes) in native {
-            if worth.is_some_and(|worth| bytes >= worth) && !self.is_leaving {
-                self.admit(pid, room < HOLD_BYTES);
+        let limit_bytes = board.header().limit_bytes.load(Relaxed);
+        let counted_bytes = native_bytes + paged_bytes(board);
+        Sight { tree, native, limit_bytes, counted_bytes }
+    }
+
+    /// Who is to get a sidecar now.
+    fn due(&mut self, sight: &Sight) -> Vec<u32> {
+        let worth = worth_bytes(sight.limit_bytes, sight.room_bytes());
+        let Some(worth) = worth.filter(|_| !self.is_leaving) else { return Vec::new() };
+        let worthy = sight.native.iter().filter(|(_, bytes)| *bytes >= worth);
+        let mut due: Vec<u32> = worthy.map(|(pid, _)| *pid).collect();
+        due.retain(|pid| match self.outside.get_mut(pid) {
+            Some(looks) if *looks > 0 => {
+                *looks -= 1;
+                false
             }
-        }
-        let tree: HashSet<u32> = tree.into_iter().collect();
-        self.outside.retain(|pid, _| tree.contains(pid));
-        self.outsiders.publish(board, &tree, self.outside.keys().copied());
-        self.brakes.look(board, &tree);
-        let room_ms = room / GROWTH_BYTES_PER_MS;
-        Duration::from_millis(room_ms.clamp(least_ms, *LOOK_MS.end()))
+            // A child of vfork is in its parent's memory until it execs.
+            _ => !self.wards.iter().any(|ward| share_memory(*pid, number(ward.pid))),
+        });
+        due
     }
 
     /// Says once that the limit is passed by more than the documents allow: nobody should have to find out.
     fn warn(&mut self, board: &Board, counted_bytes: u64) {
         let limit = board.header().limit_bytes.load(Relaxed);
         let is_share = board.header().local_percent.load(Relaxed) != 0;
-        let allowed = limit + limit / OVERRUN_PART + OVERRUN_BYTES;
+        let allowed = allowed_bytes(limit);
         self.has_fit |= self.kin.is_none() || counted_bytes <= allowed;
         if !self.has_fit || is_share || self.has_warned || counted_bytes <= allowed {
             return;
@@ -180,27 +207,23 @@ impl Wards {
         sidecars::wait(&self.wards, ending, most);
     }
 
-    fn admit(&mut self, pid: u32, holds: bool) {
-        if let Some(looks) = self.outside.get_mut(&pid)
-            && *looks > 0
-        {
-            *looks -= 1;
-            return;
-        }
-        let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
-        // A child of vfork is in its parent's memory until it execs.
-        if self.wards.iter().any(|ward| share_memory(number(target), number(ward.pid))) {
-            return;
-        }
+    /// Puts a sidecar into a process, which stands still with `still`.
+    fn admit(&mut self, pid: u32, still: Option<&mut Standstill>) -> Admission {
+        let Some(target) = process(pid) else { return Admission::Refused };
         if self.kin.is_some() && is_in_another_run(pid, &self.folder) {
             return self.stay_outside(pid, &SidecarError::AlreadyPaged { pid });
         }
         // The sidecar's own memory must not meet a limit that the process has from its parent.
         self.brakes.release(pid);
-        match self.nursery.admit(target, holds, &mut self.wards) {
+        let admitted = match still {
+            Some(still) => self.nursery.admit_still(target, still, &mut self.wards),
+            None => self.nursery.admit(target, &mut self.wards),
+        };
+        match admitted {
             Ok(ward) => {
                 self.outside.remove(&pid);
                 self.wards.push(ward);
+                Admission::Entered
             }
             Err(error) => self.stay_outside(pid, &error),
         }
@@ -244,16 +267,17 @@ impl Wards {
         self.wards.is_empty() && self.kin.as_ref().is_some_and(Kin::is_over)
     }
 
-    fn stay_outside(&mut self, pid: u32, error: &SidecarError) {
+    fn stay_outside(&mut self, pid: u32, error: &SidecarError) -> Admission {
         if matches!(error, SidecarError::NotYet { .. }) {
             self.outside.insert(pid, HANDOVER_LOOKS);
-            return;
+            return Admission::NotYet;
         }
         self.outside.insert(pid, RETRY_LOOKS);
         let has_ended = anonymous_bytes(pid).is_none_or(|bytes| bytes == 0);
         if !has_ended {
             self.outsiders.report(pid, error, error.is_final());
         }
+        Admission::Refused
     }
 
     /// Takes note of what the sidecars have to say.
@@ -377,6 +401,40 @@ impl Wards {
     }
 }
 
+/// What came of putting a sidecar into a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    Entered,
+    /// Its parent's sidecar will soon hand it over.
+    NotYet,
+    /// Not now, or never.
+    Refused,
+}
+
+/// What a look at the tree has seen.
+#[derive(Debug)]
+struct Sight {
+    /// All processes that are looked after.
+    tree: Vec<u32>,
+    /// Those that have no sidecar, and their anonymous memory.
+    native: Vec<(u32, u64)>,
+    limit_bytes: u64,
+    /// The anonymous memory of all.
+    counted_bytes: u64,
+}
+
+impl Sight {
+    /// What is left below the limit.
+    fn room_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.counted_bytes)
+    }
+}
+
+/// Up to here the limit counts as held. Pure.
+fn allowed_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes + limit_bytes / OVERRUN_PART + OVERRUN_BYTES
+}
+
 /// How much anonymous memory makes a process worth a sidecar, with so much room below the limit; None: none is needed
 /// yet. Pure.
 fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
@@ -417,6 +475,10 @@ pub fn be_prompt() {
 fn paged_bytes(board: &Board) -> u64 {
     use farpool_board::Counter;
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES).sum()
+}
+
+fn process(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
 fn number(pid: Pid) -> u32 {

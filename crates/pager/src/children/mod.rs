@@ -116,7 +116,11 @@ impl Children {
         keeper: Keeper,
     ) -> Result<(), StartError> {
         let server = Server::new(pager, core, self, keeper)?;
-        sys::spawn(c"farpool-children", false, Box::new(move || server.run()))?;
+        let serve = move || {
+            sys::stand_back();
+            server.run()
+        };
+        sys::spawn(c"farpool-children", false, Box::new(serve))?;
         Ok(())
     }
 

@@ -105,6 +105,18 @@ pub fn be_prompt(prompt: bool) {
     }
 }
 
+/// Has the calling thread of a sidecar wait for a processor as the program does. Its keeper prefers a sidecar to the
+/// program, if it may, so that the limit is held however many want the processors; but a thread that does as much as the
+/// program asks for must not take its time from others. In the program's own process there is nothing to do.
+pub fn stand_back() {
+    use rustix::process::{Pid, getpriority_process, setpriority_process};
+    let program = sidecars_program().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    if let Some(nice) = program.and_then(|program| getpriority_process(Some(program)).ok()) {
+        // None is the calling thread. The kernel refuses what would prefer it.
+        let _ = setpriority_process(None, nice);
+    }
+}
+
 /// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a privilege
 /// (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
 pub fn may_change_policy() -> bool {
