@@ -44,6 +44,8 @@ impl Wards {
         let (until, mut outflow) = (Instant::now() + STILL_TIME, None);
         while Instant::now() < until {
             let sight = self.see(board);
+            // One call can have populated memory before its process could be stopped.
+            self.warn(board, sight.counted_bytes);
             let due = self.due(&sight);
             let due = self.stop(due, still);
             if let Some(pid) = due.first() {
