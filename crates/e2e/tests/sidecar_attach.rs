@@ -126,7 +126,7 @@ fn a_running_static_program_is_attached_to_and_left() {
 }
 
 #[test]
-#[ignore = "on a busy machine one attach or detach in some dozens ends with an error (docs/sidecar.md)"]
+#[ignore = "beside busy loops one detach in 180 left mappings that were not there before (docs/sidecar.md)"]
 fn a_program_is_attached_to_and_left_again_and_again() {
     if !have("gcc") {
         return;
@@ -425,7 +425,6 @@ fn a_program_ends_with_a_killed_run() {
 
 /// Each image fills more than the limit: the second one can only have been held to it by a sidecar of its own.
 #[test]
-#[ignore = "while its sidecar gets ready a program that grows fast can pass its limit (docs/sidecar.md)"]
 fn a_program_that_becomes_another_one_is_entered_again() {
     if !have("gcc") {
         return;

@@ -34,8 +34,9 @@ struct Worker {
 }
 
 impl Worker {
-    /// Blocks all signals of the thread: a handler must not see the registers made up for calls. Nor may the program: it
-    /// would take the answer of our call for that of its own. Until the thread is given back its process dies with us.
+    /// Blocks all signals of the thread: a handler must not see the registers made up for calls.
+    /// Nor may the program: it would take the answer of our call for that of its own. Until the
+    /// thread is given back its process dies with us.
     fn new(tid: Tid, gate: Gate, memory: &Memory, options: usize) -> Result<Self, StepError> {
         let registers = sys::registers(tid).map_err(gone_or("PTRACE_GETREGSET"))?;
         let base = registers.ok_or(StepError::Fault)?;
@@ -128,8 +129,9 @@ pub fn bear(
     let mut worker = Worker::new(tid, gate, memory, options)?;
     let born = worker.bear(gate, options);
     before_return();
-    let returned = worker.give_back(pid, memory, options);
+    // First, while the program still dies with us: nobody may be left with another nice value.
     worker.standing.into_iter().for_each(Standing::give_back);
+    let returned = worker.give_back(pid, memory, options);
     match (born, returned) {
         (Ok(sidecar), Ok(())) => Ok(sidecar),
         (Ok(sidecar), Err(error)) => {
@@ -165,7 +167,8 @@ mod tests {
         child
     }
 
-    /// The calling thread may be killed at any instant: a call's answer must not reach the program as its own.
+    /// The calling thread may be killed at any instant: a call's answer must not reach the program
+    /// as its own.
     #[test]
     fn a_program_that_is_left_in_the_middle_of_a_call_ends() {
         let ends = [

@@ -90,8 +90,8 @@ pub struct Injected {
     pub threads: usize,
 }
 
-/// Puts a sidecar into the process `target`, which stands still for as short as possible; [`Standstill::enter`] has it
-/// stand still for longer.
+/// Puts a sidecar into the process `target`, which stands still for as short as possible;
+/// [`Standstill::enter`] has it stand still for longer.
 ///
 /// Everything is done in a thread of its own: the kernel lets go of all that a thread traces when
 /// it ends, also what could not be let go in an orderly way.

@@ -1,18 +1,21 @@
 //! How soon a task gets a processor when others want it.
 //!
-//! A call in a task's name waits for a processor twice, and an injection makes some fifty: at the program's own nice
-//! value that took 0.3 s on a machine whose processors others wanted, too, while the program stood still, or grew. So
-//! the thread that bears the sidecar is preferred until it is given back, and the sidecar for its life: its first
-//! thread answers its keeper, and the pager's threads stand back where they shall (`farpool_pager::sys::stand_back`).
+//! A call in a task's name waits for a processor twice, and an injection makes some fifty, while the
+//! program stands still or grows: that is long on a machine whose processors others want, too. So
+//! the thread that bears the sidecar is preferred until it is
+//! given back, and the sidecar for its life: its first thread answers its keeper, and the pager's
+//! threads stand back where they shall (`farpool_pager::sys::stand_back`).
 //!
-//! By the nice value, not by a real-time policy: the program can write to the sidecar's code, so whatever that may do
-//! the program may do, too. It gets a ten times larger part of a processor then, and nobody starves.
+//! By the nice value, not by a real-time policy: the program can write to the sidecar's code, so
+//! whatever that may do the program may do, too. It gets a ten times larger part of a processor
+//! then, and nobody starves.
 
 use crate::procfs;
 use crate::sys::{self, Tid};
 
-/// So much smaller is the nice value of a task that is preferred. Ten steps are a weight ten times that of the others,
-/// and with eight busy loops on two processors a wake-up took 66 us, not 2.8 ms (median of 800).
+/// So much smaller is the nice value of a task that is preferred. Ten steps are a weight ten times
+/// that of the others, and with eight busy loops on two processors a wake-up took 66 us, not 2.8 ms
+/// (median of 800).
 pub const PREFERRED_STEPS: i32 = 10;
 const LEAST_NICE: i32 = -20;
 
@@ -24,8 +27,8 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Prefers a task. None: it has no nice value (real-time, or SCHED_IDLE), or we may not (CAP_SYS_NICE), which costs
-    /// time only.
+    /// Prefers a task. None: it has no nice value (real-time, or SCHED_IDLE), or we may not
+    /// (CAP_SYS_NICE), which costs time only.
     pub fn prefer(tid: Tid) -> Option<Standing> {
         let nice = sys::nice(tid)?;
         sys::set_nice(tid, preferred(nice)).then_some(Standing { tid, nice })
@@ -37,8 +40,8 @@ impl Standing {
     }
 }
 
-/// Prefers all threads of a process that is about to be ended. Some may be under SCHED_IDLE, and would not come to a stop
-/// while others want the processors. A refusal costs time only.
+/// Prefers all threads of a process that is about to be ended. Some may be under SCHED_IDLE, and
+/// would not come to a stop while others want the processors. A refusal costs time only.
 pub fn prefer_all(pid: Tid) {
     for tid in procfs::threads(pid).unwrap_or_default() {
         sys::leave_idle(tid);

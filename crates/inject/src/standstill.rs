@@ -1,7 +1,7 @@
 //! Several processes that stand still while sidecars are put into them, one after the other.
 //!
-//! Invariant: all that was stopped goes on when the work on it returns, whatever it did: the thread that stopped it ends
-//! then, and the kernel lets go of all that a thread traces.
+//! Invariant: all that was stopped goes on when the work on it returns, whatever it did: the thread
+//! that stopped it ends then, and the kernel lets go of all that a thread traces.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

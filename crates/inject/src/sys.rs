@@ -192,7 +192,8 @@ pub fn registers(tid: Tid) -> Result<Option<Registers>, Error> {
 /// Most bytes of one set of registers; the largest, with AMX, has 11 KiB.
 const MAX_SET_BYTES: usize = 64 << 10;
 
-/// A set of registers by the number of its note in a core file, as the kernel has it; None: the processor has no such.
+/// A set of registers by the number of its note in a core file, as the kernel has it; None: the
+/// processor has no such.
 pub fn register_set(tid: Tid, kind: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0_u8; MAX_SET_BYTES];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -247,8 +248,8 @@ fn decode(status: libc::c_int) -> Stop {
     }
 }
 
-/// Looks once whether a traced task stopped or ended. The end of a process that is this one's child is left to whoever
-/// waits for it: it would never hear of its exit code.
+/// Looks once whether a traced task stopped or ended. The end of a process that is this one's child
+/// is left to whoever waits for it: it would never hear of its exit code.
 pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];

@@ -9,13 +9,15 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::talk::{Message, READY, TAKEN, is_wish, receive};
 
-/// A process is kept stopped for its sidecar at most this long; registering some GB takes milliseconds.
+/// A process is kept stopped for its sidecar at most this long; registering some GB takes
+/// milliseconds.
 const HOLD_TIME: Duration = Duration::from_millis(200);
-/// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes some milliseconds.
+/// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes
+/// some milliseconds.
 const END_NS: i64 = 200_000_000;
 
-/// Waits until the program's memory is registered or watched. It may fail, or not come to it: then the limit is passed.
-/// The end of the sidecar is told as any other message, and heard later.
+/// Waits until the program's memory is registered or watched. It may fail, or not come to it: then
+/// the limit is passed. The end of the sidecar is told as any other message, and heard later.
 pub(crate) fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
     use rustix::event::{PollFd, PollFlags, poll};
     let until = Instant::now() + HOLD_TIME;
@@ -44,8 +46,9 @@ pub(crate) fn is_over(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
 }
 
-/// Ends a sidecar that was to take over a child, before its parent's serves that again: two pagers would each know of
-/// half of what the child does. If it has begun to serve, so much has happened that the child cannot go on.
+/// Ends a sidecar that was to take over a child, before its parent's serves that again: two pagers
+/// would each know of half of what the child does. If it has begun to serve, so much has happened
+/// that the child cannot go on.
 pub(crate) fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &mut Vec<Message>) {
     let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
     await_end(&sidecar.pidfd);

@@ -1,9 +1,10 @@
 //! Near the limit, processes stand still until they have sidecars and memory has been moved out.
 //!
-//! To put a sidecar in takes some ms, or some dozens where others want the processors, and there is one keeper: of
-//! several children of a fork the last would wait for all the others, and write to all that it shares meanwhile, which
-//! nobody sees. So all that are to get a sidecar are stopped at once, and go on together: when what is counted is back
-//! where the limit counts as held, when nothing more leaves, or when the time is over.
+//! To put a sidecar in takes some ms, or some dozens where others want the processors, and there is
+//! one keeper: of several children of a fork the last would wait for all the others, and write to
+//! all that it shares meanwhile, which nobody sees. So all that are to get a sidecar are stopped at
+//! once, and go on together: when what is counted is back where the limit counts as held, when
+//! nothing more leaves, or when the time is over.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,8 @@ use crate::sidecars;
 
 /// The longest that processes stand still for their sidecars, and for memory to be moved out.
 const STILL_TIME: Duration = Duration::from_secs(1);
-/// They do not wait longer for memory to be moved out than since so much has left (1 MiB within 100 ms): much of what
-/// they have may have to stay.
+/// They do not wait longer for memory to be moved out than since so much has left (1 MiB within 100
+/// ms): much of what they have may have to stay.
 const STALLED_BYTES: u64 = 1 << 20;
 const STALLED_TIME: Duration = Duration::from_millis(100);
 /// Between two looks meanwhile.
@@ -67,8 +68,9 @@ impl Wards {
         }
     }
 
-    /// Stops those that are due; returns those that stand still. What is attached to may hold far more than its limit to
-    /// begin with, and is not kept waiting for that: one at a time is stopped.
+    /// Stops those that are due; returns those that stand still. What is attached to may hold far
+    /// more than its limit to begin with, and is not kept waiting for that: one at a time is
+    /// stopped.
     fn stop(&mut self, mut due: Vec<u32>, still: &mut Standstill) -> Vec<u32> {
         if !self.has_fit {
             due.truncate(1);
