@@ -37,6 +37,22 @@ pub fn programs(root: u32) -> Vec<u32> {
     descendants(root).into_iter().filter(|pid| !is_sidecar(*pid) && !is_warden(*pid)).collect()
 }
 
+/// The programs below a process that have memory of their own, and other memory than that process.
+pub fn forked(program: u32) -> Vec<u32> {
+    owners(vec![program], program).split_off(1)
+}
+
+/// `owners`, and the programs below `root` that share memory with none of those before: not a
+/// sidecar that is just being put in, and is not called so yet, nor a child of vfork.
+fn owners(mut owners: Vec<u32>, root: u32) -> Vec<u32> {
+    for pid in programs(root) {
+        if !owners.iter().any(|owner| share_memory(*owner, pid)) {
+            owners.push(pid);
+        }
+    }
+    owners
+}
+
 /// The sidecars in a program. They are not its descendants: what they share with it is the memory.
 pub fn sidecars_in(program: u32) -> Vec<u32> {
     all().filter(|pid| is_sidecar(*pid) && share_memory(program, *pid)).collect()
@@ -159,22 +175,14 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
 }
 
-/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's, and a
-/// task that shares the memory of another one has none of its own: a sidecar that is just being put in, and is not called
-/// so yet, or a child of vfork.
+/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let line = text.lines().find(|line| line.starts_with("Pss:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     };
-    let mut owners: Vec<u32> = Vec::new();
-    for pid in programs(root) {
-        if !owners.iter().any(|owner| share_memory(*owner, pid)) {
-            owners.push(pid);
-        }
-    }
-    owners.into_iter().filter_map(of).sum::<u64>() * 1024
+    owners(Vec::new(), root).into_iter().filter_map(of).sum::<u64>() * 1024
 }
 
 /// What a process tree held at its peak, looked at again and again.

@@ -145,14 +145,14 @@ impl Trial {
             None => tree::children(self.program.pid()).into_iter().find(|pid| is_image(*pid)),
         };
         // Children may end while they are looked at.
-        let child = || tree::programs(program()?).into_iter().max();
+        let child = || tree::forked(program()?).into_iter().max();
         let alive = match victim {
             Victim::Keeper => Some(self.keeper_pid()),
             Victim::Program => program(),
             Victim::Sidecar => tree::sidecars_in(program()?).pop(),
             Victim::Child => child(),
             Victim::ChildsSidecar => {
-                tree::programs(program()?).into_iter().find_map(|pid| tree::sidecars_in(pid).pop())
+                tree::forked(program()?).into_iter().find_map(|pid| tree::sidecars_in(pid).pop())
             }
         };
         alive.filter(|pid| tree::is_alive(*pid))

@@ -159,8 +159,8 @@ fn a_preloaded_process_cannot_be_left() {
     let _turn = turn();
     let directory = scratch();
     verify(directory.path());
-    let run = Run::far("32MiB").program(directory.path().join("verify")).args(["64", "1"]);
-    let mut running = run.patience(PATIENCE).start();
+    let run = Run::through(Door::Preload, "32MiB").program(directory.path().join("verify"));
+    let mut running = run.args(["64", "1"]).patience(PATIENCE).start();
     running.wait_for_output("ready", 1);
     let pid = running.program_pid();
     let output = detach(pid);
