@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use farpool_bench::stage::is_servant;
+
 /// How often a program's resident memory is read.
 const SAMPLE_PERIOD: Duration = Duration::from_millis(20);
 
@@ -46,7 +48,7 @@ impl Drop for Peak {
     }
 }
 
-/// Anonymous memory resident in a process and in all below it.
+/// Anonymous memory resident in a process and in all below it; a sidecar's is its program's.
 fn tree_resident_bytes(id: u32) -> u64 {
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
     let children = children.unwrap_or_default();
@@ -56,7 +58,11 @@ fn tree_resident_bytes(id: u32) -> u64 {
 
 fn resident_bytes(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    if field("Name:").is_some_and(is_servant) {
+        return 0;
+    }
+    let kib =
+        field("RssAnon:").and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }

@@ -17,6 +17,7 @@ pub(crate) use place::Blade;
 pub use place::{Door, Launch, Place, Stage};
 pub(crate) use process::run_to_end;
 pub use process::{Running, check_interrupted, progress, progress_done, watch_signals};
+pub use tree::is_servant;
 
 use crate::BenchError;
 use std::path::Path;

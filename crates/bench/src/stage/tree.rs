@@ -7,6 +7,12 @@ use std::fs;
 /// What a sidecar calls itself, and its warden.
 const SERVANTS: [&str; 2] = ["farpool-sidecar", "farpool-warden"];
 
+/// Whether a process of this name is a sidecar or its warden: its memory is that of a program.
+#[must_use]
+pub fn is_servant(name: &str) -> bool {
+    SERVANTS.contains(&name)
+}
+
 /// A process, with its start time because ids are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
@@ -66,7 +72,7 @@ fn look_at(id: u32) -> Option<Stat> {
     let fields: Vec<_> = rest.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(Stat {
-        process: Process { id, started: number(19)?, is_sidecar: SERVANTS.contains(&name) },
+        process: Process { id, started: number(19)?, is_sidecar: is_servant(name) },
         parent: u32::try_from(number(1)?).ok()?,
         is_zombie: fields.first() == Some(&"Z"),
     })
