@@ -113,6 +113,9 @@ impl Steward {
                     page.cell().store(state.with_phase(Phase::Resident));
                     page.superpage.far_pages.fetch_sub(1, Relaxed);
                     core.budget.overdraw(1);
+                    // A page that was there already has woken nobody, and who touched it since the
+                    // claim was told to wait for it.
+                    let _ = wake();
                     return true;
                 }
                 // A mapping that is just being moved is not found before the kernel says EAGAIN.
