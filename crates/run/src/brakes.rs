@@ -36,6 +36,8 @@ struct DataLimit {
 pub(crate) struct Brakes {
     /// By the limits that were set: what the process had before.
     before: HashMap<u64, Option<u64>>,
+    /// Who got no room at the last look.
+    short: HashSet<u32>,
     looked: Option<Instant>,
     last_short: Option<Instant>,
 }
@@ -54,7 +56,9 @@ impl Brakes {
         if self.before.is_empty() && board.header().settings().when_full == WhenFull::Slow {
             return;
         }
-        short.iter().for_each(|pid| self.hold(*pid));
+        // Who is short is held at once; whether it still is, is looked at now and then.
+        let known = std::mem::take(&mut self.short);
+        short.iter().filter(|pid| is_due || !known.contains(pid)).for_each(|pid| self.hold(*pid));
         if !short.is_empty() {
             self.last_short = Some(now);
         }
@@ -65,6 +69,7 @@ impl Brakes {
                 self.before.clear();
             }
         }
+        self.short = short;
     }
 
     /// A process gets no more than it has.
@@ -73,13 +78,25 @@ impl Brakes {
         if has.soft.is_some_and(|soft| self.before.contains_key(&soft)) {
             return;
         }
-        let Some(soft) = data_bytes(pid).map(limit_of) else { return };
+        let Some(soft) = data_bytes(pid).map(|bytes| self.limit_for(bytes, has.soft)) else {
+            return;
+        };
         // It is held to less by its own choice.
         if has.soft.is_some_and(|own| own <= soft) {
             return;
         }
         self.before.insert(soft, has.soft);
         set(pid, DataLimit { soft: Some(soft), ..has });
+    }
+
+    /// The limit of a process that has so much and had this limit: it says which that was, so none
+    /// is given to two that had different ones.
+    fn limit_for(&self, bytes: u64, before: Option<u64>) -> u64 {
+        let mut soft = limit_of(bytes);
+        while self.before.get(&soft).is_some_and(|other| *other != before) && soft > PAGE_BYTES {
+            soft -= PAGE_BYTES;
+        }
+        soft
     }
 
     /// A process has the limit again that it had.
@@ -135,7 +152,8 @@ fn data_bytes_in(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command};
+    use std::io::{Read, Write};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -153,12 +171,19 @@ mod tests {
         assert_eq!(limit_of(8192) / PAGE_BYTES, 2);
     }
 
-    /// A process that waits, and has ended when the guard is dropped.
+    /// A process that has begun and waits; it has ended when the guard is dropped.
     struct Waits(Child);
 
     impl Waits {
         fn start() -> Waits {
-            Waits(Command::new("sleep").arg("1000").spawn().expect("sleep"))
+            let mut cat = Command::new("cat");
+            let mut child =
+                cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat starts");
+            // It answers when its loader is done, and then waits for more.
+            let (input, output) = (child.stdin.as_mut(), child.stdout.as_mut());
+            input.expect("piped").write_all(b"?").expect("a question");
+            output.expect("piped").read_exact(&mut [0]).expect("an answer");
+            Waits(child)
         }
 
         fn limit(&self) -> DataLimit {
@@ -191,6 +216,16 @@ mod tests {
             brakes.release(process.0.id());
             assert_eq!(process.limit(), NONE);
         }
+    }
+
+    #[test]
+    fn who_had_different_limits_gets_different_ones() {
+        let mut brakes = Brakes::default();
+        let first = brakes.limit_for(8192, None);
+        brakes.before.insert(first, None);
+        assert_eq!(brakes.limit_for(8192, None), first);
+        let other = brakes.limit_for(8192, Some(1 << 30));
+        assert_eq!((first - other, other % PAGE_BYTES), (PAGE_BYTES, MARK));
     }
 
     #[test]
