@@ -26,6 +26,25 @@ const SMALL_PROCESS_PAGES: u64 = 4096;
 /// Pages that came back and are out again are counted this often: a look at each of them.
 const USED_STEP: Duration = Duration::from_millis(250);
 
+/// What a small process has resident besides the pages that can be moved out and the buffer.
+/// Between two counts it is taken to stay as much: what comes and goes is memory that can be moved.
+#[derive(Clone, Copy, Debug, Default)]
+struct Besides {
+    pages: u64,
+}
+
+impl Besides {
+    /// `there_pages` of all outside the buffer can be moved out. It may have changed meanwhile.
+    fn counted(outside_buffer_pages: u64, there_pages: u64) -> Besides {
+        Besides { pages: outside_buffer_pages.saturating_sub(there_pages) }
+    }
+
+    /// The pages that can be moved out, when so many are outside the buffer.
+    fn there(self, outside_buffer_pages: u64) -> u64 {
+        outside_buffer_pages.saturating_sub(self.pages)
+    }
+}
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct Gauges {
@@ -36,8 +55,7 @@ pub struct Gauges {
     there_pages: u64,
     /// Of a small process: when they are to be counted again.
     there_due: Option<Instant>,
-    /// What was resident besides them and the buffer when they were counted.
-    besides_pages: u64,
+    besides: Besides,
     /// The keeper's number as of which uses are counted, and when those that are out were.
     use_epoch: u32,
     used_counted: Instant,
@@ -52,7 +70,7 @@ impl Gauges {
             shared_counted: now,
             there_pages: 0,
             there_due: None,
-            besides_pages: 0,
+            besides: Besides::default(),
             use_epoch: 0,
             used_counted: now,
         }
@@ -96,15 +114,13 @@ impl Gauges {
         core.slot.set(Counter::UsedAwayPages, away_pages);
     }
 
-    /// Between two counts of a small process the pages besides those that can be moved out are
-    /// taken to stay as many: what comes and goes is memory that can be moved.
     fn count_there(&mut self, is_small: bool) {
         let core = self.core;
         let resident_pages = core.slot.get(Counter::ResidentPages);
         let outside_buffer_pages = resident_pages.saturating_sub(core.frames.count());
         let is_counted = self.there_due.is_some_and(|due| Instant::now() < due);
         if is_small && is_counted {
-            self.there_pages = outside_buffer_pages.saturating_sub(self.besides_pages);
+            self.there_pages = self.besides.there(outside_buffer_pages);
             return;
         }
         // Not waited for: the steward holds it while it waits, before a fork, for the evictor's writes.
@@ -113,7 +129,7 @@ impl Gauges {
             let began = Instant::now();
             let regions = registry.iter().map(|region| (region.start, region.bytes()));
             self.there_pages = present_pages(core, regions);
-            self.besides_pages = outside_buffer_pages.saturating_sub(self.there_pages);
+            self.besides = Besides::counted(outside_buffer_pages, self.there_pages);
             let took = began.elapsed();
             self.there_due = Some(began + took + THERE_STEP.max(took * THERE_PART));
         } else {
@@ -141,4 +157,18 @@ fn present_pages(core: &Core, places: impl Iterator<Item = (usize, usize)>) -> u
         }
     }
     pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_back_between_two_counts_can_be_moved_out_again() {
+        let besides = Besides::counted(2_000, 1_700);
+        assert_eq!(besides.there(2_000), 1_700);
+        assert_eq!(besides.there(1_400), 1_100, "600 have left");
+        assert_eq!(besides.there(1_900), 1_600, "500 are back");
+        assert_eq!(besides.there(200), 0);
+    }
 }
