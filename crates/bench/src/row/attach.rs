@@ -117,9 +117,17 @@ fn watch(
 fn anonymous_bytes(pid: u32) -> Result<u64, BenchError> {
     let path = format!("/proc/{pid}/statm");
     let statm = std::fs::read_to_string(&path).map_err(BenchError::os(format!("read {path}")))?;
-    let mut fields = statm.split_ascii_whitespace().skip(1).map_while(|word| word.parse().ok());
-    let (resident, shared): (u64, u64) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    Ok(resident.saturating_sub(shared) * PAGE_BYTES as u64)
+    let fields: Vec<u64> =
+        statm.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
+    match fields[..] {
+        [_, resident, shared, ..] if resident > 0 => {
+            Ok(resident.saturating_sub(shared) * PAGE_BYTES as u64)
+        }
+        _ => Err(BenchError::Program {
+            program: "farpool workload hold".to_owned(),
+            detail: "it has ended too early".to_owned(),
+        }),
+    }
 }
 
 /// A moment, unless it has taken too long.

@@ -147,7 +147,8 @@ fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
 
 type Ended = Result<(), BenchError>;
 
-/// Puts the rows into the report, and the door; returns what ended the measurements before all were there.
+/// Puts the rows into the report, and the door; returns what ended the measurements before all were
+/// there.
 fn measure(
     args: &BenchArgs,
     chosen: &[Experiment],

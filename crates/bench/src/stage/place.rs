@@ -62,8 +62,10 @@ impl Door {
         let report: serde_json::Value = report.ok().and_then(Result::ok).unwrap_or_default();
         let checks = report["checks"].as_array().map_or(&[][..], Vec::as_slice);
         let door = checks.iter().find(|check| check["name"] == "door");
-        let found = door.and_then(|check| check["found"].as_str()).unwrap_or_default();
-        if found.starts_with(Self::Sidecar.as_str()) { Self::Sidecar } else { Self::Preload }
+        match door {
+            Some(check) if check["status"] == "ok" => Self::Sidecar,
+            _ => Self::Preload,
+        }
     }
 
     pub(crate) fn as_str(self) -> &'static str {

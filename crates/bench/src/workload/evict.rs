@@ -1,7 +1,7 @@
 //! Eviction on request: a quarter of the memory is written, pushed out with `MADV_PAGEOUT` and timed
 //! until no page of it is resident. The kernel's own swapping understands the same request.
 
-use super::{Outcome, WorkloadArgs, mix, timed};
+use super::{Outcome, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
 use crate::sys::{Mapping, PAGE_BYTES};
 use std::ops::Range;
@@ -24,7 +24,8 @@ pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
         let (evicted, took) = evict(&memory, 0..pages / 4)?;
         ops += evicted as u64;
         work += took;
-        sum = sum.rotate_left(3) ^ check(&memory, 0..pages / 4, seed)?;
+        sum =
+            sum.rotate_left(3) ^ check_pages("evict", &memory.words()[..pages / 4 * WORDS], seed)?;
     }
     Ok(Outcome { ops, fill, work, checksum: sum, latencies: None })
 }
@@ -52,17 +53,4 @@ fn evict(memory: &Mapping, pages: Range<usize>) -> Result<(usize, Duration), Ben
         after = count()?;
     }
     Ok((before.saturating_sub(after), took))
-}
-
-fn check(memory: &Mapping, pages: Range<usize>, seed: u64) -> Result<u64, BenchError> {
-    let mut sum = 0u64;
-    for page in pages {
-        let (read, expected) = (memory.touch(page), mix(page as u64 ^ seed));
-        if read != expected {
-            let detail = format!("page {page} reads {read:#x}, not {expected:#x}");
-            return Err(BenchError::WrongData { workload: "evict", detail });
-        }
-        sum = sum.rotate_left(7) ^ read;
-    }
-    Ok(sum)
 }

@@ -208,7 +208,8 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 33)
 }
 
-/// Reads the first word of every page, which must be what was written there; gives a checksum of them.
+/// Reads the first word of every page, which must be what was written there; gives a checksum of
+/// them.
 fn check_pages(workload: &'static str, words: &[u64], seed: u64) -> Result<u64, BenchError> {
     let mut first_words = words.iter().step_by(sys::PAGE_BYTES / 8).enumerate();
     first_words.try_fold(0u64, |sum, (page, read)| {
