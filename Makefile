@@ -66,7 +66,8 @@ install: man completions ## install under PREFIX (default /usr/local); DESTDIR i
 	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	install -Dm644 $(TARGET_DIR)/completions/_farpool $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	install -Dm644 $(TARGET_DIR)/completions/farpool.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
-	@echo 'users who are not root have sidecars (any program, static ones too) after: sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool (docs/sidecar.md)'
+	@echo 'users who are not root have sidecars (any program, static ones too) after:'
+	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/sidecar.md)'
 
 uninstall: ## remove what install put under PREFIX
 	rm -rf $(DESTDIR)$(PREFIX)/lib/farpool

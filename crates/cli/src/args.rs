@@ -179,8 +179,9 @@ pub struct RunSettings {
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
-    /// How the pager gets into processes: a sidecar in any process whose memory begins to count (static ones, too; needs
-    /// root or setcap cap_sys_ptrace=p), a preloaded library, or the first where it can work [default: auto]
+    /// How the pager gets into processes: a sidecar in any process whose memory begins to count
+    /// (static ones, too; needs root or setcap cap_sys_ptrace=p), a preloaded library, or the first
+    /// where it can work [default: auto]
     #[arg(long, value_enum, env = "FARPOOL_RUN_DOOR", hide_env_values = true)]
     pub door: Option<Door>,
     /// A process of the tree cannot be held to the limit (static under the preloaded library, traced, strict seccomp,
@@ -305,10 +306,12 @@ pub struct AttachArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:\n  farpool detach 4711\n\n\
-Of what was attached to with --tree, all processes are left. A process of `farpool run` that has a sidecar is left alone: \
-from then on it is not held to the limit, and what it has is counted against the others'.")]
+Of what was attached to with --tree, all processes are left. A process of `farpool run` that \
+has a sidecar is left alone: from then on it is not held to the limit, and what it has is \
+counted against the others'.")]
 pub struct DetachArgs {
-    /// The attached process, one of its tree, the attaching farpool, or a process of `farpool run` with a sidecar
+    /// The attached process, one of its tree, the attaching farpool, or a process of `farpool run`
+    /// with a sidecar
     pub pid: u32,
 }
 

@@ -235,8 +235,8 @@ fn a_full_pool_fails_allocations_if_so_chosen() {
     }
 }
 
-/// The kernel refuses by a limit of the process, which must be gone when far memory takes pages again, in its children
-/// too, and when the process is left.
+/// The kernel refuses by a limit of the process, which must be gone when far memory takes pages
+/// again, in its children too, and when the process is left.
 #[test]
 fn what_a_full_pool_takes_is_given_back() {
     let _turn = turn();

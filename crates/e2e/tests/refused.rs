@@ -144,7 +144,8 @@ fn of_two_blades_the_living_one_is_used() {
     assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
 }
 
-/// The library can refuse a fork; through the other door it is the child that ends when it touches what is lost.
+/// The library can refuse a fork; through the other door it is the child that ends when it touches
+/// what is lost.
 #[test]
 fn a_fork_that_cannot_share_fails_and_the_program_goes_on() {
     let _turn = turn();

@@ -126,7 +126,7 @@ fn a_running_static_program_is_attached_to_and_left() {
 }
 
 #[test]
-#[ignore = "beside busy loops one detach in 180 left mappings that were not there before (docs/sidecar.md)"]
+#[ignore = "beside busy loops one detach in 180 left other mappings (docs/sidecar.md)"]
 fn a_program_is_attached_to_and_left_again_and_again() {
     if !have("gcc") {
         return;

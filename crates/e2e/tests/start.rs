@@ -61,7 +61,8 @@ fn a_full_file_system_is_told_at_the_start() {
 fn a_file_system_that_fills_up_costs_no_process_that_has_its_place() {
     let _turn = turn();
     let script = "mount -t tmpfs -o size=8m full /run/farpool || exit 77\n\
-         exec $F run --door preload --local 256MiB -- sh -c 'dd if=/dev/zero of=/run/farpool/fill bs=4k 2>/dev/null\n\
+         exec $F run --door preload --local 256MiB -- \
+         sh -c 'dd if=/dev/zero of=/run/farpool/fill bs=4k 2>/dev/null\n\
          for i in 1 2 3 4; do (true; true) & done; wait; date >/dev/null && echo well'";
     let Some(outcome) = on_a_stage(script) else { return };
     outcome.require_success();
@@ -73,7 +74,8 @@ fn processes_without_room_on_a_full_file_system_end_with_a_message() {
     let _turn = turn();
     // They wait for a line each, so that all are there at once; none may end by SIGBUS.
     let script = "mount -t tmpfs -o size=8m full /run/farpool || exit 77; mkfifo /tmp/gate\n\
-         exec $F run --door preload --local 256MiB -- sh -c 'dd if=/dev/zero of=/run/farpool/fill bs=4k 2>/dev/null\n\
+         exec $F run --door preload --local 256MiB -- \
+         sh -c 'dd if=/dev/zero of=/run/farpool/fill bs=4k 2>/dev/null\n\
          exec 9<>/tmp/gate; n=0; pids=\n\
          while [ $n -lt 200 ]; do (read line <&9) & pids=\"$pids $!\"; n=$((n + 1)); done\n\
          for pid in $pids; do echo; done >&9\n\

@@ -160,8 +160,8 @@ fn case(name: &str, limit: &str) {
     }
 }
 
-/// What only the preloaded library could do wrong: it puts threads into the program, and variables into the
-/// environments of what that starts.
+/// What only the preloaded library could do wrong: it puts threads into the program, and variables
+/// into the environments of what that starts.
 fn case_of_the_library(name: &str, limit: &str) {
     let _turn = turn();
     require_case(Run::through(Door::Preload, limit), name);

@@ -1,10 +1,10 @@
 //! How soon a task gets a processor when others want it.
 //!
-//! A call in a task's name waits for a processor twice, and an injection makes some fifty, while the
-//! program stands still or grows: that is long on a machine whose processors others want, too. So
-//! the thread that bears the sidecar is preferred until it is
-//! given back, and the sidecar for its life: its first thread answers its keeper, and the pager's
-//! threads stand back where they shall (`farpool_pager::sys::stand_back`).
+//! A call in a task's name waits for a processor twice, and an injection makes some fifty, while
+//! the program stands still or grows: that is long on a machine whose processors others want, too.
+//! So the thread that bears the sidecar is preferred until it is given back, and the sidecar for
+//! its life: its first thread answers its keeper, and the pager's threads stand back where they
+//! shall (`farpool_pager::sys::stand_back`).
 //!
 //! By the nice value, not by a real-time policy: the program can write to the sidecar's code, so
 //! whatever that may do the program may do, too. It gets a ten times larger part of a processor

@@ -326,8 +326,8 @@ pub fn send(tid: Tid, Signal(number): Signal) {
     let _ = unsafe { libc::kill(tid.0, number) };
 }
 
-/// A child of this process that opens itself to its tracer, writes a byte, and then does nothing until it is killed or
-/// the calling thread ends.
+/// A child of this process that opens itself to its tracer, writes a byte, and then does nothing
+/// until it is killed or the calling thread ends.
 pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
     let ready = ready.as_raw_fd();
     // SAFETY: the child makes system calls and nothing else, and never returns.

@@ -5,7 +5,8 @@ use std::panic::PanicHookInfo;
 use crate::serve::fail_closed;
 use crate::sys;
 
-/// In debug builds, and in the sidecars of these: the thread of the pager that panics on purpose, so that a test can see what is said then.
+/// In debug builds, and in the sidecars of these: the thread of the pager that panics on purpose,
+/// so that a test can see what is said then.
 #[cfg(any(debug_assertions, feature = "test-panics"))]
 const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
 #[cfg(any(debug_assertions, feature = "test-panics"))]

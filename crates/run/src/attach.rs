@@ -38,7 +38,8 @@ const SIDECAR_NAME: &str = "farpool-sidecar";
 /// `detach` waits at most this long for the keeper to bring everything in.
 const DETACH_TIME: Duration = Duration::from_secs(600);
 
-/// While everything is brought in, something comes within this time: a blade that answers late takes some seconds.
+/// While everything is brought in, something comes within this time: a blade that answers late
+/// takes some seconds.
 const SILENCE_TIME: Duration = Duration::from_secs(60);
 
 /// How the pages come in while processes are being left.
@@ -63,13 +64,15 @@ impl Homecoming {
         is_silent && !std::mem::replace(&mut self.is_said, true)
     }
 
-    /// Says what can be done about a sidecar, or a blade, that hangs. To end this process would lose the pages.
+    /// Says what can be done about a sidecar, or a blade, that hangs. To end this process would
+    /// lose the pages.
     fn watch(&mut self, board: &Board, pid: u32) {
         let far_pages = board.processes().map(|slot| slot.get(Counter::FarPages)).sum();
         if self.has_stopped(far_pages, Instant::now()) {
             eprintln!(
-                "farpool: process {pid} is being left, and nothing has come in for {} s ({far_pages} pages are far): its \
-                 blade or its sidecar does not answer. Bring the blade back, or end the process (kill -9 {pid})",
+                "farpool: process {pid} is being left, and nothing has come in for {} s \
+                 ({far_pages} pages are far): its blade or its sidecar does not answer. Bring the \
+                 blade back, or end the process (kill -9 {pid})",
                 SILENCE_TIME.as_secs()
             );
         }

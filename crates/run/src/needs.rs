@@ -29,9 +29,10 @@ const OTHER_CONNECTIONS: u64 = 6;
 pub const PAGER_ADDRESS_BYTES: u64 = 656 << 20;
 
 /// What helps who may not open /dev/userfaultfd.
-pub(crate) const DEVICE_REMEDY: &str = "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod \
-     660 /dev/userfaultfd (for good: a udev rule, KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"); in a \
-     container put the device into its specification with read and write, and allow ioctl on it in the seccomp profile";
+pub(crate) const DEVICE_REMEDY: &str = "let a group of yours open it: sudo chgrp GROUP \
+     /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd (for good: a udev rule, \
+     KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"); in a container put the device into \
+     its specification with read and write, and allow ioctl on it in the seccomp profile";
 
 /// Why this process may have no userfaultfd as the pager needs it.
 #[derive(Debug, thiserror::Error)]

@@ -22,8 +22,7 @@ use crate::families::{self, Inherits};
 use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
 use crate::talk::{ANSWER_TIME, Message, READY, WARDEN, ask, is_wish, receive, refused, send};
-pub(crate) use crate::waits::is_over;
-use crate::waits::{await_end, await_readiness, end_before_return};
+use crate::waits::{await_end, await_readiness, end_before_return, is_over};
 use crate::warden::{Retired, Warden};
 
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
@@ -44,8 +43,8 @@ pub enum SidecarError {
     #[error(transparent)]
     Userfaultfd(#[from] OpenError),
     #[error(
-        "the kernel tells of the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as root, or setcap \
-         cap_sys_ptrace=p on the farpool binary"
+        "the kernel tells of the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as \
+         root, or setcap cap_sys_ptrace=p on the farpool binary"
     )]
     NoRight { pid: i32, error: OpenError },
     #[error("the sidecar of process {pid}: {reason}")]
@@ -157,8 +156,8 @@ impl Nursery {
         Ok(Nursery { means, board, programs_stay })
     }
 
-    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before. If it is a child that
-    /// one of the `relatives` serves, it is handed over.
+    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
+    /// If it is a child that one of the `relatives` serves, it is handed over.
     pub fn admit(&self, pid: Pid, relatives: &mut [Ward]) -> Result<Ward, SidecarError> {
         let program = open(pid)?;
         let sidecar = farpool_inject::inject(pid, &self.means.image, &setup())?;
@@ -167,8 +166,8 @@ impl Nursery {
         ward(pid, program, sidecar, begun, said)
     }
 
-    /// As [`Nursery::admit`], and the process stands still until its memory is registered, or watched, for it could pass
-    /// the limit meanwhile; it does so still when this returns.
+    /// As [`Nursery::admit`], and the process stands still until its memory is registered, or
+    /// watched, for it could pass the limit meanwhile; it does so still when this returns.
     pub fn admit_still(
         &self,
         pid: Pid,
@@ -238,7 +237,8 @@ impl Nursery {
     }
 }
 
-/// A sidecar has no environment of its program's. In debug builds it is told which of its threads is to panic.
+/// A sidecar has no environment of its program's. In debug builds it is told which of its threads
+/// is to panic.
 fn setup() -> Setup {
     const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
     let asked = std::env::var(PANIC_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
@@ -281,7 +281,8 @@ fn ward(
             silent_since: None,
         }),
         Err(error) => {
-            // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as addresses in use.
+            // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as
+            // addresses in use.
             if withdraw(&sidecar).is_err() {
                 let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
             }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::sidecars::is_over;
+use crate::waits::is_over;
 
 /// See the module's description.
 #[derive(Debug)]

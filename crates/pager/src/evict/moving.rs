@@ -114,7 +114,8 @@ impl Evictor {
     /// mapping that is registered goes before the event of it has been read.
     ///
     /// Asking fills a page that is not there. That is right where the program has just dropped it;
-    /// one that the last call moved and did not count must not be filled. `is_certain`: there is none.
+    /// one that the last call moved and did not count must not be filled. `is_certain`: there is
+    /// none.
     fn take_out(&self, to: usize, from: usize, count: usize, is_certain: bool) -> Outcome {
         if self.core.layout.follows() {
             if !is_certain && moves::occupied(&self.core.pagemap, from, 1) == 0 {

@@ -23,8 +23,8 @@ pub struct FrameRun {
 }
 
 impl FrameRun {
-    /// The run's frame at `offset`, counted from the first; or the place behind it, which no tray has
-    /// behind its last frame.
+    /// The run's frame at `offset`, counted from the first; or the place behind it, which no tray
+    /// has behind its last frame.
     pub fn slot(&self, offset: usize) -> FrameSlot {
         let index = usize::from(self.first.index) + offset;
         assert!(index <= CHUNK_PAGES, "frame {index} of a tray of {CHUNK_PAGES}");

@@ -105,9 +105,10 @@ pub fn be_prompt(prompt: bool) {
     }
 }
 
-/// Has the calling thread of a sidecar wait for a processor as the program does. Its keeper prefers a sidecar to the
-/// program, if it may, so that the limit is held however many want the processors; but a thread that does as much as the
-/// program asks for must not take its time from others. In the program's own process there is nothing to do.
+/// Has the calling thread of a sidecar wait for a processor as the program does. Its keeper prefers
+/// a sidecar to the program, if it may, so that the limit is held however many want the processors;
+/// but a thread that does as much as the program asks for must not take its time from others. In
+/// the program's own process there is nothing to do.
 pub fn stand_back() {
     use rustix::process::{Pid, getpriority_process, setpriority_process};
     let program = sidecars_program().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
