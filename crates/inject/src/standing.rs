@@ -6,9 +6,10 @@
 //! its life: its first thread answers its keeper, and the pager's threads stand back where they
 //! shall (`farpool_pager::sys::stand_back`).
 //!
-//! By the nice value, not by a real-time policy: the program can write to the sidecar's code, so
-//! whatever that may do the program may do, too. It gets a ten times larger part of a processor
-//! then, and nobody starves.
+//! By the nice value and short slices, not by a real-time policy: the program can write to the
+//! sidecar's code, so whatever that may do the program may do, too. It gets a ten times larger part
+//! of a processor then, and nobody starves. The slice is what counts beside one busy task: with the
+//! same slice as that, it waits for the end of a turn at each call.
 
 use crate::procfs;
 use crate::sys::{self, Tid};
@@ -18,26 +19,47 @@ use crate::sys::{self, Tid};
 /// (median of 800).
 pub const PREFERRED_STEPS: i32 = 10;
 const LEAST_NICE: i32 = -20;
+/// Its turn on a processor: the least that the kernel grants (from Linux 6.12 on; before, it knows
+/// no such wish). Who asks for shorter turns than the one that runs comes before it.
+const SLICE_NS: u64 = 100_000;
 
 /// What a task had before it was preferred.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Standing {
     tid: Tid,
-    nice: i32,
+    before: libc::sched_attr,
 }
 
 impl Standing {
     /// Prefers a task. None: it has no nice value (real-time, or SCHED_IDLE), or we may not
     /// (CAP_SYS_NICE), which costs time only.
     pub fn prefer(tid: Tid) -> Option<Standing> {
-        let nice = sys::nice(tid)?;
-        sys::set_nice(tid, preferred(nice)).then_some(Standing { tid, nice })
+        let before = sys::scheduling(tid).filter(has_nice)?;
+        let preferred = libc::sched_attr {
+            sched_nice: preferred(before.sched_nice),
+            sched_runtime: SLICE_NS,
+            ..before
+        };
+        sys::set_scheduling(tid, &preferred).then_some(Standing { tid, before })
     }
 
     /// Puts it back; a task that has ended needs nothing.
     pub fn give_back(self) {
-        sys::set_nice(self.tid, self.nice);
+        sys::set_scheduling(self.tid, &self.before);
     }
+}
+
+impl std::fmt::Debug for Standing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Standing");
+        shown.field("tid", &self.tid).field("nice", &self.before.sched_nice).finish_non_exhaustive()
+    }
+}
+
+/// Whether a task's nice value counts. Pure.
+fn has_nice(attributes: &libc::sched_attr) -> bool {
+    let policy = i32::try_from(attributes.sched_policy);
+    matches!(policy, Ok(libc::SCHED_OTHER | libc::SCHED_BATCH))
 }
 
 /// Prefers all threads of a process that is about to be ended. Some may be under SCHED_IDLE, and
@@ -66,18 +88,24 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_preferred_and_has_its_own_nice_value_again() {
+    fn a_task_is_preferred_and_is_as_before_again() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
         let tid = Tid(i32::try_from(child.id()).expect("a process id"));
-        let own = sys::nice(tid).expect("a nice value");
+        let seen = || {
+            let now = sys::scheduling(tid).expect("it lives");
+            (now.sched_policy, now.sched_nice, now.sched_flags, now.sched_runtime)
+        };
+        let own = seen();
         match Standing::prefer(tid) {
             Some(standing) => {
-                assert_eq!(sys::nice(tid), Some(preferred(own)));
+                assert_eq!(seen().1, preferred(own.1));
+                // Before Linux 6.12 there is none.
+                assert!(own.3 == 0 || seen().3 == SLICE_NS, "{:?}", seen());
                 standing.give_back();
             }
             None => println!("SKIPPED: a smaller nice value needs CAP_SYS_NICE"),
         }
-        assert_eq!(sys::nice(tid), Some(own));
+        assert_eq!(seen(), own);
         child.kill().expect("a signal");
         child.wait().expect("its end");
     }

@@ -21,11 +21,13 @@ pub struct Signal(pub i32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalSet(pub u64);
 
-/// Tries of waitpid with a yield between, before it sleeps between tries: most stops come within
-/// a few microseconds, and a sleep costs 60.
-const TRIES_BEFORE_SLEEP: u32 = 400;
-/// Sleep between later tries.
-const NAP: Duration = Duration::from_micros(100);
+/// How long waitpid is tried without a sleep: most stops of a task on another processor come within
+/// a few microseconds, and a sleep there costs 60. Not longer: a task on this processor cannot run
+/// meanwhile, for we may be preferred to it (the keeper has a real-time policy).
+const SPIN: Duration = Duration::from_micros(20);
+/// Sleep between later tries: as long as a call takes, and twice as long each time.
+const FIRST_NAP: Duration = Duration::from_micros(5);
+const LAST_NAP: Duration = Duration::from_micros(100);
 
 const NT_PRSTATUS: usize = 1;
 const NT_PRFPREG: usize = 2;
@@ -300,11 +302,13 @@ pub fn wait(
     deadline: Instant,
     has_ended: impl Fn() -> bool,
 ) -> Result<Option<Stop>, Error> {
-    for tries in 0u32.. {
+    let began = Instant::now();
+    let mut nap = FIRST_NAP;
+    loop {
         if let Some(stop) = look(tid)? {
             return Ok(Some(stop));
         }
-        if tries < TRIES_BEFORE_SLEEP {
+        if began.elapsed() < SPIN {
             std::thread::yield_now();
             continue;
         }
@@ -315,9 +319,9 @@ pub fn wait(
         if Instant::now() >= deadline {
             return Ok(None);
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(nap);
+        nap = LAST_NAP.min(nap * 2);
     }
-    Ok(None)
 }
 
 /// Sends a signal to one thread; a thread that is gone needs none.
@@ -369,23 +373,22 @@ pub fn leave_idle(tid: Tid) {
     }
 }
 
-/// A task's nice value, if it has one that counts.
-pub fn nice(tid: Tid) -> Option<i32> {
-    // SAFETY: takes a number.
-    let policy = unsafe { libc::sched_getscheduler(tid.0) };
-    let counts =
-        matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_OTHER | libc::SCHED_BATCH);
-    if policy < 0 || !counts {
-        return None;
-    }
-    let pid = rustix::process::Pid::from_raw(tid.0)?;
-    rustix::process::getpriority_process(Some(pid)).ok()
+/// How a task gets processors: its policy, nice value, and slice (`sched_runtime`, ns; kernels
+/// before 6.12 have none for ordinary tasks). None: it cannot be told.
+pub fn scheduling(tid: Tid) -> Option<libc::sched_attr> {
+    let bytes = u32::try_from(size_of::<libc::sched_attr>()).ok()?;
+    // SAFETY: all-zero is a value of this plain structure.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: a pointer to a live structure of so many bytes.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, tid.0, &raw mut attributes, bytes, 0) };
+    (result == 0).then_some(attributes)
 }
 
 /// Says whether the kernel let us.
-pub fn set_nice(tid: Tid, nice: i32) -> bool {
-    let pid = rustix::process::Pid::from_raw(tid.0);
-    pid.is_some_and(|pid| rustix::process::setpriority_process(Some(pid), nice).is_ok())
+pub fn set_scheduling(tid: Tid, attributes: &libc::sched_attr) -> bool {
+    // SAFETY: a pointer to a live structure, which tells its size.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, tid.0, &raw const *attributes, 0) == 0 }
 }
 
 #[cfg(test)]
