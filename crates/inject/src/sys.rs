@@ -333,13 +333,17 @@ pub fn send(tid: Tid, Signal(number): Signal) {
 /// A child of this process that opens itself to its tracer, writes a byte, and then does nothing
 /// until it is killed or the calling thread ends.
 pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
-    let ready = ready.as_raw_fd();
+    let (ready, parent) = (ready.as_raw_fd(), std::process::id());
     // SAFETY: the child makes system calls and nothing else, and never returns.
     unsafe {
         match libc::fork() {
             -1 => Err(Error::last_os_error()),
             0 => {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // A parent that had ended by then sends nothing any more.
+                if libc::getppid().cast_unsigned() != parent {
+                    libc::_exit(0);
+                }
                 libc::prctl(libc::PR_SET_DUMPABLE, 1);
                 libc::write(ready, [0_u8].as_ptr().cast(), 1);
                 libc::close(ready);
