@@ -333,10 +333,14 @@ fn whoever_is_killed_no_byte_is_wrong_and_nothing_is_left() {
             missed += 1;
         }
     }
-    // The next run takes away what a killed keeper could not.
-    Run::through(Door::Sidecar, LIMIT).program("true").finish().require_success();
-    let left = directories(&keepers);
-    assert!(left.is_empty(), "left: {left:?}");
+    // The next run takes away what a killed keeper could not. By its number a directory may be that
+    // of a later keeper, of a series beside this one: it goes with that.
+    wait_until("the runs' directories to go", PATIENCE, || {
+        Run::through(Door::Sidecar, LIMIT).program("true").finish().require_success();
+        let left = directories(&keepers);
+        (!left.is_empty()).then(|| println!("left: {left:?}"));
+        left.is_empty().then_some(())
+    });
     assert_eq!(mounts(), mounts_before);
     for (kind, count) in KINDS.iter().zip(counts) {
         println!("{kind:?}: {count} kills, 0 wrong bytes, nothing left");
