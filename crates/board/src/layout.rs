@@ -176,10 +176,12 @@ pub enum Counter {
     PinnedPages,
     /// Gauge: 1 while no blade gives this process more memory or takes pages of it.
     WithoutRoom,
+    /// Gauge: resident anonymous pages that count with other processes, which a fork shares them with.
+    ElsewherePages,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::WithoutRoom as usize + 1;
+pub const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

@@ -135,6 +135,7 @@ impl Budget {
         let spent_pages = self.spent_pages.load(Relaxed);
         let mut resident = read_resident(&self.statm).unwrap_or_default();
         let elsewhere = self.elsewhere_pages.load(Relaxed);
+        slot.set(Counter::ElsewherePages, elsewhere);
         resident.anonymous_pages = resident.anonymous_pages.saturating_sub(elsewhere);
         resident.anonymous_pages += self.unseen_pages.load(Relaxed);
         publish(slot, resident);

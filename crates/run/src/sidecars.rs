@@ -295,10 +295,11 @@ fn ward(
 impl Ward {
     /// The process goes on: it was stopped for so long.
     pub fn goes_on(&mut self, stopped: Duration) {
-        self.sidecar.stopped = stopped;
+        self.sidecar.stopped = self.sidecar.stopped.max(stopped);
     }
 
-    /// How long the process's threads were stopped for the injection, and how many these were.
+    /// The longest that the process's threads were stopped, and how many these were when its sidecar
+    /// was put in.
     pub fn stopped(&self) -> (Duration, usize) {
         (self.sidecar.stopped, self.sidecar.threads)
     }

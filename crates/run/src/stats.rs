@@ -80,7 +80,7 @@ const PAGE_BYTES: u64 = 4096;
 const WITHOUT_ROOM: &str = "without_room";
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 28] = [
+const COUNTERS: [(Counter, &str); 29] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -102,6 +102,7 @@ const COUNTERS: [(Counter, &str); 28] = [
     (Counter::BufferPages, "buffer_pages"),
     (Counter::SharedPages, "shared_pages"),
     (Counter::PagerPages, "pager_pages"),
+    (Counter::ElsewherePages, "elsewhere_pages"),
     (Counter::GrowingThreads, "growing_threads"),
     (Counter::StalledFetches, "stalled_fetches"),
     (Counter::FirstReturns, "first_returns"),

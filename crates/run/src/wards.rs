@@ -3,6 +3,7 @@
 //! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the pause between two looks
 //! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
 
+mod fresh;
 mod hold;
 
 use std::collections::{HashMap, HashSet};
@@ -24,6 +25,7 @@ use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
 use crate::sidecars::{self, News, Nursery, SidecarError, UNTOLD, Ward};
 use crate::warden::Retired;
+use fresh::FreshCount;
 
 /// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what fits runs as if
 /// Farpool were not there.
@@ -82,6 +84,8 @@ pub struct Wards {
     kin: Option<Kin>,
     /// How often the memory of sidecars that have left could not be taken out.
     withdrawals: HashMap<u32, u32>,
+    overrun: hold::Overrun,
+    fresh: FreshCount,
     /// Nobody is entered any more.
     is_leaving: bool,
     /// The limit was held once: what is attached to may hold far more to begin with.
@@ -110,6 +114,8 @@ impl Wards {
             folder: board.parent().unwrap_or(board).to_owned(),
             kin,
             withdrawals: HashMap::new(),
+            overrun: hold::Overrun::default(),
+            fresh: FreshCount::default(),
             is_leaving: false,
             has_fit: false,
             wards: Vec::new(),
@@ -130,8 +136,9 @@ impl Wards {
         let mut sight = self.see(board);
         self.warn(board, sight.counted_bytes);
         let due = self.due(&sight);
-        if !due.is_empty() && sight.room_bytes() < HOLD_BYTES {
-            self.hold(board, due);
+        let must_stop = self.must_stop(board, &sight);
+        if must_stop || (!due.is_empty() && sight.room_bytes() < HOLD_BYTES) {
+            self.hold(board, due, must_stop);
             sight = self.see(board);
         } else {
             for pid in due {
@@ -163,8 +170,8 @@ impl Wards {
         let native_bytes: u64 = native.iter().map(|(_, bytes)| bytes).sum();
         board.header().unpublished_pages.store(native_bytes / PAGE_BYTES, Relaxed);
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
-        let counted_bytes = native_bytes + paged_bytes(board);
-        Sight { tree, native, limit_bytes, counted_bytes }
+        let paged_bytes = paged_bytes(board).max(self.fresh.count(board, &self.wards));
+        Sight { tree, native, limit_bytes, counted_bytes: native_bytes + paged_bytes }
     }
 
     /// Who is to get a sidecar now.

@@ -5,7 +5,13 @@
 //! all that it shares meanwhile, which nobody sees. So all that are to get a sidecar are stopped at
 //! once, and go on together: when what is counted is back where the limit counts as held, when
 //! nothing more leaves, or when the time is over.
+//!
+//! Those that have sidecars are stopped, too, when the limit is passed by half of what may be, or
+//! would be by all of it before they stand: memory that many threads map and fill at once grows
+//! faster than it can be registered.
 
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Board;
@@ -23,6 +29,46 @@ const STALLED_TIME: Duration = Duration::from_millis(100);
 /// Between two looks meanwhile.
 const STEP: Duration = Duration::from_millis(1);
 
+/// So long it may take until all threads of a process stand still: 64 of them, each in the middle of
+/// a fault that fills a huge page, took 13 ms.
+const STOPPING_TIME: Duration = Duration::from_millis(24);
+/// A process with a sidecar that could not be stopped, for it is traced or busy, is passed over for
+/// so long.
+const UNSTOPPABLE_TIME: Duration = Duration::from_secs(1);
+
+/// When processes that have sidecars are stopped.
+#[derive(Debug, Default)]
+pub(super) struct Overrun {
+    /// Memory stayed where it was when they stood still, and has not left since: much may have to
+    /// stay. Nobody is stopped for it again.
+    has_stalled: bool,
+    /// Who could not be stopped, and when.
+    unstoppable: HashMap<u32, Instant>,
+    /// What was counted at the last look.
+    last: Option<(Instant, u64)>,
+}
+
+impl Overrun {
+    /// Takes note of what is counted now; whether processes must stand still. Pure.
+    fn is_due(&mut self, counted_bytes: u64, limit_bytes: u64, now: Instant) -> bool {
+        let before = self.last.replace((now, counted_bytes));
+        let coming_bytes = before.map_or(0, |before| growth(before, (now, counted_bytes)));
+        let is_over = counted_bytes > brake_bytes(limit_bytes);
+        let will_be = counted_bytes > limit_bytes
+            && counted_bytes.saturating_add(coming_bytes) > allowed_bytes(limit_bytes);
+        // What stalled is let run until it is back where it may be.
+        self.has_stalled &= is_over;
+        (is_over || will_be) && !self.has_stalled
+    }
+}
+
+/// What comes within [`STOPPING_TIME`] if memory grows as between two looks. Pure.
+fn growth((then, before): (Instant, u64), (now, after): (Instant, u64)) -> u64 {
+    let time = now.saturating_duration_since(then).max(STEP);
+    let bytes = u128::from(after.saturating_sub(before)) * STOPPING_TIME.as_nanos();
+    u64::try_from(bytes / time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// How memory has left, while it is waited for.
 #[derive(Debug)]
 struct Outflow {
@@ -31,9 +77,24 @@ struct Outflow {
 }
 
 impl Wards {
-    /// Puts sidecars into those that are due, and those that become so meanwhile.
-    pub(super) fn hold(&mut self, board: &Board, due: Vec<u32>) {
-        if standstill(|still| self.hold_here(board, still)).is_err() {
+    /// Whether processes that have sidecars must stand still.
+    pub(super) fn must_stop(&mut self, board: &Board, sight: &Sight) -> bool {
+        let (counted, limit) = (sight.counted_bytes, sight.limit_bytes);
+        let is_due = self.overrun.is_due(counted, limit, Instant::now());
+        let is_share = board.header().local_percent.load(Relaxed) != 0;
+        is_due && self.has_fit && !is_share && !self.is_leaving
+    }
+
+    /// Puts sidecars into those that are due, and those that become so meanwhile. `must_stop`: those
+    /// that have one stand still from the start.
+    pub(super) fn hold(&mut self, board: &Board, due: Vec<u32>, must_stop: bool) {
+        let held = standstill(|still| {
+            if must_stop {
+                self.stop_wards(still);
+            }
+            self.hold_here(board, still);
+        });
+        if held.is_err() {
             // There is no thread to be had.
             for pid in due {
                 self.admit(pid, None);
@@ -47,6 +108,9 @@ impl Wards {
             let sight = self.see(board);
             // One call can have populated memory before its process could be stopped.
             self.warn(board, sight.counted_bytes);
+            if self.must_stop(board, &sight) {
+                self.stop_wards(still);
+            }
             let due = self.due(&sight);
             let due = self.stop(due, still);
             if let Some(pid) = due.first() {
@@ -64,6 +128,17 @@ impl Wards {
             if !stopped.is_zero() {
                 still.release(ward.pid);
                 ward.goes_on(stopped);
+            }
+        }
+    }
+
+    /// Stops those that have sidecars.
+    fn stop_wards(&mut self, still: &mut Standstill) {
+        let unstoppable = &mut self.overrun.unstoppable;
+        unstoppable.retain(|_, since| since.elapsed() < UNSTOPPABLE_TIME);
+        for pid in self.wards.iter().map(|ward| ward.pid) {
+            if !unstoppable.contains_key(&number(pid)) && still.stop(pid).is_err() {
+                unstoppable.insert(number(pid), Instant::now());
             }
         }
     }
@@ -102,14 +177,22 @@ impl Wards {
         }
     }
 
-    /// Whether memory is above what is allowed, and leaves.
-    fn flows(&self, sight: &Sight, outflow: &mut Option<Outflow>) -> bool {
-        if !self.has_fit || sight.counted_bytes <= allowed_bytes(sight.limit_bytes) {
+    /// Whether memory is above where it must be, and leaves.
+    fn flows(&mut self, sight: &Sight, outflow: &mut Option<Outflow>) -> bool {
+        if !self.has_fit || sight.counted_bytes <= brake_bytes(sight.limit_bytes) {
             return false;
         }
         let outflow = outflow.get_or_insert_with(|| Outflow::from(sight.counted_bytes));
-        outflow.goes_on(sight.counted_bytes, Instant::now())
+        let goes_on = outflow.goes_on(sight.counted_bytes, Instant::now());
+        self.overrun.has_stalled = !goes_on;
+        goes_on
     }
+}
+
+/// From here on processes that have sidecars stand still: half of what the limit may be passed by.
+/// Pure.
+fn brake_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes + (allowed_bytes(limit_bytes) - limit_bytes) / 2
 }
 
 /// Whether somebody without a sidecar stands still.
@@ -135,6 +218,26 @@ impl Outflow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_stand_still_before_the_limit_is_passed_by_too_much() {
+        const MIB: u64 = 1 << 20;
+        let (mut overrun, began) = (Overrun::default(), Instant::now());
+        let mut is_due = |counted_mib: u64, ms: u64| {
+            overrun.is_due(counted_mib * MIB, 32 * MIB, began + Duration::from_millis(ms))
+        };
+        assert!(!is_due(20, 0));
+        assert!(!is_due(30, 2), "there is room");
+        assert!(is_due(40, 4), "80 MiB come before it stands");
+        assert!(!is_due(40, 6));
+        assert!(!is_due(42, 10), "8 MiB come");
+        assert!(!is_due(48, 30));
+        assert!(is_due(50, 60), "half of what may be");
+        overrun.has_stalled = true;
+        assert!(!overrun.is_due(50 * MIB, 32 * MIB, began));
+        assert!(!overrun.is_due(40 * MIB, 32 * MIB, began));
+        assert!(overrun.is_due(50 * MIB, 32 * MIB, began));
+    }
 
     #[test]
     fn memory_is_waited_for_while_it_leaves() {
