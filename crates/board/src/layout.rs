@@ -176,7 +176,8 @@ pub enum Counter {
     PinnedPages,
     /// Gauge: 1 while no blade gives this process more memory or takes pages of it.
     WithoutRoom,
-    /// Gauge: resident anonymous pages that count with other processes, which a fork shares them with.
+    /// Gauge: resident anonymous pages that count with other processes, which a fork shares them
+    /// with.
     ElsewherePages,
 }
 

@@ -298,8 +298,8 @@ impl Ward {
         self.sidecar.stopped = self.sidecar.stopped.max(stopped);
     }
 
-    /// The longest that the process's threads were stopped, and how many these were when its sidecar
-    /// was put in.
+    /// The longest that the process's threads were stopped, and how many these were when its
+    /// sidecar was put in.
     pub fn stopped(&self) -> (Duration, usize) {
         (self.sidecar.stopped, self.sidecar.threads)
     }

@@ -1,7 +1,7 @@
 //! What processes with sidecars hold at this moment.
 //!
-//! A sidecar puts that on the board itself, but not while it waits for the lock of the address space
-//! behind threads that map memory and fill it: with 64 of these the board was 55 MiB behind.
+//! A sidecar puts that on the board itself, but not while it waits for the lock of the address
+//! space behind threads that map memory and fill it: with 64 of these the board was 55 MiB behind.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

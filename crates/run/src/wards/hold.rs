@@ -28,9 +28,8 @@ const STALLED_BYTES: u64 = 1 << 20;
 const STALLED_TIME: Duration = Duration::from_millis(100);
 /// Between two looks meanwhile.
 const STEP: Duration = Duration::from_millis(1);
-
-/// So long it may take until all threads of a process stand still: 64 of them, each in the middle of
-/// a fault that fills a huge page, took 13 ms.
+/// Until all threads of a process stand still: 64 of them, each of which first ends what it does in
+/// the kernel, took 2 to 13 ms, and once in a while some dozens.
 const STOPPING_TIME: Duration = Duration::from_millis(24);
 /// A process with a sidecar that could not be stopped, for it is traced or busy, is passed over for
 /// so long.
@@ -39,9 +38,9 @@ const UNSTOPPABLE_TIME: Duration = Duration::from_secs(1);
 /// When processes that have sidecars are stopped.
 #[derive(Debug, Default)]
 pub(super) struct Overrun {
-    /// Memory stayed where it was when they stood still, and has not left since: much may have to
-    /// stay. Nobody is stopped for it again.
-    has_stalled: bool,
+    /// They stood still for this overrun, and memory did not leave, or not within [`STILL_TIME`]:
+    /// nobody is stopped for it again.
+    is_let_be: bool,
     /// Who could not be stopped, and when.
     unstoppable: HashMap<u32, Instant>,
     /// What was counted at the last look.
@@ -56,9 +55,8 @@ impl Overrun {
         let is_over = counted_bytes > brake_bytes(limit_bytes);
         let will_be = counted_bytes > limit_bytes
             && counted_bytes.saturating_add(coming_bytes) > allowed_bytes(limit_bytes);
-        // What stalled is let run until it is back where it may be.
-        self.has_stalled &= is_over;
-        (is_over || will_be) && !self.has_stalled
+        self.is_let_be &= is_over;
+        (is_over || will_be) && !self.is_let_be
     }
 }
 
@@ -85,8 +83,8 @@ impl Wards {
         is_due && self.has_fit && !is_share && !self.is_leaving
     }
 
-    /// Puts sidecars into those that are due, and those that become so meanwhile. `must_stop`: those
-    /// that have one stand still from the start.
+    /// Puts sidecars into those that are due, and those that become so meanwhile. `must_stop`:
+    /// those that have one stand still from the start.
     pub(super) fn hold(&mut self, board: &Board, due: Vec<u32>, must_stop: bool) {
         let held = standstill(|still| {
             if must_stop {
@@ -123,6 +121,7 @@ impl Wards {
             }
             self.hear();
         }
+        self.overrun.is_let_be |= Instant::now() >= until;
         for ward in &mut self.wards {
             let stopped = still.since(ward.pid);
             if !stopped.is_zero() {
@@ -184,7 +183,7 @@ impl Wards {
         }
         let outflow = outflow.get_or_insert_with(|| Outflow::from(sight.counted_bytes));
         let goes_on = outflow.goes_on(sight.counted_bytes, Instant::now());
-        self.overrun.has_stalled = !goes_on;
+        self.overrun.is_let_be = !goes_on;
         goes_on
     }
 }
@@ -233,7 +232,7 @@ mod tests {
         assert!(!is_due(42, 10), "8 MiB come");
         assert!(!is_due(48, 30));
         assert!(is_due(50, 60), "half of what may be");
-        overrun.has_stalled = true;
+        overrun.is_let_be = true;
         assert!(!overrun.is_due(50 * MIB, 32 * MIB, began));
         assert!(!overrun.is_due(40 * MIB, 32 * MIB, began));
         assert!(overrun.is_due(50 * MIB, 32 * MIB, began));
