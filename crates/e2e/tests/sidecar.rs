@@ -349,6 +349,21 @@ fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     assert_eq!(outcome.require_success().stdout, "settled\n0 wrong\n");
 }
 
+/// The kernel writes to a thread's descriptor at its end, and asks no userfaultfd for that.
+#[test]
+fn a_thread_that_was_idle_for_long_is_joined() {
+    // Elsewhere a descriptor is not told from other memory (`pager::exits`).
+    if !have("gcc") || !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("joined", include_str!("sidecar/joined.c"), &["-pthread"]);
+    let run = Run::through(Door::Sidecar, "16MiB").program(&program.path).patience(PATIENCE);
+    // By restartable sequences the descriptor would be touched at every turn of the thread.
+    let outcome = run.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").finish();
+    assert_eq!(outcome.require_success().require_far().stdout, "joined, 0 wrong\n");
+}
+
 /// Children write to all that they share, and fork.
 #[test]
 #[ignore = "children that write before they have sidecars can pass the limit on a busy machine (docs/sidecar.md)"]

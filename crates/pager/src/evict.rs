@@ -28,6 +28,7 @@ use farpool_uffd::PAGE_BYTES;
 use crate::core::{Core, EXPIRY_STEP};
 use crate::density::Density;
 use crate::effort::Effort;
+use crate::exits::descriptor_pages;
 use crate::frames::{TRAYS, TakenTray};
 use crate::gauges::Gauges;
 use crate::panics::panic_if_asked;
@@ -416,6 +417,8 @@ impl Evictor {
         }
         let tray = core.frames.take_empty()?;
         let take = self.choose(number, superpage, resident, wanted);
+        let start = superpage.base() + chunk * CHUNK_BYTES;
+        let take = take & !descriptor_pages(core, &registry, start, take);
         let may_share = wanted.may_be_shared() && core.shares.load(SeqCst) && core.layout.follows();
         let shared = if may_share { self.shared_pages(number, take) } else { 0 };
         if take == 0 || shared != 0 {

@@ -26,6 +26,7 @@ mod density;
 mod drain;
 mod effort;
 pub mod evict;
+mod exits;
 mod fetch;
 mod forget;
 pub mod fork;

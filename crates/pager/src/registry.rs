@@ -128,7 +128,8 @@ impl Registry {
         self.by_start.values().copied()
     }
 
-    fn containing(&self, address: usize) -> Option<Region> {
+    /// The region that an address lies in.
+    pub fn containing(&self, address: usize) -> Option<Region> {
         let (_, region) = self.by_start.range(..=address).next_back()?;
         (region.end > address).then_some(*region)
     }
