@@ -16,6 +16,7 @@ mod room;
 mod shared;
 mod writing;
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ use farpool_uffd::PAGE_BYTES;
 use crate::core::{Core, EXPIRY_STEP};
 use crate::density::Density;
 use crate::effort::Effort;
-use crate::exits::descriptor_pages;
+use crate::exits::{self, Tails};
 use crate::frames::{TRAYS, TakenTray};
 use crate::gauges::Gauges;
 use crate::panics::panic_if_asked;
@@ -113,6 +114,8 @@ pub struct Evictor {
     /// Pages of the chunk in hand that the kernel would not move, one bit each.
     busy: u64,
     own: Option<Own>,
+    /// The end of a mapping that is to be looked at before anything of it is moved out.
+    unseen_tail: Option<Range<usize>>,
 }
 
 impl Evictor {
@@ -150,6 +153,7 @@ impl Evictor {
             resident_before: 0,
             busy: 0,
             own: None,
+            unseen_tail: None,
         })
     }
 
@@ -383,6 +387,22 @@ impl Evictor {
 
     /// As [`Evictor::evict_chunk`], but pages that other processes map too may stay.
     fn try_chunk(&mut self, number: usize, wanted: Wanted) -> Option<Tried> {
+        loop {
+            let tried = self.try_known_chunk(number, wanted)?;
+            let Some(tail) = self.unseen_tail.take() else { return Some(tried) };
+            // Faults may have to wait for the steward, which may wait for what is on its way.
+            self.drain();
+            let Some(kind) = exits::look(self.core, &tail) else {
+                // The map of resident pages is out of date.
+                self.map.forget(number % CHUNKS);
+                return Some(tried);
+            };
+            self.core.registry.try_lock().ok()?.set_tail(tail.end, kind);
+        }
+    }
+
+    /// As [`Evictor::try_chunk`], if it is known what lies at the ends of the chunk's mappings.
+    fn try_known_chunk(&mut self, number: usize, wanted: Wanted) -> Option<Tried> {
         const NOTHING: Option<Tried> = Some(Tried::Moved(0));
         let core = self.core;
         let superpage = core.space.by_id(number / CHUNKS)?;
@@ -415,10 +435,18 @@ impl Evictor {
             }
             return NOTHING;
         }
+        let mut resident = resident;
+        if core.layout.follows() {
+            match exits::tails(&registry, superpage.base() + chunk * CHUNK_BYTES, resident) {
+                Tails::Known(held) => resident &= !held,
+                Tails::Unknown(tail) => {
+                    self.unseen_tail = Some(tail);
+                    return NOTHING;
+                }
+            }
+        }
         let tray = core.frames.take_empty()?;
         let take = self.choose(number, superpage, resident, wanted);
-        let start = superpage.base() + chunk * CHUNK_BYTES;
-        let take = take & !descriptor_pages(core, &registry, start, take);
         let may_share = wanted.may_be_shared() && core.shares.load(SeqCst) && core.layout.follows();
         let shared = if may_share { self.shared_pages(number, take) } else { 0 };
         if take == 0 || shared != 0 {

@@ -2,43 +2,71 @@
 //!
 //! When a thread ends the kernel clears the word that whoever joins it waits for (clone's
 //! CLONE_CHILD_CLEARTID), and marks the robust mutexes that it holds. It asks no userfaultfd for
-//! that: if the page is far the write is lost, and the joiner waits for ever. C libraries have both
-//! in the thread's descriptor, at the upper end of the mapping that is its stack; on x86-64 it
-//! begins with its own address. The kernel could tell (get_robust_list), but not a sidecar, which
-//! has fewer rights than a program of root.
+//! that: if the page is far the write is lost, and the joiner waits for ever. glibc has both in the
+//! thread's descriptor, at the upper end of the mapping that is its stack; on x86-64 it begins with
+//! its own address. The kernel could tell (get_robust_list), but not a sidecar, which has fewer
+//! rights than a program of root. The preloaded library keeps stacks local as a whole.
+//!
+//! So before a page at the end of a mapping is moved out for the first time it is looked at. That
+//! can wait for a fault, if the program has dropped the page meanwhile: it is done without a lock,
+//! with nothing claimed and nothing on its way, as in [`crate::evict`]'s `own`.
+
+use std::ops::Range;
 
 use farpool_uffd::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::evict::CHUNK_BYTES;
-use crate::registry::Registry;
+use crate::moves;
+use crate::registry::{Registry, Tail};
 use crate::sys;
 
-/// The descriptor and static thread-local storage are looked for in so many pages.
-const END_PAGES: usize = 2;
 /// A descriptor begins at a multiple of this.
 const ALIGN_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
-const END_WORDS: usize = END_PAGES * PAGE_BYTES / WORD_BYTES;
+const PAGE_WORDS: usize = PAGE_BYTES / WORD_BYTES;
 
-/// Which of the pages of the chunk at `start` hold the descriptor of a thread, or part of one.
-pub(crate) fn descriptor_pages(core: &Core, registry: &Registry, start: usize, pages: u64) -> u64 {
-    let mut found = 0;
-    for part in registry.overlapping(start, start + CHUNK_BYTES) {
-        let Some(region) = registry.containing(part.start) else { continue };
-        let from = region.end.saturating_sub(END_PAGES * PAGE_BYTES).max(region.start);
-        let bits = bits_of(from..region.end, start);
-        if bits & pages != 0 && holds_descriptor(core, from, (region.end - from) / PAGE_BYTES) {
-            found |= bits;
-        }
-    }
-    found
+/// What is known of the ends of mappings in a chunk.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Tails {
+    /// These pages hold descriptors, one bit each.
+    Known(u64),
+    /// This end has to be looked at first.
+    Unknown(Range<usize>),
 }
 
-fn holds_descriptor(core: &Core, from: usize, pages: usize) -> bool {
-    let mut words = [0_usize; END_WORDS];
-    let read = sys::read_program(&core.memory, from, words.as_mut_ptr() as usize, pages);
-    begins_descriptor(&words[..read * PAGE_BYTES / WORD_BYTES], from)
+/// What is known of the ends of mappings that `pages` of the chunk at `start` belong to. Pure.
+pub(crate) fn tails(registry: &Registry, start: usize, pages: u64) -> Tails {
+    let mut held = 0;
+    for part in registry.overlapping(start, start + CHUNK_BYTES) {
+        let Some(region) = registry.containing(part.start) else { continue };
+        let tail = region.tail_range();
+        let bits = bits_of(tail.clone(), start);
+        match region.tail {
+            _ if bits & pages == 0 => {}
+            Tail::Unknown => return Tails::Unknown(tail),
+            Tail::Descriptor => held |= bits,
+            Tail::Plain => {}
+        }
+    }
+    Tails::Known(held)
+}
+
+/// Whether the end of a mapping holds a thread's descriptor. None: nothing of it is there.
+pub(crate) fn look(core: &Core, tail: &Range<usize>) -> Option<Tail> {
+    let pages = tail.len() / PAGE_BYTES;
+    let there = moves::occupied(&core.pagemap, tail.start, pages);
+    let at = |page: usize| tail.start + page * PAGE_BYTES;
+    let present = (0..pages).filter(|page| there & (1 << page) != 0);
+    let found = present.map(|page| holds_descriptor(core, at(page))).collect::<Vec<bool>>();
+    let kind = if found.contains(&true) { Tail::Descriptor } else { Tail::Plain };
+    (!found.is_empty()).then_some(kind)
+}
+
+fn holds_descriptor(core: &Core, page: usize) -> bool {
+    let mut words = [0_usize; PAGE_WORDS];
+    let read = sys::read_program(&core.memory, page, words.as_mut_ptr() as usize, 1);
+    read == 1 && begins_descriptor(&words, page)
 }
 
 /// Whether a word at the beginning of some 64 bytes is its own address. Pure.
@@ -48,7 +76,7 @@ fn begins_descriptor(words: &[usize], from: usize) -> bool {
 }
 
 /// The pages of a range that lie in the chunk at `start`, one bit each. Pure.
-fn bits_of(range: std::ops::Range<usize>, start: usize) -> u64 {
+fn bits_of(range: Range<usize>, start: usize) -> u64 {
     let in_chunk =
         range.step_by(PAGE_BYTES).filter(|page| (start..start + CHUNK_BYTES).contains(page));
     in_chunk.fold(0, |bits, page| bits | 1 << ((page - start) / PAGE_BYTES))
@@ -60,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_begins_with_its_own_address() {
-        let (from, mut words) = (7 << 20, [0; END_WORDS]);
+        let (from, mut words) = (7 << 20, [0; PAGE_WORDS]);
         assert!(!begins_descriptor(&words, from));
         words[9] = from + 9 * WORD_BYTES;
         assert!(!begins_descriptor(&words, from), "not aligned");
@@ -76,5 +104,23 @@ mod tests {
         assert_eq!(bits_of(range.clone(), chunk), 1);
         assert_eq!(bits_of(range.clone(), chunk - CHUNK_BYTES), 1 << 63);
         assert_eq!(bits_of(range, chunk + CHUNK_BYTES), 0);
+    }
+
+    #[test]
+    fn an_end_is_looked_at_before_pages_of_it_go() {
+        let (start, mut registry) = (5 * CHUNK_BYTES, Registry::default());
+        registry.add(start, start + 8 * PAGE_BYTES);
+        assert_eq!(tails(&registry, start, 0b11_1111), Tails::Known(0), "none of its end");
+        let end = start + 6 * PAGE_BYTES..start + 8 * PAGE_BYTES;
+        assert_eq!(tails(&registry, start, 0b1000_0000), Tails::Unknown(end.clone()));
+        registry.set_tail(end.end, Tail::Descriptor);
+        assert_eq!(tails(&registry, start, u64::MAX), Tails::Known(0b1100_0000));
+        registry.set_tail(end.end, Tail::Plain);
+        assert_eq!(tails(&registry, start, u64::MAX), Tails::Known(0));
+        // What is left of it ends elsewhere.
+        registry.remove(start + 4 * PAGE_BYTES, start + 5 * PAGE_BYTES);
+        let left = start + 2 * PAGE_BYTES..start + 4 * PAGE_BYTES;
+        assert_eq!(tails(&registry, start, 0b1000), Tails::Unknown(left));
+        assert_eq!(tails(&registry, start, 0b1110_0000), Tails::Known(0));
     }
 }

@@ -1,6 +1,22 @@
 //! Which ranges of the program's addresses are far-eligible. Pure: it knows addresses, not memory.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use farpool_uffd::PAGE_BYTES;
+
+/// So many pages at the end of a range are its tail, in which a thread's descriptor is looked for.
+const TAIL_PAGES: usize = 2;
+
+/// What lies at the end of a far range, see [`crate::exits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tail {
+    #[default]
+    Unknown,
+    Plain,
+    /// The descriptor of a thread: nothing of the end is moved out.
+    Descriptor,
+}
 
 /// What is known of a far range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,9 +27,21 @@ pub struct Region {
     pub pinned: bool,
     /// A child of fork has nothing there (MADV_DONTFORK).
     pub unshared: bool,
+    pub tail: Tail,
 }
 
 impl Region {
+    /// Its last pages.
+    pub fn tail_range(&self) -> Range<usize> {
+        self.end.saturating_sub(TAIL_PAGES * PAGE_BYTES).max(self.start)..self.end
+    }
+
+    /// The part of it from `start` to `end`; of another end nothing is known.
+    fn part(self, start: usize, end: usize) -> Region {
+        let tail = if end == self.end { self.tail } else { Tail::Unknown };
+        Region { start, end, tail, ..self }
+    }
+
     pub fn bytes(&self) -> usize {
         self.end - self.start
     }
@@ -63,7 +91,7 @@ impl Registry {
             self.bytes -= part.bytes();
             for (left, right) in [(whole.start, part.start), (part.end, whole.end)] {
                 if left < right {
-                    self.by_start.insert(left, Region { start: left, end: right, ..whole });
+                    self.by_start.insert(left, whole.part(left, right));
                 }
             }
         }
@@ -78,8 +106,7 @@ impl Registry {
         let mut parts = Vec::new();
         let first = self.containing(start).map_or(start, |region| region.start);
         for region in self.by_start.range(first..end).map(|(_, region)| *region) {
-            let clipped =
-                Region { start: region.start.max(start), end: region.end.min(end), ..region };
+            let clipped = region.part(region.start.max(start), region.end.min(end));
             if clipped.start < clipped.end {
                 parts.push(clipped);
             }
@@ -106,6 +133,14 @@ impl Registry {
     pub fn set_unshared(&mut self, start: usize, end: usize, unshared: bool) {
         for part in self.remove(start, end) {
             self.insert(Region { unshared, ..part });
+        }
+    }
+
+    /// Notes what lies at the end of the range that ends there, if one does.
+    pub fn set_tail(&mut self, end: usize, tail: Tail) {
+        let before = self.by_start.range_mut(..end).next_back();
+        if let Some((_, region)) = before.filter(|(_, region)| region.end == end) {
+            region.tail = tail;
         }
     }
 

@@ -48,7 +48,7 @@ impl Steward {
         registry.add(carry.to, end);
         registry.pin(carry.to, end, pinned);
         registry.set_unshared(carry.to, end, unshared);
-        let region = Region { start: carry.to, end, pinned, unshared };
+        let region = Region { start: carry.to, end, pinned, unshared, ..Region::default() };
         if !register(self.core, registry, region) && !held.is_empty() {
             fail_unregistered(carry.to);
         }
