@@ -300,8 +300,8 @@ fn memory_that_children_get_empty_can_be_far() {
 /// 48 MiB that must stay, at a limit of 32 MiB: the program pays for what it asked, not for all that it does after.
 #[test]
 fn locking_more_than_the_limit_ends_soon() {
-    // 75,000 touches of pages for which there is no room take 2 to 5 s; with a pause of the evictor
-    // (5 ms) for each it would be minutes.
+    // It takes 2 to 5 s here; were each page waited for as long as the evictor pauses (5 ms), it
+    // would be minutes.
     const SOON: Duration = Duration::from_secs(20);
     let _turn = turn();
     let started = Instant::now();

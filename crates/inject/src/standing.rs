@@ -8,8 +8,8 @@
 //!
 //! By the nice value and short slices, not by a real-time policy: the program can write to the
 //! sidecar's code, so whatever that may do the program may do, too. It gets a ten times larger part
-//! of a processor then, and nobody starves. The slice is what counts beside one busy task: with the
-//! same slice as that, it waits for the end of a turn at each call.
+//! of a processor then, and nobody starves. By short slices an injection beside eight busy loops
+//! takes 13 and 15 ms instead of 17 and 19 (medians of 15).
 
 use crate::procfs;
 use crate::sys::{self, Tid};
@@ -43,7 +43,8 @@ impl Standing {
         sys::set_scheduling(tid, &preferred).then_some(Standing { tid, before })
     }
 
-    /// Puts it back; a task that has ended needs nothing.
+    /// Puts it back; a task that has ended needs nothing. The slice that was read, if only the
+    /// kernel's own, counts as the task's wish from then on.
     pub fn give_back(self) {
         sys::set_scheduling(self.tid, &self.before);
     }

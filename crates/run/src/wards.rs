@@ -170,7 +170,10 @@ impl Wards {
         let native_bytes: u64 = native.iter().map(|(_, bytes)| bytes).sum();
         board.header().unpublished_pages.store(native_bytes / PAGE_BYTES, Relaxed);
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
-        let paged_bytes = paged_bytes(board).max(self.fresh.count(board, &self.wards));
+        let wards = self.wards.iter().map(|ward| number(ward.pid));
+        let paged: Vec<u32> =
+            wards.filter(|pid| native.iter().all(|(native, _)| native != pid)).collect();
+        let paged_bytes = paged_bytes(board).max(self.fresh.count(board, &paged));
         Sight { tree, native, limit_bytes, counted_bytes: native_bytes + paged_bytes }
     }
 

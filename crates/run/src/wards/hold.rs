@@ -54,17 +54,18 @@ impl Overrun {
         let coming_bytes = before.map_or(0, |before| growth(before, (now, counted_bytes)));
         let is_over = counted_bytes > brake_bytes(limit_bytes);
         let will_be = counted_bytes > limit_bytes
-            && counted_bytes.saturating_add(coming_bytes) > allowed_bytes(limit_bytes);
+            && u128::from(counted_bytes) + coming_bytes > u128::from(allowed_bytes(limit_bytes));
         self.is_let_be &= is_over;
         (is_over || will_be) && !self.is_let_be
     }
 }
 
 /// What comes within [`STOPPING_TIME`] if memory grows as between two looks. Pure.
-fn growth((then, before): (Instant, u64), (now, after): (Instant, u64)) -> u64 {
+fn growth((then, before): (Instant, u64), (now, after): (Instant, u64)) -> u128 {
     let time = now.saturating_duration_since(then).max(STEP);
-    let bytes = u128::from(after.saturating_sub(before)) * STOPPING_TIME.as_nanos();
-    u64::try_from(bytes / time.as_nanos()).unwrap_or(u64::MAX)
+    // What has shrunk does not grow.
+    let grown_bytes = u128::from(after.saturating_sub(before));
+    grown_bytes * STOPPING_TIME.as_nanos() / time.as_nanos()
 }
 
 /// How memory has left, while it is waited for.
@@ -183,7 +184,7 @@ impl Wards {
         }
         let outflow = outflow.get_or_insert_with(|| Outflow::from(sight.counted_bytes));
         let goes_on = outflow.goes_on(sight.counted_bytes, Instant::now());
-        self.overrun.is_let_be = !goes_on;
+        self.overrun.is_let_be |= !goes_on;
         goes_on
     }
 }
