@@ -392,12 +392,13 @@ impl Evictor {
             let Some(tail) = self.unseen_tail.take() else { return Some(tried) };
             // Faults may have to wait for the steward, which may wait for what is on its way.
             self.drain();
-            let Some(kind) = exits::look(self.core, &tail) else {
+            let Some(is_descriptor) = exits::look(self.core, &tail) else {
                 // The map of resident pages is out of date.
                 self.map.forget(number % CHUNKS);
                 return Some(tried);
             };
-            self.core.registry.try_lock().ok()?.set_tail(tail.end, kind);
+            let mut registry = self.core.registry.try_lock().ok()?;
+            registry.see_tail(tail.end, is_descriptor, Instant::now());
         }
     }
 
@@ -437,7 +438,8 @@ impl Evictor {
         }
         let mut resident = resident;
         if core.layout.follows() {
-            match exits::tails(&registry, superpage.base() + chunk * CHUNK_BYTES, resident) {
+            let start = superpage.base() + chunk * CHUNK_BYTES;
+            match exits::tails(&registry, start, resident, Instant::now()) {
                 Tails::Known(held) => resident &= !held,
                 Tails::Unknown(tail) => {
                     self.unseen_tail = Some(tail);

@@ -7,18 +7,20 @@
 //! its own address. The kernel could tell (get_robust_list), but not a sidecar, which has fewer
 //! rights than a program of root. The preloaded library keeps stacks local as a whole.
 //!
-//! So before a page at the end of a mapping is moved out for the first time it is looked at. That
+//! So before a page at the end of a mapping is moved out for the first time it is looked at, twice
+//! if need be: a thread that is being made touches the page before it writes that first word. A look
 //! can wait for a fault, if the program has dropped the page meanwhile: it is done without a lock,
 //! with nothing claimed and nothing on its way, as in [`crate::evict`]'s `own`.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use farpool_uffd::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::evict::CHUNK_BYTES;
 use crate::moves;
-use crate::registry::{Registry, Tail};
+use crate::registry::{Registry, Tail, is_settled};
 use crate::sys;
 
 /// A descriptor begins at a multiple of this.
@@ -29,14 +31,14 @@ const PAGE_WORDS: usize = PAGE_BYTES / WORD_BYTES;
 /// What is known of the ends of mappings in a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Tails {
-    /// These pages hold descriptors, one bit each.
+    /// These pages hold descriptors, or may soon, one bit each.
     Known(u64),
     /// This end has to be looked at first.
     Unknown(Range<usize>),
 }
 
 /// What is known of the ends of mappings that `pages` of the chunk at `start` belong to. Pure.
-pub(crate) fn tails(registry: &Registry, start: usize, pages: u64) -> Tails {
+pub(crate) fn tails(registry: &Registry, start: usize, pages: u64, now: Instant) -> Tails {
     let mut held = 0;
     for part in registry.overlapping(start, start + CHUNK_BYTES) {
         let Some(region) = registry.containing(part.start) else { continue };
@@ -44,8 +46,9 @@ pub(crate) fn tails(registry: &Registry, start: usize, pages: u64) -> Tails {
         let bits = bits_of(tail.clone(), start);
         match region.tail {
             _ if bits & pages == 0 => {}
+            Tail::Unsettled(since) if is_settled(since, now) => return Tails::Unknown(tail),
             Tail::Unknown => return Tails::Unknown(tail),
-            Tail::Descriptor => held |= bits,
+            Tail::Unsettled(_) | Tail::Descriptor => held |= bits,
             Tail::Plain => {}
         }
     }
@@ -53,14 +56,13 @@ pub(crate) fn tails(registry: &Registry, start: usize, pages: u64) -> Tails {
 }
 
 /// Whether the end of a mapping holds a thread's descriptor. None: nothing of it is there.
-pub(crate) fn look(core: &Core, tail: &Range<usize>) -> Option<Tail> {
+pub(crate) fn look(core: &Core, tail: &Range<usize>) -> Option<bool> {
     let pages = tail.len() / PAGE_BYTES;
     let there = moves::occupied(&core.pagemap, tail.start, pages);
     let at = |page: usize| tail.start + page * PAGE_BYTES;
     let present = (0..pages).filter(|page| there & (1 << page) != 0);
     let found = present.map(|page| holds_descriptor(core, at(page))).collect::<Vec<bool>>();
-    let kind = if found.contains(&true) { Tail::Descriptor } else { Tail::Plain };
-    (!found.is_empty()).then_some(kind)
+    (!found.is_empty()).then(|| found.contains(&true))
 }
 
 fn holds_descriptor(core: &Core, page: usize) -> bool {
@@ -84,6 +86,8 @@ fn bits_of(range: Range<usize>, start: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -108,19 +112,35 @@ mod tests {
 
     #[test]
     fn an_end_is_looked_at_before_pages_of_it_go() {
-        let (start, mut registry) = (5 * CHUNK_BYTES, Registry::default());
+        let (start, mut registry, now) = (5 * CHUNK_BYTES, Registry::default(), Instant::now());
         registry.add(start, start + 8 * PAGE_BYTES);
-        assert_eq!(tails(&registry, start, 0b11_1111), Tails::Known(0), "none of its end");
+        let ends = |registry: &Registry, pages| tails(registry, start, pages, now);
+        assert_eq!(ends(&registry, 0b11_1111), Tails::Known(0), "none of its end");
         let end = start + 6 * PAGE_BYTES..start + 8 * PAGE_BYTES;
-        assert_eq!(tails(&registry, start, 0b1000_0000), Tails::Unknown(end.clone()));
-        registry.set_tail(end.end, Tail::Descriptor);
-        assert_eq!(tails(&registry, start, u64::MAX), Tails::Known(0b1100_0000));
-        registry.set_tail(end.end, Tail::Plain);
-        assert_eq!(tails(&registry, start, u64::MAX), Tails::Known(0));
+        assert_eq!(ends(&registry, 0b1000_0000), Tails::Unknown(end.clone()));
+        registry.see_tail(end.end, true, now);
+        assert_eq!(ends(&registry, u64::MAX), Tails::Known(0b1100_0000));
         // What is left of it ends elsewhere.
         registry.remove(start + 4 * PAGE_BYTES, start + 5 * PAGE_BYTES);
         let left = start + 2 * PAGE_BYTES..start + 4 * PAGE_BYTES;
-        assert_eq!(tails(&registry, start, 0b1000), Tails::Unknown(left));
-        assert_eq!(tails(&registry, start, 0b1110_0000), Tails::Known(0));
+        assert_eq!(ends(&registry, 0b1000), Tails::Unknown(left));
+        assert_eq!(ends(&registry, 0b1110_0000), Tails::Known(0b1100_0000));
+    }
+
+    #[test]
+    fn an_end_without_a_descriptor_is_looked_at_twice() {
+        let (start, mut registry, now) = (5 * CHUNK_BYTES, Registry::default(), Instant::now());
+        registry.add(start, start + 8 * PAGE_BYTES);
+        let end = start + 6 * PAGE_BYTES..start + 8 * PAGE_BYTES;
+        let later = now + Duration::from_secs(1);
+        registry.see_tail(end.end, false, now);
+        assert_eq!(tails(&registry, start, u64::MAX, now), Tails::Known(0b1100_0000));
+        assert_eq!(tails(&registry, start, u64::MAX, later), Tails::Unknown(end.clone()));
+        // It was being made.
+        let mut of_a_thread = registry.clone();
+        of_a_thread.see_tail(end.end, true, later);
+        assert_eq!(tails(&of_a_thread, start, u64::MAX, later), Tails::Known(0b1100_0000));
+        registry.see_tail(end.end, false, later);
+        assert_eq!(tails(&registry, start, u64::MAX, later), Tails::Known(0));
     }
 }

@@ -2,20 +2,43 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use farpool_uffd::PAGE_BYTES;
 
 /// So many pages at the end of a range are its tail, in which a thread's descriptor is looked for.
 const TAIL_PAGES: usize = 2;
+/// So long a thread may take from the first touch of its stack to its descriptor's first word, for
+/// it may have to wait for a processor between them. Until then that tail stays local.
+const SETTLING_TIME: Duration = Duration::from_millis(250);
 
 /// What lies at the end of a far range, see [`crate::exits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tail {
     #[default]
     Unknown,
+    /// No descriptor was there when it was first looked at, at this time.
+    Unsettled(Instant),
     Plain,
     /// The descriptor of a thread: nothing of the end is moved out.
     Descriptor,
+}
+
+impl Tail {
+    /// What is known after another look, which has found a descriptor or not.
+    pub fn seen(self, is_descriptor: bool, now: Instant) -> Tail {
+        match self {
+            _ if is_descriptor => Tail::Descriptor,
+            Tail::Unknown => Tail::Unsettled(now),
+            Tail::Unsettled(since) if !is_settled(since, now) => self,
+            _ => Tail::Plain,
+        }
+    }
+}
+
+/// Whether a thread that was being made when its stack was looked at has its descriptor by now.
+pub fn is_settled(since: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= SETTLING_TIME
 }
 
 /// What is known of a far range.
@@ -48,7 +71,7 @@ impl Region {
 }
 
 /// Disjoint far ranges, by address.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Registry {
     by_start: BTreeMap<usize, Region>,
     bytes: usize,
@@ -136,11 +159,11 @@ impl Registry {
         }
     }
 
-    /// Notes what lies at the end of the range that ends there, if one does.
-    pub fn set_tail(&mut self, end: usize, tail: Tail) {
+    /// Notes what was seen at the end of the range that ends there, if one does.
+    pub fn see_tail(&mut self, end: usize, is_descriptor: bool, now: Instant) {
         let before = self.by_start.range_mut(..end).next_back();
         if let Some((_, region)) = before.filter(|(_, region)| region.end == end) {
-            region.tail = tail;
+            region.tail = region.tail.seen(is_descriptor, now);
         }
     }
 
