@@ -82,6 +82,30 @@ fn memory_that_was_moved_keeps_its_data() {
     calls(&["move"]);
 }
 
+/// What cannot be written anywhere stays in the program, above its limit.
+#[test]
+fn memory_that_is_moved_while_no_blade_has_room() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
+    let run = Run::through(Door::Sidecar, "24MiB").args(["--quota", "48MiB"]);
+    let outcome = run.program(&program.path).arg("moves").patience(PATIENCE).start().finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.stdout, "0 wrong\n", "{}", outcome.stderr);
+}
+
+/// Its old place is touched while the pages follow.
+#[test]
+fn memory_whose_old_place_stays_when_it_is_moved() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    case("carried", include_str!("sidecar/carried.c"), &[], &["stays"], "0 wrong\n");
+}
+
 #[test]
 fn memory_that_was_mapped_over_reads_as_zeros() {
     calls(&["replace"]);

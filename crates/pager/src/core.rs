@@ -94,8 +94,9 @@ pub enum Mover {
     /// Reads messages, and so the changes that its calls have to wait for.
     FaultThread,
     Evictor,
-    /// Applies changes: only those that come after the one in hand concern it.
-    Steward,
+    /// Applies changes: only those that come after the one in hand concern it, and of these only
+    /// what they do to the page at this address.
+    Steward(usize),
 }
 
 /// What a core is made of.
@@ -189,7 +190,7 @@ impl Core {
     pub fn step(&self, mover: Mover, operation: impl FnOnce() -> Outcome) -> Outcome {
         match mover {
             Mover::FaultThread | Mover::Evictor => self.layout.step(operation),
-            Mover::Steward => self.layout.step_of_steward(operation),
+            Mover::Steward(address) => self.layout.step_of_steward(address, operation),
         }
     }
 

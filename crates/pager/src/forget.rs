@@ -52,6 +52,8 @@ fn forget_victim(core: &Core, page: Page, state: PageState) -> bool {
     }
     page.cell().store(PageState::UNTOUCHED);
     page.superpage.give_up_copy(state);
+    // Whoever touched it meanwhile was told to wait.
+    let _ = core.uffd.wake(page.address(), PAGE_BYTES);
     true
 }
 

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use farpool_uffd::{Change, Message, Outcome, Uffd};
+use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
 
 use crate::children::birth;
 use crate::order::{self, Next, Place};
@@ -73,8 +73,6 @@ struct State {
     are_of_several: bool,
     /// The folder of the program's threads.
     threads: Option<OwnedFd>,
-    /// Faults that were read by a thread that was looking for changes only.
-    postponed: VecDeque<Message>,
     /// Memory of the pager's own that is registered: changes there are no news.
     ignored: Range<usize>,
     /// Since when the next change has waited for one that was not read yet.
@@ -96,7 +94,6 @@ impl Layout {
             are_of_several: false,
             // Without it the program is taken for one of several threads.
             threads: if follows { sys::open_own_tasks().ok() } else { None },
-            postponed: VecDeque::with_capacity(room),
             ignored: ignored.0..ignored.0 + ignored.1,
             waits_since: None,
         };
@@ -144,20 +141,21 @@ impl Layout {
         self.moves.load(SeqCst)
     }
 
-    /// As [`Layout::step`], for the steward while it applies a change: refused if another one waits behind that.
-    pub fn step_of_steward(&self, operation: impl FnOnce() -> Outcome) -> Outcome {
+    /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind that which concerns
+    /// the page at `address`. A move is told of twice: what it has left has always gone by then.
+    pub fn step_of_steward(&self, address: usize, operation: impl FnOnce() -> Outcome) -> Outcome {
         if !self.follows {
             return operation();
         }
         let _shared = self.pass();
         // What is read is queued under an exclusive hold: nothing can come while this one lasts.
-        let is_last = self.lock().changes.is_empty();
-        if is_last { self.counted(operation()) } else { CANCELLED }
+        let is_changed = self.lock().changes.iter().any(|change| concerns(*change, address));
+        if is_changed { CANCELLED } else { self.counted(operation()) }
     }
 
-    /// Reads waiting messages; changes among them are queued, and faults that another thread postponed come first.
-    /// Returns how many messages there are in `buffer`. `give_up` is asked to apply at once that a range is dropped, if
-    /// nothing waits to be applied before; it must not wait for anything.
+    /// Reads waiting messages; changes among them are queued. Returns how many messages there are in
+    /// `buffer`. `give_up` is asked to apply at once that a range is dropped, if nothing waits to be
+    /// applied before; it must not wait for anything.
     pub fn read(
         &self,
         uffd: &Uffd,
@@ -169,21 +167,14 @@ impl Layout {
         }
         let _alone = self.close();
         let mut state = self.lock();
-        let postponed = state.postponed.len().min(buffer.len());
-        if postponed > 0 {
-            for (place, message) in buffer.iter_mut().zip(state.postponed.drain(..postponed)) {
-                *place = message;
-            }
-            begin_anew(&mut state.postponed);
-            return Ok(postponed);
-        }
         let count = uffd.read(buffer)?.len();
         self.queue_changes(&mut state, &buffer[..count], give_up);
         Ok(count)
     }
 
-    /// For a fault thread whose call was refused with EAGAIN: takes in the change that the kernel is waiting to tell
-    /// of. Faults that are read meanwhile are postponed. `give_up`: see [`Layout::read`].
+    /// For who cannot go on before the change that the kernel is waiting to tell of is read. The
+    /// threads of faults that are read with it touch their pages again, so that whoever sleeps until
+    /// there is a fault hears of it. `give_up`: see [`Layout::read`].
     pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
         if !self.follows {
             return;
@@ -194,8 +185,10 @@ impl Layout {
         // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
         if let Ok(messages) = uffd.read(&mut messages) {
             self.queue_changes(&mut state, messages, give_up);
-            let faults = messages.iter().filter(|message| message.event().page_address.is_some());
-            state.postponed.extend(faults);
+            for address in messages.iter().filter_map(|message| message.event().page_address) {
+                // It fails where the mapping has gone, which wakes who waits there.
+                let _ = uffd.wake(address, PAGE_BYTES);
+            }
         }
     }
 
@@ -363,6 +356,20 @@ fn begin_anew<T>(queue: &mut VecDeque<T>) {
     }
 }
 
+/// Whether a page at this address may be another one after the change, or must be as it is before. Pure.
+fn concerns(change: Change, address: usize) -> bool {
+    match change {
+        // The child has what was there at the fork.
+        Change::Forked { .. } => true,
+        Change::Moved { from, to, bytes } => {
+            (from..from + bytes).contains(&address) || (to..to + bytes).contains(&address)
+        }
+        Change::Removed { start, end } | Change::Unmapped { start, end } => {
+            (start..end).contains(&address)
+        }
+    }
+}
+
 impl State {
     fn queue(&mut self, change: Change) {
         let threads = self.threads.as_ref().map_or(u64::MAX, sys::count_tasks);
@@ -388,7 +395,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpool_uffd::PAGE_BYTES;
 
     const PAGE: usize = PAGE_BYTES;
 
@@ -411,6 +417,21 @@ mod tests {
         assert!(layout.enter().is_none(), "taken is not applied");
         layout.has_applied();
         assert!(layout.enter().is_some());
+    }
+
+    #[test]
+    fn a_page_arrives_although_what_it_has_left_is_told_of() {
+        let layout = Layout::new(true, (0, 0));
+        let (from, to) = (0x10_0000, 0x20_0000);
+        layout.lock().changes.push_back(Change::Unmapped { start: from, end: from + 2 * PAGE });
+        let filled = Outcome { done_bytes: PAGE, errno: None };
+        assert_eq!(layout.step_of_steward(to, || filled), filled);
+        assert_eq!(layout.step_of_steward(from + PAGE, || unreachable!()), CANCELLED);
+        layout.lock().changes.push_back(Change::Moved { from: to, to: 0x30_0000, bytes: PAGE });
+        assert_eq!(layout.step_of_steward(to, || unreachable!()), CANCELLED);
+        assert_eq!(layout.step_of_steward(to + PAGE, || filled), filled);
+        layout.lock().changes.push_back(Change::Forked { descriptor: 0 });
+        assert_eq!(layout.step_of_steward(to + PAGE, || unreachable!()), CANCELLED);
     }
 
     #[test]

@@ -212,7 +212,10 @@ impl Steward {
             }
             held.page.cell().store(PageState::UNTOUCHED);
             held.page.superpage.give_up_copy(held.state);
-            let _ = self.core.uffd.wake(held.target.address(), PAGE_BYTES);
+            // The old place may still be mapped (MREMAP_DONTUNMAP), and was claimed meanwhile.
+            for address in [held.page.address(), held.target.address()] {
+                let _ = self.core.uffd.wake(address, PAGE_BYTES);
+            }
         }
         let _registry = pager.lock_registry();
         self.forget(from, from + bytes);
@@ -231,8 +234,9 @@ impl Steward {
 
     /// Copies the page at `source` into the program, to `target`, which the caller owns.
     fn copy_in(&self, target: Page, source: usize) -> Result<(), i32> {
-        let copied = until_settled(self.core, Mover::Steward, |_| {
-            self.core.uffd.copy(target.address(), source, PAGE_BYTES, false)
+        let address = target.address();
+        let copied = until_settled(self.core, Mover::Steward(address), |_| {
+            self.core.uffd.copy(address, source, PAGE_BYTES, false)
         });
         copied.errno.map_or(Ok(()), Err)?;
         self.core.budget.overdraw(1);
