@@ -145,6 +145,7 @@ fn try_furnish(
     let memory = Memory::open(task.tid).map_err(|e| StepError::Kernel("opening its memory", e))?;
     let mut work = Work { task, memory, place };
     work.make_stack()?;
+    work.leave_directory()?;
     work.forbid_core()?;
     let (pidfd, control) = work.make_descriptors(image, host)?;
     work.map_image(image)?;
@@ -203,6 +204,13 @@ impl Work<'_> {
 
     fn make_stack(&mut self) -> Result<(), StepError> {
         self.protect(self.place.stack..self.place.end, PROT_READ | PROT_WRITE)
+    }
+
+    /// The program may leave its directory later, and have that file system unmounted.
+    fn leave_directory(&mut self) -> Result<(), StepError> {
+        let room = self.place.stack;
+        self.put(room, b"/\0")?;
+        self.task.call("chdir", number::CHDIR, [room, 0, 0, 0, 0, 0]).map(drop)
     }
 
     /// A core of the sidecar would be the program's whole memory. 1 is the value that also holds

@@ -67,7 +67,9 @@ fn let_go(tid: Tid, gate: Gate) -> Result<Remote, StepError> {
     let kernel = |what| move |error| StepError::Kernel(what, error);
     let registers = sys::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;
     let mut remote = Remote::new(tid, gate, registers.ok_or(StepError::Fault)?);
-    sys::set_options(tid, sys::OPTION_SYSGOOD).map_err(kernel("PTRACE_SETOPTIONS"))?;
+    // With its tracer it ends: it must not go on with registers that were made up for a call.
+    let deadly = sys::OPTION_SYSGOOD | sys::OPTION_EXITKILL;
+    sys::set_options(tid, deadly).map_err(kernel("PTRACE_SETOPTIONS"))?;
     sys::set_signal_mask(tid, SignalSet(u64::MAX)).map_err(kernel("PTRACE_SETSIGMASK"))?;
     if let Some(area) = sys::rseq(tid) {
         let arguments = [area.address, area.bytes.into(), UNREGISTER, area.signature.into(), 0, 0];

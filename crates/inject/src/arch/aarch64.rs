@@ -15,6 +15,7 @@ pub const PLATFORM: &str = "aarch64";
 /// Numbers of the system calls that are made in another task's name.
 pub mod number {
     pub const DUP3: u64 = 24;
+    pub const CHDIR: u64 = 49;
     pub const CLOSE: u64 = 57;
     pub const CAPSET: u64 = 91;
     pub const EXIT: u64 = 93;

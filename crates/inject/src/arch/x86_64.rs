@@ -24,6 +24,7 @@ pub mod number {
     pub const CLONE: u64 = 56;
     pub const EXIT: u64 = 60;
     pub const WAIT4: u64 = 61;
+    pub const CHDIR: u64 = 80;
     pub const SETSID: u64 = 112;
     pub const CAPSET: u64 = 126;
     pub const PRCTL: u64 = 157;
@@ -37,8 +38,12 @@ pub mod number {
 
 /// Calls that come back with EINTR when a thread is stopped, though no signal handler ran
 /// (signal(7)): semop, rt_sigtimedwait, io_getevents, semtimedop, epoll_wait, epoll_pwait,
-/// io_pgetevents, epoll_pwait2.
-const NOT_RESTARTED: [u64; 8] = [65, 128, 208, 220, 232, 281, 333, 441];
+/// io_pgetevents, io_uring_enter, epoll_pwait2; and on a socket with a timeout (SO_RCVTIMEO,
+/// SO_SNDTIMEO) read, write, readv, writev, connect, accept, sendto, recvfrom, sendmsg, recvmsg,
+/// accept4, recvmmsg, sendmmsg. What has done a part says how much, not EINTR.
+const NOT_RESTARTED: [u64; 22] = [
+    65, 128, 208, 220, 232, 281, 333, 426, 441, 0, 1, 19, 20, 42, 43, 44, 45, 46, 47, 288, 299, 307,
+];
 const EINTR: u64 = (-4i64).cast_unsigned();
 /// Kernel-internal: restart unless a handler runs, then EINTR.
 const ERESTARTNOHAND: u64 = (-514i64).cast_unsigned();
@@ -126,10 +131,12 @@ mod tests {
 
     #[test]
     fn a_wait_that_our_stop_ended_goes_on() {
-        let waiting = Registers { rax: EINTR, orig_rax: 232, ..Registers::default() };
-        assert_eq!(waiting.restarted().map(|r| r.rax), Some(ERESTARTNOHAND));
-        let reading = Registers { rax: EINTR, orig_rax: 0, ..Registers::default() };
-        assert_eq!(reading.restarted(), None);
+        let [epoll_wait, recvfrom, close] = [232, 45, 3];
+        let ended = |call| Registers { rax: EINTR, orig_rax: call, ..Registers::default() };
+        let goes_on = |call| ended(call).restarted().map(|registers| registers.rax);
+        assert_eq!(goes_on(epoll_wait), Some(ERESTARTNOHAND));
+        assert_eq!(goes_on(recvfrom), Some(ERESTARTNOHAND));
+        assert_eq!(goes_on(close), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -67,6 +68,15 @@ static int timed(const char *mode) {
     if (!strcmp(mode, "epoll")) {
         struct epoll_event e;
         rc = epoll_wait(epoll_create1(0), &e, 1, WAIT_MS);
+    }
+    if (!strcmp(mode, "recv")) {
+        int ends[2];
+        char byte;
+        struct timeval patience = {0, WAIT_MS * 1000};
+        socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+        setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        rc = recv(ends[0], &byte, 1, 0);
+        if (rc == -1 && errno == EAGAIN) rc = 0;
     }
     if (!strcmp(mode, "sigtimedwait")) {
         sigset_t s;
