@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, ProcessState, Slot};
 
 use crate::program;
+use crate::talk::printable;
 use crate::wards::{anonymous_bytes, children};
 
 /// `farpool run` ends with this if it ended the tree because of a process outside.
@@ -286,7 +287,7 @@ fn machine(image: &File) -> Option<u16> {
 
 fn name(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
+    printable(name.trim_end())
 }
 
 #[cfg(test)]

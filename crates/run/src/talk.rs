@@ -137,9 +137,52 @@ pub(crate) fn receive(
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).trim_end().to_owned(), descriptor))
+    let text = String::from_utf8_lossy(&bytes[..got.bytes]);
+    Ok((printable(text.trim_end()), descriptor))
+}
+
+/// Text of a program, or of its sidecar, that may be shown on a terminal: else whoever chose it
+/// could have the terminal of whoever runs this do what he likes. All but printable characters are
+/// escaped. Pure.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\t' => shown.push(' '),
+            // Printable, and escaped only where text is quoted.
+            '\\' | '\'' | '"' => shown.push(character),
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    shown
 }
 
 pub(crate) fn refused(pid: i32, reason: &str) -> SidecarError {
     SidecarError::Refused { pid, reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        pair.expect("sockets")
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        let said = "SAY \u{1b}]0;root\u{7}\u{1b}[2J\rover\u{9b}31m\u{202e}\u{7f}";
+        let shown = r"SAY \u{1b}]0;root\u{7}\u{1b}[2J\rover\u{9b}31m\u{202e}\u{7f}";
+        assert_eq!(printable(said), shown);
+        assert_eq!(printable("a\nb\tc"), "a b c");
+        let harmless = r#"CHILD 7: it's "C:\x", größer than 4 %"#;
+        assert_eq!(printable(harmless), harmless);
+        let (control, sidecar) = sockets();
+        send(&sidecar, said, None).expect("a message");
+        assert_eq!(receive(&control, RecvFlags::empty()).expect("a message").0, shown);
+    }
 }
