@@ -19,15 +19,17 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::custody::end_orphans;
-use crate::directory::{BOARD, RunDirectory, runs};
+use crate::directory::{BOARD, RunDirectory, keeper_of, runs};
 use crate::keeper::{self, Keeper};
 use crate::rack::RackRun;
 use crate::sidecars::{self, News, Nursery, Ward};
 use crate::strain::Strain;
+use crate::waits::is_over;
 use crate::wards::{self, LEAVE, Wards, share_memory};
 use crate::{Door, RunError, RunOptions, needs, stats};
 
-/// Name of a file in the directory of a run that was attached: its keeper may be told to leave.
+/// Name of a file in the directory of a run that was attached: its keeper may be told to leave. It
+/// has the number of the process, and when the keeper started.
 const ATTACHED: &str = "attached";
 /// Between two looks at the sidecar and the board.
 const STEP: Duration = Duration::from_millis(20);
@@ -139,7 +141,8 @@ pub fn attach(
         Keeper::new(Arc::clone(&board), None, Strain::new(Door::Sidecar, options.quiet));
     let told = |told: Entered| {
         let marker = directory.join(ATTACHED);
-        let written = std::fs::write(&marker, pid.to_string());
+        let started = keeper::start_ticks(std::process::id()).unwrap_or_default();
+        let written = std::fs::write(&marker, format!("{pid} {started}"));
         written.map_err(|error| RunError::Directory { path: marker, error })?;
         entered(told);
         Ok(())
@@ -335,14 +338,25 @@ fn pid_of(ward: &Ward) -> u32 {
 /// Whether a run, by its board (see [`crate::runs`]), is an attachment to this process.
 pub fn is_attached_to(board: &Path, pid: u32) -> bool {
     let marker = board.parent().unwrap_or(board).join(ATTACHED);
-    std::fs::read_to_string(marker).is_ok_and(|text| text.trim().parse() == Ok(pid))
+    std::fs::read_to_string(marker).is_ok_and(|text| attached_process(&text) == Some(pid))
+}
+
+/// Whom an attachment was made to. Pure.
+fn attached_process(marker: &str) -> Option<u32> {
+    marker.split_whitespace().next()?.parse().ok()
+}
+
+/// Whether a process that started at `ticks` may be the keeper of an attachment. Keepers of older
+/// versions wrote down no start. Pure.
+fn may_be_keeper(marker: &str, ticks: u64) -> bool {
+    marker.split_whitespace().nth(1).is_none_or(|started| started.parse() == Ok(ticks))
 }
 
 /// Has a process left, and waits until it has all its memory: of an attachment all its processes, of a run this one.
 /// `board` is that of the attachment or the run.
 pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
-    let keeper_pid = Board::open(board, false)?.header().keeper_pid.load(Relaxed);
     let directory: PathBuf = board.parent().unwrap_or(board).to_owned();
+    let keeper_pid = keeper_of(&directory).ok_or(RunError::NotAttached { pid })?;
     if directory.join(ATTACHED).exists() {
         return end_attachment(pid, keeper_pid, &directory);
     }
@@ -385,10 +399,34 @@ fn end_attachment(pid: u32, keeper_pid: u32, directory: &Path) -> Result<(), Run
     let Some(keeper) = i32::try_from(keeper_pid).ok().and_then(Pid::from_raw) else {
         return Err(RunError::NotAttached { pid });
     };
+    // What is seen after this is of the process that gets the signal, or that gets none.
     let handle = pidfd_open(keeper, PidfdFlags::empty()).map_err(kernel)?;
+    let marker = std::fs::read_to_string(directory.join(ATTACHED)).unwrap_or_default();
+    let started = keeper::start_ticks(keeper_pid);
+    let is_keeper = started.is_some_and(|ticks| may_be_keeper(&marker, ticks));
+    if !is_keeper || !is_farpool(keeper_pid) {
+        return Err(RunError::NotAttached { pid });
+    }
     pidfd_send_signal(&handle, Signal::TERM).map_err(kernel)?;
-    let is_over = || rustix::process::test_kill_process(keeper).is_err() || !directory.exists();
-    if pid == keeper_pid { await_end(pid, is_over) } else { await_leave(pid, is_over) }
+    let has_left = || is_over(&handle) || !directory.exists();
+    if pid == keeper_pid { await_end(pid, has_left) } else { await_leave(pid, has_left) }
+}
+
+/// Whether a process runs the file that this one runs, perhaps of another version, or is called
+/// like it where that must not be seen. The number of a keeper that was killed may be another
+/// process's.
+fn is_farpool(pid: u32) -> bool {
+    match std::fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(image) => std::env::current_exe().is_ok_and(|own| file_name(&own) == file_name(&image)),
+        Err(_) => std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.starts_with("farpool")),
+    }
+}
+
+/// The name of a program's file, also of one that was replaced since it was started. Pure.
+fn file_name(image: &Path) -> Option<&str> {
+    let name = image.file_name()?.to_str()?;
+    Some(name.strip_suffix(" (deleted)").unwrap_or(name))
 }
 
 /// Waits until a process has been left. If it could not be left as it was, it was ended.
@@ -412,6 +450,42 @@ fn await_end(pid: u32, is_over: impl Fn() -> bool) -> Result<(), RunError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_farpool_is_known_by_its_file() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().expect("sleep");
+        let other = is_farpool(child.id());
+        child.kill().expect("a signal");
+        child.wait().expect("its end");
+        assert!(is_farpool(std::process::id()) && !other);
+        assert_eq!(file_name(Path::new("/usr/bin/farpool (deleted)")), Some("farpool"));
+        assert_eq!(file_name(Path::new("/usr/bin/farpool")), Some("farpool"));
+    }
+
+    #[test]
+    fn a_keeper_is_known_by_its_start() {
+        assert!(may_be_keeper("7 100", 100) && may_be_keeper("7", 100));
+        assert!(!may_be_keeper("7 100", 101) && !may_be_keeper("7 a", 100));
+        assert_eq!(attached_process("7 100"), Some(7));
+    }
+
+    #[test]
+    fn only_the_keeper_that_attached_is_told_to_leave() {
+        let mut other = std::process::Command::new("sleep").arg("100").spawn().expect("sleep");
+        let base = tempfile::tempdir().expect("tempdir");
+        let directory = base.path().join(format!("run-{}-0a", other.id()));
+        std::fs::create_dir(&directory).expect("mkdir");
+        let started = keeper::start_ticks(other.id()).expect("it lives");
+        for marker in [format!("7 {started}"), format!("7 {}", started + 1), "7".into()] {
+            std::fs::write(directory.join(ATTACHED), marker).expect("a marker");
+            assert!(is_attached_to(&directory.join(BOARD), 7));
+            let told = detach(7, &directory.join(BOARD));
+            assert!(matches!(told, Err(RunError::NotAttached { pid: 7 })), "{told:?}");
+        }
+        assert!(other.try_wait().expect("its state").is_none(), "it got a signal");
+        other.kill().expect("a signal");
+        other.wait().expect("its end");
+    }
 
     #[test]
     fn that_nothing_comes_in_is_said_once() {

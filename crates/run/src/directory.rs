@@ -121,16 +121,21 @@ fn remove_stale(base: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix("run-")?.split('-').next());
-        let Some(pid) = pid.filter(|pid| pid.parse::<u32>().is_ok()) else {
+        let Some(pid) = keeper_of(&entry.path()) else {
             continue;
         };
-        if !Path::new("/proc").join(pid).exists() {
+        if !Path::new("/proc").join(pid.to_string()).exists() {
             // Somebody else may be removing it as well.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// The keeper of a run, by the name of its directory, which only the keeper's user can give. (On
+/// the board any program of the tree can write another number.) Pure.
+pub(crate) fn keeper_of(directory: &Path) -> Option<u32> {
+    let name = directory.file_name()?.to_str()?;
+    name.strip_prefix("run-")?.split('-').next()?.parse().ok()
 }
 
 /// Where this user's runs are.
@@ -202,6 +207,14 @@ mod tests {
         }
         let error = open_base(&base).expect_err("of user 4242").to_string();
         assert!(error.contains("user 4242"), "{error}");
+    }
+
+    #[test]
+    fn a_keeper_is_known_by_the_name_of_its_directory() {
+        assert_eq!(keeper_of(Path::new("/run/farpool/run-4711-0a0b")), Some(4711));
+        for other in ["run--0a0b", "run-a-0b", "run", "walk-7-0a", "run-5000000000-0a"] {
+            assert_eq!(keeper_of(&Path::new("/run/farpool").join(other)), None, "{other}");
+        }
     }
 
     #[test]

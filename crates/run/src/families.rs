@@ -4,13 +4,18 @@
 //! nobody says: the child's own sidecar finds out, for it lives in that address space.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use farpool_inject::{Injected, Pid};
 use farpool_uffd::Uffd;
 
 use crate::sidecars::{SidecarError, Ward};
-use crate::talk::{SETTLED, TAKEN, WARDEN, ask, refused};
+use crate::talk::{ANSWER_TIME, SETTLED, TAKEN, WARDEN, ask, ask_until, refused};
 use crate::warden::Warden;
+
+/// A sidecar that tells of more children than there can be processes (Linux's usual pid_max) uses
+/// up this process's descriptors; it is ended.
+const MOST_CHILDREN: usize = 1 << 15;
 
 /// A child that was ceded, and whose own sidecar does not serve it yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +33,11 @@ pub fn inherit(
     sidecar: &Injected,
     relatives: &mut [Ward],
 ) -> Result<Option<(Uffd, Inherits)>, SidecarError> {
+    // It is asked about each child of each relative, and must not take its time with each of them.
+    let until = Instant::now() + ANSWER_TIME;
     for ward in relatives {
         ward.gather_children();
-        let Some((at, uffd)) = claimed(pid, sidecar, ward)? else { continue };
+        let Some((at, uffd)) = claimed(until, pid, sidecar, ward)? else { continue };
         let number = ward.children[at].0;
         let inherits = Inherits { from: ward.sidecar(), number };
         let handed = match ward.ask(&format!("CEDE {number}"), "CEDED") {
@@ -62,14 +69,16 @@ fn hand_over(pid: i32, sidecar: &Injected, memory: BorrowedFd<'_>) -> Result<(),
 
 /// Which of a ward's children the process of a new sidecar is, if it is one, with a duplicate of its userfaultfd.
 fn claimed(
+    until: Instant,
     pid: i32,
     sidecar: &Injected,
     ward: &Ward,
 ) -> Result<Option<(usize, Uffd)>, SidecarError> {
     for (at, (_, uffd)) in ward.children.iter().enumerate() {
-        let (answer, _) = ask(pid, sidecar, "CLAIM", Some(uffd.as_fd()), "", &mut Vec::new())?;
+        let (uffd, aside) = (uffd.as_fd(), &mut Vec::new());
+        let (answer, _) = ask_until(until, (pid, sidecar), "CLAIM", Some(uffd), "", aside)?;
         if answer == "MINE" {
-            let duplicate = uffd.as_fd().try_clone_to_owned();
+            let duplicate = uffd.try_clone_to_owned();
             let duplicate = duplicate
                 .map_err(|error| SidecarError::Kernel { what: "a child's userfaultfd", error })?;
             return Ok(Some((at, Uffd::adopt(duplicate))));
@@ -120,6 +129,7 @@ impl Ward {
         let (word, number) = text.split_once(' ').unwrap_or((text, ""));
         let (Ok(number), "CHILD" | "SETTLED") = (number.parse(), word) else { return false };
         match descriptor {
+            Some(_) if self.children.len() >= MOST_CHILDREN => self.abandon(),
             Some(uffd) => self.children.push((number, Uffd::adopt(uffd))),
             None => self.children.retain(|(other, _)| *other != number),
         }

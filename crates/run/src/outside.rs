@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, ProcessState, Slot};
 
 use crate::program;
+use crate::talk::printable;
 use crate::wards::{anonymous_bytes, children};
 
 /// `farpool run` ends with this if it ended the tree because of a process outside.
@@ -67,7 +68,12 @@ impl Outsiders {
 
     /// A process cannot be served. `is_final`: nor will it be later.
     pub fn report(&mut self, pid: u32, reason: &dyn std::fmt::Display, is_final: bool) {
-        if self.when == WhenOutside::Allow || self.must_end || !self.named.insert(pid) {
+        if self.when == WhenOutside::Allow || self.must_end {
+            return;
+        }
+        // It may have been named before for a reason that has passed.
+        let ends_all = self.when == WhenOutside::Fail && is_final;
+        if !self.named.insert(pid) && !ends_all {
             return;
         }
         let who = format!("process {pid} ({})", name(pid));
@@ -75,7 +81,7 @@ impl Outsiders {
         if reason.contains(&std::io::Error::from_raw_os_error(libc::EMFILE).to_string()) {
             reason += "; raise its limit of open files (ulimit -n, prlimit -n)";
         }
-        if self.when == WhenOutside::Fail && is_final {
+        if ends_all {
             self.must_end = true;
             eprintln!(
                 "farpool: {who} cannot be held to the limit, so all are ended (--when-outside fail): {reason}"
@@ -286,7 +292,7 @@ fn machine(image: &File) -> Option<u16> {
 
 fn name(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
+    printable(name.trim_end())
 }
 
 #[cfg(test)]
@@ -323,6 +329,10 @@ mod tests {
         assert!(!outsiders.must_end());
         outsiders.report(2, &"it is static", true);
         assert!(outsiders.must_end());
+        let mut outsiders = Outsiders::new(WhenOutside::Fail);
+        outsiders.report(1, &"it is busy", false);
+        outsiders.report(1, &"it is static", true);
+        assert!(outsiders.must_end(), "it was named before");
         let mut outsiders = Outsiders::new(WhenOutside::Allow);
         outsiders.report(2, &"it is static", true);
         assert!(!outsiders.must_end());

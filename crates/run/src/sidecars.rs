@@ -21,7 +21,10 @@ use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
-use crate::talk::{ANSWER_TIME, Message, READY, WARDEN, ask, is_wish, receive, refused, send};
+use crate::talk::{
+    ANSWER_TIME, MOST_TOLD, Message, READY, WARDEN, ask, ask_until, flood, is_wish, receive,
+    receive_until, refused, send,
+};
 use crate::waits::{await_end, await_readiness, end_before_return, is_over};
 use crate::warden::{Retired, Warden};
 
@@ -30,6 +33,10 @@ const MOST_ANSWERS: usize = 10;
 /// A sidecar whose program has ended says something within this time: it gives the program's children their pages, and
 /// tells of that, or ends. A blade that answers late takes some seconds at most.
 pub const HANG_TIME: Duration = Duration::from_secs(30);
+/// So many messages of a sidecar at the most are taken in one look at it. Its socket holds some 280
+/// at a time, and they are read far faster than a pager has something to tell: whoever has more to
+/// say does nothing else. Such a sidecar is ended, like one that says nothing any more.
+const MOST_HEARD: usize = 4096;
 /// The number of a child that no sidecar has told of: none that is told of has it.
 pub const UNTOLD: u64 = 0;
 
@@ -356,7 +363,7 @@ impl Ward {
     }
 
     fn listen(&mut self) -> Option<News> {
-        loop {
+        for _ in 0..MOST_HEARD {
             let next = self.backlog.pop_front();
             let received = match next {
                 Some(message) => Ok(message),
@@ -377,16 +384,18 @@ impl Ward {
                 Err(_) => return Some(self.end()),
             }
         }
+        self.abandon();
+        Some(News::Died(format!("{MOST_HEARD} messages and more at once")))
     }
 
     /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard later.
     pub(crate) fn ask(&mut self, request: &str, expected: &str) -> Result<Message, SidecarError> {
         let pid = self.pid.as_raw_nonzero().get();
         let silent = |error| SidecarError::Silent { pid, error };
+        let until = Instant::now() + ANSWER_TIME;
         send(&self.sidecar.control, request, None).map_err(silent)?;
-        loop {
-            let (text, descriptor) =
-                receive(&self.sidecar.control, RecvFlags::empty()).map_err(silent)?;
+        while self.backlog.len() < MOST_TOLD {
+            let (text, descriptor) = receive_until(&self.sidecar.control, until).map_err(silent)?;
             if text.starts_with(expected) {
                 return Ok((text, descriptor));
             }
@@ -399,11 +408,14 @@ impl Ward {
                 return Err(refused(pid, "it has ended"));
             }
         }
+        Err(silent(flood()))
     }
 
     /// Hears of all children that it has told of until now.
     pub(crate) fn gather_children(&mut self) {
-        while let Ok(message) = receive(&self.sidecar.control, RecvFlags::DONTWAIT) {
+        while self.backlog.len() < MOST_TOLD
+            && let Ok(message) = receive(&self.sidecar.control, RecvFlags::DONTWAIT)
+        {
             let is_end = message.0.is_empty();
             self.backlog.push_back(message);
             if is_end {
@@ -497,16 +509,21 @@ fn understand(text: &str) -> Option<News> {
 fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     let pid = sidecar.pid.as_raw_nonzero().get();
     let mut told = String::new();
+    // Others may stand still: all of it has the time of one request.
+    let until = Instant::now() + ANSWER_TIME;
+    let ask = |request: &str, expected: &str| {
+        ask_until(until, (pid, sidecar), request, None, expected, &mut Vec::new())
+    };
     // To answer it may take memory, which the next answer has.
     for _ in 0..MOST_ANSWERS {
-        let (text, _) = ask(pid, sidecar, "RANGES", None, "", &mut Vec::new())?;
+        let (text, _) = ask("RANGES", "")?;
         let agrees = text == told;
         told = text;
         if agrees {
             break;
         }
     }
-    ask(pid, sidecar, "DISMISS", None, "DISMISSED", &mut Vec::new())?;
+    ask("DISMISS", "DISMISSED")?;
     let mut ranges: Vec<Range<u64>> = told.split_whitespace().filter_map(range).collect();
     ranges.push(sidecar.span.clone());
     Ok(farpool_inject::withdraw(sidecar.pid, &ranges)?)
@@ -537,6 +554,52 @@ mod tests {
         assert_eq!(understand("STUCK 3"), Some(News::Stuck("3".into())));
         assert_eq!(understand("FAILED no blade"), Some(News::Failed("no blade".into())));
         assert_eq!(understand("PANIC at"), Some(News::Died("PANIC at".into())));
+    }
+
+    /// A ward whose sidecar and program are a process that does nothing, and the sidecar's end of
+    /// its socket.
+    fn idle_ward() -> (std::process::Child, Ward, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let process = std::process::Command::new("sleep").arg("100").spawn().expect("sleep");
+        let pid = Pid::from_raw(i32::try_from(process.id()).expect("a number")).expect("a number");
+        let handle = || pidfd_open(pid, PidfdFlags::empty()).expect("a handle");
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (control, there) = pair.expect("sockets");
+        let stopped = Duration::ZERO;
+        let ward = Ward {
+            pid,
+            program: handle(),
+            sidecar: Injected { pid, pidfd: handle(), control, span: 0..0, stopped, threads: 1 },
+            warden: None,
+            uffd: None,
+            children: Vec::new(),
+            inherits: None,
+            serves_inherited: false,
+            inherited: None,
+            backlog: VecDeque::new(),
+            said: None,
+            silent_since: None,
+        };
+        (process, ward, there)
+    }
+
+    #[test]
+    fn a_sidecar_that_does_nothing_but_tell_is_ended() {
+        let (mut process, mut ward, there) = idle_ward();
+        std::thread::spawn(move || while send(&there, "NOTED", None).is_ok() {});
+        for _ in 0..3 {
+            ward.gather_children();
+        }
+        assert!(ward.backlog.len() <= MOST_TOLD);
+        let error = ward.ask("CEDE 1", "CEDED").expect_err("it does not answer");
+        assert!(matches!(error, SidecarError::Silent { .. }), "{error}");
+        assert!(ward.backlog.len() <= MOST_TOLD);
+        // Whether so many come through the socket depends on who is faster.
+        ward.backlog = (0..MOST_HEARD).map(|_| ("NOTED".into(), None)).collect();
+        assert!(matches!(ward.news(), Some(News::Died(_))));
+        let status = process.wait().expect("its end");
+        assert!(!status.success());
     }
 
     #[test]

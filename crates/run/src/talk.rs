@@ -5,7 +5,7 @@ use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_inject::{Injected, Pid};
 use rustix::net::{
@@ -15,8 +15,14 @@ use rustix::net::{
 
 use crate::sidecars::SidecarError;
 
-/// The longest that a sidecar may take to answer a request; it does nothing but answer.
+/// The longest that a sidecar may take to answer a request, whatever it tells meanwhile; it does
+/// nothing but answer. Afterwards it counts as silent.
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// So many messages at the most are taken while an answer is waited for, and kept until they are
+/// heard: each may have a descriptor. The socket holds some 280, and a program that forks all the
+/// time has one or two told of each child. A sidecar that tells more counts as silent.
+pub(crate) const MOST_TOLD: usize = 1024;
 
 /// The longest message of a sidecar: its list of own ranges.
 const MESSAGE_BYTES: usize = 128 << 10;
@@ -86,18 +92,23 @@ pub(crate) fn ask(
     expected: &str,
     aside: &mut Vec<Message>,
 ) -> Result<Message, SidecarError> {
+    let until = Instant::now() + ANSWER_TIME;
+    ask_until(until, (pid, sidecar), request, descriptor, expected, aside)
+}
+
+/// As [`ask`], for one of several requests that have the same time together.
+pub(crate) fn ask_until(
+    until: Instant,
+    (pid, sidecar): (i32, &Injected),
+    request: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+    expected: &str,
+    aside: &mut Vec<Message>,
+) -> Result<Message, SidecarError> {
     let silent = |error| SidecarError::Silent { pid, error };
     send(&sidecar.control, request, descriptor).map_err(silent)?;
-    let (text, descriptor) = loop {
-        let (text, descriptor) = receive(&sidecar.control, RecvFlags::empty()).map_err(silent)?;
-        if is_wish(&text, sidecar.pid) {
-            continue;
-        }
-        if !is_told(&text) {
-            break (text, descriptor);
-        }
-        aside.push((text, descriptor));
-    };
+    let answer = await_answer(&sidecar.control, sidecar.pid, until, aside);
+    let (text, descriptor) = answer.map_err(silent)?;
     if text.is_empty() {
         return Err(refused(pid, "it has ended"));
     }
@@ -105,6 +116,46 @@ pub(crate) fn ask(
         return Err(refused(pid, reason));
     }
     if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
+}
+
+/// Waits for what was not told without having been asked for; what was comes to `aside`.
+fn await_answer(
+    control: &OwnedFd,
+    sidecar: Pid,
+    until: Instant,
+    aside: &mut Vec<Message>,
+) -> Result<Message, Error> {
+    for _ in 0..MOST_TOLD {
+        let (text, descriptor) = receive_until(control, until)?;
+        if is_wish(&text, sidecar) {
+            continue;
+        }
+        if !is_told(&text) {
+            return Ok((text, descriptor));
+        }
+        aside.push((text, descriptor));
+    }
+    Err(flood())
+}
+
+/// What is wrong with a sidecar that tells and tells.
+pub(crate) fn flood() -> Error {
+    Error::other(format!("it told more than {MOST_TOLD} things meanwhile"))
+}
+
+/// Waits for a message until a deadline, and not for so long after each message: a sidecar that
+/// says something all the time would hold the keeper for ever, and with it whoever stands still.
+pub(crate) fn receive_until(control: &OwnedFd, until: Instant) -> Result<Message, Error> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    while let Some(time) = until.checked_duration_since(Instant::now()) {
+        let time = time.try_into().map_err(Error::other)?;
+        match poll(&mut [PollFd::new(control, PollFlags::IN)], Some(&time)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return receive(control, RecvFlags::DONTWAIT),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Err(std::io::ErrorKind::TimedOut.into())
 }
 
 pub(crate) fn send(
@@ -137,9 +188,97 @@ pub(crate) fn receive(
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).trim_end().to_owned(), descriptor))
+    let text = String::from_utf8_lossy(&bytes[..got.bytes]);
+    Ok((printable(text.trim_end()), descriptor))
+}
+
+/// Text of a program, or of its sidecar, that may be shown on a terminal: else whoever chose it
+/// could have the terminal of whoever runs this do what he likes. All but printable characters are
+/// escaped. Pure.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\t' => shown.push(' '),
+            // Printable, and escaped only where text is quoted.
+            '\\' | '\'' | '"' => shown.push(character),
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    shown
 }
 
 pub(crate) fn refused(pid: i32, reason: &str) -> SidecarError {
     SidecarError::Refused { pid, reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        pair.expect("sockets")
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        let said = "SAY \u{1b}]0;root\u{7}\u{1b}[2J\rover\u{9b}31m\u{202e}\u{7f}";
+        let shown = r"SAY \u{1b}]0;root\u{7}\u{1b}[2J\rover\u{9b}31m\u{202e}\u{7f}";
+        assert_eq!(printable(said), shown);
+        assert_eq!(printable("a\nb\tc"), "a b c");
+        let harmless = r#"CHILD 7: it's "C:\x", größer than 4 %"#;
+        assert_eq!(printable(harmless), harmless);
+        let (control, sidecar) = sockets();
+        send(&sidecar, said, None).expect("a message");
+        assert_eq!(receive(&control, RecvFlags::empty()).expect("a message").0, shown);
+    }
+
+    /// Says something every few milliseconds until nobody listens any more.
+    fn keep_telling(sidecar: OwnedFd, text: &'static str, pause: Duration) {
+        std::thread::spawn(move || {
+            while send(&sidecar, text, None).is_ok() {
+                std::thread::sleep(pause);
+            }
+        });
+    }
+
+    #[test]
+    fn an_answer_is_waited_for_until_one_deadline_whatever_is_told() {
+        let time = Duration::from_millis(100);
+        let (control, sidecar) = sockets();
+        keep_telling(sidecar, "NOTED", time / 20);
+        let (until, mut aside) = (Instant::now() + time, Vec::new());
+        let own = rustix::process::getpid();
+        let error = await_answer(&control, own, until, &mut aside).expect_err("no answer");
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+        assert!(Instant::now() >= until);
+    }
+
+    #[test]
+    fn what_is_told_meanwhile_is_limited() {
+        let (control, sidecar) = sockets();
+        keep_telling(sidecar, "NOTED", Duration::ZERO);
+        let (until, mut aside) = (Instant::now() + 10 * ANSWER_TIME, Vec::new());
+        let own = rustix::process::getpid();
+        let error = await_answer(&control, own, until, &mut aside).expect_err("no answer");
+        assert_eq!(error.to_string(), flood().to_string());
+        assert_eq!(aside.len(), MOST_TOLD);
+    }
+
+    #[test]
+    fn what_is_told_before_an_answer_is_kept() {
+        let (control, sidecar) = sockets();
+        for text in ["SAY hello", "CHILD 1", "MADE"] {
+            send(&sidecar, text, None).expect("a message");
+        }
+        let (until, mut aside) = (Instant::now() + ANSWER_TIME, Vec::new());
+        let own = rustix::process::getpid();
+        let (answer, _) = await_answer(&control, own, until, &mut aside).expect("an answer");
+        assert_eq!((answer.as_str(), aside.len()), ("MADE", 1));
+        assert_eq!(aside[0].0, "CHILD 1");
+    }
 }

@@ -7,7 +7,7 @@ use farpool_inject::{Injected, Pid};
 use rustix::net::RecvFlags;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::talk::{Message, READY, TAKEN, is_wish, receive};
+use crate::talk::{MOST_TOLD, Message, READY, TAKEN, is_wish, receive};
 
 /// A process is kept stopped for its sidecar at most this long; registering some GB takes
 /// milliseconds.
@@ -31,7 +31,8 @@ pub(crate) fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Me
         if is_wish(&text, sidecar) {
             continue;
         }
-        let is_over = text == READY || text.is_empty();
+        // Messages may have descriptors, so a sidecar that tells too much is not waited for.
+        let is_over = text == READY || text.is_empty() || said.len() >= MOST_TOLD;
         said.push((text, descriptor));
         if is_over {
             return;
@@ -52,12 +53,15 @@ pub(crate) fn is_over(process: &OwnedFd) -> bool {
 pub(crate) fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &mut Vec<Message>) {
     let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
     await_end(&sidecar.pidfd);
-    while let Ok(message) = receive(&sidecar.control, RecvFlags::DONTWAIT)
+    // Somebody else may have its end of the socket, and write to it for ever.
+    while aside.len() < MOST_TOLD
+        && let Ok(message) = receive(&sidecar.control, RecvFlags::DONTWAIT)
         && !message.0.is_empty()
     {
         aside.push(message);
     }
-    if aside.iter().any(|(text, _)| text == TAKEN) || !is_over(&sidecar.pidfd) {
+    let is_flood = aside.len() >= MOST_TOLD;
+    if is_flood || aside.iter().any(|(text, _)| text == TAKEN) || !is_over(&sidecar.pidfd) {
         let _ = pidfd_send_signal(program, Signal::KILL);
     }
 }
