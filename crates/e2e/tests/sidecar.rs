@@ -1,11 +1,12 @@
 //! The sidecar door: programs that a preloaded library cannot serve, or not well. Each checks every page it reads.
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farpool_e2e::jobs::{Job, PATIENCE, allowed_bytes, compile, compile_c, require_limit, scratch};
 use farpool_e2e::run::{Door, Outcome, Run};
-use farpool_e2e::{have, redis, skip, tree, turn, wait_until};
+use farpool_e2e::{binaries, have, redis, skip, tree, turn, wait_until};
 
 const LIMIT_MIB: u64 = 32;
 /// What the kernel answers to a program that asks for a userfaultfd of its own.
@@ -94,6 +95,25 @@ fn memory_that_is_moved_while_no_blade_has_room() {
     let outcome = run.program(&program.path).arg("moves").patience(PATIENCE).start().finish();
     outcome.require_success().require_far();
     assert_eq!(outcome.stdout, "0 wrong\n", "{}", outcome.stderr);
+}
+
+/// What the keeper says goes to nobody, as in `farpool run … 2>&1 | head`.
+#[test]
+fn a_keeper_whose_messages_nobody_reads_goes_on() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
+    let options = ["run", "--door", "sidecar", "--quota", "48MiB", "--local", "24MiB", "--"];
+    let mut keeper = Command::new(binaries::program("farpool"));
+    keeper.args(options).arg(&program.path).arg("moves");
+    let mut keeper = keeper.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("farpool");
+    // It says that the quota is used up.
+    drop(keeper.stderr.take());
+    let outcome = keeper.wait_with_output().expect("its end");
+    let stdout = String::from_utf8_lossy(&outcome.stdout);
+    assert!(outcome.status.success() && stdout == "0 wrong\n", "{outcome:?}");
 }
 
 /// Its old place is touched while the pages follow.

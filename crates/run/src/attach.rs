@@ -22,6 +22,7 @@ use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, keeper_of, runs};
 use crate::keeper::{self, Keeper};
 use crate::rack::RackRun;
+use crate::say::say;
 use crate::sidecars::{self, News, Nursery, Ward};
 use crate::strain::Strain;
 use crate::waits::is_over;
@@ -71,7 +72,7 @@ impl Homecoming {
     fn watch(&mut self, board: &Board, pid: u32) {
         let far_pages = board.processes().map(|slot| slot.get(Counter::FarPages)).sum();
         if self.has_stopped(far_pages, Instant::now()) {
-            eprintln!(
+            say!(
                 "farpool: process {pid} is being left, and nothing has come in for {} s \
                  ({far_pages} pages are far): its blade or its sidecar does not answer. Bring the \
                  blade back, or end the process (kill -9 {pid})",
@@ -315,7 +316,7 @@ fn withdraw(ward: &Ward) {
     }
     if let Err(error) = ward.withdraw() {
         let pid = pid_of(ward);
-        eprintln!(
+        say!(
             "farpool: process {pid} has all its memory, and unused addresses of its sidecar: {error}"
         );
     }

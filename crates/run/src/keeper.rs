@@ -26,6 +26,7 @@ use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
 use crate::rack::RackRun;
 use crate::rights;
+use crate::say::say;
 use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
@@ -134,7 +135,7 @@ fn choose(options: &RunOptions, program: &Path) -> Result<Way, RunError> {
             Ok(means) => return Ok(Way::Sidecars(means)),
             Err(lack) if options.door == Door::Sidecar => return Err(RunError::Door(lack)),
             Err(_) if options.quiet => {}
-            Err(lack) => eprintln!("farpool: {}", door::note(&lack)),
+            Err(lack) => say!("farpool: {}", door::note(&lack)),
         }
     }
     if options.when_outside != WhenOutside::Allow {
@@ -262,7 +263,7 @@ impl Keeper {
             return;
         }
         self.has_told_of_no_room = true;
-        eprintln!(
+        say!(
             "farpool: the run has no room for more processes, for the file system of {0} is full; free some space there \
              (df {0})",
             self.folder.display()
@@ -302,14 +303,14 @@ impl Keeper {
         if let Some(mut file) = statistics_file {
             let text = format!("{:#}\n", statistics.to_json());
             if let Err(error) = std::io::Write::write_all(&mut file, text.as_bytes()) {
-                eprintln!("farpool: the statistics cannot be written: {error}");
+                say!("farpool: the statistics cannot be written: {error}");
             }
         }
         self.tell_of_no_room();
         self.strain.conclude();
         let lost = statistics.total.counter("lost");
         if lost > 0 {
-            eprintln!("farpool: {lost} pages of the program were lost with their blade");
+            say!("farpool: {lost} pages of the program were lost with their blade");
         }
     }
 }

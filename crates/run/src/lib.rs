@@ -23,6 +23,7 @@ mod program;
 mod rack;
 mod rights;
 mod rooms;
+mod say;
 mod sidecars;
 mod stats;
 mod strain;

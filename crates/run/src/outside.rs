@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, ProcessState, Slot};
 
 use crate::program;
+use crate::say::say;
 use crate::talk::printable;
 use crate::wards::{anonymous_bytes, children};
 
@@ -83,11 +84,11 @@ impl Outsiders {
         }
         if ends_all {
             self.must_end = true;
-            eprintln!(
+            say!(
                 "farpool: {who} cannot be held to the limit, so all are ended (--when-outside fail): {reason}"
             );
         } else {
-            eprintln!("farpool: {who} is not held to the limit: {reason}");
+            say!("farpool: {who} is not held to the limit: {reason}");
         }
     }
 

@@ -21,6 +21,7 @@ use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
+use crate::say::say;
 use crate::talk::{
     ANSWER_TIME, MOST_TOLD, Message, READY, WARDEN, ask, ask_until, flood, is_wish, receive,
     receive_until, refused, send,
@@ -353,7 +354,7 @@ impl Ward {
         }
         if self.silent_since.get_or_insert_with(Instant::now).elapsed() > HANG_TIME {
             self.silent_since = None;
-            eprintln!(
+            say!(
                 "farpool: the sidecar of process {}, which has ended, says nothing for {} s; it is ended",
                 self.pid.as_raw_nonzero(),
                 HANG_TIME.as_secs()

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, Counter, ProcessState};
 
 use crate::Door;
+use crate::say::say;
 use crate::stats::{self, ProcessStatistics, RunStatistics};
 use crate::unmovable::{Kind, Unmovable};
 use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
@@ -90,7 +91,7 @@ impl Strain {
         header.working_set_is_guess.store(found.is_some_and(|it| it.is_guess).into(), Relaxed);
         header.working_set_pages.store(found.map_or(0, |it| it.pages), Relaxed);
         if let Some(found) = seen.tells.filter(|_| !self.is_quiet) {
-            eprintln!("farpool: {}", told(found, run.limit_now_bytes(), run.keeper_pid));
+            say!("farpool: {}", told(found, run.limit_now_bytes(), run.keeper_pid));
         }
         self.look_at_mappings(board, &run);
     }
@@ -103,7 +104,7 @@ impl Strain {
     /// Says at the end of the run what would have been enough.
     pub fn conclude(&self) {
         if let Some(found) = self.largest().filter(|_| !self.is_quiet) {
-            eprintln!("farpool: {}", concluded(found, self.limit_bytes));
+            say!("farpool: {}", concluded(found, self.limit_bytes));
         }
     }
 
@@ -159,7 +160,7 @@ impl Strain {
         let limit_bytes = run.limit_now_bytes();
         if all.staying_bytes(limit_bytes) > limit_bytes && !self.has_told_of_unmovable {
             self.has_told_of_unmovable = true;
-            eprintln!("farpool: {}", too_much(&all, limit_bytes));
+            say!("farpool: {}", too_much(&all, limit_bytes));
         }
         let took = began.elapsed();
         self.next_mappings = began + MAPPINGS_STEP.max(took * MAPPINGS_PART);

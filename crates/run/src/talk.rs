@@ -13,6 +13,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::say::say;
 use crate::sidecars::SidecarError;
 
 /// The longest that a sidecar may take to answer a request, whatever it tells meanwhile; it does
@@ -43,7 +44,7 @@ pub(crate) const SETTLED: &str = "SETTLED";
 /// if this process may; it costs speed only.
 pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     if let Some(message) = text.strip_prefix("SAY ") {
-        eprintln!("farpool: {message}");
+        say!("farpool: {message}");
         return true;
     }
     let (wish, thread) = text.split_once(' ').unwrap_or((text, ""));

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rustix::process::{Signal, pidfd_send_signal};
 
+use crate::say::say;
 use crate::waits::is_over;
 
 /// See the module's description.
@@ -40,7 +41,7 @@ impl Retired {
     pub fn has_ended(&mut self) -> bool {
         if self.until.is_some_and(|until| Instant::now() > until) {
             self.until = None;
-            eprintln!("farpool: sidecar {} does not end by itself; it is ended", self.pid);
+            say!("farpool: sidecar {} does not end by itself; it is ended", self.pid);
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
         is_over(&self.process)

@@ -23,6 +23,7 @@ use crate::custody::end_orphans;
 use crate::door::Means;
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
+use crate::say::say;
 use crate::sidecars::{self, News, Nursery, SidecarError, UNTOLD, Ward};
 use crate::warden::Retired;
 use fresh::FreshCount;
@@ -204,7 +205,7 @@ impl Wards {
             return;
         }
         self.has_warned = true;
-        eprintln!(
+        say!(
             "farpool: the program holds {} MiB, more than its limit of {} MiB: it populated or locked memory with one call, \
              or grew faster than its pages can leave; this is said once",
             counted_bytes >> 20,
@@ -249,7 +250,7 @@ impl Wards {
         // Afterwards the limit is passed for a reason that is known.
         self.has_warned = true;
         if let Some(Err(error)) = self.wards.iter().find(asked).map(Ward::leave) {
-            eprintln!("farpool: {error}");
+            say!("farpool: {error}");
         }
     }
 
@@ -343,7 +344,7 @@ impl Wards {
                 !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
             }
             Some(News::Died(words)) => {
-                eprintln!(
+                say!(
                     "farpool: the sidecar of process {0} has ended, and process {0} with it, for nobody could bring its \
                      pages; its last words: {words}",
                     number(ward.pid)
@@ -364,7 +365,7 @@ impl Wards {
                 false
             }
             Some(News::Stuck(reason)) => {
-                eprintln!(
+                say!(
                     "farpool: process {} is ended: {reason} of its pages could not be brought in",
                     number(ward.pid)
                 );
@@ -466,9 +467,7 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
         return false;
     }
     let pid = number(ward.pid);
-    eprintln!(
-        "farpool: process {pid} has all its memory, and unused addresses of its sidecar: {error}"
-    );
+    say!("farpool: process {pid} has all its memory, and unused addresses of its sidecar: {error}");
     ward.abandon();
     true
 }

@@ -1,5 +1,7 @@
 //! `farpool attach` and `farpool detach`: wires to the keeper.
 
+use std::io::Write;
+
 use farpool_run::{AttachEnd, RackError, Reach, RunError, RunOptions, is_attached_to, runs};
 
 use super::run::rack;
@@ -16,18 +18,20 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     let end = farpool_run::attach(pid, reach, &options(args)?, |entered| {
         let milliseconds = entered.stopped.as_secs_f64() * 1000.0;
         let threads = entered.threads;
-        match reach {
-            _ if quiet => {}
-            Reach::Process => println!(
-                "process {pid} has {local} of local memory now; its {threads} threads were stopped for \
-                 {milliseconds:.1} ms"
+        let text = match reach {
+            _ if quiet => return,
+            Reach::Process => format!(
+                "process {pid} has {local} of local memory now; its {threads} threads were stopped \
+                 for {milliseconds:.1} ms"
             ),
-            Reach::Tree => println!(
-                "process {pid} and all below it have {local} of local memory now; {} of them were entered so far, \
-                 their {threads} threads stopped for {milliseconds:.1} ms at most",
+            Reach::Tree => format!(
+                "process {pid} and all below it have {local} of local memory now; {} of them were \
+                 entered so far, their {threads} threads stopped for {milliseconds:.1} ms at most",
                 entered.processes
             ),
-        }
+        };
+        // Nobody may read it any more; that is no reason to end, and the process with it.
+        let _ = writeln!(std::io::stdout(), "{text}");
     });
     let end = end.map_err(|error| match error {
         RunError::LimitTooSmall { .. }

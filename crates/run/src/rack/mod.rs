@@ -20,6 +20,7 @@ use farpool_board::{BladeOffer, BladeRole, Board, Counter};
 use farpool_policy::RateLimit;
 
 use crate::blades::RunBlades;
+use crate::say::say;
 use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
 use spill::Spill;
 
@@ -314,7 +315,7 @@ impl Agent {
 
     fn say(&mut self, message: &str) {
         if self.said.as_deref() != Some(message) {
-            eprintln!("farpool: {message}");
+            say!("farpool: {message}");
             self.said = Some(message.to_owned());
         }
     }
