@@ -105,12 +105,18 @@ impl Stopped {
                 return Err(StepError::Kernel("PTRACE_INTERRUPT", error).of(self.pid.0, tid.0));
             }
         }
+        let mut failure = None;
         for tid in seized {
-            if await_stop(tid, deadline).map_err(|error| error.of(self.pid.0, tid.0))? {
-                self.threads.push(tid);
+            match await_stop(tid, deadline) {
+                Ok(true) => self.threads.push(tid),
+                Ok(false) => {}
+                // The others stand already, or will at once: only who stands can be let go.
+                Err(error) => {
+                    failure.get_or_insert_with(|| error.of(self.pid.0, tid.0));
+                }
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 }
 
