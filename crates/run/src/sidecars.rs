@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Error;
+use std::io::{Error, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -23,8 +23,8 @@ use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
 use crate::say::say;
 use crate::talk::{
-    ANSWER_TIME, MOST_TOLD, Message, READY, WARDEN, ask, ask_until, flood, is_wish, receive,
-    receive_until, refused, send,
+    ANSWER_TIME, MOST_TOLD, Message, READY, TAG, WARDEN, ask, ask_as, ask_until, flood, is_wish,
+    next_tag, receive, refused, send,
 };
 use crate::waits::{await_end, await_readiness, end_before_return, is_over};
 use crate::warden::{Retired, Warden};
@@ -123,6 +123,8 @@ struct Begun {
     uffd: Uffd,
     inherits: Option<Inherits>,
     warden: Option<Warden>,
+    /// Of START, if it was not answered yet.
+    start_tag: Option<String>,
 }
 
 /// One process with a sidecar.
@@ -145,6 +147,8 @@ pub struct Ward {
     /// What it told while an answer was waited for.
     backlog: VecDeque<Message>,
     said: Option<News>,
+    /// What the answer to START begins with, if that has still to come.
+    start_tag: Option<String>,
     /// Since when the program has ended and nothing was heard.
     silent_since: Option<Instant>,
 }
@@ -225,7 +229,12 @@ impl Nursery {
             }
             None => None,
         };
-        let (_, warden) = ask(pid, sidecar, "WARD", None, "WARDED", aside)?;
+        let warden = match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
+            Ok((_, warden)) => warden.and_then(Warden::adopt),
+            Err(error) => {
+                return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
+            }
+        };
         let mut start = String::from("START");
         if self.programs_stay {
             start += " STAYING";
@@ -234,15 +243,36 @@ impl Nursery {
             start += " NICE";
         }
         let board = Some(self.board.as_fd());
-        if let Err(error) = ask(pid, sidecar, &start, board, "STARTED", aside) {
-            if let Some(inherits) = inherits {
-                end_before_return(program, sidecar, aside);
-                inherits.give_back(relatives);
+        let (tag, until) = (next_tag(), Instant::now() + ANSWER_TIME);
+        let asked = ask_as(&tag, until, (pid, sidecar), &start, board, "STARTED", aside);
+        let start_tag = match asked {
+            Ok(_) => None,
+            // It may page any moment: then nothing of it may be taken away.
+            Err(SidecarError::Silent { error, .. }) if error.kind() == ErrorKind::TimedOut => {
+                say!("farpool: the sidecar of process {pid} takes long to start");
+                Some(tag)
             }
-            return Err(error);
-        }
-        Ok(Begun { uffd, inherits, warden: warden.and_then(Warden::adopt) })
+            Err(error) => {
+                return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
+            }
+        };
+        Ok(Begun { uffd, inherits, warden, start_tag })
     }
+}
+
+/// A sidecar does not begin to page: what it inherits goes back to who served it.
+fn given_back(
+    error: SidecarError,
+    (program, sidecar): (&OwnedFd, &Injected),
+    inherits: Option<Inherits>,
+    relatives: &mut [Ward],
+    aside: &mut Vec<Message>,
+) -> SidecarError {
+    if let Some(inherits) = inherits {
+        end_before_return(program, sidecar, aside);
+        inherits.give_back(relatives);
+    }
+    error
 }
 
 /// A sidecar has no environment of its program's. In debug builds it is told which of its threads
@@ -274,7 +304,7 @@ fn ward(
     said: Vec<Message>,
 ) -> Result<Ward, SidecarError> {
     match begun {
-        Ok(Begun { uffd, inherits, warden }) => Ok(Ward {
+        Ok(Begun { uffd, inherits, warden, start_tag }) => Ok(Ward {
             pid,
             program,
             sidecar,
@@ -286,6 +316,7 @@ fn ward(
             inherited: inherits,
             backlog: said.into(),
             said: None,
+            start_tag,
             silent_since: None,
         }),
         Err(error) => {
@@ -374,6 +405,12 @@ impl Ward {
                 Ok((text, _)) if text.is_empty() => return Some(self.end()),
                 Ok((text, descriptor)) => {
                     self.silent_since = None;
+                    if text.starts_with(TAG) {
+                        match self.hears_answer(&text) {
+                            Some(news) => return Some(news),
+                            None => continue,
+                        }
+                    }
                     if is_wish(&text, self.sidecar.pid) || self.hears_of_child(&text, descriptor) {
                         continue;
                     }
@@ -389,27 +426,25 @@ impl Ward {
         Some(News::Died(format!("{MOST_HEARD} messages and more at once")))
     }
 
+    /// An answer to a request that was given up. Only that to START still matters: if it is a
+    /// refusal nothing was moved out.
+    fn hears_answer(&mut self, text: &str) -> Option<News> {
+        let answer = text.strip_prefix(self.start_tag.as_deref()?)?;
+        let reason = answer.strip_prefix("ERROR ").map(str::to_owned);
+        self.start_tag = None;
+        reason.map(News::Failed)
+    }
+
     /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard later.
     pub(crate) fn ask(&mut self, request: &str, expected: &str) -> Result<Message, SidecarError> {
         let pid = self.pid.as_raw_nonzero().get();
-        let silent = |error| SidecarError::Silent { pid, error };
-        let until = Instant::now() + ANSWER_TIME;
-        send(&self.sidecar.control, request, None).map_err(silent)?;
-        while self.backlog.len() < MOST_TOLD {
-            let (text, descriptor) = receive_until(&self.sidecar.control, until).map_err(silent)?;
-            if text.starts_with(expected) {
-                return Ok((text, descriptor));
-            }
-            if let Some(reason) = text.strip_prefix("ERROR ") {
-                return Err(refused(pid, reason));
-            }
-            let is_end = text.is_empty();
-            self.backlog.push_back((text, descriptor));
-            if is_end {
-                return Err(refused(pid, "it has ended"));
-            }
+        if self.backlog.len() >= MOST_TOLD {
+            return Err(SidecarError::Silent { pid, error: flood() });
         }
-        Err(silent(flood()))
+        let mut told = Vec::new();
+        let answer = ask(pid, &self.sidecar, request, None, expected, &mut told);
+        self.backlog.extend(told);
+        answer
     }
 
     /// Hears of all children that it has told of until now.
@@ -496,8 +531,6 @@ fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
         // The answer to LEAVE: it has begun.
         (READY | "LEAVING" | "NOTED" | "FINISHING", _) => return None,
-        // Of a child that was waited for too long; it was ordered back.
-        ("CEDED", _) => return None,
         ("GONE", _) => News::Gone,
         ("LEFT", _) => News::Left,
         ("STUCK", pages) => News::Stuck(pages.into()),
@@ -580,9 +613,25 @@ mod tests {
             inherited: None,
             backlog: VecDeque::new(),
             said: None,
+            start_tag: None,
             silent_since: None,
         };
         (process, ward, there)
+    }
+
+    #[test]
+    fn the_late_answer_to_a_start_is_heard() {
+        let (mut process, mut ward, there) = idle_ward();
+        ward.start_tag = Some("@7 ".into());
+        for text in ["@6 ERROR too late", "@7 STARTED", "@7 ERROR not asked"] {
+            send(&there, text, None).expect("a message");
+        }
+        assert!(ward.news().is_none());
+        ward.start_tag = Some("@8 ".into());
+        send(&there, "@8 ERROR no memory", None).expect("a message");
+        assert!(matches!(ward.news(), Some(News::Failed(reason)) if reason == "no memory"));
+        process.kill().expect("a signal");
+        process.wait().expect("its end");
     }
 
     #[test]
@@ -595,7 +644,7 @@ mod tests {
         assert!(ward.backlog.len() <= MOST_TOLD);
         let error = ward.ask("CEDE 1", "CEDED").expect_err("it does not answer");
         assert!(matches!(error, SidecarError::Silent { .. }), "{error}");
-        assert!(ward.backlog.len() <= MOST_TOLD);
+        assert!(ward.backlog.len() <= 2 * MOST_TOLD);
         // Whether so many come through the socket depends on who is faster.
         ward.backlog = (0..MOST_HEARD).map(|_| ("NOTED".into(), None)).collect();
         assert!(matches!(ward.news(), Some(News::Died(_))));

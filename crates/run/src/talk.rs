@@ -5,6 +5,8 @@ use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_inject::{Injected, Pid};
@@ -31,6 +33,8 @@ const MESSAGE_BYTES: usize = 128 << 10;
 /// A message of a sidecar: text, perhaps a descriptor.
 pub(crate) type Message = (String, Option<OwnedFd>);
 
+/// Answers to requests that were numbered begin with this, and nothing else does.
+pub(crate) const TAG: char = '@';
 /// The program's memory is registered, or watched.
 pub(crate) const READY: &str = "READY";
 /// The sidecar serves a child that another one has ceded.
@@ -64,26 +68,6 @@ pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     true
 }
 
-/// Whether a message is told without having been asked for.
-fn is_told(text: &str) -> bool {
-    const TOLD: [&str; 13] = [
-        READY,
-        TAKEN,
-        WARDEN,
-        "FINISHING",
-        "CHILD",
-        SETTLED,
-        "GONE",
-        "LEFT",
-        "STUCK",
-        "FAILED",
-        "NOTED",
-        "LEAVING",
-        "PANIC",
-    ];
-    TOLD.contains(&text.split(' ').next().unwrap_or(""))
-}
-
 /// Sends a request and takes the answer, which begins with `expected`. What is told meanwhile comes to `aside`.
 pub(crate) fn ask(
     pid: i32,
@@ -97,6 +81,13 @@ pub(crate) fn ask(
     ask_until(until, (pid, sidecar), request, descriptor, expected, aside)
 }
 
+/// The beginning of a request and of its answer. An answer may come after it was given up, and must
+/// not be taken for that to the next request.
+pub(crate) fn next_tag() -> String {
+    static REQUESTS: AtomicU64 = AtomicU64::new(0);
+    format!("{TAG}{} ", REQUESTS.fetch_add(1, Relaxed))
+}
+
 /// As [`ask`], for one of several requests that have the same time together.
 pub(crate) fn ask_until(
     until: Instant,
@@ -106,9 +97,22 @@ pub(crate) fn ask_until(
     expected: &str,
     aside: &mut Vec<Message>,
 ) -> Result<Message, SidecarError> {
+    ask_as(&next_tag(), until, (pid, sidecar), request, descriptor, expected, aside)
+}
+
+/// As [`ask_until`], for a request whose answer may still matter when it was given up.
+pub(crate) fn ask_as(
+    tag: &str,
+    until: Instant,
+    (pid, sidecar): (i32, &Injected),
+    request: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+    expected: &str,
+    aside: &mut Vec<Message>,
+) -> Result<Message, SidecarError> {
     let silent = |error| SidecarError::Silent { pid, error };
-    send(&sidecar.control, request, descriptor).map_err(silent)?;
-    let answer = await_answer(&sidecar.control, sidecar.pid, until, aside);
+    send(&sidecar.control, &format!("{tag}{request}"), descriptor).map_err(silent)?;
+    let answer = await_answer(&sidecar.control, sidecar.pid, tag, until, aside);
     let (text, descriptor) = answer.map_err(silent)?;
     if text.is_empty() {
         return Err(refused(pid, "it has ended"));
@@ -119,10 +123,12 @@ pub(crate) fn ask_until(
     if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
 }
 
-/// Waits for what was not told without having been asked for; what was comes to `aside`.
+/// Waits for the answer that begins with `tag`, which it comes back without, or for the end. What
+/// was told without having been asked for comes to `aside`.
 fn await_answer(
     control: &OwnedFd,
     sidecar: Pid,
+    tag: &str,
     until: Instant,
     aside: &mut Vec<Message>,
 ) -> Result<Message, Error> {
@@ -131,10 +137,13 @@ fn await_answer(
         if is_wish(&text, sidecar) {
             continue;
         }
-        if !is_told(&text) {
-            return Ok((text, descriptor));
+        match text.strip_prefix(tag) {
+            Some(answer) => return Ok((answer.to_owned(), descriptor)),
+            None if text.is_empty() => return Ok((text, descriptor)),
+            // The answer to a request that was given up.
+            None if text.starts_with(TAG) => {}
+            None => aside.push((text, descriptor)),
         }
-        aside.push((text, descriptor));
     }
     Err(flood())
 }
@@ -254,7 +263,7 @@ mod tests {
         keep_telling(sidecar, "NOTED", time / 20);
         let (until, mut aside) = (Instant::now() + time, Vec::new());
         let own = rustix::process::getpid();
-        let error = await_answer(&control, own, until, &mut aside).expect_err("no answer");
+        let error = await_answer(&control, own, "@1 ", until, &mut aside).expect_err("no answer");
         assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
         assert!(Instant::now() >= until);
     }
@@ -265,20 +274,21 @@ mod tests {
         keep_telling(sidecar, "NOTED", Duration::ZERO);
         let (until, mut aside) = (Instant::now() + 10 * ANSWER_TIME, Vec::new());
         let own = rustix::process::getpid();
-        let error = await_answer(&control, own, until, &mut aside).expect_err("no answer");
+        let error = await_answer(&control, own, "@1 ", until, &mut aside).expect_err("no answer");
         assert_eq!(error.to_string(), flood().to_string());
         assert_eq!(aside.len(), MOST_TOLD);
     }
 
     #[test]
-    fn what_is_told_before_an_answer_is_kept() {
+    fn what_is_told_before_an_answer_is_kept_and_late_answers_are_not() {
         let (control, sidecar) = sockets();
-        for text in ["SAY hello", "CHILD 1", "MADE"] {
+        for text in ["SAY hello", "CHILD 1", "@10 LATE", "@11 MADE"] {
             send(&sidecar, text, None).expect("a message");
         }
         let (until, mut aside) = (Instant::now() + ANSWER_TIME, Vec::new());
         let own = rustix::process::getpid();
-        let (answer, _) = await_answer(&control, own, until, &mut aside).expect("an answer");
+        let answer = await_answer(&control, own, "@11 ", until, &mut aside);
+        let (answer, _) = answer.expect("an answer");
         assert_eq!((answer.as_str(), aside.len()), ("MADE", 1));
         assert_eq!(aside[0].0, "CHILD 1");
     }

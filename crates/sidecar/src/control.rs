@@ -42,8 +42,20 @@ pub fn serve(socket: BorrowedFd, host: Host) -> bool {
         _ => None,
     });
     let request = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
-    reply(socket, answer(request.trim(), fd, host));
+    let (tag, request) = split_tag(request.trim());
+    let answer = answer(request, fd, host);
+    let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));
+    reply(socket, Ok((format!("{tag}{text}"), fd)));
     true
+}
+
+/// A request may begin with `@NUMBER `, and its answer then begins so, too: whoever has given up
+/// waiting for an answer does not take it for that to the next request. Pure.
+fn split_tag(request: &str) -> (&str, &str) {
+    match request.find(' ') {
+        Some(end) if request.starts_with('@') => request.split_at(end + 1),
+        _ => ("", request),
+    }
 }
 
 fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
