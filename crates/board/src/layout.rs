@@ -181,6 +181,23 @@ pub enum Counter {
     ElsewherePages,
 }
 
+/// The counters that say what is there now.
+const GAUGES: [Counter; 13] = [
+    Counter::ResidentPages,
+    Counter::FarPages,
+    Counter::EvictablePages,
+    Counter::BufferPages,
+    Counter::SharedPages,
+    Counter::PagerPages,
+    Counter::GrowingThreads,
+    Counter::StalledFetches,
+    Counter::UsedAwayPages,
+    Counter::SplitMappings,
+    Counter::PinnedPages,
+    Counter::WithoutRoom,
+    Counter::ElsewherePages,
+];
+
 /// Number of counters.
 pub const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
 
@@ -239,6 +256,15 @@ impl Slot {
 
     pub fn name(&self) -> String {
         load_text(&self.name)
+    }
+
+    /// The process goes on without a pager: what that was doing is over, what it did stays counted.
+    pub fn lose_pager(&self) {
+        GAUGES.iter().for_each(|gauge| self.set(*gauge, 0));
+        self.blades_version.store(0, Relaxed);
+        self.blades_left.store(0, Relaxed);
+        self.blades_stuck.store(0, Relaxed);
+        self.set_state(ProcessState::Native);
     }
 
     pub(crate) fn clear(&self) {

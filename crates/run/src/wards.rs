@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use farpool_board::Board;
+use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_inject::{Pid, Standstill};
 use farpool_uffd::Uffd;
 
@@ -132,7 +132,7 @@ impl Wards {
 
     /// Looks at the tree below this process; returns how long until the next look.
     pub fn look(&mut self, board: &Board) -> Duration {
-        self.hear();
+        self.hear(board);
         self.heed();
         let mut sight = self.see(board);
         self.warn(board, sight.counted_bytes);
@@ -168,7 +168,14 @@ impl Wards {
             .filter(|pid| !inside(pid) && !borrowers.contains(pid))
             .filter_map(|pid| Some((*pid, anonymous_bytes(*pid)?)))
             .collect();
-        let native_bytes: u64 = native.iter().map(|(_, bytes)| bytes).sum();
+        // Who had a pager is on the board still, and is counted there from the next look on.
+        let is_counted = |slot: &&Slot| {
+            slot.state() == ProcessState::Native && slot.get(Counter::ResidentPages) != 0
+        };
+        let slots = board.processes().filter(is_counted);
+        let counted: HashSet<u32> = slots.map(|slot| slot.pid.load(Relaxed)).collect();
+        let uncounted = native.iter().filter(|(pid, _)| !counted.contains(pid));
+        let native_bytes: u64 = uncounted.map(|(_, bytes)| bytes).sum();
         board.header().unpublished_pages.store(native_bytes / PAGE_BYTES, Relaxed);
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
         let wards = self.wards.iter().map(|ward| number(ward.pid));
@@ -292,7 +299,7 @@ impl Wards {
     }
 
     /// Takes note of what the sidecars have to say.
-    fn hear(&mut self) {
+    fn hear(&mut self, board: &Board) {
         self.orphans.retain(|(_, _, uffd)| !uffd.is_gone());
         let orphans = self.orphans.iter();
         let born: Vec<(Pid, u64, Uffd)> = orphans
@@ -302,12 +309,13 @@ impl Wards {
             .collect();
         self.orphans.extend(born);
         self.retired.retain_mut(|servant| !servant.has_ended());
-        let (mut taken, mut returned) = (Vec::new(), Vec::new());
+        let (mut taken, mut returned, mut without) = (Vec::new(), Vec::new(), Vec::new());
         let mut wards = std::mem::take(&mut self.wards);
         wards.retain_mut(|ward| {
             let stays = self.hear_ward(ward);
             if !stays {
                 self.retired.extend(ward.retire());
+                without.push(number(ward.pid));
             }
             if ward.serves_inherited {
                 taken.extend(ward.inherits.take());
@@ -316,6 +324,10 @@ impl Wards {
             }
             stays
         });
+        // Who runs another image may have a new one already.
+        without.retain(|pid| !wards.iter().any(|ward| number(ward.pid) == *pid));
+        let slots = board.processes().filter(|slot| without.contains(&slot.pid.load(Relaxed)));
+        slots.for_each(Slot::lose_pager);
         taken.into_iter().for_each(|child| child.is_taken(&mut wards));
         returned.into_iter().for_each(|child| child.give_back(&mut wards));
         // A child that has a sidecar of its own, or is about to, needs no other.
@@ -482,7 +494,6 @@ pub fn be_prompt() {
 
 /// The anonymous memory that the paged processes have on the board.
 fn paged_bytes(board: &Board) -> u64 {
-    use farpool_board::Counter;
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES).sum()
 }
 

@@ -120,7 +120,7 @@ impl Wards {
             } else {
                 break;
             }
-            self.hear();
+            self.hear(board);
         }
         self.overrun.is_let_be |= Instant::now() >= until;
         for ward in &mut self.wards {
