@@ -390,8 +390,6 @@ impl Evictor {
         loop {
             let tried = self.try_known_chunk(number, wanted)?;
             let Some(tail) = self.unseen_tail.take() else { return Some(tried) };
-            // Faults may have to wait for the steward, which may wait for what is on its way.
-            self.drain();
             let Some(is_descriptor) = exits::look(self.core, &tail) else {
                 // The map of resident pages is out of date.
                 self.map.forget(number % CHUNKS);

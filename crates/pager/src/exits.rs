@@ -9,8 +9,7 @@
 //!
 //! So before a page at the end of a mapping is moved out for the first time it is looked at, twice
 //! if need be: a thread that is being made touches the page before it writes that first word. A look
-//! can wait for a fault, if the program has dropped the page meanwhile: it is done without a lock,
-//! with nothing claimed and nothing on its way, as in [`crate::evict`]'s `own`.
+//! fails if the program has dropped the page meanwhile.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -55,20 +54,21 @@ pub(crate) fn tails(registry: &Registry, start: usize, pages: u64, now: Instant)
     Tails::Known(held)
 }
 
-/// Whether the end of a mapping holds a thread's descriptor. None: nothing of it is there.
+/// Whether the end of a mapping holds a thread's descriptor. None: nothing of it is there, or not
+/// any more.
 pub(crate) fn look(core: &Core, tail: &Range<usize>) -> Option<bool> {
     let pages = tail.len() / PAGE_BYTES;
     let there = moves::occupied(&core.pagemap, tail.start, pages);
     let at = |page: usize| tail.start + page * PAGE_BYTES;
     let present = (0..pages).filter(|page| there & (1 << page) != 0);
-    let found = present.map(|page| holds_descriptor(core, at(page))).collect::<Vec<bool>>();
-    (!found.is_empty()).then(|| found.contains(&true))
+    let found = present.map(|page| holds_descriptor(core, at(page))).collect::<Option<Vec<bool>>>();
+    found.filter(|found| !found.is_empty()).map(|found| found.contains(&true))
 }
 
-fn holds_descriptor(core: &Core, page: usize) -> bool {
+fn holds_descriptor(core: &Core, page: usize) -> Option<bool> {
     let mut words = [0_usize; PAGE_WORDS];
     let read = sys::read_program(&core.memory, page, words.as_mut_ptr() as usize, 1);
-    read == 1 && begins_descriptor(&words, page)
+    (read == 1).then(|| begins_descriptor(&words, page))
 }
 
 /// Whether a word at the beginning of some 64 bytes is its own address. Pure.

@@ -22,9 +22,9 @@ mod slots;
 mod trays;
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicU32};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use farpool_uffd::{PAGE_BYTES, Uffd};
@@ -276,6 +276,15 @@ impl Frames {
     /// when it wrote the tray, so the frame is its only copy.
     pub fn keep(&self, slot: FrameSlot) {
         self.trays[usize::from(slot.tray)].kept.fetch_or(slot.bit(), SeqCst);
+    }
+
+    /// Puts back a victim that was to be taken back. It may not have been written, for it was not
+    /// one meanwhile, so its frame stays. At one go for who lets frames go ([`Frames::take`]): that
+    /// would not know the victim from what it was before.
+    pub fn put_back(&self, page: Page, state: PageState, slot: FrameSlot) {
+        let _queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        self.keep(slot);
+        page.cell().store(state);
     }
 
     /// Gives a frame back that was handed out and not used.

@@ -392,15 +392,9 @@ impl FaultThread {
                 match copied.errno {
                     None | Some(libc::EEXIST) => {}
                     // A change comes first; the thread tries again after it.
-                    Some(libc::ECANCELED) => {
-                        self.core.frames.keep(slot);
-                        page.cell().store(state);
-                        self.wake(page);
-                        return true;
-                    }
-                    // The mapping is gone; whoever unmaps it clears the state.
-                    Some(libc::ENOENT | libc::ESRCH) => {
-                        page.cell().store(state);
+                    // Or the mapping is gone, or just being moved; whoever does that sees to the state.
+                    Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
+                        self.core.frames.put_back(page, state, slot);
                         self.wake(page);
                         return true;
                     }

@@ -77,6 +77,10 @@ impl Steward {
     /// Begins and ends rests. True: a rest is over, and the list of mappings is to be looked at.
     pub(super) fn look_after_rests(&mut self) -> bool {
         let now = Instant::now();
+        // What happened while they were not registered has been told of by now, and applied.
+        if !self.resting.disturbed.is_empty() && self.core.layout.is_still(&self.core.uffd) {
+            self.resting.disturbed.clear();
+        }
         let mut given_up = std::mem::take(&mut self.resting.given_up);
         self.core.take_given_up(&mut given_up);
         given_up.drain(..).for_each(|range| self.rests.note(range.start, range.end, now));
