@@ -97,6 +97,25 @@ fn memory_that_is_moved_while_no_blade_has_room() {
     assert_eq!(outcome.stdout, "0 wrong\n", "{}", outcome.stderr);
 }
 
+/// An mmap over it is refused, after the kernel has told of its end.
+#[test]
+fn memory_that_is_not_replaced_after_all() {
+    if !have("gcc") {
+        return;
+    }
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("a number");
+    if overcommit.trim() == "1" {
+        return skip("this machine refuses no mapping (vm.overcommit_memory)");
+    }
+    let _turn = turn();
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
+    for mode in ["fails", "fails-in-a-child"] {
+        let outcome = program.succeeds(&[mode], LIMIT_MIB);
+        assert_eq!(outcome.stdout, "0 wrong\n", "{mode} {}", outcome.stderr);
+        outcome.require_far();
+    }
+}
+
 /// What the keeper says goes to nobody, as in `farpool run … 2>&1 | head`.
 #[test]
 fn a_keeper_whose_messages_nobody_reads_goes_on() {

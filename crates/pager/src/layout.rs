@@ -220,6 +220,11 @@ impl Layout {
         }
     }
 
+    /// Whether a mapping was moved to this address, which is still to be applied.
+    pub fn is_moved_to(&self, address: usize) -> bool {
+        self.lock().changes.iter().any(|change| change.moves_to(address))
+    }
+
     /// Whether a change waits to be applied.
     pub fn is_behind(&self) -> bool {
         self.unapplied.load(SeqCst) != 0

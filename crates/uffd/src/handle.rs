@@ -64,6 +64,13 @@ pub enum Change {
     Unmapped { start: usize, end: usize },
 }
 
+impl Change {
+    /// Whether it brings another mapping to this address.
+    pub fn moves_to(&self, address: usize) -> bool {
+        matches!(self, Change::Moved { to, bytes, .. } if (*to..to + bytes).contains(&address))
+    }
+}
+
 /// An open userfaultfd of this process.
 #[derive(Debug)]
 pub struct Uffd {

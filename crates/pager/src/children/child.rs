@@ -349,29 +349,30 @@ impl Child {
 
     /// Reads what the child did, and which pages it waits for.
     fn read_messages(&mut self) {
-        let mut messages = [Message::default(); MESSAGES];
-        loop {
-            let read = match self.uffd.read(&mut messages) {
-                Ok(read) => read,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // Nothing else can be read.
-                    let is_settled = !self.changes.is_empty()
-                        && (!self.uffd.is_changing() || self.have_changes_waited());
-                    return self.follow_changes(is_settled);
-                }
-                // A fork of it would be unheard of, and its own child never served.
-                Err(error) => {
-                    fail_closed(&format!("a child's userfaultfd cannot be read: {error}"))
-                }
-            };
-            for message in read {
-                match message.change() {
-                    Some(change) => self.changes.push_back(change),
-                    None => self.postponed.extend(message.event().page_address),
-                }
-            }
+        while self.take_messages() {
             self.follow_changes(false);
         }
+        let is_settled =
+            !self.changes.is_empty() && (!self.uffd.is_changing() || self.have_changes_waited());
+        self.follow_changes(is_settled);
+    }
+
+    /// Reads some of them, to be followed and seen to later; false: there are none.
+    fn take_messages(&mut self) -> bool {
+        let mut messages = [Message::default(); MESSAGES];
+        let read = match self.uffd.read(&mut messages) {
+            Ok(read) => read,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
+            // A fork of it would be unheard of, and its own child never served.
+            Err(error) => fail_closed(&format!("a child's userfaultfd cannot be read: {error}")),
+        };
+        for message in read {
+            match message.change() {
+                Some(change) => self.changes.push_back(change),
+                None => self.postponed.extend(message.event().page_address),
+            }
+        }
+        true
     }
 
     /// Whether the next change has waited so long that nothing can have been overtaken.
@@ -407,6 +408,7 @@ impl Child {
     fn follow(&mut self, change: Change) {
         match change {
             Change::Unmapped { start, end } if self.owed.takes(start, end, self.fills) => {}
+            Change::Unmapped { start, end } if self.has_still(start, end) => {}
             Change::Removed { start, end } | Change::Unmapped { start, end } => {
                 self.inherited.remains.remove(start, end);
             }
@@ -418,6 +420,33 @@ impl Child {
                 // SAFETY: the kernel made the descriptor for this process when the event was read.
                 let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
                 self.born.push((birth::announce(&uffd), uffd, self.inherited.clone()));
+            }
+        }
+    }
+}
+
+impl Child {
+    /// Whether the mapping of what it lacks in a range is there, though its end was told of: an mmap
+    /// over it may have failed after that (from Linux 6.12 on). What was moved there meanwhile is
+    /// registered, too, and another one.
+    fn has_still(&mut self, start: usize, end: usize) -> bool {
+        let lacking = self.inherited.remains.next(start).filter(|(address, _)| *address < end);
+        let Some((address, _)) = lacking else { return false };
+        let until = Instant::now() + SETTLE_TIME;
+        loop {
+            // Nothing is there that could be protected.
+            let asked = self.uffd.write_protect(address, PAGE_BYTES, false);
+            if self.changes.iter().any(|change| change.moves_to(address)) {
+                return false;
+            }
+            match asked.map_err(|error| error.raw_os_error()) {
+                Ok(()) => return true,
+                Err(Some(libc::EAGAIN)) if Instant::now() < until => {
+                    self.take_messages();
+                    std::thread::yield_now();
+                }
+                Err(Some(libc::EAGAIN)) => fail_closed("a child's address space does not settle"),
+                Err(_) => return false,
             }
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_uffd::Change;
+use farpool_uffd::{Change, PAGE_BYTES};
 
 use super::Steward;
 use super::leaving::Left;
@@ -22,6 +22,7 @@ use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::panics::panic_if_asked;
 use crate::registry::{Region, Registry};
+use crate::serve::fail_closed;
 use crate::space::{Page, known_pages};
 use crate::sys;
 
@@ -35,6 +36,9 @@ const UNSURE_TIME: Duration = Duration::from_millis(20);
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
+
+/// A program whose other threads change memory all the time is asked so long what is registered.
+const ASKING_TIME: Duration = Duration::from_secs(1);
 
 /// What the steward remembers between two looks at the program's mappings.
 #[derive(Debug)]
@@ -129,9 +133,12 @@ impl Steward {
             Change::Unmapped { start, end }
                 if self.owed.takes(start, end, self.core.layout.moves()) => {}
             Change::Unmapped { start, end } => {
+                let gone = self.unmapped_parts(start, end);
                 let mut registry = self.pager.lock_registry();
-                registry.remove(start, end);
-                self.forget(start, end);
+                for part in gone {
+                    registry.remove(part.start, part.end);
+                    self.forget(part.start, part.end);
+                }
             }
             Change::Moved { from, to, bytes } => {
                 self.has_moved = true;
@@ -148,6 +155,52 @@ impl Steward {
             }
         }
         self.core.layout.has_applied();
+    }
+
+    /// The parts of a range that have gone, as was told. Since Linux 6.12 it is also told of an mmap
+    /// over the range that fails in the end, for want of memory or of room under a limit: then all is
+    /// as it was.
+    fn unmapped_parts(&self, start: usize, end: usize) -> Vec<Range<usize>> {
+        let registered = self.pager.lock_registry().overlapping(start, end);
+        let (mut gone, mut from) = (Vec::new(), start);
+        for part in registered {
+            let mut pages = known_pages(self.core.space, part.start, part.end);
+            // What is not away is not lost by being forgotten.
+            let away = pages.find(|page| page.cell().load().phase().is_away());
+            if away.is_some_and(|page| self.is_registered_still(page.address())) {
+                gone.push(from..part.start);
+                from = part.end;
+            }
+        }
+        gone.push(from..end);
+        gone.retain(|part| !part.is_empty());
+        gone
+    }
+
+    /// Whether the mapping at the address of a page that is away is the one that is known. Another
+    /// one may be registered there if it was moved there, which is still to be applied, or if it was
+    /// not certain at its registration what had happened before.
+    fn is_registered_still(&self, address: usize) -> bool {
+        let (core, until) = (self.core, Instant::now() + ASKING_TIME);
+        let stamp = core.layout.moves();
+        if self.unsure.iter().any(|(part, added)| *added == stamp && part.contains(&address)) {
+            return false;
+        }
+        while !core.layout.is_moved_to(address) {
+            // Nothing is there that could be protected.
+            match core.uffd.write_protect(address, PAGE_BYTES, false) {
+                Ok(()) => return !core.layout.is_moved_to(address),
+                Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return false,
+                Err(_) if Instant::now() > until => fail_closed(&format!(
+                    "whether memory at {address:#x} was unmapped cannot be found out"
+                )),
+                Err(_) => {
+                    core.take_in();
+                    std::thread::yield_now();
+                }
+            }
+        }
+        false
     }
 
     /// Looks for memory that was mapped since the last look, if the address space has changed its size.
