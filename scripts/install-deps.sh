@@ -51,6 +51,21 @@ find_missing() {
         || command -v postgres >/dev/null 2>&1 || missing+=(postgresql)
 }
 
+# Programs that tests run with far memory, one by one. Without one of them its test says that it is skipped.
+find_wanted() {
+    wanted=()
+    want() { command -v "$2" >/dev/null 2>&1 || wanted+=("$1"); }
+    want_library() { [ -e "$(cc -print-file-name="$2")" ] || wanted+=("$1"); }
+    want php-cli php
+    want nodejs node
+    want prometheus prometheus
+    want chromium chromium
+    want musl-tools musl-gcc
+    [ "$(uname -m)" != x86_64 ] || want qemu-system-x86 qemu-system-x86_64
+    want_library libjemalloc-dev libjemalloc.a
+    want_library google-perftools libtcmalloc.so.4
+}
+
 give_up() {
     echo "install-deps: $1" >&2
     exit 1
@@ -113,6 +128,19 @@ install_packages() {
         *) apt "$package" ;;
         esac
     done
+}
+
+install_wanted() {
+    local package
+    can_install "${wanted[@]}"
+    forbid_services
+    echo "install-deps: installing ${wanted[*]}"
+    for package in "${wanted[@]}"; do
+        apt "$package" \
+            || echo "install-deps: $package could not be installed; its tests will be skipped" >&2
+    done
+    disable_service prometheus
+    disable_service phpsessionclean.timer
 }
 
 candidate() { # the version apt would install, empty when it knows none
@@ -183,6 +211,8 @@ find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
 cargo_is_enough || install_rust
 if [ "$PURPOSE" = test ]; then
+    find_wanted
+    [ "${#wanted[@]}" = 0 ] || install_wanted
     install_schemathesis
     install_libcachesim
     install_kv_clients
