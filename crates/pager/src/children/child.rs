@@ -24,7 +24,6 @@ use crate::layout::ORDER_TIME;
 use crate::order::{self, Next, Owed, Place};
 use crate::page::Phase;
 use crate::serve::fail_closed;
-use crate::sys;
 
 /// A child has so long to exec before its pages are shared with it, unless it needs one of them earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
@@ -442,10 +441,9 @@ impl Child {
             }
             match asked.map_err(|error| error.raw_os_error()) {
                 Ok(()) => return true,
-                // Its threads have to run for what they did to be over.
                 Err(Some(libc::EAGAIN)) if Instant::now() < until => {
                     self.take_messages();
-                    sys::pause();
+                    std::thread::yield_now();
                 }
                 Err(Some(libc::EAGAIN)) => fail_closed("a child's address space does not settle"),
                 Err(_) => return false,

@@ -37,9 +37,9 @@ const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
 
-/// So often the kernel is asked what is registered, with a pause each time, while threads of the
-/// program change its memory: those have to run for what they did to be over. Then its list is read.
-const MOST_QUESTIONS: u32 = 100;
+/// A program whose other threads change memory all the time is asked so long what is registered.
+/// They have to run for what they did to be over, so there is a pause after each question.
+const ASKING_TIME: Duration = Duration::from_secs(10);
 
 /// What the steward remembers between two looks at the program's mappings.
 #[derive(Debug)]
@@ -165,8 +165,9 @@ impl Steward {
         let registered = self.pager.lock_registry().overlapping(start, end);
         let (mut gone, mut from) = (Vec::new(), start);
         for part in registered {
+            let mut pages = known_pages(self.core.space, part.start, part.end);
             // What is not away is not lost by being forgotten.
-            let away = self.find_away(part.start, part.end);
+            let away = pages.find(|page| page.cell().load().phase().is_away());
             if away.is_some_and(|page| self.is_registered_still(page.address())) {
                 gone.push(from..part.start);
                 from = part.end;
@@ -177,53 +178,30 @@ impl Steward {
         gone
     }
 
-    /// A page of the range that is not in the program, if there is one. One that is just being moved
-    /// out may be there still, and protected; nothing is moved until this change is applied, so it is
-    /// soon known.
-    fn find_away(&self, start: usize, end: usize) -> Option<Page> {
-        let phase = |page: &Page| page.cell().load().phase();
-        let is_out = |page: &Page| phase(page).is_away() && phase(page) != Phase::Evicting;
-        loop {
-            let mut pages = known_pages(self.core.space, start, end);
-            if let Some(page) = pages.find(is_out) {
-                return Some(page);
-            }
-            let mut pages = known_pages(self.core.space, start, end);
-            pages.find(|page| phase(page) == Phase::Evicting)?;
-            sys::pause();
-        }
-    }
-
     /// Whether the mapping at the address of a page that is away is the one that is known. Another
-    /// one may be registered there if it was moved there, which is still to be applied and forgets
-    /// what was there, or if it was not certain at its registration what had happened before.
+    /// one may be registered there if it was moved there, which is still to be applied, or if it was
+    /// not certain at its registration what had happened before.
     fn is_registered_still(&self, address: usize) -> bool {
-        let core = self.core;
+        let (core, until) = (self.core, Instant::now() + ASKING_TIME);
         let stamp = core.layout.moves();
-        let is_unsure =
-            self.unsure.iter().any(|(part, added)| *added == stamp && part.contains(&address));
-        if is_unsure || !sys::is_mapped(address) {
+        if self.unsure.iter().any(|(part, added)| *added == stamp && part.contains(&address)) {
             return false;
         }
-        for _ in 0..MOST_QUESTIONS {
+        while !core.layout.is_moved_to(address) {
             // Nothing is there that could be protected.
-            let asked = core.uffd.write_protect(address, PAGE_BYTES, false);
-            if core.layout.is_moved_to(address) {
-                return false;
-            }
-            match asked.map_err(|error| error.raw_os_error()) {
-                Ok(()) => return true,
-                Err(Some(libc::EAGAIN)) => {
+            match core.uffd.write_protect(address, PAGE_BYTES, false) {
+                Ok(()) => return !core.layout.is_moved_to(address),
+                Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return false,
+                Err(_) if Instant::now() > until => fail_closed(&format!(
+                    "whether memory at {address:#x} was unmapped cannot be found out"
+                )),
+                Err(_) => {
                     core.take_in();
                     sys::pause();
                 }
-                Err(_) => return false,
             }
         }
-        match sys::read_file("/proc/self/smaps") {
-            Ok(details) => maps::is_registered(&details, address),
-            Err(error) => fail_closed(&format!("/proc/self/smaps: {error}")),
-        }
+        false
     }
 
     /// Looks for memory that was mapped since the last look, if the address space has changed its size.
