@@ -399,6 +399,19 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_its_pager_keeps_what_was_counted() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let board = Board::create(&directory.path().join("board"), &settings()).expect("create");
+        let slot = board.claim(7, 1).expect("a slot");
+        slot.set_state(crate::ProcessState::Active);
+        let counters = [Counter::Faults, Counter::ResidentPages, Counter::WithoutRoom];
+        counters.iter().for_each(|counter| slot.add(*counter, 5));
+        slot.lose_pager();
+        assert_eq!(counters.map(|counter| slot.get(counter)), [5, 0, 0]);
+        assert_eq!((slot.state(), board.processes().count()), (crate::ProcessState::Native, 1));
+    }
+
+    #[test]
     fn a_foreign_file_is_refused() {
         let directory = tempfile::tempdir().expect("tempdir");
         let path = directory.path().join("board");

@@ -39,15 +39,12 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
     })?;
-    if !quiet {
-        println!(
-            "process {pid} {}",
-            match end {
-                AttachEnd::ProcessEnded => "has ended",
-                AttachEnd::Left => "has all its memory again",
-            }
-        );
-    }
+    let text = match end {
+        _ if quiet => return Ok(0),
+        AttachEnd::ProcessEnded => "has ended",
+        AttachEnd::Left => "has all its memory again",
+    };
+    let _ = writeln!(std::io::stdout(), "process {pid} {text}");
     Ok(0)
 }
 

@@ -11,7 +11,7 @@
 
 enum { PAGE = 4096, BYTES = 48 << 20, SUPERPAGE = 16 << 20 };
 
-// The lower half of twice as much, from a superpage's beginning on.
+// Begins where a superpage does, so that it takes no more of a quota than its size.
 static char *reserve(int protection) {
     char *all = mmap(0, BYTES + SUPERPAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                      -1, 0);
