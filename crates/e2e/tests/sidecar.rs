@@ -90,7 +90,7 @@ fn memory_that_is_moved_while_no_blade_has_room() {
         return;
     }
     let _turn = turn();
-    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &["-pthread"]);
     let run = Run::through(Door::Sidecar, "24MiB").args(["--quota", "48MiB"]);
     let outcome = run.program(&program.path).arg("moves").patience(PATIENCE).start().finish();
     outcome.require_success().require_far();
@@ -108,12 +108,25 @@ fn memory_that_is_not_replaced_after_all() {
         return skip("this machine refuses no mapping (vm.overcommit_memory)");
     }
     let _turn = turn();
-    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
-    for mode in ["fails", "fails-in-a-child"] {
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &["-pthread"]);
+    for (mode, times) in [("fails", 1), ("fails-in-a-child", 1), ("fails-among-changes", 5)] {
         let outcome = program.succeeds(&[mode], LIMIT_MIB);
-        assert_eq!(outcome.stdout, "0 wrong\n", "{mode} {}", outcome.stderr);
+        assert_eq!(outcome.stdout, "0 wrong\n".repeat(times), "{mode} {}", outcome.stderr);
         outcome.require_far();
     }
+}
+
+/// Of the growth nothing tells, and what was there before must not come back.
+#[test]
+fn a_mapping_that_becomes_smaller_and_grows_again_has_zeros_there() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &["-pthread"]);
+    let outcome = program.succeeds(&["regrows"], LIMIT_MIB);
+    assert_eq!(outcome.stdout, "0 wrong\n", "{}", outcome.stderr);
+    outcome.require_far();
 }
 
 /// What the keeper says goes to nobody, as in `farpool run … 2>&1 | head`.
@@ -123,7 +136,7 @@ fn a_keeper_whose_messages_nobody_reads_goes_on() {
         return;
     }
     let _turn = turn();
-    let program = Program::new("carried", include_str!("sidecar/carried.c"), &[]);
+    let program = Program::new("carried", include_str!("sidecar/carried.c"), &["-pthread"]);
     let options = ["run", "--door", "sidecar", "--quota", "48MiB", "--local", "24MiB", "--"];
     let mut keeper = Command::new(binaries::program("farpool"));
     keeper.args(options).arg(&program.path).arg("moves");

@@ -93,6 +93,22 @@ pub fn splits(found: &[Eligible]) -> usize {
     found.windows(2).filter(is_split).count()
 }
 
+/// Whether a mapping of a detailed list (/proc/PID/smaps) has faults at this address told to a
+/// userfaultfd.
+pub fn is_registered(details: &str, address: usize) -> bool {
+    let mut is_there = false;
+    for line in details.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if is_there {
+                return flags.split_ascii_whitespace().any(|flag| flag == "um");
+            }
+        } else if let Some(mapping) = parse(line) {
+            is_there = (mapping.start..mapping.end).contains(&address);
+        }
+    }
+    false
+}
+
 /// The ranges of a detailed list (/proc/PID/smaps) that a child of fork finds empty (MADV_WIPEONFORK).
 pub fn wiped_on_fork(details: &str) -> Vec<(usize, usize)> {
     let mut range = None;
@@ -165,6 +181,20 @@ nonsense
         let found = [range(1, 2, true), range(2, 4, true), range(4, 5, false), range(6, 7, true)];
         assert_eq!(splits(&found), 1);
         assert_eq!(splits(&found[1..]), 0);
+    }
+
+    #[test]
+    fn registered_memory_is_known_by_its_flag() {
+        let details = "\
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0 
+Size:               1024 kB
+VmFlags: rd wr mr mw me ac sd um uw 
+7f0000100000-7f0000300000 rw-p 00000000 00:00 0 
+VmFlags: rd wr mr mw me ac wf sd 
+";
+        assert!(is_registered(details, 0x7f00_000f_f000));
+        assert!(!is_registered(details, 0x7f00_0010_0000));
+        assert!(!is_registered(details, 0x7f00_0030_0000));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!
 //! Invariant: a page is reported as gone if and only if the source has no page there any more.
 
-use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap};
+use farpool_uffd::{Outcome, PAGE_BYTES, PageRange, Pagemap, category};
 
 use crate::core::{Core, Mover};
 use crate::serve::fail_closed;
@@ -69,6 +69,15 @@ pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
     pagemap
         .occupied_pages(start, count)
         .unwrap_or_else(|error| fail_closed(&format!("the page map cannot be read: {error}")))
+}
+
+/// The first page of a range that is there; the process ends if the kernel does not say.
+pub fn first_occupied(pagemap: &Pagemap, start: usize, end: usize) -> Option<usize> {
+    let mut first = [PageRange::default(); 1];
+    match pagemap.scan(start, end, category::OCCUPIED, &mut first) {
+        Ok((found, _)) => found.first().map(PageRange::first),
+        Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
+    }
 }
 
 /// As [`move_pages`]; `move_from` tries to move all pages from the n-th on, `again` is called before it is tried again,

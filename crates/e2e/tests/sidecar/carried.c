@@ -1,6 +1,8 @@
 // Far memory that is moved (mremap), to a place that no blade has room for, or away from one that
-// stays mapped and is touched at once; and far memory that is not replaced after all.
+// stays mapped and is touched at once; far memory that is not replaced after all; and a mapping with
+// far memory that becomes smaller and grows again.
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,12 +40,61 @@ static int fails(char *memory) {
     return 0;
 }
 
+static volatile int changes = 1;
+
+// Gives up memory of its own all the time.
+static void *change(void *unused) {
+    char *own = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) exit(2);
+    while (changes)
+        for (size_t at = 0; at < 1 << 20; at += 64 << 10) {
+            own[at] = 1;
+            madvise(own + at, PAGE, MADV_DONTNEED);
+        }
+    return unused;
+}
+
+static int fails_among_changes(char *memory) {
+    pthread_t threads[6];
+    for (int each = 0; each < 6; each++) pthread_create(&threads[each], 0, change, 0);
+    int failed = 0;
+    for (int each = 0; each < 5 && !failed; each++) failed = fails(memory);
+    changes = 0;
+    for (int each = 0; each < 6; each++) pthread_join(threads[each], 0);
+    return failed;
+}
+
+// Its upper half is given up and had again, by the process and by a child in turn.
+static int regrows(void) {
+    long wrong = 0;
+    char *memory = mmap(0, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 2;
+    for (int round = 0; round < 8; round++) {
+        for (size_t page = 0; page < BYTES / PAGE; page++) *word(memory, page) = page + 1;
+        pid_t child = round % 2 ? fork() : 0;
+        if (!child) {
+            if (mremap(memory, BYTES, BYTES / 2, 0) != memory) return 6;
+            if (mremap(memory, BYTES / 2, BYTES, 0) != memory) return 7;
+            for (size_t page = 0; page < BYTES / PAGE; page++)
+                wrong += *word(memory, page) != (page < BYTES / 2 / PAGE ? page + 1 : 0);
+            if (round % 2) _exit(wrong != 0);
+        }
+        int status = 0;
+        if (child && waitpid(child, &status, 0) != child) return 5;
+        wrong += status != 0;
+    }
+    printf("%ld wrong\n", wrong);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     if (count != 2) return 2;
+    if (!strcmp(arguments[1], "regrows")) return regrows();
     int stays = !strcmp(arguments[1], "stays");
     char *memory = reserve(PROT_READ | PROT_WRITE), *place = reserve(PROT_NONE);
     for (size_t page = 0; page < BYTES / PAGE; page++) *word(memory, page) = page + 1;
     if (!strcmp(arguments[1], "fails")) return fails(memory);
+    if (!strcmp(arguments[1], "fails-among-changes")) return fails_among_changes(memory);
     if (!strcmp(arguments[1], "fails-in-a-child")) {
         pid_t child = fork();
         if (!child) return fails(memory);

@@ -7,11 +7,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use farpool_pool::PageRead;
-use farpool_uffd::{PAGE_BYTES, PageRange, category};
+use farpool_uffd::PAGE_BYTES;
 
 use super::Steward;
 use crate::activation::{fail_unregistered, learn, register};
 use crate::core::{Mover, until_settled};
+use crate::moves;
 use crate::page::{PageState, Phase};
 use crate::registry::{Region, Registry};
 use crate::requests::Request;
@@ -117,10 +118,8 @@ impl Steward {
 
     /// Drops what the kernel may have mapped at a page that is elsewhere, while it was not registered.
     fn drop_stray(&self, page: Page) {
-        let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
-        let found =
-            self.core.pagemap.scan(start, start + PAGE_BYTES, category::OCCUPIED, &mut ranges);
-        if found.is_ok_and(|(found, _)| !found.is_empty()) {
+        let (start, end) = (page.address(), page.address() + PAGE_BYTES);
+        if moves::first_occupied(&self.core.pagemap, start, end).is_some() {
             let _ = sys::advise(start, PAGE_BYTES, libc::MADV_DONTNEED);
         }
     }

@@ -17,7 +17,9 @@ use super::Steward;
 use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
+use crate::layout::ORDER_TIME;
 use crate::maps::{self, Eligible};
+use crate::moves;
 use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::panics::panic_if_asked;
@@ -37,9 +39,13 @@ const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
 
-/// A program whose other threads change memory all the time is asked so long what is registered.
-/// They have to run for what they did to be over, so there is a pause after each question.
-const ASKING_TIME: Duration = Duration::from_secs(10);
+/// While threads of the program change its memory all the time the kernel does not say what is
+/// registered. It is asked for so long, with pauses, for those have to run for what they did to be
+/// over; then its list is read.
+const ASKING_TIME: Duration = Duration::from_secs(1);
+/// Between two reads while it is waited for what was done before the list was read. Whoever is not
+/// read waits, so that not much is queued meanwhile.
+const LISTENING_STEP: Duration = Duration::from_millis(1);
 
 /// What the steward remembers between two looks at the program's mappings.
 #[derive(Debug)]
@@ -133,13 +139,11 @@ impl Steward {
             }
             Change::Unmapped { start, end }
                 if self.owed.takes(start, end, self.core.layout.moves()) => {}
+            Change::Unmapped { start, end } if self.has_stayed(start, end) => {}
             Change::Unmapped { start, end } => {
-                let gone = self.unmapped_parts(start, end);
                 let mut registry = self.pager.lock_registry();
-                for part in gone {
-                    registry.remove(part.start, part.end);
-                    self.forget(part.start, part.end);
-                }
+                registry.remove(start, end);
+                self.forget(start, end);
             }
             Change::Moved { from, to, bytes } => {
                 self.has_moved = true;
@@ -158,48 +162,83 @@ impl Steward {
         self.core.layout.has_applied();
     }
 
-    /// The parts of a range that have gone, as was told. Since Linux 6.12 it is also told of an mmap
-    /// over the range that fails in the end, for want of memory or of room under a limit: then all is
-    /// as it was.
-    fn unmapped_parts(&self, start: usize, end: usize) -> Vec<Range<usize>> {
+    /// Whether a range is as it was, though its end was told of. Since Linux 6.12 it is told of an
+    /// mmap over the range, too, that fails in the end, for want of memory or of room under a limit.
+    ///
+    /// That its memory is registered does not show it: a mapping that was made smaller may have grown
+    /// again at once (mremap), of which nothing tells. Two things do, see [`Steward::witness`]. Without
+    /// them it has gone: memory of which nothing is here, at the end of a mapping, is lost in an mmap
+    /// over it that fails.
+    fn has_stayed(&self, start: usize, end: usize) -> bool {
         let registered = self.pager.lock_registry().overlapping(start, end);
-        let (mut gone, mut from) = (Vec::new(), start);
-        for part in registered {
+        let is_away = |part: &Region| {
             let mut pages = known_pages(self.core.space, part.start, part.end);
-            // What is not away is not lost by being forgotten.
-            let away = pages.find(|page| page.cell().load().phase().is_away());
-            if away.is_some_and(|page| self.is_registered_still(page.address())) {
-                gone.push(from..part.start);
-                from = part.end;
-            }
-        }
-        gone.push(from..end);
-        gone.retain(|part| !part.is_empty());
-        gone
+            pages.any(|page| page.cell().load().phase().is_away())
+        };
+        // What is not away is not lost by being forgotten.
+        registered.iter().any(is_away)
+            && self.witness(&registered).is_some_and(|page| self.is_registered_still(page))
     }
 
-    /// Whether the mapping at the address of a page that is away is the one that is known. Another
-    /// one may be registered there if it was moved there, which is still to be applied, or if it was
+    /// The address of a page that, if it is registered, shows that no part of a range has gone. Either
+    /// it is there: where something has gone and come again nothing is, for no fault is served until
+    /// that is applied. Or its mapping begins there, and no other one beside it could have grown.
+    fn witness(&self, registered: &[Region]) -> Option<usize> {
+        let (core, registry) = (self.core, self.pager.lock_registry());
+        let page_there = |part: &Region| moves::first_occupied(&core.pagemap, part.start, part.end);
+        let begins = |part: &&Region| registry.containing(part.start - PAGE_BYTES).is_none();
+        let there = registered.iter().find_map(page_there);
+        there.or_else(|| registered.iter().find(begins).map(|part| part.start))
+    }
+
+    /// Whether the mapping at this address is the one that is known. Another one may be registered
+    /// there if it was moved there, which is still to be applied, or if it was
     /// not certain at its registration what had happened before.
     fn is_registered_still(&self, address: usize) -> bool {
-        let (core, until) = (self.core, Instant::now() + ASKING_TIME);
-        let stamp = core.layout.moves();
-        if self.unsure.iter().any(|(part, added)| *added == stamp && part.contains(&address)) {
+        let stamp = self.core.layout.moves();
+        let is_unsure =
+            self.unsure.iter().any(|(part, added)| *added == stamp && part.contains(&address));
+        if is_unsure || !sys::is_mapped(address) {
             return false;
         }
+        self.kernel_has(address).unwrap_or_else(|| self.list_has(address))
+    }
+
+    /// The kernel's answer, which it gives only at a moment at which all that was done is read; None:
+    /// there was no such moment.
+    fn kernel_has(&self, address: usize) -> Option<bool> {
+        let (core, until) = (self.core, Instant::now() + ASKING_TIME);
         while !core.layout.is_moved_to(address) {
             // Nothing is there that could be protected.
             match core.uffd.write_protect(address, PAGE_BYTES, false) {
-                Ok(()) => return !core.layout.is_moved_to(address),
-                Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return false,
-                Err(_) if Instant::now() > until => fail_closed(&format!(
-                    "whether memory at {address:#x} was unmapped cannot be found out"
-                )),
+                Ok(()) => return Some(!core.layout.is_moved_to(address)),
+                Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Some(false),
+                Err(_) if Instant::now() > until => return None,
                 Err(_) => {
                     core.take_in();
                     sys::pause();
                 }
             }
+        }
+        Some(false)
+    }
+
+    /// The same from the list of mappings. Memory may have been moved there that was not told of yet:
+    /// its thread has told before [`ORDER_TIME`] is over.
+    fn list_has(&self, address: usize) -> bool {
+        let details = sys::read_file("/proc/self/smaps");
+        let details =
+            details.unwrap_or_else(|error| fail_closed(&format!("/proc/self/smaps: {error}")));
+        if !maps::is_registered(&details, address) {
+            return false;
+        }
+        let (core, until) = (self.core, Instant::now() + ORDER_TIME);
+        while !core.layout.is_moved_to(address) {
+            if Instant::now() > until {
+                return true;
+            }
+            core.take_in();
+            std::thread::sleep(LISTENING_STEP);
         }
         false
     }

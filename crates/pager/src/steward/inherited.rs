@@ -13,6 +13,7 @@ use farpool_uffd::{PAGE_BYTES, PageRange, category};
 
 use crate::Pager;
 use crate::core::Core;
+use crate::moves;
 use crate::page::{PageState, Phase};
 use crate::registry::Region;
 use crate::serve::fail_closed;
@@ -31,11 +32,8 @@ pub fn settle_inherited(pager: &Pager, core: &Core) {
 }
 
 fn is_present(core: &Core, page: Page) -> bool {
-    let (start, mut ranges) = (page.address(), [PageRange::default(); 1]);
-    match core.pagemap.scan(start, start + PAGE_BYTES, category::OCCUPIED, &mut ranges) {
-        Ok((found, _)) => !found.is_empty(),
-        Err(error) => fail_closed(&format!("the page map cannot be read: {error}")),
-    }
+    let start = page.address();
+    moves::first_occupied(&core.pagemap, start, start + PAGE_BYTES).is_some()
 }
 
 /// Drops pages that are far and present. Until the child's handler runs nothing is registered, and

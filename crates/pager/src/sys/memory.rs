@@ -237,6 +237,13 @@ pub fn unshare(start: usize, bytes: usize) -> Result<(), Error> {
     advise(start, bytes, libc::MADV_POPULATE_WRITE)
 }
 
+/// Whether the program has a mapping at a page's address.
+pub fn is_mapped(address: usize) -> bool {
+    let mut is_there = 0_u8;
+    // SAFETY: mincore reads no memory of the range, and writes one byte for one page.
+    unsafe { libc::mincore(address as *mut _, PAGE_BYTES, &raw mut is_there) == 0 }
+}
+
 /// Fills pages of the pager's own memory with zeros.
 pub fn zero_pages(address: usize, pages: usize) {
     // SAFETY: the caller owns these mapped pages of the frame pool.
