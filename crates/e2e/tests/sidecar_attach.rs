@@ -125,6 +125,34 @@ fn a_running_static_program_is_attached_to_and_left() {
     checker.ends_well();
 }
 
+/// Orphans below it become its children: its sidecar must not be one that it sees.
+#[test]
+fn a_program_that_orphans_go_to_sees_no_sidecar() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("reaper", include_str!("sidecar/reaper.c"), &[], directory.path());
+    let mut running = Run::local(program).arg(HELD_MIB.to_string()).patience(PATIENCE).start();
+    running.wait_for_output("filled", 1);
+    let pid = running.pid();
+    let mut sees_nothing = |times| {
+        tree::signal(pid, libc::SIGUSR1);
+        running.wait_for_output("0 children 0 signals", times);
+    };
+    for round in 0..3 {
+        let keeper = attach(pid);
+        await_fit(pid);
+        sees_nothing(2 * round + 1);
+        detach_well(pid, keeper);
+        sees_nothing(2 * round + 2);
+        assert_eq!(tree::children(pid), [0; 0], "a zombie is left");
+    }
+    tree::signal(pid, libc::SIGTERM);
+    running.finish();
+}
+
 #[test]
 #[ignore = "beside busy loops one detach in 180 left other mappings (docs/sidecar.md)"]
 fn a_program_is_attached_to_and_left_again_and_again() {

@@ -2,8 +2,13 @@
 //!
 //! A stopped thread of the program clones a helper, the helper clones the sidecar and exits, the
 //! thread takes note of the helper's end. So the sidecar's parent is the nearest subreaper or init,
-//! and the program has no child, zombie or SIGCHLD it did not make. Only clone and wait4 are called
-//! in the program's name: neither touches the restart block of the call the thread stands in.
+//! and the program has no child, zombie or SIGCHLD it did not make. Only clone, wait4 and prctl are
+//! called in the program's name: none touches the restart block of the call the thread stands in.
+//!
+//! Where the program itself is that reaper (a subreaper, or the first process of a container) the
+//! sidecar would become a child like any other, with a SIGCHLD. There the thread clones it itself:
+//! a child without an exit signal, which wait knows nothing of unless asked for such (__WALL).
+//! When it has ended, it is waited for in the program's name ([`reap`]).
 
 use crate::arch::number;
 use crate::error::StepError;
@@ -18,8 +23,19 @@ use crate::sys::{self, Signal, SignalSet, Tid};
 const CLONE_FLAGS: u64 = 0x100 | 0x400;
 /// __WALL | WNOHANG.
 const REAP_FLAGS: u64 = 0x4000_0000 | 1;
+const PR_GET_CHILD_SUBREAPER: u64 = 37;
+/// The first process of its namespace, which orphans go to.
+const FIRST_PROCESS: i32 = 1;
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_SECTION: u64 = 8;
+
+/// A sidecar, still traced and stopped.
+#[derive(Debug)]
+pub struct Born {
+    pub sidecar: Remote,
+    /// Its id in the program's namespace, if it is the program's child.
+    pub child: Option<i32>,
+}
 
 /// A thread of the program that does what the program must do itself.
 #[derive(Debug)]
@@ -67,8 +83,41 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether the program has said that orphans below it are to become its children. The answer
+    /// comes to the thread's stack, which is put back: all threads stand still.
+    fn is_subreaper(&mut self, memory: &Memory) -> Result<bool, StepError> {
+        let at = self.remote.base().stack_pointer() & !7;
+        let (mut kept, mut answer) = ([0; 8], [0; 8]);
+        if memory.read(at, &mut kept).is_err() {
+            return Ok(false);
+        }
+        let arguments = [PR_GET_CHILD_SUBREAPER, at, 0, 0, 0, 0];
+        let asked = self.remote.call("prctl", number::PRCTL, arguments);
+        let read = memory.read(at, &mut answer);
+        let restored = memory.write(at, &kept);
+        restored.map_err(|error| StepError::Kernel("putting back 8 bytes of a stack", error))?;
+        match asked {
+            Ok(_) => Ok(read.is_ok() && answer[..4] != [0; 4]),
+            // What may not be asked is not so: hardly any program is.
+            Err(StepError::Refused(..)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Clones the sidecar as the program's own child.
+    fn bear_child(&mut self, gate: Gate) -> Result<Born, StepError> {
+        let (sidecar, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
+        match Remote::newborn(sidecar, gate) {
+            Ok(sidecar) => Ok(Born { sidecar, child: i32::try_from(own_id).ok() }),
+            Err(error) => {
+                sys::send(sidecar, Signal(libc::SIGKILL));
+                Err(error)
+            }
+        }
+    }
+
     /// Clones the helper and lets it bring forth the sidecar.
-    fn bear(&mut self, gate: Gate, options: usize) -> Result<Remote, StepError> {
+    fn bear_orphan(&mut self, gate: Gate, options: usize) -> Result<Remote, StepError> {
         let (helper, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
         let born = bear_through(helper, gate, options);
         let reaped = self.remote.call("wait4", number::WAIT4, [own_id, 0, REAP_FLAGS, 0, 0, 0]);
@@ -116,29 +165,60 @@ fn clone_sidecar(helper: &mut Remote, gate: Gate, options: usize) -> Result<Remo
     Remote::newborn(sidecar, gate)
 }
 
-/// Lets the stopped thread `tid` of process `pid` bring forth a sidecar, still traced and stopped.
-/// The thread is as before afterwards, also when it failed, and still stopped.
+/// Lets the stopped thread `tid` of process `pid` bring forth a sidecar. `own_pid` is the process's
+/// id in its own namespace. The thread is as before afterwards, also when it failed, and still
+/// stopped.
 pub fn bear(
-    pid: Tid,
+    (pid, own_pid): (Tid, i32),
     tid: Tid,
     gate: Gate,
     memory: &Memory,
     options: usize,
     before_return: impl FnOnce(),
-) -> Result<Remote, StepError> {
+) -> Result<Born, StepError> {
     let mut worker = Worker::new(tid, gate, memory, options)?;
-    let born = worker.bear(gate, options);
+    let is_reaper = if own_pid == FIRST_PROCESS { Ok(true) } else { worker.is_subreaper(memory) };
+    let born = match is_reaper {
+        Ok(true) => worker.bear_child(gate),
+        Ok(false) => {
+            let sidecar = worker.bear_orphan(gate, options);
+            sidecar.map(|sidecar| Born { sidecar, child: None })
+        }
+        Err(error) => Err(error),
+    };
     before_return();
     // First, while the program still dies with us: nobody may be left with another nice value.
     worker.standing.into_iter().for_each(Standing::give_back);
     let returned = worker.give_back(pid, memory, options);
     match (born, returned) {
-        (Ok(sidecar), Ok(())) => Ok(sidecar),
-        (Ok(sidecar), Err(error)) => {
-            sidecar.kill();
+        (Ok(born), Ok(())) => Ok(born),
+        (Ok(born), Err(error)) => {
+            born.sidecar.kill();
             Err(error)
         }
         (Err(error), _) => Err(error),
+    }
+}
+
+/// Has the stopped thread `tid` of process `pid` take note of the end of a sidecar that was the
+/// program's child. The thread is as before afterwards.
+pub fn reap(
+    pid: Tid,
+    tid: Tid,
+    gate: Gate,
+    memory: &Memory,
+    options: usize,
+    child: i32,
+) -> Result<(), StepError> {
+    let mut worker = Worker::new(tid, gate, memory, options)?;
+    let child = u64::try_from(child).map_err(|_| StepError::Fault)?;
+    let reaped = worker.remote.call("wait4", number::WAIT4, [child, 0, REAP_FLAGS, 0, 0, 0]);
+    worker.standing.take().into_iter().for_each(Standing::give_back);
+    worker.give_back(pid, memory, options)?;
+    match reaped {
+        Ok(id) if id == child => Ok(()),
+        Ok(_) => Err(StepError::Late("the sidecar's end")),
+        Err(error) => Err(error),
     }
 }
 

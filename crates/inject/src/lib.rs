@@ -1,12 +1,12 @@
 //! Puts a *sidecar* into a running program: a task that shares its address space and nothing else.
 //!
 //! No descriptor, signal handler, working directory or process id is shared with the program, and
-//! it has no child it did not make. How: [`stop`] all threads for some hundred microseconds,
+//! it sees no child it did not make. How: [`stop`] all threads for some hundred microseconds,
 //! [`birth`] in one of them, let all go, then [`furnish`] the newborn while the program runs.
 //!
 //! Invariants:
-//! - the program's text and memory are not written (but for a restartable-sequence note that is
-//!   put back), its registers and signal mask are put back, an interrupted system call goes on;
+//! - the program's text and memory are not written (but for a restartable-sequence note, and a word
+//!   of a stack, that are put back), its registers and signal mask are put back, an interrupted system call goes on;
 //! - when an injection fails, the program goes on and nothing of the sidecar is left;
 //! - the sidecar dies with the injecting thread until it is complete; the program dies with it
 //!   only in the moment when a thread of it makes calls in our name: it would take their answers
@@ -52,10 +52,10 @@ pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
 pub use crate::trial::{TrialError, try_tracing};
 pub use crate::withdraw::withdraw;
 
+use crate::birth::Born;
 use crate::error::StepError;
 use crate::furnish::Host;
 use crate::procfs::{Gate, Memory, Status};
-use crate::remote::Remote;
 use crate::stop::Stopped;
 use crate::sys::Tid;
 
@@ -88,6 +88,8 @@ pub struct Injected {
     pub stopped: Duration,
     /// How many threads that were.
     pub threads: usize,
+    /// Its id in the program's own namespace, if it is the program's child: see [`reap`].
+    pub child: Option<i32>,
 }
 
 /// Puts a sidecar into the process `target`, which stands still for as short as possible;
@@ -139,7 +141,7 @@ fn enter(
         stopped.release();
     }
     let time = stopped.since.elapsed();
-    let sidecar = born?;
+    let Born { sidecar, child } = born?;
     let tid = sidecar.tid;
     // The same address space, read when nothing is stopped any more.
     let auxiliary = procfs::auxiliary(tid);
@@ -148,6 +150,11 @@ fn enter(
     let host =
         Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary, vdso };
     let furnished = furnish::furnish(sidecar, image, setup, &host);
+    if furnished.is_err() && child.is_some() {
+        stopped.release();
+        // A zombie that stays is seen by nobody who does not ask for such children.
+        let _ = reap_here(pid, child);
+    }
     let furnished = furnished.map_err(|error| error.of(pid.0, tid.0))?;
     let Some(sidecar) = Pid::from_raw(tid.0) else { return Err(StepError::Fault.of(pid.0, tid.0)) };
     Ok(Injected {
@@ -157,6 +164,7 @@ fn enter(
         span: furnished.span,
         stopped: time,
         threads,
+        child,
     })
 }
 
@@ -190,12 +198,12 @@ fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
     procfs::find_gate(memory, &procfs::mappings(tid).ok()?)
 }
 
-fn bear(
+/// A thread that is to make calls, with what that takes.
+fn prepare(
     pid: Tid,
-    stopped: &mut Stopped,
+    stopped: &Stopped,
     known: &Known,
-    holds: bool,
-) -> Result<Remote, InjectError> {
+) -> Result<(Tid, Memory, Gate, usize), InjectError> {
     let tid = suitable(pid, stopped.threads())?;
     let memory = Memory::open(tid).map_err(|source| InjectError::Kernel {
         pid: pid.0,
@@ -206,12 +214,42 @@ fn bear(
     let gate = found.or_else(|| find_gate(tid, &memory));
     let gate = gate.ok_or(InjectError::NoGate { pid: pid.0 })?;
     let options = options(pid, tid, known.is_filtered)?;
+    Ok((tid, memory, gate, options))
+}
+
+/// Has a program take note of the end of a sidecar that was its child, if it was ([`Injected`]): it
+/// stands still for that.
+pub fn reap(program: Pid, child: Option<i32>) -> Result<(), InjectError> {
+    let pid = Tid(program.as_raw_nonzero().get());
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("farpool-inject".into());
+        let kernel = |source| InjectError::Kernel { pid: pid.0, what: "a thread", source };
+        let thread = builder.spawn_scoped(scope, || reap_here(pid, child)).map_err(kernel)?;
+        thread.join().unwrap_or_else(|_| Err(kernel(std::io::Error::other("it panicked"))))
+    })
+}
+
+/// The same in a thread that traces nothing of the program.
+fn reap_here(pid: Tid, child: Option<i32>) -> Result<(), InjectError> {
+    let Some(child) = child else { return Ok(()) };
+    let known = examine(pid)?;
+    let mut stopped = stop::stop(pid)?;
+    let reaped = prepare(pid, &stopped, &known).and_then(|(tid, memory, gate, options)| {
+        let reaped = birth::reap(pid, tid, gate, &memory, options, child);
+        reaped.map_err(|error| error.of(pid.0, tid.0))
+    });
+    stopped.release();
+    reaped
+}
+
+fn bear(pid: Tid, stopped: &mut Stopped, known: &Known, holds: bool) -> Result<Born, InjectError> {
+    let (tid, memory, gate, options) = prepare(pid, stopped, known)?;
     let release = || {
         if !holds {
             stopped.release_but(tid);
         }
     };
-    let born = birth::bear(pid, tid, gate, &memory, options, release);
+    let born = birth::bear((pid, known.own_pid), tid, gate, &memory, options, release);
     born.map_err(|error| error.of(pid.0, tid.0))
 }
 

@@ -58,6 +58,10 @@ impl Registers {
         next
     }
 
+    pub fn stack_pointer(&self) -> u64 {
+        self.sp
+    }
+
     /// A new program's registers, as exec gives them.
     pub fn starting(&self, entry: u64, stack: u64) -> Self {
         Self { x: [0; 31], sp: stack, pc: entry, pstate: 0 }

@@ -95,6 +95,10 @@ impl Registers {
         Self { rdi, rsi, rdx, r10, r8, r9, rax, orig_rax, rip, ..*self }
     }
 
+    pub fn stack_pointer(&self) -> u64 {
+        self.rsp
+    }
+
     /// A new program's registers, as exec gives them; the segments are this task's.
     pub fn starting(&self, entry: u64, stack: u64) -> Self {
         Self {
