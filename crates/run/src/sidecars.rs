@@ -325,7 +325,7 @@ fn ward(
             if withdraw(&sidecar).is_err() {
                 let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
             }
-            await_end(&sidecar.pidfd);
+            reap(pid, &sidecar);
             Err(error)
         }
     }
@@ -503,7 +503,9 @@ impl Ward {
 
     /// Unmaps all that is the sidecar's, and ends it. It must have left.
     pub fn withdraw(&self) -> Result<(), SidecarError> {
-        withdraw(&self.sidecar)
+        withdraw(&self.sidecar)?;
+        reap(self.pid, &self.sidecar);
+        Ok(())
     }
 
     /// Kills the sidecar. If it has moved nothing out the program goes on, with some more addresses in use.
@@ -563,6 +565,14 @@ fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     Ok(farpool_inject::withdraw(sidecar.pid, &ranges)?)
 }
 
+/// Waits until a sidecar that is ended is no process any more. If it was the program's child and
+/// that cannot be made to take note of its end, a zombie stays, which nobody sees who does not ask
+/// for such children.
+fn reap(program: Pid, sidecar: &Injected) {
+    await_end(&sidecar.pidfd);
+    let _ = farpool_inject::reap(program, sidecar.child);
+}
+
 fn range(text: &str) -> Option<Range<u64>> {
     let (start, end) = text.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
@@ -604,7 +614,15 @@ mod tests {
         let ward = Ward {
             pid,
             program: handle(),
-            sidecar: Injected { pid, pidfd: handle(), control, span: 0..0, stopped, threads: 1 },
+            sidecar: Injected {
+                pid,
+                pidfd: handle(),
+                control,
+                span: 0..0,
+                stopped,
+                threads: 1,
+                child: None,
+            },
             warden: None,
             uffd: None,
             children: Vec::new(),
