@@ -231,6 +231,13 @@ impl Running {
         });
     }
 
+    /// Waits until pages of it are far.
+    pub fn wait_until_far_pages(&self) {
+        wait_until("pages to go out", self.patience, || {
+            (self.told()?["total"]["far_pages"].as_u64()? > 0).then_some(())
+        });
+    }
+
     /// Pages it has fetched so far because it needed them; none if `farpool stat` does not know it.
     pub fn fetched(&self) -> Option<u64> {
         self.told()?["total"]["demand_fetches"].as_u64()

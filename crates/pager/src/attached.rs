@@ -40,6 +40,9 @@ pub struct Attachment {
     pub keeper: Keeper,
     /// `uffd` is one that the program got by fork, and its parent's pager hands over with this where its pages are.
     pub inherited: Option<OwnedFd>,
+    /// Open files of this process in /proc, where it may not open them itself.
+    pub pagemap: Option<OwnedFd>,
+    pub memory: Option<OwnedFd>,
 }
 
 /// Pages of the program's address space.
@@ -81,8 +84,14 @@ impl Attached {
         let of_process = |file| move |error| StartError::of_process(file, error);
         let files = Files {
             uffd: attachment.uffd,
-            pagemap: Pagemap::open().map_err(of_process("pagemap"))?,
-            memory: sys::open_memory().map_err(of_process("mem"))?,
+            pagemap: match attachment.pagemap {
+                Some(file) => Pagemap::adopt(file),
+                None => Pagemap::open().map_err(of_process("pagemap"))?,
+            },
+            memory: match attachment.memory {
+                Some(file) => file,
+                None => sys::open_memory().map_err(of_process("mem"))?,
+            },
         };
         let attached: &'static Attached = Box::leak(Box::new(Attached {
             pager,

@@ -18,6 +18,7 @@ use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::authority;
 use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, keeper_of, runs};
 use crate::keeper::{self, Keeper};
@@ -150,10 +151,11 @@ pub fn attach(
     };
     let end = match reach {
         Reach::Process => {
-            let ward = Nursery::open(&board_path, true)?.admit(target, &mut [])?;
+            let nursery = Nursery::open(&board_path, true)?;
+            let ward = nursery.admit(target, &mut [])?;
             let (stopped, threads) = ward.stopped();
             told(Entered { stopped, threads, processes: 1 })?;
-            stay(&mut keeper, &board, ward, &must_leave)
+            stay(&mut keeper, &board, &nursery, ward, &must_leave)
         }
         Reach::Tree => {
             let wards = Wards::attach(&board_path, pid)?;
@@ -218,10 +220,12 @@ fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
 fn stay(
     keeper: &mut Keeper,
     board: &Board,
+    nursery: &Nursery,
     mut ward: Ward,
     must_leave: &AtomicBool,
 ) -> Result<AttachEnd, RunError> {
     let mut leaving = None;
+    let mut looks_at_rights = authority::Looks::new();
     loop {
         keeper.count_native();
         match ward.news() {
@@ -234,7 +238,10 @@ fn stay(
             }
             Some(News::Left) => {
                 withdraw(&ward);
-                return Ok(AttachEnd::Left);
+                if !ward.is_renewed() || leaving.is_some() {
+                    return Ok(AttachEnd::Left);
+                }
+                ward = nursery.admit(ward.pid, &mut [])?;
             }
             Some(News::Failed(reason)) => {
                 ward.withdraw()?;
@@ -260,6 +267,8 @@ fn stay(
         }
         if let Some(leaving) = &mut leaving {
             leaving.watch(board, pid_of(&ward));
+        } else {
+            looks_at_rights.look(std::slice::from_mut(&mut ward));
         }
         sidecars::wait(std::slice::from_ref(&ward), None, STEP);
     }

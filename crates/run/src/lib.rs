@@ -7,6 +7,7 @@
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 
 mod attach;
+mod authority;
 mod births;
 mod blades;
 mod brakes;

@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
 use farpool_uffd::{OpenError, Uffd};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::process::{DumpableBehavior, Pid, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// What the kernel calls an open userfaultfd.
@@ -109,6 +109,22 @@ pub(crate) fn shake_hands(userfaultfd: OwnedFd, features: u64) -> Result<Uffd, O
     answered.recv().map_err(|_| ended())?
 }
 
+/// Opens a file of a process in /proc with the one capability that this takes: what the kernel
+/// shows of physical memory only with others it does not show to who gets the file then.
+pub(crate) fn open_of(process: Pid, name: &str) -> Result<File, Error> {
+    let path = format!("/proc/{}/{name}", process.as_raw_nonzero());
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("farpool-rights".into());
+        let open = || {
+            let only = capabilities(None)?.permitted & CapabilitySet::SYS_PTRACE;
+            set_capabilities(None, with(only, only))?;
+            File::open(&path)
+        };
+        let opened = builder.spawn_scoped(scope, open)?.join();
+        opened.unwrap_or_else(|_| Err(Error::other("the thread that opens it panicked")))
+    })
+}
+
 /// Variables that the loader took from the environment, as it does for every program whose file
 /// brings rights (LD_LIBRARY_PATH, TMPDIR and others). They are meant for the program, which has no
 /// such rights.
@@ -169,6 +185,22 @@ mod tests {
         let file = OwnedFd::from(File::open("/dev/null").expect("/dev/null"));
         let error = shake_hands_here(file, 0).expect_err("no userfaultfd");
         assert!(error.to_string().contains("handshake"), "{error}");
+    }
+
+    /// Whoever gets it must not learn where in physical memory the pages are.
+    #[test]
+    fn a_page_map_that_is_handed_over_has_no_frame_numbers() {
+        use std::os::unix::fs::FileExt;
+        const FRAME_BITS: u64 = (1 << 55) - 1;
+        const PRESENT: u64 = 1 << 63;
+        let word = std::hint::black_box(7_u64);
+        let at = (&raw const word).addr() as u64 / 4096 * 8;
+        let map = open_of(rustix::process::getpid(), "pagemap").expect("its own page map");
+        let mut entry = [0; 8];
+        map.read_exact_at(&mut entry, at).expect("an entry");
+        let entry = u64::from_le_bytes(entry);
+        assert!(entry & PRESENT != 0 && entry & FRAME_BITS == 0, "{entry:x}");
+        assert_eq!(word, 7);
     }
 
     #[test]

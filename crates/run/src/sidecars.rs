@@ -17,6 +17,7 @@ use rustix::net::RecvFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::authority;
 use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::rights;
@@ -151,6 +152,8 @@ pub struct Ward {
     start_tag: Option<String>,
     /// Since when the program has ended and nothing was heard.
     silent_since: Option<Instant>,
+    /// It leaves so that the process gets another one.
+    is_renewed: bool,
 }
 
 impl Nursery {
@@ -229,6 +232,7 @@ impl Nursery {
             }
             None => None,
         };
+        hand_files_over(pid, sidecar)?;
         let warden = match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
             Ok((_, warden)) => warden.and_then(Warden::adopt),
             Err(error) => {
@@ -258,6 +262,21 @@ impl Nursery {
         };
         Ok(Begun { uffd, inherits, warden, start_tag })
     }
+}
+
+/// A sidecar may not open its own page map and memory when they are root's, for its program has
+/// changed its user or has forbidden looking into it. What cannot be opened here either the
+/// sidecar misses, and says so.
+fn hand_files_over(pid: i32, sidecar: &Injected) -> Result<(), SidecarError> {
+    if !authority::has_hidden_files(sidecar.pid) {
+        return Ok(());
+    }
+    for (name, request) in [("pagemap", "PAGEMAP"), ("mem", "MEMORY")] {
+        if let Ok(file) = rights::open_of(sidecar.pid, name) {
+            ask(pid, sidecar, request, Some(file.as_fd()), "KEPT", &mut Vec::new())?;
+        }
+    }
+    Ok(())
 }
 
 /// A sidecar does not begin to page: what it inherits goes back to who served it.
@@ -318,6 +337,7 @@ fn ward(
             said: None,
             start_tag,
             silent_since: None,
+            is_renewed: false,
         }),
         Err(error) => {
             // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as
@@ -495,6 +515,27 @@ impl Ward {
         self.tell("LEAVE")
     }
 
+    /// Has it leave if it may do more than its program, which has given up rights since.
+    pub fn renew_if_excessive(&mut self) {
+        if self.is_renewed || is_over(&self.program) {
+            return;
+        }
+        let Some(excess) = authority::excess(self.pid, self.sidecar.pid) else { return };
+        self.is_renewed = true;
+        say!(
+            "farpool: process {0} has given up {excess}, which its sidecar still has; all memory is \
+             brought in, and process {0} gets another sidecar",
+            self.pid.as_raw_nonzero()
+        );
+        // One that cannot be told has ended, which is heard of.
+        let _ = self.leave();
+    }
+
+    /// Whether it leaves so that the process gets another one.
+    pub fn is_renewed(&self) -> bool {
+        self.is_renewed
+    }
+
     /// Sends a request whose answer says nothing.
     pub(crate) fn tell(&self, request: &str) -> Result<(), SidecarError> {
         send(&self.sidecar.control, request, None)
@@ -633,6 +674,7 @@ mod tests {
             said: None,
             start_tag: None,
             silent_since: None,
+            is_renewed: false,
         };
         (process, ward, there)
     }

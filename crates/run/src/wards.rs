@@ -17,6 +17,7 @@ use farpool_inject::{Pid, Standstill};
 use farpool_uffd::Uffd;
 
 use crate::attach::is_in_another_run;
+use crate::authority;
 use crate::births::Births;
 use crate::brakes::Brakes;
 use crate::custody::end_orphans;
@@ -87,6 +88,7 @@ pub struct Wards {
     withdrawals: HashMap<u32, u32>,
     overrun: hold::Overrun,
     fresh: FreshCount,
+    looks_at_rights: authority::Looks,
     /// Nobody is entered any more.
     is_leaving: bool,
     /// The limit was held once: what is attached to may hold far more to begin with.
@@ -117,6 +119,7 @@ impl Wards {
             withdrawals: HashMap::new(),
             overrun: hold::Overrun::default(),
             fresh: FreshCount::default(),
+            looks_at_rights: authority::Looks::new(),
             is_leaving: false,
             has_fit: false,
             wards: Vec::new(),
@@ -134,6 +137,9 @@ impl Wards {
     pub fn look(&mut self, board: &Board) -> Duration {
         self.hear(board);
         self.heed();
+        if !self.is_leaving {
+            self.looks_at_rights.look(&mut self.wards);
+        }
         let mut sight = self.see(board);
         self.warn(board, sight.counted_bytes);
         let due = self.due(&sight);
@@ -208,7 +214,10 @@ impl Wards {
         let is_share = board.header().local_percent.load(Relaxed) != 0;
         let allowed = allowed_bytes(limit);
         self.has_fit |= self.kin.is_none() || counted_bytes <= allowed;
-        if !self.has_fit || is_share || self.has_warned || counted_bytes <= allowed {
+        // All memory of a process that gets another sidecar is brought in, which was said.
+        let is_renewing = self.wards.iter().any(Ward::is_renewed);
+        let is_known = self.has_warned || is_renewing;
+        if !self.has_fit || is_share || is_known || counted_bytes <= allowed {
             return;
         }
         self.has_warned = true;
@@ -342,7 +351,7 @@ impl Wards {
     fn hear_ward(&mut self, ward: &mut Ward) -> bool {
         let (outside, orphans) = (&mut self.outside, &mut self.orphans);
         let (withdrawals, outsiders) = (&mut self.withdrawals, &mut self.outsiders);
-        let brakes = &mut self.brakes;
+        let (brakes, is_leaving) = (&mut self.brakes, self.is_leaving);
         match ward.news() {
             None => true,
             Some(News::Gone) => {
@@ -352,7 +361,9 @@ impl Wards {
             }
             Some(News::Left) => {
                 brakes.release(number(ward.pid));
-                outside.insert(number(ward.pid), u32::MAX);
+                if !ward.is_renewed() || is_leaving {
+                    outside.insert(number(ward.pid), u32::MAX);
+                }
                 !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
             }
             Some(News::Died(words)) => {

@@ -71,6 +71,8 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
         start if start.split(' ').next() == Some("START") => {
             paging::start(host.pid, fd, start).map(|()| ("STARTED".into(), None))
         }
+        "PAGEMAP" => paging::keep_pagemap(fd).map(|()| ("KEPT".into(), None)),
+        "MEMORY" => paging::keep_memory(fd).map(|()| ("KEPT".into(), None)),
         "WARD" => warden::make(host).map(|made| ("WARDED".into(), Some(made))),
         "DISMISS" => {
             warden::dismiss();

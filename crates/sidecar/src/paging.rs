@@ -8,6 +8,9 @@
 //! sidecar CEDE the child by its number, and hands what that answers over with INHERIT; or DISCLAIM: it was too late.
 //! Once the child's sidecar serves it says TAKEN, and the keeper passes that on; or RETURN, if it failed.
 //!
+//! PAGEMAP and MEMORY, before START: descriptors of /proc/PID/pagemap and mem, where this process may not open its own (a
+//! program that has changed its user is not dumpable, and its files in /proc are root's).
+//!
 //! WARD, once and before START: a process is made that outlives this one when that is killed ([`crate::warden`]); the
 //! answer's descriptor is a pidfd of it. DISMISS ends it: nothing is left to be kept.
 //!
@@ -47,6 +50,9 @@ static MADE: Mutex<Option<OwnedFd>> = Mutex::new(None);
 /// The program's userfaultfd since the fork, and where its pages are.
 static CLAIMED: Mutex<Option<OwnedFd>> = Mutex::new(None);
 static INHERITED: Mutex<Option<OwnedFd>> = Mutex::new(None);
+/// Files of this process in /proc that the keeper has opened.
+static PAGEMAP: Mutex<Option<OwnedFd>> = Mutex::new(None);
+static MEMORY: Mutex<Option<OwnedFd>> = Mutex::new(None);
 static ATTACHED: OnceLock<&'static Attached> = OnceLock::new();
 /// The program outlives its keeper.
 static STAYS: AtomicBool = AtomicBool::new(false);
@@ -92,6 +98,18 @@ pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
     let duplicate = made.try_clone().map_err(|error| format!("a duplicate: {error}"))?;
     *MADE.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
     Ok(duplicate)
+}
+
+/// The page map, opened by the keeper.
+pub fn keep_pagemap(file: Option<OwnedFd>) -> Result<(), String> {
+    put(&PAGEMAP, file.ok_or("PAGEMAP wants a descriptor")?);
+    Ok(())
+}
+
+/// The memory's file, opened by the keeper.
+pub fn keep_memory(file: Option<OwnedFd>) -> Result<(), String> {
+    put(&MEMORY, file.ok_or("MEMORY wants a descriptor")?);
+    Ok(())
 }
 
 /// Whether a userfaultfd, which some process got by fork, is this program's: then it is kept.
@@ -200,7 +218,10 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     };
     let uffd = Uffd::adopt_with(uffd, features::PAGER | features::EVENTS);
     let own_ranges = || own_ranges().into_iter().map(|span| (span.start, span.end)).collect();
-    let attachment = Attachment { board, uffd, program, own_ranges, keeper: KEEPER, inherited };
+    let (pagemap, memory) = (take(&PAGEMAP), take(&MEMORY));
+    let keeper = KEEPER;
+    let attachment =
+        Attachment { board, uffd, program, own_ranges, keeper, inherited, pagemap, memory };
     let attached = Attached::prepare(attachment).map_err(|error| error.to_string())?;
     farpool_pager::sys::set_sayer(|message| tell(&format!("SAY {message}")));
     if has("NICE") {

@@ -52,7 +52,7 @@ const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_PRESENT: u64 = 1 << 63;
 
-/// An open `/proc/self/pagemap`.
+/// An open `/proc/PID/pagemap` of this process's memory.
 #[derive(Debug)]
 pub struct Pagemap {
     fd: OwnedFd,
@@ -65,6 +65,11 @@ impl Pagemap {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/proc/self/pagemap", flags, Mode::empty())?;
         Ok(Pagemap { fd })
+    }
+
+    /// One that somebody else has opened, of this process's memory.
+    pub fn adopt(fd: OwnedFd) -> Pagemap {
+        Pagemap { fd }
     }
 
     /// The pages of up to 64 from `start` on that are anonymous, present, and mapped by another process too: bit
