@@ -61,15 +61,18 @@ pub fn is_process(pid: u32) -> bool {
 
 /// The threads of a process that bring its pages, if its pager is a preloaded library.
 pub fn pagers_threads(pid: u32) -> Vec<i32> {
-    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let has_pager = maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(PRELOAD_NAME));
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let threads = tasks.filter_map(|task| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
         let thread = task.file_name().to_str()?.parse().ok()?;
         name.starts_with(PAGERS_THREADS).then_some(thread)
     });
-    if has_pager { threads.collect() } else { Vec::new() }
+    let threads: Vec<i32> = threads.collect();
+    // By one of them: the first thread of the process may have ended, and has no memory then.
+    let maps = threads.first().and_then(|thread| fs::read(format!("/proc/{thread}/maps")).ok());
+    let maps = maps.unwrap_or_default();
+    let has_pager = maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(PRELOAD_NAME));
+    if has_pager { threads } else { Vec::new() }
 }
 
 /// What is told of the process. `task` is one of its threads that lives.

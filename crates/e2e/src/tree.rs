@@ -65,8 +65,19 @@ pub fn wardens_in(program: u32) -> Vec<u32> {
 
 fn share_memory(one: u32, other: u32) -> bool {
     const KCMP_VM: libc::c_int = 1;
-    // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
+    let (Some(one), Some(other)) = (holder(one), holder(other)) else { return false };
+    // SAFETY: kcmp compares two tasks by numbers and touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}
+
+/// The thread of a process that has its memory: not the first one if that has ended.
+fn holder(pid: u32) -> Option<u32> {
+    let has_memory = |task: &u32| {
+        let statm = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/statm"));
+        statm.is_ok_and(|statm| !statm.starts_with("0 "))
+    };
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).find(has_memory)
 }
 
 fn is_sidecar(pid: u32) -> bool {
@@ -140,7 +151,8 @@ pub fn describe(root: u32) -> String {
 
 /// What a process has in memory, of any kind, in bytes; none if there is no such process.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let task = holder(pid)?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/status")).ok()?;
     let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
 use farpool_e2e::rack::{Daemon, answer};
-use farpool_e2e::run::{Door, Run, Running};
+use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, have, tree, turn, wait_until};
 
 /// What each program of a tree holds, and the local memory of the tree.
@@ -207,4 +207,94 @@ fn a_running_process_gets_memory_from_a_rack() {
     keeper.finish().require_success().require_far();
     tree::signal(pid, libc::SIGTERM);
     program.finish().require_success();
+}
+
+/// What each of two programs fills whose first threads end or stay.
+const HEADLESS_MIB: u64 = 120;
+
+/// What two programs of a tree printed, whose first threads end or stay (`sidecar/headless.c`): how
+/// long the longer one's passes took, and what both held meanwhile, on average.
+#[derive(Debug)]
+struct Passes {
+    time: Duration,
+    held_mib: u64,
+}
+
+impl Passes {
+    fn of(outcome: &Outcome) -> Passes {
+        outcome.require_success();
+        let lines: Vec<&str> =
+            outcome.stdout.lines().filter(|line| line.starts_with("took ")).collect();
+        assert_eq!(lines.len(), 2, "{} {}", outcome.stdout, outcome.stderr);
+        assert!(lines.iter().all(|line| line.ends_with(" wrong 0")), "{lines:?}");
+        let number = |line: &&str, index| -> u64 {
+            line.split(' ').nth(index).and_then(|word| word.parse().ok()).expect("a number")
+        };
+        let longest_ms = lines.iter().map(|line| number(line, 1)).max();
+        Passes {
+            time: Duration::from_millis(longest_ms.unwrap_or_default()),
+            held_mib: lines.iter().map(|line| number(line, 3)).sum(),
+        }
+    }
+}
+
+fn require_as_usual(ended: &Passes, usual: &Passes) {
+    /// Beside other programs on two processors; it took whole seconds for each program once.
+    const RATIO: u32 = 4;
+    const MORE: Duration = Duration::from_millis(1500);
+    println!("first threads that ended: {ended:?}; that stayed: {usual:?}");
+    for passes in [ended, usual] {
+        // Averages over different times; one that is not held has as much alone.
+        assert!(passes.held_mib < HEADLESS_MIB, "{passes:?}");
+    }
+    assert!(ended.time <= usual.time * RATIO + MORE, "{ended:?}, usually {usual:?}");
+}
+
+/// What the kernel tells of a process by its number is empty then.
+#[test]
+fn programs_whose_first_threads_have_ended_are_held_to_the_limit() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    compile_c("headless", include_str!("sidecar/headless.c"), &[], directory.path());
+    let passes = |what: &str| {
+        let program = format!("./headless {HEADLESS_MIB} 4 {what}");
+        let script = format!("{program} & {program} & wait; wait");
+        let run = Run::through(Door::Sidecar, LIMIT).program("sh").args(["-c", &script]);
+        let outcome = run.directory(directory.path()).patience(PATIENCE).finish();
+        assert!(!outcome.stderr.contains("more than its limit"), "{}", outcome.stderr);
+        Passes::of(outcome.require_far())
+    };
+    require_as_usual(&passes("ends"), &passes("stays"));
+}
+
+#[test]
+fn programs_whose_first_threads_have_ended_are_attached_to() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    compile_c("headless", include_str!("sidecar/headless.c"), &[], directory.path());
+    let gate = directory.path().join("gate");
+    let passes = |what: &str| {
+        let program = format!("./headless {HEADLESS_MIB} 4 {what} gate");
+        let script = format!("{program} & {program} & wait; wait");
+        let shell = Run::local("sh").args(["-c", &script]).directory(directory.path());
+        let mut shell = shell.patience(PATIENCE).start();
+        shell.wait_for_output("filled", 2);
+        let pids = programs(shell.pid(), 2);
+        let keeper = Run::attach(shell.pid(), LIMIT).args(["--tree"]).patience(PATIENCE);
+        let mut keeper = keeper.start();
+        keeper.wait_for_output("all below it", 1);
+        await_fit(&pids);
+        std::fs::write(&gate, b"").expect("a file");
+        let passes = Passes::of(&shell.finish());
+        std::fs::remove_file(&gate).expect("the file");
+        keeper.finish().require_success().require_far();
+        passes
+    };
+    require_as_usual(&passes("ends"), &passes("stays"));
 }

@@ -171,7 +171,8 @@ fn enter(
 /// Refuses what can be refused before anything is stopped.
 fn examine(pid: Tid) -> Result<Known, InjectError> {
     let gone = InjectError::NoProcess { pid: pid.0 };
-    let Ok(status) = Status::read(pid) else { return Err(gone) };
+    let living = procfs::living(pid);
+    let Ok(status) = Status::read(living) else { return Err(gone) };
     let number = |name| status.number(name).unwrap_or(0);
     if number("Tgid") != pid.0 {
         return Err(gone);
@@ -179,7 +180,7 @@ fn examine(pid: Tid) -> Result<Known, InjectError> {
     if number("TracerPid") != 0 {
         return Err(InjectError::AlreadyTraced { pid: pid.0, tracer: number("TracerPid") });
     }
-    if procfs::program_start(pid).is_some_and(|start| !elf::is_native(&start)) {
+    if procfs::program_start(living).is_some_and(|start| !elf::is_native(&start)) {
         return Err(InjectError::OtherArchitecture { pid: pid.0 });
     }
     if number("Seccomp") == 1 {
@@ -190,7 +191,7 @@ fn examine(pid: Tid) -> Result<Known, InjectError> {
     let Some(pidfd) = opened else { return Err(gone) };
     let own_pid = status.own_pid().unwrap_or(pid.0);
     // Looked for now to shorten the stop; it is looked at again when the program stands still.
-    let gate = Memory::open(pid).ok().and_then(|memory| find_gate(pid, &memory));
+    let gate = Memory::open(living).ok().and_then(|memory| find_gate(living, &memory));
     Ok(Known { pidfd, own_pid, is_filtered: number("Seccomp") == 2, gate })
 }
 

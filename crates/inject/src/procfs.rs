@@ -31,7 +31,7 @@ impl Status {
 
     /// The process id in its own, innermost namespace.
     pub fn own_pid(&self) -> Option<i32> {
-        self.0.get("NSpid")?.split_whitespace().last()?.parse().ok()
+        self.0.get("NStgid")?.split_whitespace().last()?.parse().ok()
     }
 
     pub fn bits(&self, name: &str) -> Option<u64> {
@@ -59,6 +59,13 @@ pub fn threads(pid: Tid) -> Result<Vec<Tid>, Error> {
     let entries = fs::read_dir(format!("/proc/{}/task", pid.0))?;
     let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     Ok(names.map(Tid).collect())
+}
+
+/// A thread of the process that runs. Its first one may have ended: then it has no memory, no
+/// program file and no filter of system calls any more.
+pub fn living(pid: Tid) -> Tid {
+    let others = || threads(pid).ok()?.into_iter().find(|tid| !has_ended(*tid));
+    if has_ended(pid) { others().unwrap_or(pid) } else { pid }
 }
 
 /// Whether children of the thread would be born into another process-id namespace.

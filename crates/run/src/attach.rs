@@ -21,13 +21,14 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use crate::authority;
 use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, keeper_of, runs};
+use crate::holder::{memory_folder, share_memory};
 use crate::keeper::{self, Keeper};
 use crate::rack::RackRun;
 use crate::say::say;
 use crate::sidecars::{self, News, Nursery, Ward};
 use crate::strain::Strain;
 use crate::waits::is_over;
-use crate::wards::{self, LEAVE, Wards, share_memory};
+use crate::wards::{self, LEAVE, Wards};
 use crate::{Door, RunError, RunOptions, needs, stats};
 
 /// Name of a file in the directory of a run that was attached: its keeper may be told to leave. It
@@ -373,7 +374,7 @@ pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
     if pid == keeper_pid {
         return Err(RunError::NotAttached { pid });
     }
-    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = std::fs::read(memory_folder(pid).join("maps")).unwrap_or_default();
     if keeper::is_preloaded(&maps) {
         return Err(RunError::Preloaded { pid });
     }

@@ -15,6 +15,8 @@ use farpool_board::{Board, Counter, WhenFull};
 use farpool_inject::Pid;
 use rustix::process::{Resource, Rlimit, prlimit};
 
+use crate::holder::memory_folder;
+
 /// Between two looks at the limits of the whole tree.
 const STEP: Duration = Duration::from_millis(100);
 /// After the last process got its room back the tree is looked at for this long: a child may have
@@ -130,7 +132,7 @@ fn data_limit(pid: u32) -> Option<DataLimit> {
 }
 
 fn data_bytes(pid: u32) -> Option<u64> {
-    data_bytes_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    data_bytes_in(&std::fs::read_to_string(memory_folder(pid).join("status")).ok()?)
 }
 
 /// The limit in a process's `limits`. Pure.

@@ -21,6 +21,7 @@ use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::door::{self, Door, Means};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
+use crate::holder::Holder;
 use crate::needs;
 use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
 use crate::program;
@@ -238,16 +239,13 @@ impl Keeper {
         let mut somebody_ended = false;
         for slot in self.board.processes() {
             let pid = slot.pid.load(Relaxed);
-            match read_resident(pid) {
-                Some((anonymous, shared))
-                    if anonymous + shared > 0 && slot.state() != ProcessState::Active =>
-                {
-                    slot.set(Counter::ResidentPages, anonymous);
-                    slot.set(Counter::SharedPages, shared);
+            match Holder::of(pid).map(Holder::resident) {
+                Some(has) if slot.state() != ProcessState::Active => {
+                    slot.set(Counter::ResidentPages, has.anonymous_pages);
+                    slot.set(Counter::SharedPages, has.shared_pages);
                 }
-                // A zombie, or its first thread has ended and others have not, or cannot: see custody.
-                Some((0, 0)) => somebody_ended = true,
                 Some(_) => {}
+                // It has ended, or cannot: see custody.
                 None => somebody_ended = true,
             }
         }
@@ -522,14 +520,6 @@ fn preload_path(options: &RunOptions) -> Result<PathBuf, RunError> {
     ];
     let found = candidates.into_iter().find(|path| path.exists());
     found.ok_or(RunError::NoPreload { path: beside })
-}
-
-/// Anonymous and shared resident pages of a process.
-fn read_resident(pid: u32) -> Option<(u64, u64)> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
-    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    Some((resident.saturating_sub(shared), shared))
 }
 
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {

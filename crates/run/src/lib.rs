@@ -16,6 +16,7 @@ mod directory;
 mod door;
 mod families;
 mod faults;
+mod holder;
 mod keeper;
 mod kin;
 mod needs;

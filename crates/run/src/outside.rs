@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, ProcessState, Slot};
 
+use crate::holder::memory_folder;
+use crate::keeper::start_ticks;
 use crate::program;
 use crate::say::say;
 use crate::talk::printable;
@@ -181,8 +183,11 @@ impl Strangers {
     }
 
     fn judge(&mut self, pid: u32) {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let stat = std::fs::read_to_string(memory_folder(pid).join("stat")).unwrap_or_default();
         let Some(image) = image_number(&stat) else { return };
+        // Threads begin later.
+        let Some(start_ticks) = start_ticks(pid) else { return };
+        let image = ImageNumber { start_ticks, ..image };
         let verdict = match self.known.get(&pid) {
             Some((known, verdict)) if *known == image && *verdict != Verdict::Young => return,
             Some((known, _)) if *known == image => match lack(pid, &self.library) {
@@ -220,7 +225,8 @@ pub fn end_all() {
     }
 }
 
-/// Which image runs, by the process's `stat`; None for a process that has ended. Pure.
+/// Which image runs, by the `stat` of a process, or of a thread of it; None for a process that has
+/// ended. Pure.
 fn image_number(stat: &str) -> Option<ImageNumber> {
     // The name may hold anything; fields 3, 22 and 28 are the first, 20th and 26th after it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -234,7 +240,8 @@ fn image_number(stat: &str) -> Option<ImageNumber> {
 /// Why a process has not the preloaded library, in words; None: it has, may still get it, or nothing of it can be seen.
 fn lack(pid: u32, library: &str) -> Option<String> {
     const REMEDY: &str = "--door sidecar serves such programs";
-    let maps = match std::fs::read_to_string(format!("/proc/{pid}/maps")) {
+    let folder = memory_folder(pid);
+    let maps = match std::fs::read_to_string(folder.join("maps")) {
         Ok(maps) if maps.is_empty() || maps.contains(library) => return None,
         Ok(maps) => maps,
         Err(error) => {
@@ -244,7 +251,7 @@ fn lack(pid: u32, library: &str) -> Option<String> {
             });
         }
     };
-    let image = File::open(format!("/proc/{pid}/exe")).ok()?;
+    let image = File::open(folder.join("exe")).ok()?;
     if machine(&image).is_some_and(|machine| machine != OWN_MACHINE) {
         return Some(
             "it is of another architecture than this farpool; use programs of this one".into(),
@@ -255,7 +262,7 @@ fn lack(pid: u32, library: &str) -> Option<String> {
             "it is statically linked, so no library can be put into it; {REMEDY}"
         ));
     }
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = std::fs::read(folder.join("environ")).ok()?;
     if !environment.windows(library.len()).any(|part| part == library.as_bytes()) {
         return Some(format!(
             "it was started without LD_PRELOAD and FARPOOL_BOARD; keep them, or {REMEDY}"
@@ -272,7 +279,8 @@ fn lack(pid: u32, library: &str) -> Option<String> {
 }
 
 fn has_library(pid: u32, library: &str) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(library))
+    let maps = std::fs::read_to_string(memory_folder(pid).join("maps"));
+    maps.is_ok_and(|maps| maps.contains(library))
 }
 
 /// Whether a process, of which nothing else may be seen, runs as another user than this one.

@@ -2,6 +2,7 @@
 
 use farpool_inject::Pid;
 
+use crate::holder::memory_folder;
 use crate::sidecars::SidecarError;
 
 /// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
@@ -31,7 +32,8 @@ pub(crate) fn lift_limits(sidecar: Pid) {
 
 /// Refuses a process that could miss the addresses which its sidecar takes.
 pub(crate) fn check_address_space(pid: i32) -> Result<(), SidecarError> {
-    let text = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let folder = memory_folder(pid.cast_unsigned());
+    let text = |name| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
     let room = address_room(&text("limits"), &text("statm"));
     match room.map(|bytes| bytes >> 20) {
         Some(room) if room < ADDRESS_ROOM_MIB => Err(SidecarError::NoAddresses { pid, room }),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, Counter, ProcessState};
 
 use crate::Door;
+use crate::holder::memory_folder;
 use crate::say::say;
 use crate::stats::{self, ProcessStatistics, RunStatistics};
 use crate::unmovable::{Kind, Unmovable};
@@ -141,7 +142,7 @@ impl Strain {
         let mut all = Unmovable::default();
         for slot in board.processes().filter(|slot| slot.state() == ProcessState::Active) {
             // It may have ended, or be closed to others.
-            let path = format!("/proc/{}/smaps", slot.pid.load(Relaxed));
+            let path = memory_folder(slot.pid.load(Relaxed)).join("smaps");
             let Ok(smaps) = std::fs::read_to_string(path) else { continue };
             let pages = |counter| slot.get(counter) * PAGE_BYTES;
             // The victim buffer is kept from children, too.

@@ -22,6 +22,7 @@ use crate::births::Births;
 use crate::brakes::Brakes;
 use crate::custody::end_orphans;
 use crate::door::Means;
+use crate::holder::{Holder, share_memory};
 use crate::kin::Kin;
 use crate::outside::{Outsiders, WhenOutside};
 use crate::say::say;
@@ -202,8 +203,17 @@ impl Wards {
                 *looks -= 1;
                 false
             }
-            // A child of vfork is in its parent's memory until it execs.
-            _ => !self.wards.iter().any(|ward| share_memory(*pid, number(ward.pid))),
+            _ => true,
+        });
+        if due.is_empty() {
+            return due;
+        }
+        // A child of vfork is in its parent's memory until it execs.
+        let wards = self.wards.iter();
+        let taken: Vec<Holder> = wards.filter_map(|ward| Holder::of(number(ward.pid))).collect();
+        due.retain(|pid| {
+            let holder = Holder::of(*pid);
+            holder.is_some_and(|holder| !taken.iter().any(|other| holder.shares_with(*other)))
         });
         due
     }
@@ -418,15 +428,18 @@ impl Wards {
         let mut borrowers = HashSet::new();
         let mut next = if self.kin.is_some() { found.clone() } else { vec![own] };
         while let Some(pid) = next.pop() {
-            for child in children(pid) {
-                if seen.insert(child) {
-                    found.push(child);
-                    next.push(child);
-                    if pid != own && share_memory(pid, child) {
-                        borrowers.insert(child);
-                    }
-                }
+            let mut born = children(pid);
+            born.retain(|child| seen.insert(*child));
+            if pid != own && !born.is_empty() {
+                let parent = Holder::of(pid);
+                let borrows = |child: &&u32| {
+                    let child = Holder::of(**child);
+                    parent.zip(child).is_some_and(|(parent, child)| parent.shares_with(child))
+                };
+                borrowers.extend(born.iter().filter(borrows));
             }
+            found.extend(&born);
+            next.extend(born);
         }
         if let Some(kin) = &mut self.kin {
             kin.learn(&found);
@@ -528,28 +541,9 @@ fn numbers(text: &str) -> Vec<u32> {
     text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// None: there is no such process. A first thread that has ended has no memory; then another one is asked.
+/// None: there is no such process, or it has ended.
 pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let bytes = anonymous_bytes_of(Path::new(&format!("/proc/{pid}")))?;
-    if bytes > 0 {
-        return Some(bytes);
-    }
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-    Some(tasks.filter_map(|task| anonymous_bytes_of(&task.path())).max().unwrap_or(0))
-}
-
-fn anonymous_bytes_of(task: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(task.join("statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
-    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    Some(resident.saturating_sub(shared) * PAGE_BYTES)
-}
-
-/// Whether two processes have one address space. In doubt they have not: userfaultfd refuses a second registration.
-pub(crate) fn share_memory(one: u32, other: u32) -> bool {
-    const KCMP_VM: libc::c_int = 1;
-    // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
-    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+    Holder::of(pid).map(|holder| holder.resident().anonymous_pages * PAGE_BYTES)
 }
 
 #[cfg(test)]
