@@ -58,6 +58,25 @@ fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
     assert_eq!(outcome.code, EXIT_OUTSIDE, "{}", outcome.stderr);
 }
 
+/// Each try puts in a sidecar and a warden, which end again; they are no processes of the
+/// program's.
+#[test]
+fn a_program_that_no_sidecar_fits_into_is_named_once_while_it_works() {
+    if !have("prlimit") || !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let source = include_str!("sidecar/headless.c");
+    let program = compile_c("headless", source, &[], directory.path());
+    // Some seconds, in which it is tried again and again.
+    let run = Run::through(Door::Sidecar, LIMIT).program("prlimit").arg("-n8");
+    let outcome = run.arg(&program).args(["96", "1500", "stays"]).finish();
+    outcome.require_success();
+    assert_eq!(times(&outcome, "is not held to the limit"), 1, "{}", outcome.stderr);
+    assert_eq!(times(&outcome, "farpool-warden"), 0, "{}", outcome.stderr);
+}
+
 #[test]
 fn a_blade_that_takes_no_pages_is_left_alone_and_said_once() {
     let _turn = turn();

@@ -153,7 +153,7 @@ pub fn attach(
     let end = match reach {
         Reach::Process => {
             let nursery = Nursery::open(&board_path, true)?;
-            let ward = nursery.admit(target, &mut [])?;
+            let ward = nursery.admit(target, &mut [], &mut Vec::new())?;
             let (stopped, threads) = ward.stopped();
             told(Entered { stopped, threads, processes: 1 })?;
             stay(&mut keeper, &board, &nursery, ward, &must_leave)
@@ -242,7 +242,7 @@ fn stay(
                 if !ward.is_renewed() || leaving.is_some() {
                     return Ok(AttachEnd::Left);
                 }
-                ward = nursery.admit(ward.pid, &mut [])?;
+                ward = nursery.admit(ward.pid, &mut [], &mut Vec::new())?;
             }
             Some(News::Failed(reason)) => {
                 ward.withdraw()?;

@@ -76,6 +76,22 @@ pub enum SidecarError {
 }
 
 impl SidecarError {
+    /// Whether the reason may pass at any moment, and a try costs the process hardly anything.
+    pub(crate) fn may_pass(&self) -> bool {
+        use InjectError::{AlreadyTraced, Busy, Died, NoProcess, Slow};
+        matches!(
+            self,
+            SidecarError::NotYet { .. }
+                | SidecarError::Inject(
+                    AlreadyTraced { .. }
+                        | Busy { .. }
+                        | Died { .. }
+                        | NoProcess { .. }
+                        | Slow { .. }
+                )
+        )
+    }
+
     /// Whether another try would end the same way.
     pub(crate) fn is_final(&self) -> bool {
         match self {
@@ -123,7 +139,6 @@ pub struct Nursery {
 struct Begun {
     uffd: Uffd,
     inherits: Option<Inherits>,
-    warden: Option<Warden>,
     /// Of START, if it was not answered yet.
     start_tag: Option<String>,
 }
@@ -172,13 +187,19 @@ impl Nursery {
     }
 
     /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
-    /// If it is a child that one of the `relatives` serves, it is handed over.
-    pub fn admit(&self, pid: Pid, relatives: &mut [Ward]) -> Result<Ward, SidecarError> {
+    /// If it is a child that one of the `relatives` serves, it is handed over. Who was to serve it, and has not ended
+    /// yet, comes to `failed`.
+    pub fn admit(
+        &self,
+        pid: Pid,
+        relatives: &mut [Ward],
+        failed: &mut Vec<Retired>,
+    ) -> Result<Ward, SidecarError> {
         let program = open(pid)?;
         let sidecar = farpool_inject::inject(pid, &self.means.image, &setup())?;
-        let mut said = Vec::new();
-        let begun = self.start((pid, &program), &sidecar, relatives, &mut said);
-        ward(pid, program, sidecar, begun, said)
+        let (mut said, mut warden) = (Vec::new(), None);
+        let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
+        ward(pid, program, sidecar, warden, begun, said, failed)
     }
 
     /// As [`Nursery::admit`], and the process stands still until its memory is registered, or
@@ -188,15 +209,16 @@ impl Nursery {
         pid: Pid,
         still: &mut Standstill,
         relatives: &mut [Ward],
+        failed: &mut Vec<Retired>,
     ) -> Result<Ward, SidecarError> {
         let program = open(pid)?;
         let sidecar = still.enter(pid, &self.means.image, &setup())?;
-        let mut said = Vec::new();
-        let begun = self.start((pid, &program), &sidecar, relatives, &mut said);
+        let (mut said, mut warden) = (Vec::new(), None);
+        let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
         if begun.is_ok() {
             await_readiness(sidecar.pid, &sidecar.control, &mut said);
         }
-        ward(pid, program, sidecar, begun, said)
+        ward(pid, program, sidecar, warden, begun, said, failed)
     }
 
     /// What is told meanwhile comes to `aside`.
@@ -206,6 +228,7 @@ impl Nursery {
         sidecar: &Injected,
         relatives: &mut [Ward],
         aside: &mut Vec<Message>,
+        warden: &mut Option<Warden>,
     ) -> Result<Begun, SidecarError> {
         let pid = process.as_raw_nonzero().get();
         let kernel = |what| {
@@ -233,12 +256,12 @@ impl Nursery {
             None => None,
         };
         hand_files_over(pid, sidecar)?;
-        let warden = match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
-            Ok((_, warden)) => warden.and_then(Warden::adopt),
+        match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
+            Ok((_, made)) => *warden = made.and_then(Warden::adopt),
             Err(error) => {
                 return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
             }
-        };
+        }
         let mut start = String::from("START");
         if self.programs_stay {
             start += " STAYING";
@@ -260,7 +283,7 @@ impl Nursery {
                 return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
             }
         };
-        Ok(Begun { uffd, inherits, warden, start_tag })
+        Ok(Begun { uffd, inherits, start_tag })
     }
 }
 
@@ -319,11 +342,13 @@ fn ward(
     pid: Pid,
     program: OwnedFd,
     sidecar: Injected,
+    warden: Option<Warden>,
     begun: Result<Begun, SidecarError>,
     said: Vec<Message>,
+    failed: &mut Vec<Retired>,
 ) -> Result<Ward, SidecarError> {
     match begun {
-        Ok(Begun { uffd, inherits, warden, start_tag }) => Ok(Ward {
+        Ok(Begun { uffd, inherits, start_tag }) => Ok(Ward {
             pid,
             program,
             sidecar,
@@ -346,6 +371,7 @@ fn ward(
                 let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
             }
             reap(pid, &sidecar);
+            failed.extend(retired(&sidecar, warden));
             Err(error)
         }
     }
@@ -376,15 +402,7 @@ impl Ward {
 
     /// The same, to be known until they have ended.
     pub fn retire(&mut self) -> Vec<Retired> {
-        let pid = self.sidecar.pid.as_raw_nonzero().get().unsigned_abs();
-        let until = Some(Instant::now() + HANG_TIME);
-        let sidecar = self.sidecar.pidfd.try_clone().ok();
-        let sidecar = sidecar.map(|process| Retired { pid, process, until });
-        let warden = self.warden.take();
-        // Were it ended, who waits for a page would read zeros.
-        let warden = warden.map(|Warden { pid, process }| Retired { pid, process, until: None });
-        let servants = sidecar.into_iter().chain(warden);
-        servants.filter(|servant| !is_over(&servant.process)).collect()
+        retired(&self.sidecar, self.warden.take())
     }
 
     /// What the sidecar has said since, or what became of it.
@@ -568,6 +586,18 @@ pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
     let fds = controls.chain(ending).map(|fd| PollFd::new(fd, PollFlags::IN));
     // An error is a wake-up like any other: the caller looks again.
     let _ = poll(&mut fds.collect::<Vec<PollFd<'_>>>(), Some(&most));
+}
+
+/// Those that have not ended of a sidecar that serves no more, and its warden.
+fn retired(sidecar: &Injected, warden: Option<Warden>) -> Vec<Retired> {
+    let pid = sidecar.pid.as_raw_nonzero().get().unsigned_abs();
+    let until = Some(Instant::now() + HANG_TIME);
+    let sidecar = sidecar.pidfd.try_clone().ok();
+    let sidecar = sidecar.map(|process| Retired { pid, process, until });
+    // Were it ended, who waits for a page would read zeros.
+    let warden = warden.map(|Warden { pid, process }| Retired { pid, process, until: None });
+    let servants = sidecar.into_iter().chain(warden);
+    servants.filter(|servant| !is_over(&servant.process)).collect()
 }
 
 fn understand(text: &str) -> Option<News> {

@@ -54,6 +54,9 @@ const PAGED_LOOK_MS: u64 = 2;
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
 /// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
 const RETRY_LOOKS: u32 = 50;
+/// One that could not be entered for a reason that stays is passed over twice as long each time, up to so many times:
+/// each try stops it, and may leave some addresses in use.
+const MOST_RETRY_TIMES: u32 = 256;
 /// The same for a child that its parent's sidecar does not hand over yet: that has just read of the fork.
 const HANDOVER_LOOKS: u32 = 5;
 /// So many looks may take to take a sidecar's memory out of a process that it has left: threads may not stop in time.
@@ -72,8 +75,8 @@ pub struct Wards {
     births: Births,
     /// What the last walk through the tree found, see [`Wards::tree`].
     walked: (Vec<u32>, HashSet<u32>),
-    /// Processes that cannot be entered, and how many looks to pass them over.
-    outside: HashMap<u32, u32>,
+    /// Processes that cannot be entered.
+    outside: HashMap<u32, Passed>,
     /// Children whose pages were lost with a sidecar: which that was, their numbers there, and their userfaultfds.
     orphans: Vec<(Pid, u64, Uffd)>,
     /// Sidecars and wardens that serve no more and have not ended yet: no processes of the tree.
@@ -199,8 +202,8 @@ impl Wards {
         let worthy = sight.native.iter().filter(|(_, bytes)| *bytes >= worth);
         let mut due: Vec<u32> = worthy.map(|(pid, _)| *pid).collect();
         due.retain(|pid| match self.outside.get_mut(pid) {
-            Some(looks) if *looks > 0 => {
-                *looks -= 1;
+            Some(passed) if passed.looks > 0 => {
+                passed.looks -= 1;
                 false
             }
             _ => true,
@@ -253,8 +256,10 @@ impl Wards {
         // The sidecar's own memory must not meet a limit that the process has from its parent.
         self.brakes.release(pid);
         let admitted = match still {
-            Some(still) => self.nursery.admit_still(target, still, &mut self.wards),
-            None => self.nursery.admit(target, &mut self.wards),
+            Some(still) => {
+                self.nursery.admit_still(target, still, &mut self.wards, &mut self.retired)
+            }
+            None => self.nursery.admit(target, &mut self.wards, &mut self.retired),
         };
         match admitted {
             Ok(ward) => {
@@ -306,10 +311,11 @@ impl Wards {
 
     fn stay_outside(&mut self, pid: u32, error: &SidecarError) -> Admission {
         if matches!(error, SidecarError::NotYet { .. }) {
-            self.outside.insert(pid, HANDOVER_LOOKS);
+            self.outside.insert(pid, Passed { looks: HANDOVER_LOOKS, times: 1 });
             return Admission::NotYet;
         }
-        self.outside.insert(pid, RETRY_LOOKS);
+        let before = self.outside.get(&pid).copied();
+        self.outside.insert(pid, Passed::after(before, error.may_pass()));
         let has_ended = anonymous_bytes(pid).is_none_or(|bytes| bytes == 0);
         if !has_ended {
             self.outsiders.report(pid, error, error.is_final());
@@ -372,7 +378,7 @@ impl Wards {
             Some(News::Left) => {
                 brakes.release(number(ward.pid));
                 if !ward.is_renewed() || is_leaving {
-                    outside.insert(number(ward.pid), u32::MAX);
+                    outside.insert(number(ward.pid), Passed::FOR_EVER);
                 }
                 !is_withdrawn(ward, withdrawals.entry(number(ward.pid)).or_default())
             }
@@ -389,7 +395,7 @@ impl Wards {
             }
             Some(News::Failed(reason)) => {
                 outsiders.report(number(ward.pid), &reason, true);
-                outside.insert(number(ward.pid), u32::MAX);
+                outside.insert(number(ward.pid), Passed::FOR_EVER);
                 // Nothing was moved out: the program needs nobody, or whoever served it before, who then hears of what
                 // is unmapped.
                 if ward.inherits.is_some() || ward.withdraw().is_err() {
@@ -445,6 +451,25 @@ impl Wards {
             kin.learn(&found);
         }
         (found, borrowers)
+    }
+}
+
+/// How long a process is passed over that cannot be entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Passed {
+    looks: u32,
+    /// So many times [`RETRY_LOOKS`] it was in the end.
+    times: u32,
+}
+
+impl Passed {
+    const FOR_EVER: Passed = Passed { looks: u32::MAX, times: MOST_RETRY_TIMES };
+
+    /// After another try. Pure.
+    fn after(before: Option<Passed>, may_pass: bool) -> Passed {
+        let again = before.filter(|_| !may_pass).map_or(1, |before| before.times * 2);
+        let times = again.min(MOST_RETRY_TIMES);
+        Passed { looks: RETRY_LOOKS * times, times }
     }
 }
 
@@ -556,6 +581,17 @@ mod tests {
     fn what_fits_needs_no_sidecar() {
         assert_eq!(worth_bytes(1024 * MIB, 1000 * MIB), None);
         assert_eq!(worth_bytes(1024 * MIB, 320 * MIB), None);
+    }
+
+    #[test]
+    fn who_cannot_be_entered_for_good_is_tried_seldom() {
+        let mut passed = None;
+        let mut next =
+            |may_pass| passed.insert(Passed::after(passed, may_pass)).looks / RETRY_LOOKS;
+        assert_eq!([next(false), next(false), next(false)], [1, 2, 4]);
+        let last = (0..20).map(|_| next(false)).last();
+        assert_eq!(last, Some(MOST_RETRY_TIMES));
+        assert_eq!([next(true), next(true), next(false)], [1, 1, 2]);
     }
 
     #[test]

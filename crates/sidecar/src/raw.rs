@@ -216,6 +216,16 @@ pub fn reap(pid: i32) -> bool {
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) == pid }
 }
 
+/// Ends a process that was cloned here, and waits for its end.
+pub fn end_child(pid: i32) {
+    // SAFETY: the number is the child's until its status is asked for, which is done here; no
+    // status is written.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL);
+    }
+}
+
 /// Reads 8 bytes at `address` of the process `pid`; the kernel asks for no right when that process
 /// shares this address space.
 pub fn read_word_of(pid: i32, address: usize) -> Result<u64, std::io::Error> {

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use crate::watch::Host;
@@ -62,12 +63,23 @@ pub fn make(host: Host) -> Result<OwnedFd, String> {
     }
     let pid = raw::share_descriptors(hold, stack);
     let pid = pid.map_err(|error| format!("the warden cannot be made: {error}"))?;
-    let handle = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    let process =
-        handle.ok_or("the warden has no process id")?.map_err(failed("a handle of it"))?;
-    let duplicate = process.try_clone().map_err(|error| format!("a duplicate: {error}"))?;
-    *warden = Some(Warden { pid, process });
-    Ok(duplicate)
+    match handles(pid) {
+        Ok((process, duplicate)) => {
+            *warden = Some(Warden { pid, process });
+            Ok(duplicate)
+        }
+        Err(error) => {
+            // Nobody knows of it: the keeper would take it for a process of the program's.
+            raw::end_child(pid);
+            Err(failed("a handle of it")(error))
+        }
+    }
+}
+
+fn handles(pid: i32) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let process = pidfd_open(Pid::from_raw(pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(&process, 0)?;
+    Ok((process, duplicate))
 }
 
 /// Ends the warden: the table is to go with the sidecar.
