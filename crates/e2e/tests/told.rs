@@ -36,7 +36,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Touches memory, as its first word says: locked, or under strict seccomp; then waits for ever.
+/// Touches memory, as its first word says: shared, locked, or under strict seccomp; then waits for
+/// ever.
 const HOLD: &str = r#"
 #include <string.h>
 #include <sys/mman.h>
@@ -47,7 +48,8 @@ int main(int count, char **words) {
     int ends[2];
     char byte;
     if (pipe(ends)) return 1;
-    char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int kind = strcmp(words[1], "shared") ? MAP_PRIVATE : MAP_SHARED;
+    char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
     if (!strcmp(words[1], "lock") && mlock(memory, bytes)) return 2;
     if (!strcmp(words[1], "strict") && prctl(PR_SET_SECCOMP, 1)) return 3;
     for (size_t at = 0; at < bytes; at += 4096) memory[at] = 1;
@@ -140,6 +142,27 @@ fn locked_memory_that_passes_the_limit_is_told_in_bytes() {
         let told = wait_until("stat to know it", PATIENCE, || running.told());
         assert_eq!(told["unmovable_bytes"]["locked"], 80 * MIB, "{told}");
         assert!(told["pinned_bytes"].as_u64() >= Some(80 * MIB), "{told}");
+    }
+}
+
+/// Of a process with hardly any other memory, which gets no pager.
+#[test]
+fn shared_memory_alone_that_passes_the_limit_is_counted_and_told() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("hold", HOLD, &[], directory.path());
+    for door in [Door::Sidecar, Door::Preload] {
+        let run = Run::through(door, "32MiB").program(&program).args(["shared"]);
+        let running = run.patience(PATIENCE).start();
+        let line = running.wait_for_line("cannot be moved, more than its limit");
+        assert!(line.contains(&format!("{} shared memory", 80 * MIB)), "{line}");
+        let told = wait_until("stat to know it", PATIENCE, || running.told());
+        assert!(told["unmovable_bytes"]["shared"].as_u64() >= Some(80 * MIB), "{told}");
+        assert!(told["local_bytes"].as_u64() >= Some(16 * MIB), "{told}");
+        assert_eq!(running.stderr().matches("cannot be moved").count(), 1);
     }
 }
 

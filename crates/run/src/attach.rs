@@ -228,7 +228,7 @@ fn stay(
     let mut leaving = None;
     let mut looks_at_rights = authority::Looks::new();
     loop {
-        keeper.count_native();
+        keeper.count_native(0);
         match ward.news() {
             None => {}
             Some(News::Gone) => {
@@ -293,7 +293,7 @@ fn stay_with_tree(
     told(Entered { stopped, threads, processes })?;
     let mut leaving: Option<Homecoming> = None;
     loop {
-        keeper.count_native();
+        keeper.count_native(wards.common_bytes());
         let pause = wards.look(board);
         if wards.are_over() {
             return Ok(AttachEnd::ProcessEnded);

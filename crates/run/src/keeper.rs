@@ -198,7 +198,8 @@ impl Keeper {
                     self.sweep();
                 }
                 Ok(None) => {
-                    self.count_native();
+                    let common_bytes = self.wards.as_ref().map_or(0, Wards::common_bytes);
+                    self.count_native(common_bytes);
                     if let Some(strangers) = &mut self.strangers {
                         strangers.look(&self.board);
                     }
@@ -230,10 +231,11 @@ impl Keeper {
         wards.or(strangers).is_some_and(Outsiders::must_end)
     }
 
-    /// Publishes the resident set of processes that have no pager of their own.
-    pub(crate) fn count_native(&mut self) {
+    /// Publishes the resident set of processes that have no pager of their own. `common_bytes`: shared memory of those
+    /// that are not on the board.
+    pub(crate) fn count_native(&mut self, common_bytes: u64) {
         self.peak.observe(&self.board);
-        self.strain.look(&self.board, &self.gone);
+        self.strain.look(&self.board, &self.gone, common_bytes);
         self.tell_of_no_room();
         RunBlades::new(&self.board).forget_left();
         let mut somebody_ended = false;

@@ -264,7 +264,7 @@ impl RunStatistics {
             "limit_bytes": self.limit_bytes,
             "local_percent": self.local_percent,
             "limit_now_bytes": self.limit_now_bytes(),
-            "local_bytes": self.total.local_pages() * PAGE_BYTES,
+            "local_bytes": (self.total.local_pages() + self.unpublished_pages) * PAGE_BYTES,
             "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES),
             "working_set_bytes": self.working_set.map(|it| it.pages * PAGE_BYTES),
             "working_set_is_guess": self.working_set.map(|it| it.is_guess),

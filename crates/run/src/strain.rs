@@ -12,6 +12,7 @@ use crate::holder::memory_folder;
 use crate::say::say;
 use crate::stats::{self, ProcessStatistics, RunStatistics};
 use crate::unmovable::{Kind, Unmovable};
+use crate::wards::shared_bytes;
 use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
 
 /// Lists of mappings are read this often, and more rarely if they are long: the kernel walks all page tables for it.
@@ -69,8 +70,9 @@ impl Strain {
         self.has_stopped = true;
     }
 
-    /// Looks if it is time; `gone` is what ended processes have counted.
-    pub fn look(&mut self, board: &Board, gone: &ProcessStatistics) {
+    /// Looks if it is time; `gone` is what ended processes have counted, `common_bytes` shared
+    /// memory of those that are not on the board.
+    pub fn look(&mut self, board: &Board, gone: &ProcessStatistics, common_bytes: u64) {
         let now = Instant::now();
         let elapsed = now - self.looked;
         if elapsed < SAMPLE_STEP || self.has_stopped {
@@ -94,7 +96,7 @@ impl Strain {
         if let Some(found) = seen.tells.filter(|_| !self.is_quiet) {
             say!("farpool: {}", told(found, run.limit_now_bytes(), run.keeper_pid));
         }
-        self.look_at_mappings(board, &run);
+        self.look_at_mappings(board, &run, common_bytes);
     }
 
     /// The largest working set that did not fit.
@@ -134,12 +136,17 @@ impl Strain {
     }
 
     /// Puts on the board what cannot be moved, and says once if that alone passes the limit.
-    fn look_at_mappings(&mut self, board: &Board, run: &RunStatistics) {
+    fn look_at_mappings(&mut self, board: &Board, run: &RunStatistics, common_bytes: u64) {
         let began = Instant::now();
         if began < self.next_mappings {
             return;
         }
+        // Of who has no pager in use only shared memory is known to stay.
+        let natives = board.processes().filter(|slot| slot.state() != ProcessState::Active);
+        let shared_bytes = natives
+            .fold(common_bytes, |most, slot| most.max(shared_bytes(slot.pid.load(Relaxed), most)));
         let mut all = Unmovable::default();
+        all.set(Kind::Shared, shared_bytes);
         for slot in board.processes().filter(|slot| slot.state() == ProcessState::Active) {
             // It may have ended, or be closed to others.
             let path = memory_folder(slot.pid.load(Relaxed)).join("smaps");

@@ -3,6 +3,7 @@
 //! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the pause between two looks
 //! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
 
+mod common;
 mod fresh;
 mod hold;
 
@@ -28,6 +29,8 @@ use crate::outside::{Outsiders, WhenOutside};
 use crate::say::say;
 use crate::sidecars::{self, News, Nursery, SidecarError, UNTOLD, Ward};
 use crate::warden::Retired;
+use common::CommonCount;
+pub(crate) use common::shared_bytes;
 use fresh::FreshCount;
 
 /// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what fits runs as if
@@ -54,8 +57,8 @@ const PAGED_LOOK_MS: u64 = 2;
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
 /// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
 const RETRY_LOOKS: u32 = 50;
-/// One that could not be entered for a reason that stays is passed over twice as long each time, up to so many times:
-/// each try stops it, and may leave some addresses in use.
+/// One that could not be entered for a reason that stays is passed over twice as long each time, up
+/// to so many times: each try stops it, and may leave some addresses in use.
 const MOST_RETRY_TIMES: u32 = 256;
 /// The same for a child that its parent's sidecar does not hand over yet: that has just read of the fork.
 const HANDOVER_LOOKS: u32 = 5;
@@ -93,6 +96,7 @@ pub struct Wards {
     overrun: hold::Overrun,
     fresh: FreshCount,
     looks_at_rights: authority::Looks,
+    common: CommonCount,
     /// Nobody is entered any more.
     is_leaving: bool,
     /// The limit was held once: what is attached to may hold far more to begin with.
@@ -124,6 +128,7 @@ impl Wards {
             overrun: hold::Overrun::default(),
             fresh: FreshCount::default(),
             looks_at_rights: authority::Looks::new(),
+            common: CommonCount::default(),
             is_leaving: false,
             has_fit: false,
             wards: Vec::new(),
@@ -186,13 +191,17 @@ impl Wards {
         let counted: HashSet<u32> = slots.map(|slot| slot.pid.load(Relaxed)).collect();
         let uncounted = native.iter().filter(|(pid, _)| !counted.contains(pid));
         let native_bytes: u64 = uncounted.map(|(_, bytes)| bytes).sum();
-        board.header().unpublished_pages.store(native_bytes / PAGE_BYTES, Relaxed);
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
+        let pids = native.iter().map(|(pid, _)| *pid);
+        let common_bytes = self.common.count(board, limit_bytes, pids);
+        let unpublished_pages = (native_bytes + common_bytes) / PAGE_BYTES;
+        board.header().unpublished_pages.store(unpublished_pages, Relaxed);
         let wards = self.wards.iter().map(|ward| number(ward.pid));
         let paged: Vec<u32> =
             wards.filter(|pid| native.iter().all(|(native, _)| native != pid)).collect();
         let paged_bytes = paged_bytes(board).max(self.fresh.count(board, &paged));
-        Sight { tree, native, limit_bytes, counted_bytes: native_bytes + paged_bytes }
+        let counted_bytes = native_bytes + paged_bytes;
+        Sight { tree, native, limit_bytes, counted_bytes, common_bytes }
     }
 
     /// Who is to get a sidecar now.
@@ -297,6 +306,11 @@ impl Wards {
         let stopped = || self.wards.iter().map(Ward::stopped);
         let longest = stopped().map(|(time, _)| time).max().unwrap_or_default();
         (self.wards.len(), stopped().map(|(_, threads)| threads).sum(), longest)
+    }
+
+    /// Shared memory of processes that have no sidecar, of which nobody else tells.
+    pub fn common_bytes(&self) -> u64 {
+        self.common.bytes
     }
 
     /// Whether a process was found that could not be entered.
@@ -493,12 +507,14 @@ struct Sight {
     limit_bytes: u64,
     /// The anonymous memory of all.
     counted_bytes: u64,
+    /// What counts besides, and cannot be moved: shared memory of those without a sidecar.
+    common_bytes: u64,
 }
 
 impl Sight {
     /// What is left below the limit.
     fn room_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.counted_bytes)
+        self.limit_bytes.saturating_sub(self.counted_bytes + self.common_bytes)
     }
 }
 

@@ -183,10 +183,13 @@ fn program_row(
     let mib = |name| (numbers.counter(name) >> PAGES_PER_MIB_SHIFT).to_string();
     let latency =
         |fraction| quantile_ns(&numbers.fetch_latency, fraction).map_or("-".into(), microseconds);
+    // Those that have no pager have no row.
+    let local_pages =
+        numbers.counter("resident_pages") + run.map_or(0, |run| run.unpublished_pages);
     vec![
         name.to_owned(),
         pid.to_string(),
-        mib("resident_pages"),
+        (local_pages >> PAGES_PER_MIB_SHIFT).to_string(),
         run.map_or_else(String::new, limit_text),
         run.map_or_else(String::new, needs_text),
         numbers
