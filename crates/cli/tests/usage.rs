@@ -223,3 +223,19 @@ fn doctor_gives_every_lack_a_remedy_and_a_matching_exit_code() {
     assert_eq!(report["can_run"], can_run);
     assert_eq!(code, i32::from(!can_run));
 }
+
+/// A binary without the library beside it can do what sidecars can.
+#[test]
+fn doctor_misses_the_library_only_where_no_sidecar_can_work() {
+    let home = home();
+    let binary = home.path().join("farpool");
+    std::fs::copy(farpool(home.path()).get_program(), &binary).expect("a copy");
+    let (_, json, _) = ended(std::process::Command::new(&binary).args(["doctor", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).expect("it prints JSON");
+    let status = |name: &str| {
+        let checks = report["checks"].as_array().expect("there are checks");
+        checks.iter().find(|check| check["name"] == name).expect(name)["status"].clone()
+    };
+    let expected = if status("door") == "ok" { "absent" } else { "missing" };
+    assert_eq!(status("preload"), expected, "{report}");
+}

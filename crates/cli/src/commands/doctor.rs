@@ -9,7 +9,7 @@ use std::io::{self, stdout};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use farpool_run::{PAGER_ADDRESS_BYTES, UserfaultfdLack};
+use farpool_run::{DoorLack, PAGER_ADDRESS_BYTES, UserfaultfdLack};
 use farpool_uffd::{Pagemap, category, features};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -129,8 +129,9 @@ fn examine() -> Vec<Check> {
     checks.extend(kernel_interfaces());
     checks.extend(limits());
     checks.extend(memory());
-    checks.push(preload());
-    checks.push(door());
+    let sidecars = farpool_run::sidecar_lack();
+    checks.push(preload(sidecars.is_ok()));
+    checks.push(door(&sidecars));
     checks
 }
 
@@ -335,8 +336,8 @@ fn read(path: &str) -> String {
 }
 
 /// Which door `farpool run` takes, and why not the other.
-fn door() -> Check {
-    match farpool_run::sidecar_lack() {
+fn door(sidecars: &Result<(), DoorLack>) -> Check {
+    match sidecars {
         Ok(()) => Check {
             name: "door",
             status: Status::Ok,
@@ -353,12 +354,12 @@ fn door() -> Check {
 }
 
 /// Starts a small program with the library preloaded: the loader says on stderr when it cannot.
-fn preload() -> Check {
-    Check::needed(
-        "preload",
-        &try_preload(),
-        "build or install the library beside the binary: make build, or make install",
-    )
+/// With sidecars only `--door preload` needs it.
+fn preload(has_sidecars: bool) -> Check {
+    const REMEDY: &str =
+        "build or install the library beside the binary: make build, or make install";
+    let lack = if has_sidecars { Status::Absent } else { Status::Missing };
+    Check::tried("preload", &try_preload(), lack, REMEDY)
 }
 
 fn try_preload() -> io::Result<()> {
