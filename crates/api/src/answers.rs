@@ -11,7 +11,10 @@ pub enum ApiError {
     #[error("{0}")]
     Problem(Box<Problem>),
     /// No controller answered; the last one's reason.
-    #[error("the controller at {url} cannot be reached: {reason}")]
+    #[error(
+        "the controller at {url} cannot be reached: {reason}; check the address, and that \
+         farpool control runs there"
+    )]
     Unreachable {
         /// Which.
         url: String,

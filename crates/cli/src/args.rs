@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{
     Backing, BladeAddress, Door, LocalLimit, Prefetch, Size, Span, Victim, WhenFull, WhenOutside,
+    process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -76,7 +77,8 @@ pub enum Command {
     Task(TaskArgs),
     /// Show what running programs and blades are doing
     Stat(StatArgs),
-    /// Give a running process less local memory: the rest of it goes to blades (root)
+    /// Give a running process less local memory: the rest of it goes to blades (root, or
+    /// setcap cap_sys_ptrace=p)
     Attach(AttachArgs),
     /// Bring a process's memory in, and leave it as it was before a sidecar came
     Detach(DetachArgs),
@@ -258,6 +260,7 @@ limit, too.\n\n\
 Without --blade or --pool the far memory is a private blade inside farpool, in this machine's memory.")]
 pub struct AttachArgs {
     /// The process
+    #[arg(value_parser = process_number)]
     pub pid: u32,
     /// Its local memory from now on: a size, or a share of what it has (25%)
     #[arg(long, value_name = "SIZE|PCT")]
@@ -312,6 +315,7 @@ counted against the others'.")]
 pub struct DetachArgs {
     /// The attached process, one of its tree, the attaching farpool, or a process of `farpool run`
     /// with a sidecar
+    #[arg(value_parser = process_number)]
     pub pid: u32,
 }
 
@@ -324,6 +328,7 @@ limit holds, if it holds without. As in the kernel's core dumps, what can be rea
 process's coredump_filter says what else (man 5 core).")]
 pub struct CoreArgs {
     /// The process
+    #[arg(value_parser = process_number)]
     pub pid: u32,
     /// The core; must not be there yet. Pages of zeros take no room in it
     pub file: PathBuf,
@@ -345,6 +350,7 @@ pub struct CoreArgs {
 #[command(after_help = "Example:\n  farpool limit 4711 512MiB")]
 pub struct LimitArgs {
     /// The keeper (`farpool run`) or any process of its tree
+    #[arg(value_parser = process_number)]
     pub pid: u32,
     /// Local memory for the whole process tree from now on: a size, or a share (25%)
     #[arg(value_name = "SIZE|PCT")]
@@ -358,6 +364,7 @@ farpool blades 4711 --add tcp://127.0.0.1:7071 --leave tcp://127.0.0.1:7070 --wa
 What lies on a blade that is left moves to the others while the program runs.")]
 pub struct BladesArgs {
     /// The keeper (`farpool run`) or any process of its tree
+    #[arg(value_parser = process_number)]
     pub pid: u32,
     /// Take memory from this blade too; may be repeated
     #[arg(long, value_name = "ADDR")]

@@ -63,6 +63,14 @@ impl FromStr for FlashPart {
     }
 }
 
+/// A process on the command line.
+pub fn process_number(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| {
+        format!("{text:?} is no process; give its number, as ps or pgrep -f NAME shows it")
+    })
+}
+
 /// How much memory the items of a prefix may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaPart {

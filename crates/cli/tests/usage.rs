@@ -60,6 +60,47 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
 }
 
 #[test]
+fn what_fails_says_what_can_be_done() {
+    let home = home();
+    let folder = home.path().to_str().expect("a name");
+    let own = std::process::id().to_string();
+    let closed = ["--blade", "unix:///nowhere/blade.sock"];
+    let attach = ["attach", &own, "--local", "64MiB"];
+    let attach_closed = [&attach[..], &closed].concat();
+    let run_closed = [&["run", "--local", "64MiB"][..], &closed, &["--", "true"]].concat();
+    let pool = ["run", "--local", "64MiB", "--pool", "http://127.0.0.1:1", "--", "true"];
+    let failures: &[(&[&str], i32, &str)] = &[
+        (&["attach", "abc", "--local", "64MiB"], 2, "give its number"),
+        (&["run", "--local", "64MiB", "--", "/etc/passwd"], 1, "chmod +x /etc/passwd"),
+        (&["run", "--local", "64MiB", "--", folder], 1, "is a folder"),
+        (&pool, 1, "farpool control runs there"),
+        (&attach_closed, 1, "check that it runs"),
+        (&run_closed, 1, "--no-check"),
+    ];
+    for (words, expected_code, expected) in failures {
+        let (code, _, error) = ended(farpool(home.path()).args(*words));
+        assert_eq!(code, *expected_code, "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+        assert!(words[0] == "run" || !error.contains("--no-check"), "{words:?}: {error}");
+    }
+}
+
+/// Where there are some: not in a container.
+#[test]
+fn a_thread_of_the_kernel_is_not_attached_to() {
+    let name = std::fs::read_to_string("/proc/2/comm");
+    if name.is_ok_and(|name| name == "kthreadd\n") {
+        let home = home();
+        let words = ["attach", "2", "--local", "64MiB"];
+        let (code, _, error) = ended(farpool(home.path()).args(words));
+        assert_eq!(code, 1, "{error}");
+        assert!(error.contains("thread of the kernel (kthreadd)"), "{error}");
+    } else {
+        println!("SKIPPED: no thread of the kernel can be seen here");
+    }
+}
+
+#[test]
 fn a_blade_needs_memory_and_an_address_of_this_machine() {
     let home = home();
     let mistakes: &[(&[&str], &str)] = &[

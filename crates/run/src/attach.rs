@@ -27,6 +27,7 @@ use crate::rack::RackRun;
 use crate::say::say;
 use crate::sidecars::{self, News, Nursery, Ward};
 use crate::strain::Strain;
+use crate::talk::printable;
 use crate::waits::is_over;
 use crate::wards::{self, LEAVE, Wards};
 use crate::{Door, RunError, RunOptions, needs, stats};
@@ -121,12 +122,16 @@ pub fn attach(
     let gone = RunError::NoProcess { pid };
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Err(gone) };
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(|_| gone)?;
-    refuse(pid)?;
+    refuse(pid, name.trim_end())?;
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
     needs::raise_descriptors();
     if !options.no_check {
-        needs::check_blades(options)?;
+        needs::check_blades(options).map_err(|error| match error {
+            // Here it is not started all the same.
+            RunError::BladeCheck(error) => RunError::NoBlade(error),
+            error => error,
+        })?;
     }
     let statistics_file = options.stats_file.as_deref().map(stats::create_file).transpose()?;
     let directory = RunDirectory::make()?;
@@ -172,17 +177,30 @@ pub fn attach(
 }
 
 /// Refuses what must not be entered, or has a pager already.
-fn refuse(pid: u32) -> Result<(), RunError> {
+fn refuse(pid: u32, name: &str) -> Result<(), RunError> {
     if pid == std::process::id() {
         return Err(RunError::Oneself { pid });
     }
     if pid == FIRST_PROCESS {
         return Err(RunError::FirstProcess);
     }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    if is_of_kernel(&stat) {
+        return Err(RunError::KernelThread { pid, name: printable(name) });
+    }
     if has_sidecar(pid) || is_in_another_run(pid, Path::new("")) {
         return Err(RunError::AlreadyPaged { pid });
     }
     Ok(())
+}
+
+/// Whether a task is the kernel's own, by its `stat`. Pure.
+fn is_of_kernel(stat: &str) -> bool {
+    const KERNEL_THREAD: u64 = 0x20_0000;
+    // The name may hold anything; the flags, field 9, are the seventh after it.
+    let fields = stat.rsplit_once(')').map(|(_, after)| after.split_ascii_whitespace());
+    let flags = fields.and_then(|mut fields| fields.nth(6)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
 fn has_sidecar(pid: u32) -> bool {
@@ -471,6 +489,14 @@ mod tests {
         assert!(is_farpool(std::process::id()) && !other);
         assert_eq!(file_name(Path::new("/usr/bin/farpool (deleted)")), Some("farpool"));
         assert_eq!(file_name(Path::new("/usr/bin/farpool")), Some("farpool"));
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_is_known() {
+        assert!(is_of_kernel("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 1"));
+        assert!(!is_of_kernel("7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 150 25"));
+        let own = std::fs::read_to_string("/proc/self/stat").expect("stat");
+        assert!(!is_of_kernel(&own) && !is_of_kernel(""));
     }
 
     #[test]

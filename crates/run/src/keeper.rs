@@ -102,7 +102,7 @@ fn run_recorded(
         }
     };
     let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
-        .map_err(|error| program::ProgramError::Unreadable { path: path.clone(), error })?;
+        .map_err(|error| program::ProgramError::NotStarted { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
     let mut keeper = Keeper::new(board, Some(custody), Strain::new(door, options.quiet));

@@ -152,6 +152,8 @@ pub enum RunError {
     QuotaTooSmall { asked: u64 },
     #[error("{0}. (--no-check starts the program all the same)")]
     BladeCheck(farpool_fabric::ConnectError),
+    #[error(transparent)]
+    NoBlade(farpool_fabric::ConnectError),
     #[error("the program could use no far memory: {0}; {remedy}. (--no-check starts it all the same)", remedy = .0.remedy())]
     Userfaultfd(UserfaultfdLack),
     #[error(
@@ -208,6 +210,10 @@ pub enum RunError {
     Sidecar(#[from] SidecarError),
     #[error("process {pid} goes on in local memory: {reason}")]
     NotPaged { pid: u32, reason: String },
+    #[error(
+        "process {pid} is a thread of the kernel ({name}), which has no memory to be moved; give a program's process"
+    )]
+    KernelThread { pid: u32, name: String },
     #[error("process {pid} is farpool itself; give the process that is to have less local memory")]
     Oneself { pid: u32 },
     #[error(

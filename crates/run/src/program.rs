@@ -13,6 +13,12 @@ pub enum ProgramError {
     NotFound(PathBuf),
     #[error("{path}: {error}")]
     Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{0} is a folder; give a program in it")]
+    Folder(PathBuf),
+    #[error("{path} may not be executed; if it is a program: chmod +x {path}")]
+    NotExecutable { path: PathBuf },
+    #[error("{path} cannot be started: {error}; {}", start_remedy(.error))]
+    NotStarted { path: PathBuf, error: std::io::Error },
     #[error(
         "{0} is statically linked, so no library can be put into it; give --door sidecar, which serves such programs, \
          or build it with dynamic linking. (--when-outside allow starts it without a limit)"
@@ -40,10 +46,11 @@ const MAX_PROGRAM_HEADERS: u16 = 512;
 pub fn find(program: &OsStr) -> Result<PathBuf, ProgramError> {
     let path = Path::new(program);
     if path.components().count() > 1 || path.is_absolute() {
-        return if path.exists() {
-            Ok(path.into())
-        } else {
-            Err(ProgramError::NotFound(path.into()))
+        return match path.metadata() {
+            Err(_) => Err(ProgramError::NotFound(path.into())),
+            Ok(status) if status.is_dir() => Err(ProgramError::Folder(path.into())),
+            Ok(_) if !is_executable(path) => Err(ProgramError::NotExecutable { path: path.into() }),
+            Ok(_) => Ok(path.into()),
         };
     }
     let search = std::env::var_os("PATH").unwrap_or_default();
@@ -51,6 +58,23 @@ pub fn find(program: &OsStr) -> Result<PathBuf, ProgramError> {
         .map(|directory| directory.join(path))
         .find(|candidate| is_executable(candidate))
         .ok_or_else(|| ProgramError::NotFound(path.into()))
+}
+
+/// What helps against a refusal of the kernel to start a program.
+fn start_remedy(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOEXEC) => {
+            "give a program of this machine, or name a script's interpreter in its first line \
+             (#!/bin/sh)"
+        }
+        Some(libc::ENOENT) => "the interpreter or loader that it names is not there: install it",
+        Some(libc::EACCES | libc::EPERM) => {
+            "give this user the right to execute it (chmod +x), also on the folders above it and \
+             on its interpreter; \
+             a file system that is mounted noexec has no programs"
+        }
+        _ => "try it without farpool",
+    }
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -158,6 +182,24 @@ mod tests {
     fn a_missing_program_is_named() {
         let error = find(OsStr::new("no-such-program-anywhere")).expect_err("missing");
         assert!(error.to_string().contains("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_named_with_a_remedy() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().expect("tempdir");
+        let file = directory.path().join("notes");
+        std::fs::write(&file, "notes").expect("write");
+        let said = |path: &Path| find(path.as_os_str()).expect_err("no program").to_string();
+        assert!(said(&file).contains("chmod +x"), "{}", said(&file));
+        assert!(said(directory.path()).contains("is a folder"), "{}", said(directory.path()));
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&file, executable).expect("chmod");
+        assert_eq!(find(file.as_os_str()).expect("executable"), file);
+        let path = file;
+        let error = std::io::Error::from_raw_os_error(libc::ENOEXEC);
+        let said = ProgramError::NotStarted { path, error }.to_string();
+        assert!(said.contains("#!/bin/sh"), "{said}");
     }
 
     #[test]
