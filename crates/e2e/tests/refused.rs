@@ -87,10 +87,64 @@ fn a_blade_that_takes_no_pages_is_left_alone_and_said_once() {
         let beside = stress_after(Run::far(LIMIT).blade(&address), WITHOUT_FILES);
         beside.require_success().require_far();
     } else {
-        require_refused(&stress_after(Run::far(LIMIT).blade(&address), WITHOUT_FILES), &address);
+        let run = Run::through(Door::Sidecar, LIMIT).blade(&address);
+        require_named(&stress_after(run, WITHOUT_FILES), "(RLIMIT_FSIZE)", "ulimit -f");
     }
     let run = Run::through(Door::Preload, LIMIT).blade(&address);
     require_refused(&stress_after(run, WITHOUT_FILES), &address);
+}
+
+/// It has no sidecar, and works.
+fn require_named(outcome: &Outcome, limit: &str, remedy: &str) {
+    outcome.require_success();
+    let lines: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains(limit)).collect();
+    assert_eq!(lines.len(), 1, "{}", outcome.stderr);
+    assert!(lines[0].contains("is not held to the limit"), "{}", lines[0]);
+    assert!(lines[0].contains(remedy), "{}", lines[0]);
+    assert_eq!(outcome.counter("pages_written"), 0, "{:?}", outcome.stats);
+}
+
+/// It counts with the program's memory, whose own room it would take.
+#[test]
+fn a_program_with_little_room_for_private_memory_is_named() {
+    let _turn = turn();
+    let script = "ulimit -d 300000; exec \"$0\" \"$@\"";
+    let outcome = stress_after(Run::through(Door::Sidecar, LIMIT), script);
+    require_named(&outcome, "(RLIMIT_DATA)", "ulimit -d");
+}
+
+#[test]
+fn a_program_with_little_processor_time_is_named_where_its_sidecar_has_no_more() {
+    let _turn = turn();
+    let script = "ulimit -t 100; exec \"$0\" \"$@\"";
+    let outcome = stress_after(Run::through(Door::Sidecar, LIMIT), script);
+    if may_raise_limits() {
+        outcome.require_success().require_far();
+    } else {
+        require_named(&outcome, "(RLIMIT_CPU)", "ulimit -t");
+    }
+}
+
+/// The keeper's own files: the board, and the memory of a private blade.
+#[test]
+fn a_limit_of_the_size_of_files_is_told_before_the_program_starts() {
+    let _turn = turn();
+    let run = |script: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", script]).arg(binaries::program("farpool"));
+        let output = command.output().expect("a shell");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = run("ulimit -f 1; \"$0\" run --local 32MiB -- true");
+    assert!(code == Some(1) && said.contains("ulimit -f unlimited"), "{code:?} {said}");
+    let (code, said) = run("ulimit -f 200000; \"$0\" run --local 32MiB -- true");
+    assert!(code == Some(1) && said.contains("--quota"), "{code:?} {said}");
+    let (code, said) = run("ulimit -f 200000; \"$0\" run --local 32MiB --quota 64MiB -- true");
+    assert_eq!(code, Some(0), "{said}");
+    // What can be raised is raised, and the program has what it was given.
+    let (code, said) = run("ulimit -S -f 200000; \"$0\" run --local 32MiB -- \
+ sh -c 'test \"$(ulimit -S -f)\" = 200000'");
+    assert_eq!(code, Some(0), "{said}");
 }
 
 fn may_raise_limits() -> bool {

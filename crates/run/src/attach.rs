@@ -126,6 +126,8 @@ pub fn attach(
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
     needs::raise_descriptors();
+    needs::raise_file_size();
+    needs::check_file_size(keeper::private_bytes(options))?;
     if !options.no_check {
         needs::check_blades(options).map_err(|error| match error {
             // Here it is not started all the same.

@@ -69,7 +69,8 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
-    let descriptors = needs::raise_descriptors();
+    let (descriptors, file_size) = (needs::raise_descriptors(), needs::raise_file_size());
+    needs::check_file_size(private_bytes(options))?;
     if !options.no_check {
         needs::check_machine(options, &descriptors)?;
         needs::check_blades(options)?;
@@ -101,7 +102,7 @@ fn run_recorded(
             (Door::Sidecar, None, Some(wards))
         }
     };
-    let program = start(options, &path, preload.as_deref(), &board_path, descriptors)
+    let program = start(options, &path, preload.as_deref(), &board_path, [descriptors, file_size])
         .map_err(|error| program::ProgramError::NotStarted { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
@@ -231,8 +232,8 @@ impl Keeper {
         wards.or(strangers).is_some_and(Outsiders::must_end)
     }
 
-    /// Publishes the resident set of processes that have no pager of their own. `common_bytes`: shared memory of those
-    /// that are not on the board.
+    /// Publishes the resident set of processes that have no pager of their own. `common_bytes`:
+    /// shared memory of those that are not on the board.
     pub(crate) fn count_native(&mut self, common_bytes: u64) {
         self.peak.observe(&self.board);
         self.strain.look(&self.board, &self.gone, common_bytes);
@@ -355,7 +356,7 @@ fn start(
     path: &Path,
     preload: Option<&Path>,
     board: &Path,
-    descriptors: Rlimit,
+    [descriptors, file_size]: [Rlimit; 2],
 ) -> Result<i32, std::io::Error> {
     let mut command = Command::new(path);
     command.arg0(&options.program).args(&options.arguments);
@@ -378,6 +379,7 @@ fn start(
                 return Err(std::io::Error::from_raw_os_error(libc::EPIPE));
             }
             rustix::process::setrlimit(Resource::Nofile, descriptors)?;
+            rustix::process::setrlimit(Resource::Fsize, file_size)?;
             Ok(())
         });
     }
@@ -453,18 +455,24 @@ pub(crate) fn blades(
             return Err(RunError::Address { address: address.clone(), reason });
         }
     }
-    if !options.blades.is_empty() || options.rack.is_some() {
+    let Some(memory_bytes) = private_bytes(options) else {
         return Ok((options.blades.clone(), None));
-    }
+    };
     let socket = directory.join(BLADE_SOCKET);
     let to_address = |scheme: &str| format!("{scheme}://{}", socket.display());
     let listen: Address =
         to_address("unix").parse().map_err(|error: farpool_wire::AddressError| {
             RunError::Address { address: to_address("unix"), reason: error.to_string() }
         })?;
-    let config = BladeConfig { memory_bytes: quota_bytes(options), ..BladeConfig::default() };
+    let config = BladeConfig { memory_bytes, ..BladeConfig::default() };
     let serving = Server::bind(&[listen], config)?.serve()?;
     Ok((vec![to_address("shm")], Some(serving)))
+}
+
+/// The size of a private blade; None: others were named.
+pub(crate) fn private_bytes(options: &RunOptions) -> Option<u64> {
+    let is_private = options.blades.is_empty() && options.rack.is_none();
+    is_private.then(|| quota_bytes(options))
 }
 
 fn quota_bytes(options: &RunOptions) -> u64 {

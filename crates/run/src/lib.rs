@@ -162,6 +162,20 @@ pub enum RunError {
     )]
     Descriptors { whose: &'static str, has: u64, needs: u64 },
     #[error(
+        "this process may write to files of {has} bytes (RLIMIT_FSIZE), and the board of a run \
+         has {needs}: lift the \
+         limit (ulimit -f unlimited)"
+    )]
+    SmallFiles { has: u64, needs: u64 },
+    #[error(
+        "a private blade keeps far memory in files of up to {needs} bytes, and this process may \
+         write to files of \
+         {has} (RLIMIT_FSIZE): lift the limit (ulimit -f unlimited), give a --quota of no more \
+         than that, or a \
+         --blade that runs elsewhere"
+    )]
+    SmallBladeFiles { has: u64, needs: u64 },
+    #[error(
         "the program may have {} MiB of address space, of which the pager in it needs {} MiB: raise the limit with \
          ulimit -v, at least by those, or lift it (ulimit -v unlimited). (--no-check starts the program all the same)",
         has >> 20, needs::PAGER_ADDRESS_BYTES >> 20
@@ -211,7 +225,8 @@ pub enum RunError {
     #[error("process {pid} goes on in local memory: {reason}")]
     NotPaged { pid: u32, reason: String },
     #[error(
-        "process {pid} is a thread of the kernel ({name}), which has no memory to be moved; give a program's process"
+        "process {pid} is a thread of the kernel ({name}), which has no memory to be moved; give \
+         a program's process"
     )]
     KernelThread { pid: u32, name: String },
     #[error("process {pid} is farpool itself; give the process that is to have less local memory")]

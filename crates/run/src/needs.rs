@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use farpool_board::Board;
 use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
 use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
@@ -27,6 +28,9 @@ const OTHER_CONNECTIONS: u64 = 6;
 /// Address space that the pager takes besides the program's own. 96 MiB of Python needed 785 MiB with it and less than
 /// 150 MiB without, at limits from 32 MiB to 4 GiB and with two and eight threads.
 pub const PAGER_ADDRESS_BYTES: u64 = 656 << 20;
+
+/// A run's board is a file of this size.
+const BOARD_BYTES: u64 = Board::BYTES as u64;
 
 /// What helps who may not open /dev/userfaultfd.
 pub(crate) const DEVICE_REMEDY: &str = "let a group of yours open it: sudo chgrp GROUP \
@@ -92,6 +96,31 @@ pub(crate) fn raise_descriptors() -> Rlimit {
     // Where it cannot be raised the check that follows tells.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, ..given });
     given
+}
+
+/// The same of the size of files, which memory files have, too.
+pub(crate) fn raise_file_size() -> Rlimit {
+    let given = getrlimit(Resource::Fsize);
+    let _ = setrlimit(Resource::Fsize, Rlimit { current: given.maximum, ..given });
+    given
+}
+
+/// Refuses a limit that this process would meet itself, which would end it (SIGXFSZ).
+/// `blade_bytes`: the size of a private blade.
+pub(crate) fn check_file_size(blade_bytes: Option<u64>) -> Result<(), RunError> {
+    let has = getrlimit(Resource::Fsize).current;
+    check_file_size_of(has, blade_bytes)
+}
+
+fn check_file_size_of(has: Option<u64>, blade_bytes: Option<u64>) -> Result<(), RunError> {
+    let Some(has) = has else { return Ok(()) };
+    if has < BOARD_BYTES {
+        return Err(RunError::SmallFiles { has, needs: BOARD_BYTES });
+    }
+    match blade_bytes {
+        Some(needs) if has < needs => Err(RunError::SmallBladeFiles { has, needs }),
+        _ => Ok(()),
+    }
 }
 
 /// Looks at what can be known before the blades are: `descriptors` is the limit that the program is to have.
@@ -200,6 +229,18 @@ mod tests {
             check_descriptors(&options(blades, threads), Some(1024), Some(1024)).expect("usual");
         }
         check_descriptors(&options(8, 256), None, None).expect("no limit");
+    }
+
+    #[test]
+    fn small_files_are_refused_with_what_is_needed() {
+        let said =
+            |has, blade| check_file_size_of(Some(has), blade).expect_err("small").to_string();
+        assert!(said(1024, Some(1 << 30)).contains("ulimit -f"));
+        let blade = said(BOARD_BYTES, Some(1 << 30));
+        assert!(blade.contains("--quota") && blade.contains("--blade"), "{blade}");
+        check_file_size_of(Some(BOARD_BYTES), None).expect("no private blade");
+        check_file_size_of(Some(1 << 30), Some(1 << 30)).expect("it fits");
+        check_file_size_of(None, Some(u64::MAX)).expect("no limit");
     }
 
     #[test]

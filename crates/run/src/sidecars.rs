@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use farpool_board::{BladeOffer, Board};
 use farpool_inject::{InjectError, Injected, Pid, Setup, Standstill};
 use farpool_uffd::{OpenError, Uffd, features};
 use rustix::net::RecvFlags;
@@ -21,7 +22,7 @@ use crate::authority;
 use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::rights;
-use crate::rooms::{ADDRESS_ROOM_MIB, check_address_space, lift_limits};
+use crate::rooms::{ADDRESS_ROOM_MIB, check_limits, lift_limits};
 use crate::say::say;
 use crate::talk::{
     ANSWER_TIME, MOST_TOLD, Message, READY, TAG, WARDEN, ask, ask_as, ask_until, flood, is_wish,
@@ -69,6 +70,26 @@ pub enum SidecarError {
          raise its limit (ulimit -v)"
     )]
     NoAddresses { pid: i32, room: u64 },
+    #[error(
+        "process {pid} may have {room} MiB more of private memory (RLIMIT_DATA), and its sidecar \
+         could take \
+         {ADDRESS_ROOM_MIB} MiB of that; raise its limit (ulimit -d)"
+    )]
+    NoData { pid: i32, room: u64 },
+    #[error(
+        "process {pid} may use {seconds} s of processor time (RLIMIT_CPU), its sidecar as much, \
+         and with the sidecar it \
+         would end early; lift its limit (ulimit -t unlimited), or give farpool CAP_SYS_RESOURCE"
+    )]
+    LittleTime { pid: i32, seconds: u64 },
+    #[error(
+        "process {pid} may write to files of {bytes} bytes (RLIMIT_FSIZE), and its sidecar, \
+         which writes to the blade's \
+         memory file, too; lift its limit (ulimit -f unlimited), give farpool CAP_SYS_RESOURCE, \
+         or use a blade on a \
+         socket (--blade unix://...)"
+    )]
+    SmallFiles { pid: i32, bytes: u64 },
     #[error("process {pid} has a pager of another farpool already, whose limit it is held to")]
     AlreadyPaged { pid: u32 },
     #[error("{what}: {error}")]
@@ -132,6 +153,8 @@ pub struct Nursery {
     board: File,
     /// The programs outlive the keeper.
     programs_stay: bool,
+    /// All far memory goes to memory files.
+    has_files: bool,
 }
 
 /// A sidecar that pages.
@@ -181,21 +204,23 @@ impl Nursery {
         board: &Path,
         programs_stay: bool,
     ) -> Result<Nursery, SidecarError> {
+        let has_files = Board::open(board, false)
+            .is_ok_and(|board| are_files(&board.header().settings().blades));
         let board = File::options().read(true).write(true).open(board);
         let board = board.map_err(|error| SidecarError::Kernel { what: "the board", error })?;
-        Ok(Nursery { means, board, programs_stay })
+        Ok(Nursery { means, board, programs_stay, has_files })
     }
 
     /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
-    /// If it is a child that one of the `relatives` serves, it is handed over. Who was to serve it, and has not ended
-    /// yet, comes to `failed`.
+    /// If it is a child that one of the `relatives` serves, it is handed over. Who was to serve it,
+    /// and has not ended yet, comes to `failed`.
     pub fn admit(
         &self,
         pid: Pid,
         relatives: &mut [Ward],
         failed: &mut Vec<Retired>,
     ) -> Result<Ward, SidecarError> {
-        let program = open(pid)?;
+        let program = self.program(pid)?;
         let sidecar = farpool_inject::inject(pid, &self.means.image, &setup())?;
         let (mut said, mut warden) = (Vec::new(), None);
         let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
@@ -211,7 +236,7 @@ impl Nursery {
         relatives: &mut [Ward],
         failed: &mut Vec<Retired>,
     ) -> Result<Ward, SidecarError> {
-        let program = open(pid)?;
+        let program = self.program(pid)?;
         let sidecar = still.enter(pid, &self.means.image, &setup())?;
         let (mut said, mut warden) = (Vec::new(), None);
         let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
@@ -219,6 +244,17 @@ impl Nursery {
             await_readiness(sidecar.pid, &sidecar.control, &mut said);
         }
         ward(pid, program, sidecar, warden, begun, said, failed)
+    }
+
+    /// A handle of a process that may have a sidecar.
+    fn program(&self, pid: Pid) -> Result<OwnedFd, SidecarError> {
+        let opened = pidfd_open(pid, PidfdFlags::empty());
+        let program = opened.map_err(|error| SidecarError::Kernel {
+            what: "a handle of the process",
+            error: error.into(),
+        })?;
+        check_limits(pid.as_raw_nonzero().get(), self.has_files)?;
+        Ok(program)
     }
 
     /// What is told meanwhile comes to `aside`.
@@ -326,15 +362,9 @@ fn setup() -> Setup {
     Setup { environment: environment.into_iter().collect(), ..Setup::default() }
 }
 
-/// A handle of a process that may have a sidecar.
-fn open(pid: Pid) -> Result<OwnedFd, SidecarError> {
-    let opened = pidfd_open(pid, PidfdFlags::empty());
-    let program = opened.map_err(|error| SidecarError::Kernel {
-        what: "a handle of the process",
-        error: error.into(),
-    })?;
-    check_address_space(pid.as_raw_nonzero().get())?;
-    Ok(program)
+/// Whether blades are all used through memory files. A rack's are not known yet. Pure.
+fn are_files(blades: &[BladeOffer]) -> bool {
+    !blades.is_empty() && blades.iter().all(|blade| blade.address.starts_with("shm:"))
 }
 
 /// What has become of a sidecar's start.
