@@ -1,6 +1,6 @@
 // Far memory that is moved (mremap), to a place that no blade has room for, or away from one that
-// stays mapped and is touched at once; far memory that is not replaced after all; and a mapping with
-// far memory that becomes smaller and grows again.
+// stays mapped and is touched at once; far memory that is not replaced after all; and mappings that
+// grow over what has just gone: nothing tells of the growth.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -87,6 +87,56 @@ static int regrows(void) {
     return 0;
 }
 
+enum { PLACE = 8 << 20 };
+
+// Memory at an address with nothing near, filled.
+static char *alone(int round, int flags) {
+    char *at = (char *)0x200000000000 + round * ((uintptr_t)1 << 32);
+    flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    char *memory = mmap(at, PLACE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED) exit(2);
+    usleep(60000);
+    for (size_t page = 0; page < PLACE / PAGE; page++) *word(memory, page) = page + 1;
+    return memory;
+}
+
+// Has all else go away.
+static void squeeze(char *other) {
+    for (int times = 0; times < 2; times++)
+        for (size_t page = 0; page < BYTES / PAGE; page++) *word(other, page) = page + times;
+}
+
+// Memory grows over far memory while it is moved there, or, being a stack, over what was unmapped
+// of it.
+static int grows(char *other, int is_stack) {
+    long wrong = 0;
+    size_t half = PLACE / PAGE / 2;
+    for (int round = 0; round < 8; round++) {
+        char *place = alone(2 * round, is_stack ? MAP_GROWSDOWN : 0), *moved = alone(2 * round + 1, 0);
+        munmap(moved + PLACE / 2, PLACE / 2);
+        squeeze(other);
+        pid_t child = round % 2 ? fork() : 0;
+        if (!child) {
+            // Its upper half comes over the lower one of what is there.
+            char *moves_to = place - PLACE / 2;
+            int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+            if (is_stack) munmap(place, PLACE / 2);
+            else if (mremap(moved, PLACE / 2, PLACE, flags, moves_to) != moves_to) return 6;
+            for (size_t page = 0; page < half; page++) {
+                wrong += *word(place, page) != 0;
+                wrong += *word(place, half + page) != half + page + 1;
+                wrong += !is_stack && *word(moves_to, page) != page + 1;
+            }
+            if (round % 2) _exit(wrong != 0);
+        }
+        int status = 0;
+        if (child && waitpid(child, &status, 0) != child) return 5;
+        wrong += status != 0;
+    }
+    printf("%ld wrong\n", wrong);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     if (count != 2) return 2;
     if (!strcmp(arguments[1], "regrows")) return regrows();
@@ -94,13 +144,9 @@ int main(int count, char **arguments) {
     char *memory = reserve(PROT_READ | PROT_WRITE), *place = reserve(PROT_NONE);
     for (size_t page = 0; page < BYTES / PAGE; page++) *word(memory, page) = page + 1;
     if (!strcmp(arguments[1], "fails")) return fails(memory);
+    if (!strcmp(arguments[1], "grows-over")) return grows(memory, 0);
+    if (!strcmp(arguments[1], "grows-down")) return grows(memory, 1);
     if (!strcmp(arguments[1], "fails-among-changes")) return fails_among_changes(memory);
-    if (!strcmp(arguments[1], "fails-in-a-child")) {
-        pid_t child = fork();
-        if (!child) return fails(memory);
-        int status;
-        return waitpid(child, &status, 0) == child ? WEXITSTATUS(status) : 5;
-    }
     int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (stays ? MREMAP_DONTUNMAP : 0);
     if (mremap(memory, BYTES, BYTES, flags, place) != place) return 3;
     long wrong = stays ? wrong_in(memory, 1) : 0;

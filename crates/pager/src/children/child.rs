@@ -24,16 +24,12 @@ use crate::layout::ORDER_TIME;
 use crate::order::{self, Next, Owed, Place};
 use crate::page::Phase;
 use crate::serve::fail_closed;
-use crate::sys;
 
 /// A child has so long to exec before its pages are shared with it, unless it needs one of them earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
 const EXEC_STEP: Duration = Duration::from_micros(200);
 /// A child may take so long to change its address space, until the event of it is there.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
-/// Pages of a child that are looked for to tell whether its memory has gone: where it lacks pages it
-/// has others beside, as a rule.
-const MOST_PROBES: usize = 512;
 /// Messages taken with one read.
 const MESSAGES: usize = 16;
 /// Pages fetched for one fault at most: those behind it, too, where a child reads in order.
@@ -412,7 +408,6 @@ impl Child {
     fn follow(&mut self, change: Change) {
         match change {
             Change::Unmapped { start, end } if self.owed.takes(start, end, self.fills) => {}
-            Change::Unmapped { start, end } if self.has_still(start, end) => {}
             Change::Removed { start, end } | Change::Unmapped { start, end } => {
                 self.inherited.remains.remove(start, end);
             }
@@ -424,68 +419,6 @@ impl Child {
                 // SAFETY: the kernel made the descriptor for this process when the event was read.
                 let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
                 self.born.push((birth::announce(&uffd), uffd, self.inherited.clone()));
-            }
-        }
-    }
-}
-
-impl Child {
-    /// Whether the mapping of what it lacks in a range has stayed, though its end was told of: see
-    /// `Steward::has_stayed`.
-    fn has_still(&mut self, start: usize, end: usize) -> bool {
-        let lacking = self.inherited.remains.next(start).filter(|(address, _)| *address < end);
-        let Some((address, _)) = lacking else { return false };
-        let begins_there = !self.is_registered(start - PAGE_BYTES);
-        (begins_there || self.has_page(start, end)) && self.is_registered(address)
-    }
-
-    /// Whether memory is registered there that was not moved there meanwhile.
-    fn is_registered(&mut self, address: usize) -> bool {
-        // Nothing is there that could be protected.
-        let asked = self.insist(|uffd| {
-            let asked = uffd.write_protect(address, PAGE_BYTES, false);
-            asked.err().and_then(|error| error.raw_os_error())
-        });
-        asked.is_none() && !self.changes.iter().any(|change| change.moves_to(address))
-    }
-
-    /// Whether it has one of the first pages of a range that it does not lack. What it has not
-    /// touched becomes the zeros that it would find.
-    fn has_page(&mut self, start: usize, end: usize) -> bool {
-        let mut address = start;
-        for _ in 0..MOST_PROBES {
-            while self
-                .inherited
-                .remains
-                .next(address)
-                .is_some_and(|(lacking, _)| lacking == address)
-            {
-                address += PAGE_BYTES;
-            }
-            if address >= end {
-                return false;
-            }
-            let asked = self.insist(|uffd| uffd.zero(address, PAGE_BYTES, false).errno);
-            if asked == Some(libc::EEXIST) {
-                return !self.changes.iter().any(|change| change.moves_to(address));
-            }
-            address += PAGE_BYTES;
-        }
-        false
-    }
-
-    /// The kernel's answer at a moment at which all that was done is read.
-    fn insist(&mut self, ask: impl Fn(&Uffd) -> Option<i32>) -> Option<i32> {
-        let until = Instant::now() + SETTLE_TIME;
-        loop {
-            match ask(&self.uffd) {
-                // Its threads have to run for what they did to be over.
-                Some(libc::EAGAIN) if Instant::now() < until => {
-                    self.take_messages();
-                    sys::pause();
-                }
-                Some(libc::EAGAIN) => fail_closed("a child's address space does not settle"),
-                answer => return answer,
             }
         }
     }

@@ -11,12 +11,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_uffd::{Change, PAGE_BYTES};
+use farpool_uffd::{Change, PAGE_BYTES, register_mode};
 
 use super::Steward;
 use super::leaving::Left;
 use crate::activation::{learn, register};
 use crate::attached::{Attached, Sizes};
+use crate::core::Core;
 use crate::layout::ORDER_TIME;
 use crate::maps::{self, Eligible};
 use crate::moves;
@@ -165,30 +166,26 @@ impl Steward {
     /// Whether a range is as it was, though its end was told of. Since Linux 6.12 it is told of an
     /// mmap over the range, too, that fails in the end, for want of memory or of room under a limit.
     ///
-    /// That its memory is registered does not show it: a mapping that was made smaller may have grown
-    /// again at once (mremap), of which nothing tells. Two things do, see [`Steward::witness`]. Without
-    /// them it has gone: memory of which nothing is here, at the end of a mapping, is lost in an mmap
-    /// over it that fails.
+    /// That its memory is registered does not show it: nothing tells of a mapping that grows, where it
+    /// is or while it is moved, over what has just gone. What does is a page that is there, before
+    /// and after the question: where memory has come anew there is none, for no fault is served until
+    /// that is applied. Without one it has gone: far memory of which nothing is here is lost in an
+    /// mmap over it that fails.
     fn has_stayed(&self, start: usize, end: usize) -> bool {
-        let registered = self.pager.lock_registry().overlapping(start, end);
+        let (core, registered) = (self.core, self.pager.lock_registry().overlapping(start, end));
         let is_away = |part: &Region| {
-            let mut pages = known_pages(self.core.space, part.start, part.end);
+            let mut pages = known_pages(core.space, part.start, part.end);
             pages.any(|page| page.cell().load().phase().is_away())
         };
         // What is not away is not lost by being forgotten.
-        registered.iter().any(is_away)
-            && self.witness(&registered).is_some_and(|page| self.is_registered_still(page))
-    }
-
-    /// The address of a page that, if it is registered, shows that no part of a range has gone. Either
-    /// it is there: where something has gone and come again nothing is, for no fault is served until
-    /// that is applied. Or its mapping begins there, and no other one beside it could have grown.
-    fn witness(&self, registered: &[Region]) -> Option<usize> {
-        let (core, registry) = (self.core, self.pager.lock_registry());
-        let page_there = |part: &Region| moves::first_occupied(&core.pagemap, part.start, part.end);
-        let begins = |part: &&Region| registry.containing(part.start - PAGE_BYTES).is_none();
-        let there = registered.iter().find_map(page_there);
-        there.or_else(|| registered.iter().find(begins).map(|part| part.start))
+        if !registered.iter().any(is_away) {
+            return false;
+        }
+        let there = |part: &Region| moves::first_occupied(&core.pagemap, part.start, part.end);
+        let Some(page) = registered.iter().find_map(there) else { return false };
+        self.is_registered_still(page)
+            && moves::first_occupied(&core.pagemap, page, page + PAGE_BYTES).is_some()
+            && is_of_this_pager(core, page)
     }
 
     /// Whether the mapping at this address is the one that is known. Another one may be registered
@@ -268,6 +265,12 @@ impl Steward {
             self.look_at_unmovable();
         }
     }
+}
+
+/// Whether memory that is registered is so with this pager's userfaultfd: with one of the program's
+/// own the kernel refuses (EBUSY). What is registered with this one stays as it is.
+fn is_of_this_pager(core: &Core, page: usize) -> bool {
+    core.uffd.register(page, PAGE_BYTES, register_mode::MISSING | register_mode::WP).is_ok()
 }
 
 /// Memory that cannot be moved matters when it is this part of the limit.
