@@ -41,6 +41,7 @@ fn watch_sources(workspace: &Path) {
 fn build(workspace: &Path, triple: &str, directory: &Path) {
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["build", "--release", "--locked", "-p", "farpool-sidecar", "--target", triple]);
+    cargo.args(["--features", "injected"]);
     if variable("PROFILE") == "debug" {
         // So that tests see what is said then.
         cargo.args(["--features", "test-panics"]);

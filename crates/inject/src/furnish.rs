@@ -71,7 +71,6 @@ const NAME: &[u8] = b"farpool-sidecar\0";
 /// Auxiliary vector keys that are copied from the program: HWCAP, CLKTCK, HWCAP2, RSEQ sizes,
 /// HWCAP3, HWCAP4, MINSIGSTKSZ. They describe the machine, not the program.
 const AT_COPIED: [u64; 8] = [16, 17, 26, 27, 28, 29, 30, 51];
-const AT_SYSINFO_EHDR: u64 = 33;
 
 /// What is known of the program when the sidecar is furnished.
 #[derive(Debug)]
@@ -80,8 +79,6 @@ pub struct Host<'a> {
     /// Process id in its own namespace.
     pub own_pid: i32,
     pub auxiliary: &'a [(u64, u64)],
-    /// Start of the vdso, if the program has one.
-    pub vdso: Option<u64>,
 }
 
 /// A sidecar that runs.
@@ -368,6 +365,8 @@ impl Work<'_> {
 /// Number of the image in the sidecar until it is mapped.
 const IMAGE_FD: u64 = 5;
 
+/// Without AT_SYSINFO_EHDR: the program can unmap or move its vDSO at any time (valgrind, CRIU and
+/// gVisor do), so the sidecar makes system calls where others ask the vDSO.
 fn pairs(image: &Image, base: u64, host: &Host) -> Vec<(u64, u64)> {
     const AT_PHDR: u64 = 3;
     const AT_PHENT: u64 = 4;
@@ -389,7 +388,6 @@ fn pairs(image: &Image, base: u64, host: &Host) -> Vec<(u64, u64)> {
         (AT_SECURE, 0),
     ];
     pairs.extend(host.auxiliary.iter().filter(|(key, _)| AT_COPIED.contains(key)));
-    pairs.extend(host.vdso.map(|start| (AT_SYSINFO_EHDR, start)));
     pairs
 }
 

@@ -145,10 +145,8 @@ fn enter(
     let tid = sidecar.tid;
     // The same address space, read when nothing is stopped any more.
     let auxiliary = procfs::auxiliary(tid);
-    let mappings = procfs::mappings(tid).unwrap_or_default();
-    let vdso = mappings.iter().find(|m| m.name == "[vdso]").map(|m| m.start);
     let host =
-        Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary, vdso };
+        Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary };
     let furnished = furnish::furnish(sidecar, image, setup, &host);
     if furnished.is_err() && child.is_some() {
         stopped.release();

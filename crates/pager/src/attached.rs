@@ -74,6 +74,7 @@ impl Attached {
     /// Prepares everything; starts nothing. The value lives for ever.
     pub fn prepare(attachment: Attachment) -> Result<&'static Attached, StartError> {
         panics::end_loudly();
+        sys::begin_to_count_ticks();
         sys::set_program(attachment.program);
         let wish = apart::address(Board::BYTES);
         let board: &'static Board = Box::leak(Box::new(Board::adopt(&attachment.board, wish)?));

@@ -5,6 +5,7 @@
 
 mod memory;
 mod say;
+mod stamp;
 mod threads;
 
 use std::sync::atomic::AtomicU32;
@@ -15,6 +16,7 @@ use rustix::thread::futex;
 
 pub use memory::*;
 pub use say::*;
+pub use stamp::*;
 pub use threads::*;
 
 /// The process whose memory is paged; 0: the calling one. A sidecar is a process of its own in the program's memory.

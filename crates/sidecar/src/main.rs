@@ -143,6 +143,8 @@ fn start() -> i32 {
 /// C's main: Rust's own start-up would install signal handlers and look at the standard streams.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
-extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
+extern "C" fn main(_argc: i32, _argv: *const *const u8, _environment: *mut *mut u8) -> i32 {
+    #[cfg(feature = "injected")]
+    raw::read_vector(_environment);
     start()
 }

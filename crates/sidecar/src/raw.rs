@@ -257,6 +257,15 @@ pub fn new_userfaultfd(device: &OwnedFd) -> Result<OwnedFd, std::io::Error> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Has rustix read the auxiliary vector that the injector wrote, which names no vDSO. By itself it
+/// would ask the kernel for the program's, and read memory that the program may have unmapped.
+#[cfg(feature = "injected")]
+pub fn read_vector(environment: *mut *mut u8) {
+    // SAFETY: main's own environment, on the stack that the injector made, with the vector behind
+    // it; nothing of rustix was called before.
+    unsafe { rustix::param::init(environment) };
+}
+
 /// Ends the sidecar at once, without the C library's tidying up of memory that it shares.
 pub fn leave(code: i32) -> ! {
     // SAFETY: _exit has no conditions.

@@ -30,7 +30,7 @@ use crate::frames::{FrameRun, FrameSlot};
 use crate::page::Phase;
 use crate::panics::panic_if_asked;
 use crate::space::Page;
-use crate::sys;
+use crate::sys::{self, Stamp};
 
 /// Messages taken with one read.
 const MESSAGES: usize = 8;
@@ -71,7 +71,7 @@ struct Flight {
     page: Page,
     frame: Frame,
     demand: bool,
-    started: Instant,
+    started: Stamp,
 }
 
 /// See the module's description.
@@ -249,8 +249,12 @@ impl FaultThread {
 
     /// Looks at the deadlines of what is in flight when it is time, however many faults there are.
     fn check_deadlines(&mut self) {
+        // A look at the clock is a system call in a sidecar, and this is done at every fault.
+        if self.lane.in_flight() == 0 {
+            return;
+        }
         let now = Instant::now();
-        if self.lane.in_flight() > 0 && now >= self.expired + EXPIRY_STEP {
+        if now >= self.expired + EXPIRY_STEP {
             self.expired = now;
             self.lane.expire(now, &mut self.done);
         }
@@ -309,7 +313,7 @@ impl FaultThread {
     }
 
     fn serve(&mut self, event: Event, address: usize) {
-        let started = Instant::now();
+        let started = Stamp::now();
         let Some(page) = self.core.space.page_or_new(address) else {
             fail_closed(&format!("address {address:#x} is far but beyond the table of superpages"));
         };
@@ -418,7 +422,7 @@ impl FaultThread {
     }
 
     /// Requests a page that the caller has claimed, and what the prefetcher expects after it.
-    fn fetch(&mut self, page: Page, thread: u32, started: Instant) {
+    fn fetch(&mut self, page: Page, thread: u32, started: Stamp) {
         while self.places() < 1 + farpool_policy::MAX_PREFETCH_PAGES as usize {
             self.lane.wait(&mut self.done);
             self.land();
@@ -460,7 +464,7 @@ impl FaultThread {
 
     /// Gives each claimed page a frame, in neighbouring ones where there are any; prefetches that get none
     /// are dropped. Fills `reads`.
-    fn assign_frames(&mut self, started: Instant) {
+    fn assign_frames(&mut self, started: Stamp) {
         let mut next = 0;
         let is_copied = self.claimed.len() < LEAST_MOVED_PAGES || !self.core.frames.recycles();
         let copied = if is_copied { self.claimed.len() } else { 0 };
@@ -498,7 +502,7 @@ impl FaultThread {
         }
     }
 
-    fn depart(&mut self, claimed: usize, frame: Frame, started: Instant) {
+    fn depart(&mut self, claimed: usize, frame: Frame, started: Stamp) {
         let page = self.claimed[claimed];
         let state = page.cell().load();
         let Some(at) = self.core.place(page, state.layer()) else {
@@ -638,8 +642,8 @@ impl FaultThread {
         let _ = self.core.uffd.wake(page.address(), PAGE_BYTES);
     }
 
-    fn record(&self, started: Instant, fetched: bool) {
-        let latency_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    fn record(&self, started: Stamp, fetched: bool) {
+        let latency_ns = started.elapsed_ns();
         let slot = self.core.slot;
         let histogram = if fetched { &slot.fetch_latency } else { &slot.other_latency };
         histogram.record(latency_ns);

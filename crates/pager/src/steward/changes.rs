@@ -94,6 +94,7 @@ impl Steward {
             self.keep_lease();
             self.free_empty();
             self.thaw_unshared();
+            sys::measure_ticks();
             let is_quiet = looks.changed.elapsed() > QUIET_AFTER;
             let step = if is_quiet { QUIET_STEP } else { LOOK_STEP };
             self.core.layout.wait_for_changes(bell, step);
