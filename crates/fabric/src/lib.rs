@@ -30,3 +30,4 @@ pub use link::{Link, LinkPage, PageDone, PageFault};
 pub use session::{ConnectError, Session};
 pub use shm::ShmLink;
 pub use stream::StreamLink;
+pub use sys::peer_user;

@@ -10,6 +10,8 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
+use crate::sys;
+
 /// Somebody whose blade this user did not mean to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stranger {
@@ -21,7 +23,7 @@ pub(crate) struct Stranger {
 
 /// Who listens at the other end of a connected unix socket, if it is a stranger.
 pub(crate) fn stranger(socket: BorrowedFd<'_>, path: &Path) -> Result<Option<Stranger>, Errno> {
-    let owner = rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw();
+    let owner = sys::peer_user(socket)?;
     let user = rustix::process::geteuid().as_raw();
     let is_known = owner == 0 || owner == user || keeper_of(path) == Some(owner);
     Ok((!is_known).then_some(Stranger { owner, user }))

@@ -496,12 +496,12 @@ fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Er
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
     // Who has the userfaultfd can put pages into this program.
-    let keeper = rustix::net::sockopt::socket_peercred(&socket)?.uid;
-    if !keeper.is_root() && keeper != rustix::process::geteuid() {
+    let keeper = farpool_pool::peer_user(socket.as_fd())?;
+    if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(format!(
             "{} is served by user {}, neither this user nor root, and does not get this program's userfaultfd",
             path.display(),
-            keeper.as_raw()
+            keeper
         )));
     }
     let descriptors = [uffd.as_fd()];
