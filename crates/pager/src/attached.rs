@@ -81,7 +81,7 @@ impl Attached {
         let (start, bytes) = board.range();
         sys::keep_from_children(start, bytes)?;
         let pager = Pager::with_board(board, Path::new(""))?;
-        pager.slot().set_name(program_name(attachment.program).as_bytes());
+        pager.slot().set_name(program_name(sys::program_in_proc()).as_bytes());
         let of_process = |file| move |error| StartError::of_process(file, error);
         let files = Files {
             uffd: attachment.uffd,

@@ -531,10 +531,13 @@ fn client_id() -> Result<ClientId, std::io::Error> {
 }
 
 fn claim_slot(board: &'static Board) -> Result<&'static Slot, StartError> {
-    let pid = sys::program_pid();
+    let (pid, ticks) = sys::program_to_keeper().unwrap_or_else(|| {
+        let pid = sys::program_pid();
+        (pid, start_ticks(pid))
+    });
     let lack =
         || if board.lacks_room() { StartError::NoRoom } else { StartError::TooManyProcesses };
-    let slot = board.claim(pid, start_ticks(pid)).ok_or_else(lack)?;
+    let slot = board.claim(pid, ticks).ok_or_else(lack)?;
     slot.set_name(sys::thread_name().as_bytes());
     Ok(slot)
 }

@@ -21,6 +21,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::authority;
 use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
+use crate::keeper::start_ticks;
 use crate::rights;
 use crate::rooms::{ADDRESS_ROOM_MIB, check_limits, lift_limits};
 use crate::say::say;
@@ -302,6 +303,11 @@ impl Nursery {
         if self.programs_stay {
             start += " STAYING";
         }
+        let program_pid = pid.unsigned_abs();
+        if let Some(ticks) = start_ticks(program_pid) {
+            // In its own process-id namespace it may have another number.
+            start += &format!(" PROGRAM={program_pid}:{ticks}");
+        }
         if may_change_policies() {
             start += " NICE";
         }
@@ -537,6 +543,11 @@ impl Ward {
 
     /// What the end of the sidecar means. Its program may end at the same moment.
     fn end(&self) -> News {
+        // With the first process of a process-id namespace the kernel ends all that are in it, the
+        // sidecar before that is seen to have ended.
+        if !is_over(&self.program) {
+            await_end(&self.program);
+        }
         if is_over(&self.program) && self.children.is_empty() {
             News::Gone
         } else {

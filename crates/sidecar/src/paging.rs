@@ -202,7 +202,7 @@ fn take(place: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
 }
 
 /// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives threads the policy that
-/// they ask for.
+/// they ask for. PROGRAM=PID:TICKS: what the keeper calls the program, and when that started.
 pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), String> {
     let has = |wanted| words.split(' ').any(|word| word == wanted);
     STAYS.store(has("STAYING"), SeqCst);
@@ -210,6 +210,9 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).take();
     let made = made.ok_or("MAKE comes before START")?;
     let program = u32::try_from(host).map_err(|_| "the program has no process id")?;
+    if let Some((pid, ticks)) = words.split(' ').find_map(program_to_keeper) {
+        farpool_pager::sys::set_program_to_keeper(pid, ticks);
+    }
     let (claimed, inherited) = (take(&CLAIMED), take(&INHERITED));
     // Both or neither: where pages are is of no use without the userfaultfd of their memory.
     let (uffd, inherited) = match (claimed, inherited) {
@@ -233,6 +236,11 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     let body = Box::new(move || tell(&end_of(attached)));
     let begun: Result<Arc<_>, _> = farpool_pager::sys::spawn(c"farpool-steward", false, body);
     begun.map(|_| ()).map_err(|error| format!("the steward's thread cannot be started: {error}"))
+}
+
+fn program_to_keeper(word: &str) -> Option<(u32, u64)> {
+    let (pid, ticks) = word.strip_prefix("PROGRAM=")?.split_once(':')?;
+    Some((pid.parse().ok()?, ticks.parse().ok()?))
 }
 
 /// The keeper has ended, with its end of the control socket.
@@ -291,4 +299,17 @@ pub fn tell(message: &str) {
 fn control_socket() -> BorrowedFd<'static> {
     // SAFETY: the control socket stays open for the life of the sidecar.
     unsafe { BorrowedFd::borrow_raw(CONTROL_FD) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_has_its_keepers_number() {
+        assert_eq!(program_to_keeper("PROGRAM=7:100"), Some((7, 100)));
+        for word in ["START", "PROGRAM=7", "PROGRAM=:1", "PROGRAM=-7:1"] {
+            assert_eq!(program_to_keeper(word), None, "{word}");
+        }
+    }
 }

@@ -29,7 +29,7 @@ pub enum Look {
 
 impl Host {
     /// Whether the program still has this address space. Errs on the side of yes when /proc is
-    /// not there: the pidfd tells of the end then.
+    /// not there, or another namespace's: the pidfd tells of the end then.
     pub fn shares_memory(&self) -> bool {
         match self.look() {
             Look::Shared => true,
@@ -57,6 +57,10 @@ impl Host {
     }
 
     fn some_thread_shares(&self) -> bool {
+        // In another namespace's list the numbers are other tasks'.
+        if !farpool_pager::sys::proc_has_own_numbers() {
+            return true;
+        }
         let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else { return true };
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
         ids.into_iter().any(|task| self.look_at(task) == Look::Shared)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use farpool_uffd::PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{program_pid, sidecars_program};
+use super::{program_in_proc, sidecars_program};
 
 /// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
 /// comes for each 256 MiB of far memory).
@@ -155,7 +155,7 @@ pub fn read_numbers(statm: &OwnedFd) -> Option<[u64; 7]> {
 pub fn open_own_tasks() -> Result<OwnedFd, Error> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = format!("/proc/{}/task", program_pid());
+    let path = format!("/proc/{}/task", program_in_proc());
     Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?)
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-use super::program_pid;
+use super::{program_in_proc, program_pid};
 
 /// Who prints messages for this process: a sidecar's keeper.
 static SAYER: OnceLock<fn(&str)> = OnceLock::new();
@@ -68,7 +68,7 @@ fn write_without_waiting(file: &OwnedFd, line: &[u8]) -> bool {
 
 fn write_to_reopened(line: &[u8]) {
     use rustix::fs::{Mode, OFlags};
-    let pid = program_pid();
+    let pid = program_in_proc();
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let path = format!("/proc/{pid}/fd/2");
