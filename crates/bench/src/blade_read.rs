@@ -51,6 +51,7 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
         quota_bytes,
         deadline: DEADLINE,
         allow_remote_tcp: false,
+        asks: None,
         descriptors: Arc::new(DescriptorSet::default()),
     }))
 }

@@ -26,6 +26,7 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         quota_bytes: u64::MAX,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
+        asks: None,
         descriptors: Arc::new(DescriptorSet::default()),
     };
     let connected: Result<Control, ConnectError> = Control::connect(Arc::new(session), 0);

@@ -95,6 +95,7 @@ impl Far {
             quota_bytes: place.bytes,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            asks: None,
         })
         .expect("the blade lets it in");
         let segment = pool.create_segment().expect("a segment");

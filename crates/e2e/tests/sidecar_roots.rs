@@ -1,11 +1,14 @@
-//! Programs that do not have what their keeper has. Each checks every page that it reads.
+//! Programs that do not have what their keeper has: another root directory, other namespaces,
+//! another user, no vDSO. Each checks every page that it reads.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use farpool_e2e::jobs::{PATIENCE, compile_c, require_limit, scratch};
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::jobs::{PATIENCE, allowed_bytes, compile_c, require_limit, scratch};
 use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::tree::Peak;
-use farpool_e2e::{have, turn};
+use farpool_e2e::{binaries, have, skip, tree, turn, wait_until};
 
 const LIMIT_MIB: u64 = 32;
 const LIMIT: &str = "32MiB";
@@ -15,18 +18,22 @@ type Starter<'a> = (&'a str, &'a [&'a str]);
 /// A C program in a directory of its own, which may become its root directory.
 struct Program {
     path: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Program {
     fn new(name: &str, source: &str, options: &[&str]) -> Program {
         let directory = scratch();
-        Program { path: compile_c(name, source, options, directory.path()), _directory: directory }
+        Program { path: compile_c(name, source, options, directory.path()), directory }
     }
 
     /// Fills 96 MiB and checks them.
     fn fills(options: &[&str]) -> Program {
         Program::new("vdso", include_str!("sidecar/vdso.c"), options)
+    }
+
+    fn root(&self) -> &Path {
+        self.directory.path()
     }
 }
 
@@ -39,12 +46,7 @@ fn succeeds(run: Run, (command, words): Starter<'_>, program: &Path, mode: &str)
     assert_eq!(outcome.stderr, "", "{command} {words:?}");
 }
 
-fn run_at(
-    run: Run,
-    (command, words): Starter<'_>,
-    program: &Path,
-    mode: &str,
-) -> (Outcome, u64) {
+fn run_at(run: Run, (command, words): Starter<'_>, program: &Path, mode: &str) -> (Outcome, u64) {
     let run = run.program(command).args(words).arg(program).arg(mode).patience(PATIENCE);
     let running = run.start();
     let peak = Peak::watch(running.pid());
@@ -54,6 +56,20 @@ fn run_at(
 
 fn sidecar() -> Run {
     Run::through(Door::Sidecar, LIMIT)
+}
+
+/// Whether namespaces can be made, root directories changed and users become others.
+fn may_go_elsewhere(commands: &[&str]) -> bool {
+    if !have("gcc") || !commands.iter().all(|command| have(command)) {
+        return false;
+    }
+    let mut namespaces = Command::new("unshare");
+    namespaces.args(["-pnmf", "--mount-proc", "true"]);
+    let may = namespaces.output().is_ok_and(|output| output.status.success());
+    if !may {
+        skip("this user may make no namespaces (needs root)");
+    }
+    may
 }
 
 /// The sidecar lives in its program's memory and asks the kernel for the time.
@@ -85,4 +101,134 @@ fn a_program_under_valgrind_is_far() {
     outcome.require_success().require_far();
     require_limit(&outcome, peak_bytes, 64);
     assert_eq!(outcome.stdout, "stay: 0 wrong\n", "{}", outcome.stderr);
+}
+
+/// Its numbers of processes are others than its keeper's, in a /proc of its own or in the keeper's.
+#[test]
+fn a_program_in_a_process_id_namespace_is_far() {
+    if !may_go_elsewhere(&["unshare"]) {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::fills(&["-static"]);
+    for words in [&["-pf", "--mount-proc"][..], &["-pf"]] {
+        succeeds(sidecar(), ("unshare", words), &program.path, "stay");
+    }
+}
+
+/// The private blade's socket is not in the program's root directory.
+#[test]
+fn a_program_with_another_root_directory_is_far() {
+    if !may_go_elsewhere(&["unshare", "chroot"]) {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::fills(&["-static"]);
+    std::fs::create_dir(program.root().join("proc")).expect("mkdir");
+    let script = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" /vdso \"$2\"";
+    let root = program.root().to_string_lossy().into_owned();
+    let words = ["-m", "sh", "-c", script, &root];
+    succeeds(sidecar(), ("unshare", &words), &program.path, "stay");
+}
+
+/// Only its keeper reaches a blade on loopback.
+#[test]
+fn a_program_in_a_network_namespace_is_far() {
+    if !may_go_elsewhere(&["unshare"]) {
+        return;
+    }
+    let _turn = turn();
+    let (program, blade) = (Program::fills(&["-static"]), Blade::start("512MiB"));
+    for transport in [Transport::Tcp, Transport::Unix] {
+        let run = sidecar().blade(&blade.address(transport));
+        succeeds(run, ("unshare", &["-n"]), &program.path, "stay");
+    }
+}
+
+/// The blade's socket is root's, mode 0600, as a blade makes it.
+#[test]
+fn a_program_of_another_user_uses_its_keepers_blade() {
+    if !may_go_elsewhere(&["setpriv"]) {
+        return;
+    }
+    let _turn = turn();
+    let (program, blade) = (Program::fills(&["-static"]), Blade::start("512MiB"));
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(program.root(), open).expect("chmod");
+    let run = sidecar().blade(&blade.address(Transport::Unix));
+    let words = ["--reuid", "nobody", "--clear-groups"];
+    succeeds(run, ("setpriv", &words), &program.path, "stay");
+}
+
+/// Everything moves to a blade that is named later, which only the keeper reaches, too.
+#[test]
+fn a_blade_that_is_added_is_reached_by_the_keeper() {
+    if !may_go_elsewhere(&["unshare"]) {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("verify", include_str!("sidecar/verify.c"), &["-static"]);
+    let (first, second) = (Blade::start("512MiB"), Blade::start("512MiB"));
+    let run = sidecar().blade(&first.address(Transport::Tcp));
+    let run = run.program("unshare").arg("-n").arg(&program.path).args(["96", "2"]);
+    let mut running = run.patience(PATIENCE).start();
+    running.wait_for_output("ready", 1);
+    let pid = running.program_pid();
+    let (added, left) = (second.address(Transport::Tcp), first.address(Transport::Tcp));
+    let mut blades = Command::new(binaries::program("farpool"));
+    blades.args(["blades", &pid.to_string(), "--add", &added, "--leave", &left, "--wait"]);
+    let output = blades.output().expect("farpool blades");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said} {}", running.stderr());
+    drop(first);
+    for signal in [libc::SIGUSR1, libc::SIGTERM] {
+        tree::signal(pid, signal);
+        if signal == libc::SIGUSR1 {
+            running.wait_for_output("checked", 1);
+        }
+    }
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert!(outcome.stdout.ends_with("ends\n"), "{} {}", outcome.stdout, outcome.stderr);
+}
+
+/// Attaches to what a command starts elsewhere, and leaves it again.
+fn is_attached_to_and_left(command: &str, words: &[&str], program: &Path) {
+    let run = Run::local(command).args(words).arg(program).args(["96", "1"]);
+    let mut running = run.patience(PATIENCE).start();
+    running.wait_for_output("ready", 1);
+    let is_program = |pid: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| name.trim_end() == "verify")
+    };
+    let tree = || tree::descendants(running.pid()).into_iter().chain([running.pid()]);
+    let pid = wait_until("the program", PATIENCE, || tree().find(is_program));
+    let mut keeper = Run::attach(pid, LIMIT).patience(PATIENCE).start();
+    keeper.wait_for_output("of local memory now", 1);
+    wait_until("the resident set to fit", PATIENCE, || {
+        (tree::resident_bytes(pid)? <= allowed_bytes(LIMIT_MIB)).then_some(())
+    });
+    tree::signal(pid, libc::SIGUSR1);
+    running.wait_for_output("checked", 1);
+    tree::signal(keeper.pid(), libc::SIGTERM);
+    keeper.finish().require_success();
+    assert_eq!(tree::sidecars_in(pid), [0; 0], "a sidecar is left");
+    tree::signal(pid, libc::SIGTERM);
+    let outcome = running.finish();
+    assert!(outcome.stdout.ends_with("ends\n"), "{} {}", outcome.stdout, outcome.stderr);
+    outcome.require_success();
+}
+
+#[test]
+fn who_is_elsewhere_is_attached_to_and_left() {
+    if !may_go_elsewhere(&["unshare", "chroot"]) {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("verify", include_str!("sidecar/verify.c"), &["-static"]);
+    is_attached_to_and_left("unshare", &["-pf", "--mount-proc", "--kill-child"], &program.path);
+    std::fs::create_dir(program.root().join("proc")).expect("mkdir");
+    let script = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" /verify \"$2\" \"$3\"";
+    let root = program.root().to_string_lossy().into_owned();
+    is_attached_to_and_left("unshare", &["-m", "sh", "-c", script, &root], &program.path);
 }

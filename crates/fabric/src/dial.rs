@@ -5,7 +5,7 @@
 //! nothing sent over an earlier connection of the slot can take effect any more; so what was not
 //! answered there may be repeated.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,8 +17,9 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::descriptor::Descriptor;
-use crate::peer;
+use crate::asked;
+use crate::descriptor::{Descriptor, DescriptorSet};
+use crate::peer::{self, Stranger};
 use crate::session::{ConnectError, Session};
 use crate::sys;
 
@@ -40,12 +41,15 @@ pub(crate) struct Dialer {
 /// An attempt under way.
 #[derive(Debug)]
 pub(crate) struct Dial {
+    /// The blade's, or what the answer comes on if somebody was asked for that.
     socket: Descriptor,
+    is_asked: bool,
     connected: bool,
     hello: Vec<u8>,
     sent: usize,
     answer: Vec<u8>,
     blade_id: Option<u64>,
+    descriptors: Arc<DescriptorSet>,
 }
 
 /// What the blade said when it let us in.
@@ -60,6 +64,10 @@ pub(crate) struct Greeting {
 pub(crate) enum DialError {
     #[error("nobody serves there ({0})")]
     Gone(Errno),
+    #[error("this user may not connect to it ({0})")]
+    Forbidden(Errno),
+    #[error("it is none of the blades that farpool was given")]
+    NotMeant,
     #[error("it cannot be reached ({0})")]
     Later(Errno),
     #[error("it closed the connection instead of greeting")]
@@ -71,7 +79,7 @@ pub(crate) enum DialError {
     #[error("it was started anew and no longer has what this client stored there")]
     Restarted,
     #[error("its process is of user {}", .0.owner)]
-    Stranger(peer::Stranger),
+    Stranger(Stranger),
     #[error("no descriptor is left in this process")]
     Descriptors,
 }
@@ -88,14 +96,39 @@ impl DialError {
         }
     }
 
-    fn of_connect(errno: Errno) -> Self {
+    pub(crate) fn of_connect(errno: Errno) -> Self {
         match errno {
-            Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::NOTSOCK => {
-                DialError::Gone(errno)
-            }
+            Errno::CONNREFUSED | Errno::NOENT | Errno::NOTSOCK => DialError::Gone(errno),
+            Errno::ACCESS | Errno::PERM => DialError::Forbidden(errno),
             Errno::MFILE | Errno::NFILE => DialError::Descriptors,
             other => DialError::Later(other),
         }
+    }
+
+    /// What the kernel said, as far as that is so.
+    pub(crate) fn errno(self) -> Errno {
+        match self {
+            DialError::Gone(errno) | DialError::Forbidden(errno) | DialError::Later(errno) => errno,
+            // Of whoever opens connections, not of whoever asked him.
+            _ => Errno::NOBUFS,
+        }
+    }
+}
+
+/// Opens a connection, which may be under way. Before anything is said: a unix socket's listener is
+/// known once it is connected.
+pub(crate) fn open(
+    address: &Address,
+    may_serve: impl Fn(&Stranger) -> bool,
+) -> Result<OwnedFd, DialError> {
+    let (Address::Unix(path) | Address::Shm(path)) = address else {
+        let Address::Tcp(at) = address else { return Err(DialError::NotMeant) };
+        return sys::connect_tcp(at).map_err(DialError::of_connect);
+    };
+    let socket = sys::connect_unix(path).map_err(DialError::of_connect)?;
+    match peer::stranger(socket.as_fd(), path).map_err(DialError::Later)? {
+        Some(stranger) if !may_serve(&stranger) => Err(DialError::Stranger(stranger)),
+        _ => Ok(socket),
     }
 }
 
@@ -110,25 +143,21 @@ impl Dialer {
     /// Starts the next attempt.
     pub(crate) fn dial(&mut self) -> Result<Dial, DialError> {
         self.generation += 1;
-        let socket = match &self.session.address {
-            Address::Unix(path) | Address::Shm(path) => sys::connect_unix(path),
-            Address::Tcp(at) => sys::connect_tcp(at),
-        };
-        let socket = socket.map_err(DialError::of_connect)?;
-        self.check_peer(&socket)?;
-        let socket = self.session.descriptors.adopt(socket).map_err(DialError::of_connect)?;
-        let hello = self.hello().map_err(DialError::Wire)?;
-        let answer = Vec::with_capacity(ANSWER_LIMIT_BYTES);
-        Ok(Dial { socket, connected: false, hello, sent: 0, answer, blade_id: self.blade_id })
-    }
-
-    /// Before anything is said to it: a unix socket's listener is known once it is connected.
-    fn check_peer(&self, socket: impl AsFd) -> Result<(), DialError> {
-        let (Address::Unix(path) | Address::Shm(path)) = &self.session.address else {
-            return Ok(());
-        };
-        let stranger = peer::stranger(socket.as_fd(), path).map_err(DialError::Later)?;
-        stranger.map_or(Ok(()), |stranger| Err(DialError::Stranger(stranger)))
+        let Session { address, descriptors, asks, .. } = &*self.session;
+        let asked = asks.map_or(Ok(None), |ask| ask(address)).map_err(DialError::of_connect)?;
+        let is_asked = asked.is_some();
+        let socket = asked.map_or_else(|| open(address, |_| false), Ok)?;
+        let socket = descriptors.adopt(socket).map_err(DialError::of_connect)?;
+        Ok(Dial {
+            socket,
+            is_asked,
+            connected: false,
+            hello: self.hello().map_err(DialError::Wire)?,
+            sent: 0,
+            answer: Vec::with_capacity(ANSWER_LIMIT_BYTES),
+            blade_id: self.blade_id,
+            descriptors: Arc::clone(descriptors),
+        })
     }
 
     fn hello(&self) -> Result<Vec<u8>, WireError> {
@@ -173,8 +202,9 @@ impl Dialer {
                 self.met(&greeting);
                 return Ok((dial.socket, greeting));
             }
-            let what = if dial.connected { PollFlags::IN } else { PollFlags::OUT };
-            if !sys::wait_until(dial.socket.as_fd(), what, until).map_err(DialError::Later)? {
+            if !sys::wait_until(dial.socket.as_fd(), dial.awaits(), until)
+                .map_err(DialError::Later)?
+            {
                 return Err(DialError::Later(Errno::TIMEDOUT));
             }
         }
@@ -185,9 +215,14 @@ impl Dialer {
         let address = self.session.address.to_string();
         match error {
             DialError::Refused(code) => ConnectError::Refused { address, code },
-            DialError::Stranger(peer::Stranger { owner, user }) => {
+            DialError::Stranger(Stranger { owner, user }) => {
                 ConnectError::Stranger { address, owner, user }
             }
+            DialError::Forbidden(errno) => {
+                let user = rustix::process::geteuid().as_raw();
+                ConnectError::Forbidden { address, user, reason: errno.to_string() }
+            }
+            DialError::NotMeant => ConnectError::NotMeant { address },
             DialError::Descriptors => ConnectError::Descriptors { address },
             other => ConnectError::Lost { address, reason: other.to_string() },
         }
@@ -203,8 +238,27 @@ impl Dial {
         self.socket
     }
 
+    /// What the next step waits for on the descriptor.
+    fn awaits(&self) -> PollFlags {
+        if self.is_asked || self.connected { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Takes the blade's socket from who was asked for it; false: it is not there yet.
+    fn is_open(&mut self) -> Result<bool, DialError> {
+        if self.is_asked
+            && let Some(socket) = asked::take(self.socket.as_fd())?
+        {
+            self.socket = self.descriptors.adopt(socket).map_err(DialError::of_connect)?;
+            self.is_asked = false;
+        }
+        Ok(!self.is_asked)
+    }
+
     /// Goes as far as it can without waiting; the greeting once it is there.
     pub(crate) fn advance(&mut self) -> Result<Option<Greeting>, DialError> {
+        if !self.is_open()? {
+            return Ok(None);
+        }
         if !self.connected {
             self.connected = sys::connected(self.socket.as_fd()).map_err(DialError::of_connect)?;
         }

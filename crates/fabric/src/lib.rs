@@ -7,6 +7,7 @@
 //! All of it runs on pager threads inside arbitrary programs: system calls are made directly, nothing is
 //! printed, looked up or spawned, no signal is touched, and moving pages allocates nothing once warm.
 
+mod asked;
 mod control;
 mod descriptor;
 mod dial;
@@ -20,6 +21,7 @@ mod shm;
 mod stream;
 mod sys;
 
+pub use asked::{Ask, answer};
 pub use control::{Answer, CallError, Control};
 pub use descriptor::{DESCRIPTOR_FLOOR, DESCRIPTOR_LIMIT, Descriptor, DescriptorSet};
 pub use farpool_policy::Meters;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use farpool_wire::{Address, ClientId, ErrorCode, Grant, Purpose};
 
+use crate::asked::Ask;
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
 
@@ -31,6 +32,8 @@ pub struct Session {
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
+    /// Who opens the connections in this process's stead, if somebody does.
+    pub asks: Option<Ask>,
     /// Where the connections' descriptors are kept.
     pub descriptors: Arc<DescriptorSet>,
 }
@@ -45,6 +48,28 @@ pub enum ConnectError {
         address: String,
         /// What happened.
         reason: String,
+    },
+    /// It may be there, but who opens the connection may not.
+    #[error(
+        "user {user} may not connect to blade {address} ({reason}): open its socket and the \
+         folders above it to that user (chmod, or a group), or run farpool as one who may"
+    )]
+    Forbidden {
+        /// The blade's address.
+        address: String,
+        /// Who asks.
+        user: u32,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// Whoever opens the connections was not told of it.
+    #[error(
+        "blade {address} is none of those that farpool was given, and it connects this program to \
+         no others; name it with --blade, or add it with `farpool blades --add`"
+    )]
+    NotMeant {
+        /// The blade's address.
+        address: String,
     },
     /// It can be reached but refuses this client.
     #[error("blade {address} refuses this client: {code}")]

@@ -145,8 +145,7 @@ fn enter(
     let tid = sidecar.tid;
     // The same address space, read when nothing is stopped any more.
     let auxiliary = procfs::auxiliary(tid);
-    let host =
-        Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary };
+    let host = Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary };
     let furnished = furnish::furnish(sidecar, image, setup, &host);
     if furnished.is_err() && child.is_some() {
         stopped.release();

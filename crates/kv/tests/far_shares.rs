@@ -31,6 +31,7 @@ fn share(number: u64, blade: &Serving) -> Share {
         quota_bytes: ZONES * ZONE_BYTES,
         deadline: PATIENCE,
         allow_remote_tcp: false,
+        asks: None,
     })
     .unwrap();
     let segment = pool.create_segment().unwrap();

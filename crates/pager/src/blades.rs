@@ -43,6 +43,7 @@ pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
         quota_bytes: settings.quota_bytes,
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
+        asks: sys::dialer(),
     });
     for (at, entry) in (0_u8..).zip(&mut blades.entries) {
         let Some(blade) = entry else { continue };

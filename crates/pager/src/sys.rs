@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use farpool_pool::Ask;
 use rustix::thread::futex;
 
 pub use memory::*;
@@ -67,6 +68,19 @@ pub fn program_in_proc() -> u32 {
 pub fn proc_has_own_numbers() -> bool {
     let seen = rustix::fs::readlink("/proc/self", Vec::new());
     seen.is_ok_and(|seen| seen.to_bytes() == std::process::id().to_string().as_bytes())
+}
+
+/// Who opens connections to blades in this process's stead.
+static DIALER: OnceLock<Ask> = OnceLock::new();
+
+/// Has connections to blades opened by whom `ask` asks. The first call counts.
+pub fn set_dialer(ask: Ask) {
+    let _ = DIALER.set(ask);
+}
+
+/// None: this process opens them itself.
+pub fn dialer() -> Option<Ask> {
+    DIALER.get().copied()
 }
 
 /// Ends the program at once: whatever it waits for will not come, and it must not go on without.

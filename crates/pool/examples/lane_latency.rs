@@ -116,6 +116,7 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
         quota_bytes: 1 << 30,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
+        asks: None,
     })?;
     let segment = pool.create_segment()?;
     (0..SUPERPAGES).try_for_each(|sma| pool.allocate_superpage(segment, sma))?;

@@ -85,6 +85,7 @@ impl World {
             quota_bytes: memory_bytes,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
+            asks: None,
         })?;
         let segment = pool.create_segment()?;
         Ok((World { blades, pool, here: BladeIndex(0), at: 0 }, segment))

@@ -185,6 +185,7 @@ impl Blade {
             quota_bytes: config.quota_bytes,
             deadline: config.deadline,
             allow_remote_tcp: config.allow_remote_tcp,
+            asks: config.asks,
             descriptors: Arc::clone(&shared.descriptors),
         };
         Blade {

@@ -184,9 +184,9 @@ pub enum PoolError {
     /// The kernel gave no random numbers for a client id.
     #[error("the kernel gave no random numbers for a client id; try again")]
     NoRandom,
-    /// The blade behind a unix socket is run by somebody whom this user did not choose.
+    /// The blade may be there, but this client may not use it, or must not.
     #[error("{0}")]
-    Stranger(ConnectError),
+    Barred(ConnectError),
     /// This process cannot hold more descriptors.
     #[error("no descriptor left for the connection to blade {address}; raise `ulimit -n`")]
     Descriptors {
@@ -203,7 +203,9 @@ impl From<ConnectError> for PoolError {
                 PoolError::Refused { address, reason: code.to_string() }
             }
             ConnectError::RemoteTcp { address } => PoolError::RemoteTcp { address },
-            stranger @ ConnectError::Stranger { .. } => PoolError::Stranger(stranger),
+            barred @ (ConnectError::Stranger { .. }
+            | ConnectError::Forbidden { .. }
+            | ConnectError::NotMeant { .. }) => PoolError::Barred(barred),
             ConnectError::Descriptors { address } => PoolError::Descriptors { address },
         }
     }

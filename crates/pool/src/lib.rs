@@ -20,7 +20,8 @@ mod types;
 
 pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{
-    Address, AddressError, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit, peer_user,
+    Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
+    peer_user,
 };
 pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;

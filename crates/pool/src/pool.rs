@@ -108,6 +108,9 @@ impl Pool {
                 Err(PoolError::BladeLost { reason, .. }) => {
                     self.shared.blades[usize::from(blade.0)].lose(&reason);
                 }
+                Err(PoolError::Barred(error)) => {
+                    self.shared.blades[usize::from(blade.0)].lose(&error.to_string());
+                }
                 connected => connected?,
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{Address, ClientId, ClientLimits, Grant};
+use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
 
 use farpool_wire::{PAGES_PER_SUPERPAGE, SegmentToken};
 
@@ -55,6 +55,8 @@ pub struct PoolConfig {
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
+    /// Who opens the connections in this process's stead, if somebody does.
+    pub asks: Option<Ask>,
 }
 
 /// A client id nobody else has: 128 random bits from the kernel.

@@ -30,7 +30,7 @@ use crate::strain::Strain;
 use crate::talk::printable;
 use crate::waits::is_over;
 use crate::wards::{self, LEAVE, Wards};
-use crate::{Door, RunError, RunOptions, needs, stats};
+use crate::{Door, RunError, RunOptions, dialing, needs, stats};
 
 /// Name of a file in the directory of a run that was attached: its keeper may be told to leave. It
 /// has the number of the process, and when the keeper started.
@@ -139,6 +139,7 @@ pub fn attach(
     let directory = RunDirectory::make()?;
     let (blades, private_blade) = keeper::blades(options, &directory)?;
     let board_path = directory.join(BOARD);
+    blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
     let settings = keeper::settings(options, blades, Path::new(name.trim_end()));
     let board = Arc::new(Board::create(&board_path, &settings)?);
     keeper::open_to_others(&directory)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, address_fits};
 use farpool_wire::Address;
 
-use crate::RunError;
+use crate::{RunError, dialing};
 
 /// One blade of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +67,8 @@ impl<'a> RunBlades<'a> {
         .collect()
     }
 
-    /// Adds a blade; memory is taken from it from now on.
-    pub fn add(&self, offer: &BladeOffer) -> Result<(usize, u32), RunError> {
+    /// Adds a blade; memory is taken from it from now on. `folder` is the run's.
+    pub fn add(&self, offer: &BladeOffer, folder: &Path) -> Result<(usize, u32), RunError> {
         let address = &offer.address;
         let refused = |reason: String| RunError::Address { address: address.clone(), reason };
         if let Err(error) = address.parse::<Address>() {
@@ -77,6 +77,8 @@ impl<'a> RunBlades<'a> {
         if !address_fits(address) {
             return Err(refused("it is too long for the board".into()));
         }
+        // Before sidecars read of it, and ask to be connected.
+        dialing::name(folder, address)?;
         self.board.header().blades.add(offer).ok_or(BladeChangeError::TooMany.into())
     }
 

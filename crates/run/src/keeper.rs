@@ -18,6 +18,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::blades::RunBlades;
 use crate::custody::{CUSTODY_SOCKET, Custody};
+use crate::dialing;
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::door::{self, Door, Means};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
@@ -80,6 +81,7 @@ fn run_recorded(
     let directory = RunDirectory::make()?;
     let (blades, private_blade) = blades(options, &directory)?;
     let board_path = directory.join(BOARD);
+    blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
     let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
     let custody_path = directory.join(CUSTODY_SOCKET);
     let custody = Custody::start(&custody_path)

@@ -12,6 +12,7 @@ mod births;
 mod blades;
 mod brakes;
 mod custody;
+mod dialing;
 mod directory;
 mod door;
 mod families;

@@ -188,6 +188,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         quota_bytes: 0,
         deadline: BLADE_WAIT.min(options.deadline),
         allow_remote_tcp: options.allow_remote_tcp,
+        asks: None,
         descriptors: Arc::new(DescriptorSet::default()),
     };
     let mut control = Control::connect(Arc::new(session), 0).map_err(RunError::BladeCheck)?;

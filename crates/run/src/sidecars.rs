@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use farpool_board::{BladeOffer, Board};
@@ -19,6 +19,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::authority;
+use crate::dialing;
 use crate::door::{DoorLack, Means};
 use crate::families::{self, Inherits};
 use crate::keeper::start_ticks;
@@ -152,6 +153,8 @@ pub enum News {
 pub struct Nursery {
     means: Means,
     board: File,
+    /// Where the board is.
+    folder: PathBuf,
     /// The programs outlive the keeper.
     programs_stay: bool,
     /// All far memory goes to memory files.
@@ -207,9 +210,10 @@ impl Nursery {
     ) -> Result<Nursery, SidecarError> {
         let has_files = Board::open(board, false)
             .is_ok_and(|board| are_files(&board.header().settings().blades));
+        let folder = board.parent().unwrap_or(board).to_owned();
         let board = File::options().read(true).write(true).open(board);
         let board = board.map_err(|error| SidecarError::Kernel { what: "the board", error })?;
-        Ok(Nursery { means, board, programs_stay, has_files })
+        Ok(Nursery { means, board, folder, programs_stay, has_files })
     }
 
     /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
@@ -276,6 +280,11 @@ impl Nursery {
                 .map_err(kernel("the control socket"))?;
         }
         lift_limits(sidecar.pid);
+        let dialer = dialing::serve(sidecar.pid, &self.folder).map_err(|error| {
+            SidecarError::Kernel { what: "a thread that opens connections to blades", error }
+        })?;
+        ask(pid, sidecar, "DIALER", Some(dialer.as_fd()), "NOTED", aside)?;
+        drop(dialer);
         let device = Some(self.means.device.as_fd());
         let (_, made) = ask(pid, sidecar, "MAKE", device, "MADE", aside)?;
         let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;

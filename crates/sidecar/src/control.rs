@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 use crate::watch::Host;
-use crate::{paging, raw, warden};
+use crate::{dialing, paging, raw, warden};
 
 /// Largest request; longer ones are cut by the kernel and then not understood.
 const MAX_REQUEST_BYTES: usize = 256;
@@ -67,6 +67,7 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
         "ARGS" => Ok((arguments(), None)),
         "RANGES" => Ok((ranges(), None)),
         "UFFD" => userfaultfd(fd),
+        "DIALER" => dialing::begin(fd).map(|()| ("NOTED".into(), None)),
         "MAKE" => paging::make(fd).map(|made| ("MADE".into(), Some(made))),
         start if start.split(' ').next() == Some("START") => {
             paging::start(host.pid, fd, start).map(|()| ("STARTED".into(), None))

@@ -12,6 +12,7 @@
 
 mod bereft;
 mod control;
+mod dialing;
 mod heap;
 mod libc_memory;
 mod lock;

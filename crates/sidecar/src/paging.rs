@@ -1,5 +1,7 @@
 //! The pager in the program: what the keeper asks of it on the control socket.
 //!
+//! DIALER, before all else: connections to blades are asked for on its socket ([`crate::dialing`]).
+//!
 //! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent back; the keeper,
 //! which has the right, shakes hands on it. START, with the board: paging begins, and goes on until LEAVE.
 //!

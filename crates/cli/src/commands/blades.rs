@@ -16,10 +16,11 @@ const LOOK_STEP: Duration = Duration::from_millis(50);
 /// Changes what is asked for, waits if asked to, and shows the blades.
 pub fn main(args: &BladesArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.add, Some(args.allow_remote_tcp))?;
-    let board = open_board(&board_of(args.pid)?)?;
+    let path = board_of(args.pid)?;
+    let (board, folder) = (open_board(&path)?, path.parent().unwrap_or(&path));
     let blades = RunBlades::new(&board);
     for address in &args.add {
-        blades.add(&BladeOffer::open(address.to_string()))?;
+        blades.add(&BladeOffer::open(address.to_string()), folder)?;
     }
     let mut left = Vec::new();
     for address in &args.leave {

@@ -61,6 +61,7 @@ fn ask(address: &Address) -> BladeAnswer {
         deadline: BLADE_DEADLINE,
         // The user named the address; only counters travel.
         allow_remote_tcp: true,
+        asks: None,
         descriptors: Arc::new(DescriptorSet::default()),
     };
     let mut control = Control::connect(Arc::new(session), 0).map_err(|error| error.to_string())?;

@@ -180,6 +180,7 @@ impl FakeBlade {
             quota_bytes: 1 << 30,
             deadline,
             allow_remote_tcp: false,
+            asks: None,
             descriptors: Arc::new(DescriptorSet::default()),
         })
     }

@@ -91,6 +91,7 @@ pub fn config(blades: &Blades) -> PoolConfig {
         quota_bytes: 8 << 30,
         deadline: AMPLE,
         allow_remote_tcp: false,
+        asks: None,
     }
 }
 

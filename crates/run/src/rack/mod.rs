@@ -109,6 +109,7 @@ impl RackRun {
         let mut agent = Agent {
             tenant,
             board: Arc::clone(board),
+            folder: directory.to_owned(),
             seats: Seats::default(),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
@@ -137,6 +138,8 @@ impl Drop for RackRun {
 struct Agent {
     tenant: Tenant,
     board: Arc<Board>,
+    /// The run's.
+    folder: PathBuf,
     seats: Seats,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
@@ -232,7 +235,7 @@ impl Agent {
         match action {
             Action::Add { key, place } => {
                 let offer = offer(&place, key.1, self.allow_remote_tcp)?;
-                match RunBlades::new(&self.board).add(&offer) {
+                match RunBlades::new(&self.board).add(&offer, &self.folder) {
                     Ok((entry, generation)) => self.seats.taken(key, entry, generation),
                     Err(error) => self.say(&error.to_string()),
                 }
@@ -298,7 +301,7 @@ impl Agent {
         }
         let spilled = self.spill.start(self.seats.leaving_bytes(), self.seats.granted_bytes());
         let message = match spilled {
-            Ok((offer, what)) => match blades.add(&offer) {
+            Ok((offer, what)) => match blades.add(&offer, &self.folder) {
                 Ok((entry, generation)) => {
                     self.spill.seated(entry, generation);
                     format!("no node has room for memory that must move; it goes into {what}")

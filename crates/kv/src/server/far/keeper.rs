@@ -270,6 +270,7 @@ impl Keeper {
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
+            asks: None,
         })?;
         let segment = pool.create_segment()?;
         (0..superpages).try_for_each(|superpage| pool.allocate_superpage(segment, superpage))?;

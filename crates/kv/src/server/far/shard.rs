@@ -261,6 +261,7 @@ mod tests {
             quota_bytes: 16 << 20,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            asks: None,
         })
         .expect("the blade listens");
         let segment = pool.create_segment().expect("a segment");

@@ -1,0 +1,146 @@
+//! Connections that another process opens in this one's stead.
+//!
+//! A sidecar has the root directory, the namespaces and the user of its program, from which the
+//! blade that its keeper means may not be reached, or another one may be. So it asks its keeper,
+//! with a socket on which the answer comes: one message, and with it the blade's socket on its way
+//! to being connected. Nobody waits for the connection but who asked.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use farpool_wire::Address;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::dial::{self, DialError};
+use crate::peer::{self, Stranger};
+
+/// Asks for a connection to an address; the answer comes on the socket. None: nobody is there any
+/// more who could be asked, and the connection is opened here.
+pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;
+
+/// The longest answer.
+const ANSWER_BYTES: usize = 64;
+
+/// Opens a connection in the name of whoever asked, and hands it over. `user` may run the blade
+/// besides those who may anyway: the asker's own. None: it is none of the blades to be used.
+pub fn answer(asker: &OwnedFd, address: Option<&Address>, user: Option<u32>) {
+    let opened = address.ok_or(DialError::NotMeant).and_then(|address| {
+        let may_serve = |stranger: &Stranger| user == Some(stranger.owner);
+        dial::open(address, may_serve)
+    });
+    let text = match &opened {
+        Ok(_) => "OPENED".to_owned(),
+        Err(DialError::Stranger(Stranger { owner, user })) => format!("STRANGER {owner} {user}"),
+        Err(DialError::NotMeant) => "NOT-MEANT".to_owned(),
+        Err(error) => format!("FAILED {}", error.errno().raw_os_error()),
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let sockets: Vec<BorrowedFd<'_>> = opened.iter().map(AsFd::as_fd).collect();
+    if !sockets.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+    }
+    // Who does not listen any more has given up.
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let _ = rustix::net::sendmsg(asker, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags);
+}
+
+/// The socket that was asked for; None: no answer is there yet.
+pub(crate) fn take(asked: BorrowedFd<'_>) -> Result<Option<OwnedFd>, DialError> {
+    let mut bytes = [0; ANSWER_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let got = match rustix::net::recvmsg(asked, &mut parts, &mut ancillary, flags) {
+        Ok(got) => got.bytes,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(DialError::Later(errno)),
+    };
+    let socket = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+        _ => None,
+    });
+    match (understand(&bytes[..got]), socket) {
+        (None, Some(socket)) => Ok(Some(socket)),
+        (Some(error), _) => Err(error),
+        // It has ended, or what it sent was cut: this process has no descriptor left.
+        (None, None) if got == 0 => Err(DialError::Later(Errno::CONNRESET)),
+        (None, None) => Err(DialError::Descriptors),
+    }
+}
+
+/// What an answer refuses, if it does. Pure.
+fn understand(answer: &[u8]) -> Option<DialError> {
+    let text = std::str::from_utf8(answer).ok()?;
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    match word {
+        "STRANGER" => {
+            let (owner, user) = rest.split_once(' ')?;
+            let (owner, user) = (owner.parse().ok()?, user.parse().ok()?);
+            Some(DialError::Stranger(peer::Stranger { owner, user }))
+        }
+        "NOT-MEANT" => Some(DialError::NotMeant),
+        "FAILED" => Some(DialError::of_connect(Errno::from_raw_os_error(rest.parse().ok()?))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        pair.expect("sockets")
+    }
+
+    /// What comes back to who asks for `address`.
+    fn asked_for(address: Option<&Address>) -> Result<Option<OwnedFd>, DialError> {
+        let (here, there) = sockets();
+        assert!(matches!(take(here.as_fd()), Ok(None)), "no answer yet");
+        answer(&there, address, None);
+        take(here.as_fd())
+    }
+
+    #[test]
+    fn a_connection_is_opened_for_another_one() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let path = directory.path().join("blade.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+        let address = Address::Unix(path);
+        let socket = asked_for(Some(&address)).expect("an answer").expect("a socket");
+        rustix::net::send(&socket, b"hello", SendFlags::empty()).expect("it is connected");
+        let (mut there, _) = listener.accept().expect("a client");
+        let mut bytes = [0; 5];
+        std::io::Read::read_exact(&mut there, &mut bytes).expect("its bytes");
+        assert_eq!(&bytes, b"hello");
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_told_as_to_who_opens_it_himself() {
+        let nobody = Address::Unix("/nowhere/at/all".into());
+        let gone = asked_for(Some(&nobody)).expect_err("nobody is there");
+        assert_eq!(gone, DialError::Gone(Errno::NOENT));
+        assert_eq!(asked_for(None).expect_err("not meant"), DialError::NotMeant);
+        let stranger = Stranger { owner: 5, user: 0 };
+        assert_eq!(understand(b"STRANGER 5 0"), Some(DialError::Stranger(stranger)));
+        assert_eq!(understand(b"OPENED"), None);
+    }
+
+    #[test]
+    fn who_has_ended_answers_no_more() {
+        let (here, there) = sockets();
+        drop(there);
+        let error = take(here.as_fd()).expect_err("its end");
+        assert!(error.may_pass(), "then it is asked again, or the connection opened here");
+    }
+}

@@ -1,0 +1,46 @@
+//! Connections to blades, which the keeper opens: it has the root directory, the namespaces and the
+//! user of whoever started it, and this process those of its program.
+//!
+//! A request is the blade's address, and a socket on which the answer comes. When the keeper has
+//! ended, connections are opened from here.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+
+use farpool_pager::sys;
+use farpool_pool::Address;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+
+/// What requests go to.
+static DIALER: OnceLock<OwnedFd> = OnceLock::new();
+
+/// From now on connections are asked for.
+pub fn begin(socket: Option<OwnedFd>) -> Result<(), String> {
+    let socket = socket.ok_or("DIALER wants a socket")?;
+    DIALER.set(socket).map_err(|_| "there is a dialer already")?;
+    sys::set_dialer(ask);
+    Ok(())
+}
+
+fn ask(address: &Address) -> Result<Option<OwnedFd>, Errno> {
+    let Some(dialer) = DIALER.get() else { return Ok(None) };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let text = address.to_string();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let sockets = [there.as_fd()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match sendmsg(dialer, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags) {
+        Ok(_) => Ok(Some(here)),
+        Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
