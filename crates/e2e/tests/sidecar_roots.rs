@@ -131,6 +131,21 @@ fn a_program_with_another_root_directory_is_far() {
     succeeds(sidecar(), ("unshare", &words), &program.path, "stay");
 }
 
+/// Without /proc the pager does not know what is resident: the program runs, and it is said.
+#[test]
+fn a_program_without_proc_is_named() {
+    if !may_go_elsewhere(&["chroot"]) {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::fills(&["-static"]);
+    let root = program.root().to_string_lossy().into_owned();
+    let (outcome, _) = run_at(sidecar(), ("chroot", &[&root]), Path::new("/vdso"), "stay");
+    outcome.require_success();
+    assert_eq!(outcome.stdout, "stay: 0 wrong\n");
+    assert!(outcome.stderr.contains("mount -t proc proc"), "{}", outcome.stderr);
+}
+
 /// Only its keeper reaches a blade on loopback.
 #[test]
 fn a_program_in_a_network_namespace_is_far() {

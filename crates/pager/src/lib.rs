@@ -95,6 +95,11 @@ pub enum StartError {
          into it (PR_SET_DUMPABLE), and forked after that; run farpool as the user that the process changes to"
     )]
     Hidden { file: &'static str, error: std::io::Error },
+    #[error(
+        "there is no /proc/self/{file} in the root directory of the process (chroot), and the pager \
+         needs it; mount /proc there (mount -t proc proc ROOT/proc)"
+    )]
+    NoProc { file: &'static str },
     #[error("the kernel refused local memory or a thread to the pager: {0}")]
     Kernel(#[from] std::io::Error),
     #[error("more processes than a run can have ({} at a time)", farpool_board::MAX_SLOTS)]
@@ -119,6 +124,7 @@ impl StartError {
     fn of_process(file: &'static str, error: std::io::Error) -> StartError {
         match error.kind() {
             std::io::ErrorKind::PermissionDenied => StartError::Hidden { file, error },
+            std::io::ErrorKind::NotFound => StartError::NoProc { file },
             _ => StartError::Kernel(error),
         }
     }
