@@ -1,7 +1,8 @@
 //! The system calls of this crate: vectored reads and writes on lent memory, sockets.
 //!
 //! All go straight to the kernel (rustix without libc, or `syscall`), so nothing the program
-//! interposes gets in between, and nothing here allocates after a [`Vector`] has grown to its working size.
+//! interposes gets in between, and nothing here allocates after a [`Vector`] has grown to its
+//! working size.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! - the program's text and memory are not written (but for a restartable-sequence note, and a word
-//!   of a stack, that are put back), its registers and signal mask are put back, an interrupted system call goes on;
+//!   of a stack, that are put back), its registers and signal mask are put back, an interrupted
+//!   system call goes on;
 //! - when an injection fails, the program goes on and nothing of the sidecar is left;
 //! - the sidecar dies with the injecting thread until it is complete; the program dies with it
 //!   only in the moment when a thread of it makes calls in our name: it would take their answers

@@ -89,7 +89,8 @@ impl Authority {
         Some(Authority {
             users: numbers("Uid")?,
             groups,
-            filters: field("Seccomp_filters").and_then(|count| count.parse().ok()).unwrap_or(0),
+            // A kernel without filters does not name them.
+            filters: field("Seccomp_filters").map_or(Ok(0), str::parse).ok()?,
             permitted: u64::from_str_radix(field("CapPrm")?, 16).ok()?,
             ..Authority::default()
         })

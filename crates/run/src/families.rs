@@ -9,7 +9,8 @@ use std::time::Instant;
 use farpool_inject::{Injected, Pid};
 use farpool_uffd::Uffd;
 
-use crate::sidecars::{SidecarError, Ward};
+use crate::sidecar_error::SidecarError;
+use crate::sidecars::Ward;
 use crate::talk::{ANSWER_TIME, SETTLED, TAKEN, WARDEN, ask, ask_until, refused};
 use crate::warden::Warden;
 

@@ -3,7 +3,7 @@
 use farpool_inject::Pid;
 
 use crate::holder::memory_folder;
-use crate::sidecars::SidecarError;
+use crate::sidecar_error::SidecarError;
 
 /// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
 pub(crate) const ADDRESS_ROOM_MIB: u64 = 1024;

@@ -1,36 +1,28 @@
-//! Sidecars in running processes: put in, told what to do, listened to.
+//! Sidecars in running processes: told what to do, and listened to. How they come there: [`crate::nursery`].
 //!
 //! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's userfaultfd, and keeps a
 //! duplicate, so that a process whose sidecar dies waits for its pages, instead of reading zeros, until it is ended.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{Error, ErrorKind};
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use farpool_board::{BladeOffer, Board};
-use farpool_inject::{InjectError, Injected, Pid, Setup, Standstill};
-use farpool_uffd::{OpenError, Uffd, features};
+use farpool_inject::{Injected, Pid};
+use farpool_uffd::Uffd;
 use rustix::net::RecvFlags;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::authority;
-use crate::dialing;
-use crate::door::{DoorLack, Means};
-use crate::families::{self, Inherits};
-use crate::keeper::start_ticks;
-use crate::rights;
-use crate::rooms::{ADDRESS_ROOM_MIB, check_limits, lift_limits};
+use crate::families::Inherits;
+use crate::nursery::Begun;
 use crate::say::say;
+use crate::sidecar_error::SidecarError;
 use crate::talk::{
-    ANSWER_TIME, MOST_TOLD, Message, READY, TAG, WARDEN, ask, ask_as, ask_until, flood, is_wish,
-    next_tag, receive, refused, send,
+    ANSWER_TIME, MOST_TOLD, Message, READY, TAG, WARDEN, ask, ask_until, flood, is_wish, receive,
+    send,
 };
-use crate::waits::{await_end, await_readiness, end_before_return, is_over};
+use crate::waits::{await_end, is_over};
 use crate::warden::{Retired, Warden};
 
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
@@ -45,94 +37,6 @@ const MOST_HEARD: usize = 4096;
 /// The number of a child that no sidecar has told of: none that is told of has it.
 pub const UNTOLD: u64 = 0;
 
-/// Why a process has no sidecar.
-#[derive(Debug, thiserror::Error)]
-pub enum SidecarError {
-    #[error(transparent)]
-    Inject(#[from] InjectError),
-    #[error("{0}; {remedy}", remedy = .0.remedy())]
-    Means(DoorLack),
-    #[error(transparent)]
-    Userfaultfd(#[from] OpenError),
-    #[error(
-        "the kernel tells of the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as \
-         root, or setcap cap_sys_ptrace=p on the farpool binary"
-    )]
-    NoRight { pid: i32, error: OpenError },
-    #[error("the sidecar of process {pid}: {reason}")]
-    Refused { pid: i32, reason: String },
-    #[error(
-        "process {pid} is served by its parent's sidecar, which does not hand it over yet: {reason}"
-    )]
-    NotYet { pid: i32, reason: String },
-    #[error("the sidecar of process {pid} does not answer: {error}")]
-    Silent { pid: i32, error: Error },
-    #[error(
-        "process {pid} may map {room} MiB more (RLIMIT_AS), and its sidecar could take {ADDRESS_ROOM_MIB} MiB of that; \
-         raise its limit (ulimit -v)"
-    )]
-    NoAddresses { pid: i32, room: u64 },
-    #[error(
-        "process {pid} may have {room} MiB more of private memory (RLIMIT_DATA), and its sidecar \
-         could take \
-         {ADDRESS_ROOM_MIB} MiB of that; raise its limit (ulimit -d)"
-    )]
-    NoData { pid: i32, room: u64 },
-    #[error(
-        "process {pid} may use {seconds} s of processor time (RLIMIT_CPU), its sidecar as much, \
-         and with the sidecar it \
-         would end early; lift its limit (ulimit -t unlimited), or give farpool CAP_SYS_RESOURCE"
-    )]
-    LittleTime { pid: i32, seconds: u64 },
-    #[error(
-        "process {pid} may write to files of {bytes} bytes (RLIMIT_FSIZE), and its sidecar, \
-         which writes to the blade's \
-         memory file, too; lift its limit (ulimit -f unlimited), give farpool CAP_SYS_RESOURCE, \
-         or use a blade on a \
-         socket (--blade unix://...)"
-    )]
-    SmallFiles { pid: i32, bytes: u64 },
-    #[error("process {pid} has a pager of another farpool already, whose limit it is held to")]
-    AlreadyPaged { pid: u32 },
-    #[error("{what}: {error}")]
-    Kernel { what: &'static str, error: Error },
-}
-
-impl SidecarError {
-    /// Whether the reason may pass at any moment, and a try costs the process hardly anything.
-    pub(crate) fn may_pass(&self) -> bool {
-        use InjectError::{AlreadyTraced, Busy, Died, NoProcess, Slow};
-        matches!(
-            self,
-            SidecarError::NotYet { .. }
-                | SidecarError::Inject(
-                    AlreadyTraced { .. }
-                        | Busy { .. }
-                        | Died { .. }
-                        | NoProcess { .. }
-                        | Slow { .. }
-                )
-        )
-    }
-
-    /// Whether another try would end the same way.
-    pub(crate) fn is_final(&self) -> bool {
-        match self {
-            SidecarError::Inject(error) => !matches!(
-                error,
-                InjectError::Busy { .. }
-                    | InjectError::Slow { .. }
-                    | InjectError::Died { .. }
-                    | InjectError::NoProcess { .. }
-            ),
-            SidecarError::Silent { .. }
-            | SidecarError::Refused { .. }
-            | SidecarError::NotYet { .. } => false,
-            _ => true,
-        }
-    }
-}
-
 /// What a sidecar has told of its own accord, or what was seen of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
@@ -146,28 +50,6 @@ pub enum News {
     Failed(String),
     /// The sidecar has ended while its program has not, or says something else: its last words.
     Died(String),
-}
-
-/// What all sidecars of a run start from.
-#[derive(Debug)]
-pub struct Nursery {
-    means: Means,
-    board: File,
-    /// Where the board is.
-    folder: PathBuf,
-    /// The programs outlive the keeper.
-    programs_stay: bool,
-    /// All far memory goes to memory files.
-    has_files: bool,
-}
-
-/// A sidecar that pages.
-#[derive(Debug)]
-struct Begun {
-    uffd: Uffd,
-    inherits: Option<Inherits>,
-    /// Of START, if it was not answered yet.
-    start_tag: Option<String>,
 }
 
 /// One process with a sidecar.
@@ -198,202 +80,18 @@ pub struct Ward {
     is_renewed: bool,
 }
 
-impl Nursery {
-    pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
-        Nursery::with(Means::open().map_err(SidecarError::Means)?, board, programs_stay)
-    }
-
-    pub(crate) fn with(
-        means: Means,
-        board: &Path,
-        programs_stay: bool,
-    ) -> Result<Nursery, SidecarError> {
-        let has_files = Board::open(board, false)
-            .is_ok_and(|board| are_files(&board.header().settings().blades));
-        let folder = board.parent().unwrap_or(board).to_owned();
-        let board = File::options().read(true).write(true).open(board);
-        let board = board.map_err(|error| SidecarError::Kernel { what: "the board", error })?;
-        Ok(Nursery { means, board, folder, programs_stay, has_files })
-    }
-
-    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
-    /// If it is a child that one of the `relatives` serves, it is handed over. Who was to serve it,
-    /// and has not ended yet, comes to `failed`.
-    pub fn admit(
-        &self,
+impl Ward {
+    /// One whose sidecar pages, or may begin to any moment. `said`: what it has told meanwhile.
+    pub(crate) fn new(
         pid: Pid,
-        relatives: &mut [Ward],
-        failed: &mut Vec<Retired>,
-    ) -> Result<Ward, SidecarError> {
-        let program = self.program(pid)?;
-        let sidecar = farpool_inject::inject(pid, &self.means.image, &setup())?;
-        let (mut said, mut warden) = (Vec::new(), None);
-        let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
-        ward(pid, program, sidecar, warden, begun, said, failed)
-    }
-
-    /// As [`Nursery::admit`], and the process stands still until its memory is registered, or
-    /// watched, for it could pass the limit meanwhile; it does so still when this returns.
-    pub fn admit_still(
-        &self,
-        pid: Pid,
-        still: &mut Standstill,
-        relatives: &mut [Ward],
-        failed: &mut Vec<Retired>,
-    ) -> Result<Ward, SidecarError> {
-        let program = self.program(pid)?;
-        let sidecar = still.enter(pid, &self.means.image, &setup())?;
-        let (mut said, mut warden) = (Vec::new(), None);
-        let begun = self.start((pid, &program), &sidecar, relatives, &mut said, &mut warden);
-        if begun.is_ok() {
-            await_readiness(sidecar.pid, &sidecar.control, &mut said);
-        }
-        ward(pid, program, sidecar, warden, begun, said, failed)
-    }
-
-    /// A handle of a process that may have a sidecar.
-    fn program(&self, pid: Pid) -> Result<OwnedFd, SidecarError> {
-        let opened = pidfd_open(pid, PidfdFlags::empty());
-        let program = opened.map_err(|error| SidecarError::Kernel {
-            what: "a handle of the process",
-            error: error.into(),
-        })?;
-        check_limits(pid.as_raw_nonzero().get(), self.has_files)?;
-        Ok(program)
-    }
-
-    /// What is told meanwhile comes to `aside`.
-    fn start(
-        &self,
-        (process, program): (Pid, &OwnedFd),
-        sidecar: &Injected,
-        relatives: &mut [Ward],
-        aside: &mut Vec<Message>,
-        warden: &mut Option<Warden>,
-    ) -> Result<Begun, SidecarError> {
-        let pid = process.as_raw_nonzero().get();
-        let kernel = |what| {
-            move |error: rustix::io::Errno| SidecarError::Kernel { what, error: error.into() }
-        };
-        for way in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&sidecar.control, way, Some(ANSWER_TIME))
-                .map_err(kernel("the control socket"))?;
-        }
-        lift_limits(sidecar.pid);
-        let dialer = dialing::serve(sidecar.pid, &self.folder).map_err(|error| {
-            SidecarError::Kernel { what: "a thread that opens connections to blades", error }
-        })?;
-        ask(pid, sidecar, "DIALER", Some(dialer.as_fd()), "NOTED", aside)?;
-        drop(dialer);
-        let device = Some(self.means.device.as_fd());
-        let (_, made) = ask(pid, sidecar, "MAKE", device, "MADE", aside)?;
-        let made = made.ok_or_else(|| refused(pid, "it sent no userfaultfd"))?;
-        let mut uffd =
-            rights::shake_hands(made, features::PAGER | features::EVENTS).map_err(|error| {
-                let is_right = matches!(&error, OpenError::Handshake(error)
-                if error.raw_os_error() == Some(libc::EPERM));
-                if is_right { SidecarError::NoRight { pid, error } } else { error.into() }
-            })?;
-        let inherits = match families::inherit(pid, sidecar, relatives)? {
-            Some((of_child, inherits)) => {
-                uffd = of_child;
-                Some(inherits)
-            }
-            None => None,
-        };
-        hand_files_over(pid, sidecar)?;
-        match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
-            Ok((_, made)) => *warden = made.and_then(Warden::adopt),
-            Err(error) => {
-                return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
-            }
-        }
-        let mut start = String::from("START");
-        if self.programs_stay {
-            start += " STAYING";
-        }
-        let program_pid = pid.unsigned_abs();
-        if let Some(ticks) = start_ticks(program_pid) {
-            // In its own process-id namespace it may have another number.
-            start += &format!(" PROGRAM={program_pid}:{ticks}");
-        }
-        if may_change_policies() {
-            start += " NICE";
-        }
-        let board = Some(self.board.as_fd());
-        let (tag, until) = (next_tag(), Instant::now() + ANSWER_TIME);
-        let asked = ask_as(&tag, until, (pid, sidecar), &start, board, "STARTED", aside);
-        let start_tag = match asked {
-            Ok(_) => None,
-            // It may page any moment: then nothing of it may be taken away.
-            Err(SidecarError::Silent { error, .. }) if error.kind() == ErrorKind::TimedOut => {
-                say!("farpool: the sidecar of process {pid} takes long to start");
-                Some(tag)
-            }
-            Err(error) => {
-                return Err(given_back(error, (program, sidecar), inherits, relatives, aside));
-            }
-        };
-        Ok(Begun { uffd, inherits, start_tag })
-    }
-}
-
-/// A sidecar may not open its own page map and memory when they are root's, for its program has
-/// changed its user or has forbidden looking into it. What cannot be opened here either the
-/// sidecar misses, and says so.
-fn hand_files_over(pid: i32, sidecar: &Injected) -> Result<(), SidecarError> {
-    if !authority::has_hidden_files(sidecar.pid) {
-        return Ok(());
-    }
-    for (name, request) in [("pagemap", "PAGEMAP"), ("mem", "MEMORY")] {
-        if let Ok(file) = rights::open_of(sidecar.pid, name) {
-            ask(pid, sidecar, request, Some(file.as_fd()), "KEPT", &mut Vec::new())?;
-        }
-    }
-    Ok(())
-}
-
-/// A sidecar does not begin to page: what it inherits goes back to who served it.
-fn given_back(
-    error: SidecarError,
-    (program, sidecar): (&OwnedFd, &Injected),
-    inherits: Option<Inherits>,
-    relatives: &mut [Ward],
-    aside: &mut Vec<Message>,
-) -> SidecarError {
-    if let Some(inherits) = inherits {
-        end_before_return(program, sidecar, aside);
-        inherits.give_back(relatives);
-    }
-    error
-}
-
-/// A sidecar has no environment of its program's. In debug builds it is told which of its threads
-/// is to panic.
-fn setup() -> Setup {
-    const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
-    let asked = std::env::var(PANIC_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
-    let environment = asked.map(|thread| format!("{PANIC_VARIABLE}={thread}"));
-    Setup { environment: environment.into_iter().collect(), ..Setup::default() }
-}
-
-/// Whether blades are all used through memory files. A rack's are not known yet. Pure.
-fn are_files(blades: &[BladeOffer]) -> bool {
-    !blades.is_empty() && blades.iter().all(|blade| blade.address.starts_with("shm:"))
-}
-
-/// What has become of a sidecar's start.
-fn ward(
-    pid: Pid,
-    program: OwnedFd,
-    sidecar: Injected,
-    warden: Option<Warden>,
-    begun: Result<Begun, SidecarError>,
-    said: Vec<Message>,
-    failed: &mut Vec<Retired>,
-) -> Result<Ward, SidecarError> {
-    match begun {
-        Ok(Begun { uffd, inherits, start_tag }) => Ok(Ward {
+        program: OwnedFd,
+        sidecar: Injected,
+        warden: Option<Warden>,
+        begun: Begun,
+        said: Vec<Message>,
+    ) -> Ward {
+        let Begun { uffd, inherits, start_tag } = begun;
+        Ward {
             pid,
             program,
             sidecar,
@@ -408,21 +106,9 @@ fn ward(
             start_tag,
             silent_since: None,
             is_renewed: false,
-        }),
-        Err(error) => {
-            // Nothing was moved out, or the warden sees to it. What cannot be unmapped stays as
-            // addresses in use.
-            if withdraw(&sidecar).is_err() {
-                let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
-            }
-            reap(pid, &sidecar);
-            failed.extend(retired(&sidecar, warden));
-            Err(error)
         }
     }
-}
 
-impl Ward {
     /// The process goes on: it was stopped for so long.
     pub fn goes_on(&mut self, stopped: Duration) {
         self.sidecar.stopped = self.sidecar.stopped.max(stopped);
@@ -585,7 +271,10 @@ impl Ward {
 
     /// Has it leave if it may do more than its program, which has given up rights since.
     pub fn renew_if_excessive(&mut self) {
-        if self.is_renewed || is_over(&self.program) {
+        // One that does not serve yet could not leave.
+        let is_beginning =
+            self.start_tag.is_some() || (self.inherits.is_some() && !self.serves_inherited);
+        if self.is_renewed || is_beginning || is_over(&self.program) {
             return;
         }
         let Some(excess) = authority::excess(self.pid, self.sidecar.pid) else { return };
@@ -639,7 +328,7 @@ pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
 }
 
 /// Those that have not ended of a sidecar that serves no more, and its warden.
-fn retired(sidecar: &Injected, warden: Option<Warden>) -> Vec<Retired> {
+pub(crate) fn retired(sidecar: &Injected, warden: Option<Warden>) -> Vec<Retired> {
     let pid = sidecar.pid.as_raw_nonzero().get().unsigned_abs();
     let until = Some(Instant::now() + HANG_TIME);
     let sidecar = sidecar.pidfd.try_clone().ok();
@@ -663,7 +352,7 @@ fn understand(text: &str) -> Option<News> {
     })
 }
 
-fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
+pub(crate) fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     let pid = sidecar.pid.as_raw_nonzero().get();
     let mut told = String::new();
     // Others may stand still: all of it has the time of one request.
@@ -689,7 +378,7 @@ fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
 /// Waits until a sidecar that is ended is no process any more. If it was the program's child and
 /// that cannot be made to take note of its end, a zombie stays, which nobody sees who does not ask
 /// for such children.
-fn reap(program: Pid, sidecar: &Injected) {
+pub(crate) fn reap(program: Pid, sidecar: &Injected) {
     await_end(&sidecar.pidfd);
     let _ = farpool_inject::reap(program, sidecar.child);
 }
@@ -700,14 +389,10 @@ fn range(text: &str) -> Option<Range<u64>> {
     Some(number(start)?..number(end)?)
 }
 
-/// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time priority.
-fn may_change_policies() -> bool {
-    use rustix::thread::{CapabilitySet, capabilities};
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
-}
-
 #[cfg(test)]
 mod tests {
+    use rustix::process::{PidfdFlags, pidfd_open};
+
     use super::*;
 
     #[test]

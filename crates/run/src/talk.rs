@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use crate::say::say;
-use crate::sidecars::SidecarError;
+use crate::sidecar_error::SidecarError;
 
 /// The longest that a sidecar may take to answer a request, whatever it tells meanwhile; it does
 /// nothing but answer. Afterwards it counts as silent.

@@ -643,7 +643,7 @@ impl FaultThread {
     }
 
     fn record(&self, started: Stamp, fetched: bool) {
-        let latency_ns = started.elapsed_ns();
+        let Some(latency_ns) = started.elapsed_ns() else { return };
         let slot = self.core.slot;
         let histogram = if fetched { &slot.fetch_latency } else { &slot.other_latency };
         histogram.record(latency_ns);

@@ -190,8 +190,8 @@ impl Steward {
     }
 
     /// Whether the mapping at this address is the one that is known. Another one may be registered
-    /// there if it was moved there, which is still to be applied, or if it was
-    /// not certain at its registration what had happened before.
+    /// there if it was moved there, which is still to be applied, or if it was not certain at its
+    /// registration what had happened before.
     fn is_registered_still(&self, address: usize) -> bool {
         let stamp = self.core.layout.moves();
         let is_unsure =

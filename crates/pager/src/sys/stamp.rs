@@ -41,10 +41,11 @@ impl Stamp {
         if SCALE.load(Relaxed) == 0 { Stamp::Clock(Instant::now()) } else { Stamp::Ticks(ticks()) }
     }
 
-    pub fn elapsed_ns(self) -> u64 {
+    /// None: it is more than a number holds, and no time that has passed.
+    pub fn elapsed_ns(self) -> Option<u64> {
         match self {
-            Stamp::Clock(then) => u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            // A thread that has changed its processor may be some ticks behind.
+            Stamp::Clock(then) => u64::try_from(then.elapsed().as_nanos()).ok(),
+            // A thread that has changed its processor may be some ticks behind: no time has passed.
             Stamp::Ticks(then) => scaled(ticks().saturating_sub(then), SCALE.load(Relaxed)),
         }
     }
@@ -73,10 +74,10 @@ fn scale(ns: u128, ticks: u64) -> u64 {
     scale.and_then(|scale| u64::try_from(scale).ok()).unwrap_or(0)
 }
 
-/// Pure.
-fn scaled(ticks: u64, scale: u64) -> u64 {
+/// Ticks in nanoseconds. Pure.
+fn scaled(ticks: u64, scale: u64) -> Option<u64> {
     let ns = (u128::from(ticks) * u128::from(scale)) >> SCALE_BITS;
-    u64::try_from(ns).unwrap_or(u64::MAX)
+    u64::try_from(ns).ok()
 }
 
 /// Both at one instant: this thread may lose its processor between the two.
@@ -131,10 +132,10 @@ mod tests {
     fn ticks_become_nanoseconds() {
         // 2.5 GHz, for a second and for a century.
         let scale_of = scale(1_000_000_000, 2_500_000_000);
-        assert_eq!(scaled(2_500, scale_of), 999);
-        assert!(scaled(u64::MAX, scale_of) > 7_000_000_000_000_000_000);
-        assert_eq!(scaled(u64::MAX, u64::MAX), u64::MAX);
-        assert_eq!((scale(5, 0), scaled(7, 0)), (0, 0));
+        assert_eq!(scaled(2_500, scale_of), Some(999));
+        assert!(scaled(u64::MAX, scale_of) > Some(7_000_000_000_000_000_000));
+        assert_eq!(scaled(u64::MAX, u64::MAX), None);
+        assert_eq!((scale(5, 0), scaled(7, 0)), (0, Some(0)));
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod tests {
         assert!(matches!(stamp, Stamp::Ticks(_)));
         std::thread::sleep(LEAST_SPAN);
         let least = LEAST_SPAN.as_nanos() * 99 / 100;
-        let ns = u128::from(stamp.elapsed_ns());
+        let ns = u128::from(stamp.elapsed_ns().expect("a number"));
         assert!(ns >= least && ns <= clock.elapsed().as_nanos() * 101 / 100, "{ns} ns");
     }
 }
