@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub enum Counter {
     PagesWritten,
     /// Of the pages moved out: not written, for the blade has them as they are.
     CleanDrops,
-    /// Pages that could not be moved out (pinned by the kernel, read-only, ...).
+    /// Pages that could not be moved out (pinned by the kernel, of changed rights, ...).
     Refused,
     /// Pages lost with their blade: touching one is a SIGBUS.
     Lost,
@@ -145,6 +145,8 @@ pub enum Counter {
     GiveUps,
     /// Times that a piece of memory was given a rest from being registered, for it was given up all the time.
     Rests,
+    /// Times that the program was stopped so that memory which may not be written to could be moved out.
+    Standstills,
     /// Gauge: pages resident in this process (its anonymous resident set).
     ResidentPages,
     /// Gauge: pages of this process that are on a blade.

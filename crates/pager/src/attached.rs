@@ -122,6 +122,7 @@ impl Attached {
         sys::be_prompt(true);
         // Before it is urgent: a new thread waits for its turn on a CPU.
         let core = pager.make_core(files)?;
+        core.standstill.set_asker(self.keeper.standstill);
         activation::start_threads(pager, core)?;
         let inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(memory) = inherited {
@@ -148,8 +149,8 @@ impl Attached {
         let eligible = self.eligible().map_err(StartError::from).map_err(leave_for)?;
         {
             let mut registry = pager.lock_registry();
-            for range in eligible.into_iter().filter(|range| range.is_movable) {
-                registry.add(range.start, range.end);
+            for range in eligible.into_iter().filter(|range| core.is_movable(range.protection)) {
+                registry.insert(range.region(false));
             }
         }
         activation::activate(pager, core);
@@ -190,6 +191,12 @@ impl Attached {
         ready();
         sys::be_prompt(false);
         Ok(steward.attend(self))
+    }
+
+    /// The program stands still, which the evictor wanted: returns when it may go on. Says whether
+    /// anybody wanted it.
+    pub fn stand_still(&self) -> bool {
+        self.pager.core().is_some_and(|core| core.standstill.begin())
     }
 
     /// Has everything brought in; [`Attached::serve`] then returns.

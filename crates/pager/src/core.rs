@@ -20,9 +20,11 @@ use crate::late_pool::LatePool;
 use crate::layout::Layout;
 use crate::moves;
 use crate::page::MAX_LAYERS;
+use crate::protection::{Protection, Way};
 use crate::registry::Registry;
 use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Space};
+use crate::standstill::Standstill;
 use crate::streams::Streams;
 use crate::sys::{self, Latch};
 
@@ -76,6 +78,8 @@ pub struct Core {
     /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over the limit then is over
     /// it for good, and nobody waits for room.
     pub is_unmovable: AtomicBool,
+    /// Moments in which the program stands still.
+    pub standstill: Standstill,
     /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the limit.
     pub refused: AtomicBool,
     /// Everything is being brought in: nothing is moved out any more.
@@ -115,7 +119,7 @@ pub struct Parts {
 impl Core {
     pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
         let follows = parts.uffd.features() & features::EVENT_REMOVE != 0;
-        let frames = Frames::new(!follows)?;
+        let frames = Frames::new(!follows, follows && sys::may_execute())?;
         Ok(Core {
             layout: Layout::new(follows, frames.range()),
             uffd: parts.uffd,
@@ -145,12 +149,24 @@ impl Core {
             retired: Mutex::default(),
             registered: Latch::default(),
             is_unmovable: AtomicBool::new(false),
+            standstill: Standstill::default(),
             refused: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             filling: AtomicU16::new(NO_TRAY),
             mistrusted: Mutex::default(),
             given_up: Mutex::new(Vec::with_capacity(MAX_GIVEN_UP)),
         })
+    }
+
+    /// How memory of such rights is moved out.
+    pub fn way(&self, protection: Protection) -> Way {
+        protection.way(self.frames.can_execute())
+    }
+
+    /// Whether memory of such rights can be far, and is worth to be: what the program may not touch
+    /// at all is address space mostly.
+    pub fn is_movable(&self, protection: Protection) -> bool {
+        protection.is_some() && self.way(protection) != Way::Nowhere
     }
 
     /// The registry is wrong about part of a range: the steward is to look at the mappings again.

@@ -14,6 +14,7 @@ mod moving;
 mod own;
 mod room;
 mod shared;
+mod still;
 mod writing;
 
 use std::ops::Range;
@@ -30,9 +31,10 @@ use crate::core::{Core, EXPIRY_STEP};
 use crate::density::Density;
 use crate::effort::Effort;
 use crate::exits::{self, Tails};
-use crate::frames::{TRAYS, TakenTray};
+use crate::frames::{TRAYS, TakenTray, Zone};
 use crate::gauges::Gauges;
 use crate::panics::panic_if_asked;
+use crate::protection::Way;
 use crate::refusals::Refusals;
 use crate::resident_map::ResidentMap;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Superpage};
@@ -43,6 +45,7 @@ use moving::claim;
 use own::{Own, Tried, Wanted};
 use room::has_memory;
 use shared::InPlace;
+use still::{Aside, Moved, next_way};
 
 /// Trays on their way to the blades at a time: enough to keep a network busy.
 const MAX_TRAYS_IN_FLIGHT: usize = 16;
@@ -114,6 +117,8 @@ pub struct Evictor {
     /// Pages of the chunk in hand that the kernel would not move, one bit each.
     busy: u64,
     own: Option<Own>,
+    /// What can be moved out only while the program stands still.
+    aside: Aside,
     /// The end of a mapping that is to be looked at before anything of it is moved out.
     unseen_tail: Option<Range<usize>>,
 }
@@ -153,6 +158,7 @@ impl Evictor {
             resident_before: 0,
             busy: 0,
             own: None,
+            aside: Aside::new(),
             unseen_tail: None,
         })
     }
@@ -222,8 +228,10 @@ impl Evictor {
         let began = sys::processor_time();
         let near = self.core.crew.evictor_is_near();
         let most = if near { BURST_PAGES } else { i64::MAX };
-        let (evicted, released) =
+        let (mut evicted, released) =
             self.make_room(work.evict_pages.min(most), work.release_pages.min(most));
+        let is_barren = evicted == 0 && released == 0;
+        evicted += self.move_aside(work.evict_pages - evicted, is_barren);
         self.core.least.store(false, Relaxed);
         self.density.judge(&self.core.crew);
         self.core.frames.announce();
@@ -434,9 +442,8 @@ impl Evictor {
             }
             return NOTHING;
         }
-        let mut resident = resident;
+        let (mut resident, start) = (resident, superpage.base() + chunk * CHUNK_BYTES);
         if core.layout.follows() {
-            let start = superpage.base() + chunk * CHUNK_BYTES;
             match exits::tails(&registry, start, resident, Instant::now()) {
                 Tails::Known(held) => resident &= !held,
                 Tails::Unknown(tail) => {
@@ -445,7 +452,19 @@ impl Evictor {
                 }
             }
         }
-        let tray = core.frames.take_empty()?;
+        let (way, resident) =
+            next_way(&registry, start, resident, |protection| core.way(protection));
+        let zone = match way {
+            Way::Move(zone) if wanted != Wanted::Still => zone,
+            Way::Standstill if wanted == Wanted::Still => Zone::ReadWrite,
+            Way::Standstill => {
+                let pages = self.choose(number, superpage, resident, wanted);
+                self.aside.put(number, u64::from(pages.count_ones()));
+                return NOTHING;
+            }
+            _ => return NOTHING,
+        };
+        let tray = core.frames.take_empty(zone)?;
         let take = self.choose(number, superpage, resident, wanted);
         let may_share = wanted.may_be_shared() && core.shares.load(SeqCst) && core.layout.follows();
         let shared = if may_share { self.shared_pages(number, take) } else { 0 };
@@ -453,12 +472,16 @@ impl Evictor {
             core.frames.return_empty(tray);
             return Some(Tried::of(Own { number, take, shared }));
         }
+        let loans = (wanted == Wanted::Still).then(|| self.lend(&registry, start, take));
         let mut claim = claim(superpage, chunk, take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
         core.filling.store(tray, SeqCst);
         self.move_out(superpage, chunk, tray, &claim);
         let moved = self.settle(superpage, chunk, tray, layer, &claim);
         core.filling.store(NO_TRAY, SeqCst);
+        if let Some(loans) = loans {
+            self.give_rights_back(loans);
+        }
         drop(registry);
         let busy = self.take_busy(number);
         if moved == 0 && busy != 0 && wanted.may_be_shared() {
@@ -474,9 +497,14 @@ impl Evictor {
         core.count(Counter::Evictions, u64::from(moved.count_ones()));
         core.count(Counter::EvictedChunks, 1);
         self.density.add(moved);
+        let count = i64::from(moved.count_ones());
+        if wanted == Wanted::Still {
+            self.aside.keep(Moved { superpage, tray, layer });
+            return Some(Tried::Moved(count));
+        }
         self.write(superpage, tray, layer);
         self.make_own(number, busy);
-        Some(Tried::Moved(written + i64::from(moved.count_ones())))
+        Some(Tried::Moved(written + count))
     }
 
     /// The pages of a chunk to move out.
@@ -490,7 +518,7 @@ impl Evictor {
         let hot = &superpage.hot[number % CHUNKS];
         let choice = match wanted {
             Wanted::Chosen => self.sweep.choose(number, resident, hot.load(Relaxed)),
-            Wanted::All => Choice { take: resident, clear_hot: resident },
+            Wanted::All | Wanted::Still => Choice { take: resident, clear_hot: resident },
             Wanted::These(pages) => Choice { take: pages & resident, clear_hot: 0 },
         };
         hot.fetch_and(!choice.clear_hot, Relaxed);

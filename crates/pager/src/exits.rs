@@ -20,6 +20,7 @@ use crate::core::Core;
 use crate::evict::CHUNK_BYTES;
 use crate::moves;
 use crate::registry::{Registry, Tail, is_settled};
+use crate::space::chunk_bits;
 use crate::sys;
 
 /// A descriptor begins at a multiple of this.
@@ -42,7 +43,7 @@ pub(crate) fn tails(registry: &Registry, start: usize, pages: u64, now: Instant)
     for part in registry.overlapping(start, start + CHUNK_BYTES) {
         let Some(region) = registry.containing(part.start) else { continue };
         let tail = region.tail_range();
-        let bits = bits_of(tail.clone(), start);
+        let bits = chunk_bits(&tail, start);
         match region.tail {
             _ if bits & pages == 0 => {}
             Tail::Unsettled(since) if is_settled(since, now) => return Tails::Unknown(tail),
@@ -77,13 +78,6 @@ fn begins_descriptor(words: &[usize], from: usize) -> bool {
     places.any(|(at, word)| *word == from + at * WORD_BYTES)
 }
 
-/// The pages of a range that lie in the chunk at `start`, one bit each. Pure.
-fn bits_of(range: Range<usize>, start: usize) -> u64 {
-    let in_chunk =
-        range.step_by(PAGE_BYTES).filter(|page| (start..start + CHUNK_BYTES).contains(page));
-    in_chunk.fold(0, |bits, page| bits | 1 << ((page - start) / PAGE_BYTES))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -105,9 +99,9 @@ mod tests {
     fn the_end_of_a_mapping_may_lie_in_two_chunks() {
         let chunk = 5 * CHUNK_BYTES;
         let range = chunk - PAGE_BYTES..chunk + PAGE_BYTES;
-        assert_eq!(bits_of(range.clone(), chunk), 1);
-        assert_eq!(bits_of(range.clone(), chunk - CHUNK_BYTES), 1 << 63);
-        assert_eq!(bits_of(range, chunk + CHUNK_BYTES), 0);
+        assert_eq!(chunk_bits(&range, chunk), 1);
+        assert_eq!(chunk_bits(&range, chunk - CHUNK_BYTES), 1 << 63);
+        assert_eq!(chunk_bits(&range, chunk + CHUNK_BYTES), 0);
     }
 
     #[test]

@@ -16,12 +16,15 @@
 //! * `busy`: the frame was handed out and has not come back;
 //! * `kept`: the page may not be on the blade, so the frame is not free until the page goes back.
 //!
-//! A tray holds pages of one chunk, and a chunk has pages in one tray at most.
+//! A tray holds pages of one chunk, and a chunk has pages in one tray at most. The pages of a tray
+//! had the rights that its frames have ([`zones`]).
 
 mod slots;
 mod trays;
+mod zones;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::sync::{Mutex, PoisonError};
@@ -31,32 +34,44 @@ use farpool_uffd::{PAGE_BYTES, Uffd};
 
 pub use slots::{FrameRun, FrameSlot, TakenTray, bits, runs};
 use trays::Tray;
+pub use zones::Zone;
 
 use crate::drain;
 use crate::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Superpage};
 use crate::sys;
 
-/// Trays of a process: 512 MiB of addresses. When all hold something, eviction waits for the blade.
-pub const TRAYS: usize = 2048;
+/// Trays of a process: 672 MiB of addresses. When all of a zone hold something, eviction of such
+/// memory waits for the blade.
+pub const TRAYS: usize = Zone::WriteExecute.first_tray() + Zone::WriteExecute.trays();
 const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
 #[derive(Debug)]
 struct Queues {
-    /// Trays that have been used, the longest empty first, so that trays filled one after another are neighbours.
-    empty: VecDeque<u16>,
-    /// The first of the trays that were never used. A process that needs few trays takes memory for
-    /// few: of the table of trays, and page tables.
-    fresh: usize,
+    /// The empty trays of each zone.
+    vacant: [Vacant; Zone::ALL.len()],
     /// Trays whose pages are on the blade, oldest first.
     clean: VecDeque<u16>,
+}
+
+/// Empty trays of a zone.
+#[derive(Debug, Default)]
+struct Vacant {
+    /// Trays that have been used, the longest empty first, so that trays filled one after another
+    /// are neighbours.
+    used: VecDeque<u16>,
+    /// Trays that were never used. A process that needs few trays takes memory for few: of the
+    /// table of trays, and page tables.
+    fresh: Range<usize>,
 }
 
 /// The buffer.
 #[derive(Debug)]
 pub struct Frames {
     base: usize,
+    /// All that there are.
     trays: &'static [Tray],
+    can_execute: bool,
     queues: Mutex<Queues>,
     free: AtomicI64,
     /// Changes when frames become free; waited for by those who need one.
@@ -65,27 +80,48 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Reserves the addresses. The caller registers them with userfaultfd. `recycles`: see [`Frames::recycles`].
-    pub fn new(recycles: bool) -> Result<Frames, std::io::Error> {
-        let base = sys::map_uncounted(TRAYS * TRAY_BYTES)?;
+    /// Reserves the addresses. The caller registers them with userfaultfd. `recycles`: see
+    /// [`Frames::recycles`]; then all frames are readable and writable. `executes`: some are to be
+    /// executable.
+    pub fn new(recycles: bool, executes: bool) -> Result<Frames, std::io::Error> {
+        let (base, zones) = map_zones(recycles, executes)?;
+        let last = zones[zones.len() - 1];
+        let count = last.first_tray() + last.trays();
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
-        sys::keep_from_children(base, TRAYS * TRAY_BYTES)?;
-        sys::advise(base, TRAYS * TRAY_BYTES, libc::MADV_NOHUGEPAGE).ok();
-        let trays = trays::table()?;
-        let (empty, clean) = (VecDeque::with_capacity(TRAYS), VecDeque::with_capacity(TRAYS));
-        let queues = Mutex::new(Queues { empty, fresh: 0, clean });
+        sys::keep_from_children(base, count * TRAY_BYTES)?;
+        sys::advise(base, count * TRAY_BYTES, libc::MADV_NOHUGEPAGE).ok();
+        let vacant = Zone::ALL.map(|zone| {
+            let trays = if zones.contains(&zone) { zone.trays() } else { 0 };
+            let fresh = zone.first_tray()..zone.first_tray() + trays;
+            Vacant { used: VecDeque::with_capacity(trays), fresh }
+        });
+        let queues = Mutex::new(Queues { vacant, clean: VecDeque::with_capacity(count) });
+        let can_execute = zones.contains(&Zone::ReadWriteExecute);
         let (free, version) = (AtomicI64::new(0), AtomicU32::new(0));
-        Ok(Frames { base, trays, queues, free, version, recycles })
+        Ok(Frames {
+            base,
+            trays: trays::table(count)?,
+            can_execute,
+            queues,
+            free,
+            version,
+            recycles,
+        })
     }
 
     /// The addresses of the whole buffer.
     pub fn range(&self) -> (usize, usize) {
-        (self.base, TRAYS * TRAY_BYTES)
+        (self.base, self.trays.len() * TRAY_BYTES)
+    }
+
+    /// Whether there are executable frames.
+    pub fn can_execute(&self) -> bool {
+        self.can_execute
     }
 
     /// Whether an address lies in the buffer.
     pub fn contains(&self, address: usize) -> bool {
-        (self.base..self.base + TRAYS * TRAY_BYTES).contains(&address)
+        (self.base..self.base + self.trays.len() * TRAY_BYTES).contains(&address)
     }
 
     /// Where a frame is mapped.
@@ -138,7 +174,7 @@ impl Frames {
             return false;
         };
         self.retire_drained(&mut queues);
-        queues.empties() == TRAYS
+        queues.empties() == self.trays.len()
     }
 
     /// True when no tray is being filled or written: what the buffer holds is on the blades, but for what is kept.
@@ -146,7 +182,7 @@ impl Frames {
         let Ok(queues) = self.queues.lock() else {
             return false;
         };
-        queues.empties() + queues.clean.len() == TRAYS
+        queues.empties() + queues.clean.len() == self.trays.len()
     }
 
     /// Whether the frame at `slot` is the only copy of its page.
@@ -161,19 +197,19 @@ impl Frames {
         }
     }
 
-    /// An empty tray for the evictor to move a chunk into.
-    pub fn take_empty(&self) -> Option<u16> {
+    /// An empty tray of a zone for the evictor to move a chunk into.
+    pub fn take_empty(&self, zone: Zone) -> Option<u16> {
         let mut queues = self.queues.lock().ok()?;
-        if queues.empty.is_empty() {
+        if queues.vacant[zone as usize].used.is_empty() {
             self.retire_drained(&mut queues);
         }
-        queues.empty.pop_front().or_else(|| queues.take_fresh())
+        queues.vacant[zone as usize].take()
     }
 
     /// Gives back a tray into which nothing was moved.
     pub fn return_empty(&self, tray: u16) {
         if let Ok(mut queues) = self.queues.lock() {
-            queues.empty.push_front(tray);
+            queues.vacant_of(tray).push_front(tray);
         }
     }
 
@@ -494,21 +530,48 @@ impl Frames {
         }
         entry.valid.store(0, SeqCst);
         entry.superpage.store(std::ptr::null_mut(), Release);
-        queues.empty.push_back(tray);
+        queues.vacant_of(tray).push_back(tray);
         true
     }
 }
 
 impl Queues {
     fn empties(&self) -> usize {
-        self.empty.len() + TRAYS - self.fresh
+        self.vacant.iter().map(|vacant| vacant.used.len() + vacant.fresh.len()).sum()
     }
 
-    fn take_fresh(&mut self) -> Option<u16> {
-        let tray = u16::try_from(self.fresh).ok().filter(|tray| usize::from(*tray) < TRAYS)?;
-        self.fresh += 1;
-        Some(tray)
+    /// Where a used tray is put when it is empty.
+    fn vacant_of(&mut self, tray: u16) -> &mut VecDeque<u16> {
+        &mut self.vacant[Zone::of_tray(tray) as usize].used
     }
+}
+
+impl Vacant {
+    fn take(&mut self) -> Option<u16> {
+        // A number of a tray: there are fewer than 2^16.
+        self.used.pop_front().or_else(|| u16::try_from(self.fresh.next()?).ok())
+    }
+}
+
+/// Maps the buffer; returns where, and the zones it has.
+fn map_zones(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), std::io::Error> {
+    let all: &[Zone] = &Zone::ALL;
+    let zones = match (recycles, executes) {
+        (true, _) => &all[..=Zone::ReadWrite as usize],
+        (false, false) => &all[..Zone::ReadWriteExecute as usize],
+        (false, true) => all,
+    };
+    let count = zones.iter().map(|zone| zone.trays()).sum::<usize>();
+    let base = sys::map_uncounted(count * TRAY_BYTES)?;
+    for zone in zones.iter().filter(|zone| **zone != Zone::ReadWrite) {
+        let (start, bytes) = (base + zone.first_tray() * TRAY_BYTES, zone.trays() * TRAY_BYTES);
+        if sys::protect(start, bytes, zone.protection()).is_err() {
+            // A policy of the system allows no executable memory.
+            sys::unmap(start, (count - zone.first_tray()) * TRAY_BYTES);
+            return Ok((base, &all[..*zone as usize]));
+        }
+    }
+    Ok((base, zones))
 }
 
 #[cfg(test)]
@@ -519,7 +582,7 @@ mod tests {
 
     fn victims(space: &Space, frames: &Frames, base: usize, mask: u64) -> (Page, u16) {
         let page = space.page_or_new(base).expect("page");
-        let tray = frames.take_empty().expect("tray");
+        let tray = frames.take_empty(Zone::ReadWrite).expect("tray");
         frames.fill(tray, page.superpage, page.chunk(), mask);
         for index in bits(mask) {
             let cell = &page.superpage.pages[page.chunk() * CHUNK_PAGES + index];
@@ -530,7 +593,8 @@ mod tests {
 
     #[test]
     fn frames_are_handed_out_once_and_their_pages_become_far() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
+        let (space, frames) =
+            (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1011_0111);
         assert!(frames.take(1).is_none(), "nothing is free before it is on the blade");
         assert_eq!(frames.begin_write(tray), 0b1011_0111);
@@ -550,7 +614,8 @@ mod tests {
 
     #[test]
     fn a_page_that_is_taken_back_keeps_its_frame_from_others() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
+        let (space, frames) =
+            (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b11);
         frames.begin_write(tray);
         frames.end_write(FrameSlot { tray, index: 0 });
@@ -571,7 +636,8 @@ mod tests {
     #[test]
     fn a_frame_that_was_taken_back_is_not_handed_out() {
         const ROUNDS: u64 = 20_000;
-        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
+        let (space, frames) =
+            (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let page = space.page_or_new(0x1000_0000).expect("page");
         // Both threads run when a turn begins: a sleeping barrier would let one finish before the other wakes.
         let turn = AtomicU64::new(0);
@@ -630,7 +696,8 @@ mod tests {
 
     #[test]
     fn a_page_taken_back_before_the_write_is_not_written() {
-        let (space, frames) = (Space::new().expect("space"), Frames::new(true).expect("frames"));
+        let (space, frames) =
+            (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1);
         page.cell().claim(Phase::Victim, Phase::Fetching).expect("claim");
         assert_eq!(frames.begin_write(tray), 0);

@@ -1,13 +1,14 @@
 //! The kernel's list of a process's mappings (/proc/PID/maps), and which of them can be far. Pure.
 
+use crate::protection::Protection;
+use crate::registry::Region;
+
 /// One line of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping<'a> {
     pub start: usize,
     pub end: usize,
-    pub can_read: bool,
-    pub can_write: bool,
-    pub can_execute: bool,
+    pub protection: Protection,
     pub is_private: bool,
     /// 0: no file is mapped.
     pub inode: u64,
@@ -20,9 +21,15 @@ pub struct Mapping<'a> {
 pub struct Eligible {
     pub start: usize,
     pub end: usize,
-    /// Its pages can be moved out now: the program may read and write there, and not execute. Rights that differ from
-    /// those of the victim buffer make UFFDIO_MOVE fail.
-    pub is_movable: bool,
+    pub protection: Protection,
+}
+
+impl Eligible {
+    /// The range as the registry has it.
+    pub fn region(self, pinned: bool) -> Region {
+        let Eligible { start, end, protection } = self;
+        Region { start, end, protection, pinned, ..Region::default() }
+    }
 }
 
 /// Reads one line; None: it is not one.
@@ -38,9 +45,11 @@ pub fn parse(line: &str) -> Option<Mapping<'_>> {
     Some(Mapping {
         start: usize::from_str_radix(start, 16).ok()?,
         end: usize::from_str_radix(end, 16).ok()?,
-        can_read: has('r')?,
-        can_write: has('w')?,
-        can_execute: has('x')?,
+        protection: Protection {
+            can_read: has('r')?,
+            can_write: has('w')?,
+            can_execute: has('x')?,
+        },
         is_private: has('p')?,
         inode,
         name: fields.next().unwrap_or("").trim_start(),
@@ -62,7 +71,7 @@ impl Mapping<'_> {
 pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> Vec<Eligible> {
     let mut found = Vec::new();
     for mapping in text.lines().filter_map(parse).filter(Mapping::is_anonymous) {
-        let is_movable = mapping.can_read && mapping.can_write && !mapping.can_execute;
+        let protection = mapping.protection;
         if mapping.end - mapping.start < threshold_bytes {
             continue;
         }
@@ -73,22 +82,23 @@ pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> V
                 continue;
             }
             if *start > from {
-                found.push(Eligible { start: from, end: *start, is_movable });
+                found.push(Eligible { start: from, end: *start, protection });
             }
             from = (*end).min(mapping.end);
         }
         if from < mapping.end {
-            found.push(Eligible { start: from, end: mapping.end, is_movable });
+            found.push(Eligible { start: from, end: mapping.end, protection });
         }
     }
     found
 }
 
-/// How many of the ranges, in order, begin where another one ends that may be moved out, too: the kernel has not joined
-/// these two mappings.
+/// How many of the ranges, in order, that may be read and written begin where another such one
+/// ends: the kernel has not joined these two mappings.
 pub fn splits(found: &[Eligible]) -> usize {
     let is_split = |pair: &&[Eligible]| {
-        pair[0].end == pair[1].start && pair[0].is_movable && pair[1].is_movable
+        let is_plain = pair[0].protection == Protection::READ_WRITE;
+        pair[0].end == pair[1].start && is_plain && pair[0].protection == pair[1].protection
     };
     found.windows(2).filter(is_split).count()
 }
@@ -146,8 +156,10 @@ nonsense
     #[test]
     fn anonymous_private_memory_is_eligible() {
         let found = eligible(LIST, &[], 64 << 10);
-        let ranges: Vec<(usize, bool)> =
-            found.iter().map(|range| (range.start, range.is_movable)).collect();
+        let ranges: Vec<(usize, bool)> = found
+            .iter()
+            .map(|range| (range.start, range.protection == Protection::READ_WRITE))
+            .collect();
         assert_eq!(
             ranges,
             [
@@ -177,7 +189,10 @@ nonsense
 
     #[test]
     fn neighbours_that_may_both_be_moved_are_a_split() {
-        let range = |start, end, is_movable| Eligible { start, end, is_movable };
+        let range = |start, end, can_write| {
+            let protection = Protection { can_write, ..Protection::READ_WRITE };
+            Eligible { start, end, protection }
+        };
         let found = [range(1, 2, true), range(2, 4, true), range(4, 5, false), range(6, 7, true)];
         assert_eq!(splits(&found), 1);
         assert_eq!(splits(&found[1..]), 0);

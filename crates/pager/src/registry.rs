@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use farpool_uffd::PAGE_BYTES;
 
+use crate::protection::Protection;
+
 /// So many pages at the end of a range are its tail, in which a thread's descriptor is looked for.
 const TAIL_PAGES: usize = 2;
 /// So long a thread may take from the first touch of its stack to its descriptor's first word, for
@@ -46,8 +48,11 @@ pub fn is_settled(since: Instant, now: Instant) -> bool {
 pub struct Region {
     pub start: usize,
     pub end: usize,
-    /// Locked by the program (mlock): nothing of it is moved out.
+    /// Locked by the program (mlock), or of rights with which it cannot be moved: nothing of it is
+    /// moved out.
     pub pinned: bool,
+    /// What the program may do with it, as far as the pager has looked.
+    pub protection: Protection,
     /// A child of fork has nothing there (MADV_DONTFORK).
     pub unshared: bool,
     pub tail: Tail,
@@ -94,7 +99,8 @@ impl Registry {
         self.insert(Region { start, end, ..Region::default() });
     }
 
-    fn insert(&mut self, region: Region) {
+    /// As [`Registry::add`], for a range of which more is known.
+    pub fn insert(&mut self, region: Region) {
         if region.start >= region.end {
             return;
         }
@@ -149,6 +155,20 @@ impl Registry {
     pub fn pin(&mut self, start: usize, end: usize, pinned: bool) {
         for part in self.remove(start, end) {
             self.insert(Region { pinned, ..part });
+        }
+    }
+
+    /// Notes what the program may do with the far parts of `[start, end)`, and whether they stay
+    /// because of that.
+    pub fn set_protection(
+        &mut self,
+        start: usize,
+        end: usize,
+        protection: Protection,
+        pinned: bool,
+    ) {
+        for part in self.remove(start, end) {
+            self.insert(Region { protection, pinned, ..part });
         }
     }
 

@@ -9,6 +9,7 @@
 //! Invariants: a descriptor is never freed or moved; an id belongs to one address for good; a
 //! forked child inherits table and ids by copy-on-write.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -208,6 +209,12 @@ impl Space {
         self.count.store(u32::try_from(id + 1).ok()?, Ordering::Release);
         Some(())
     }
+}
+
+/// The pages of a range that are in the chunk at `start`, one bit each.
+pub fn chunk_bits(range: &Range<usize>, start: usize) -> u64 {
+    let page = |address: usize| (address.saturating_sub(start) / PAGE_BYTES).min(CHUNK_PAGES);
+    (page(range.start)..page(range.end)).fold(0, |bits, page| bits | 1 << page)
 }
 
 /// The pages of a range whose superpages are known, in order.

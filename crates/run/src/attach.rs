@@ -27,6 +27,7 @@ use crate::nursery::Nursery;
 use crate::rack::RackRun;
 use crate::say::say;
 use crate::sidecars::{self, News, Ward};
+use crate::stillness;
 use crate::strain::Strain;
 use crate::talk::printable;
 use crate::waits::is_over;
@@ -292,6 +293,7 @@ fn stay(
             leaving.watch(board, pid_of(&ward));
         } else {
             looks_at_rights.look(std::slice::from_mut(&mut ward));
+            stillness::grant_all(std::slice::from_mut(&mut ward));
         }
         sidecars::wait(std::slice::from_ref(&ward), None, STEP);
     }

@@ -92,6 +92,14 @@ pub(crate) fn share_memory(one: u32, other: u32) -> bool {
         || Holder::of(other).is_some_and(|other| first.shares_with(other))
 }
 
+/// The other processes that have this one's memory. One whose first thread has ended is not found.
+pub(crate) fn sharers(pid: u32) -> Vec<u32> {
+    let Some(holder) = Holder::of(pid) else { return Vec::new() };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|other| *other != pid && have_one_memory(holder.task, *other)).collect()
+}
+
 fn have_one_memory(one: u32, other: u32) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp compares two tasks by numbers and touches no memory of ours.

@@ -31,6 +31,7 @@ mod say;
 mod sidecar_error;
 mod sidecars;
 mod stats;
+mod stillness;
 mod strain;
 mod talk;
 mod unmovable;

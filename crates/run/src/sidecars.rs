@@ -19,8 +19,8 @@ use crate::nursery::Begun;
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
 use crate::talk::{
-    ANSWER_TIME, MOST_TOLD, Message, READY, TAG, WARDEN, ask, ask_until, flood, is_wish, receive,
-    send,
+    ANSWER_TIME, MOST_TOLD, Message, READY, STANDSTILL, TAG, WARDEN, ask, ask_until, flood,
+    is_wish, receive, send,
 };
 use crate::waits::{await_end, is_over};
 use crate::warden::{Retired, Warden};
@@ -78,6 +78,8 @@ pub struct Ward {
     silent_since: Option<Instant>,
     /// It leaves so that the process gets another one.
     is_renewed: bool,
+    /// The process is to stand still for a moment.
+    wants_standstill: bool,
 }
 
 impl Ward {
@@ -106,7 +108,13 @@ impl Ward {
             start_tag,
             silent_since: None,
             is_renewed: false,
+            wants_standstill: false,
         }
+    }
+
+    /// Whether the process is to stand still for a moment: this is said once for each time.
+    pub(crate) fn take_standstill(&mut self) -> bool {
+        std::mem::take(&mut self.wants_standstill)
     }
 
     /// The process goes on: it was stopped for so long.
@@ -179,6 +187,10 @@ impl Ward {
                             Some(news) => return Some(news),
                             None => continue,
                         }
+                    }
+                    if text == STANDSTILL {
+                        self.wants_standstill = true;
+                        continue;
                     }
                     if is_wish(&text, self.sidecar.pid) || self.hears_of_child(&text, descriptor) {
                         continue;
@@ -440,6 +452,7 @@ mod tests {
             start_tag: None,
             silent_since: None,
             is_renewed: false,
+            wants_standstill: false,
         };
         (process, ward, there)
     }

@@ -80,7 +80,7 @@ const PAGE_BYTES: u64 = 4096;
 const WITHOUT_ROOM: &str = "without_room";
 
 /// Counters with the names they have in JSON and tables.
-const COUNTERS: [(Counter, &str); 29] = [
+const COUNTERS: [(Counter, &str); 30] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -96,6 +96,7 @@ const COUNTERS: [(Counter, &str); 29] = [
     (Counter::Overruns, "overruns"),
     (Counter::GiveUps, "give_ups"),
     (Counter::Rests, "rests"),
+    (Counter::Standstills, "standstills"),
     (Counter::ResidentPages, "resident_pages"),
     (Counter::FarPages, "far_pages"),
     (Counter::EvictablePages, "evictable_pages"),

@@ -2,6 +2,7 @@
 //! that does not fit ([`crate::working_set`]), and memory that cannot be moved ([`crate::unmovable`]).
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::Door;
 use crate::holder::memory_folder;
 use crate::say::say;
 use crate::stats::{self, ProcessStatistics, RunStatistics};
-use crate::unmovable::{Kind, Unmovable};
+use crate::unmovable::{Kind, Reach, Unmovable};
 use crate::wards::shared_bytes;
 use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
 
@@ -42,7 +43,7 @@ pub struct Strain {
     next_mappings: Instant,
     has_told_of_unmovable: bool,
     /// Memory that a program keeps from its children stays.
-    keeps_from_children: bool,
+    door: Door,
     is_quiet: bool,
     /// Everything is being brought in: what is registered no more could be moved until now.
     has_stopped: bool,
@@ -59,7 +60,7 @@ impl Strain {
             limit_bytes: 0,
             next_mappings: now + SAMPLE_STEP,
             has_told_of_unmovable: false,
-            keeps_from_children: door == Door::Preload,
+            door,
             is_quiet,
             has_stopped: false,
         }
@@ -149,14 +150,15 @@ impl Strain {
         all.set(Kind::Shared, shared_bytes);
         for slot in board.processes().filter(|slot| slot.state() == ProcessState::Active) {
             // It may have ended, or be closed to others.
-            let path = memory_folder(slot.pid.load(Relaxed)).join("smaps");
-            let Ok(smaps) = std::fs::read_to_string(path) else { continue };
+            let folder = memory_folder(slot.pid.load(Relaxed));
+            let Ok(smaps) = std::fs::read_to_string(folder.join("smaps")) else { continue };
+            let reach = reach(self.door, &folder);
             let pages = |counter| slot.get(counter) * PAGE_BYTES;
             // The victim buffer is kept from children, too.
             let buffer_bytes =
-                if self.keeps_from_children { pages(Counter::BufferPages) } else { 0 };
+                if reach == Reach::Library { pages(Counter::BufferPages) } else { 0 };
             let known_bytes = pages(Counter::PagerPages) + buffer_bytes;
-            let mut own = Unmovable::of_process(&smaps, self.keeps_from_children, known_bytes);
+            let mut own = Unmovable::of_process(&smaps, reach, known_bytes);
             own.set(Kind::Pager, own.get(Kind::Pager).saturating_sub(buffer_bytes));
             slot.set(Counter::PinnedPages, own.pinned_bytes() / PAGE_BYTES);
             all.add(&own);
@@ -215,6 +217,16 @@ fn concluded(found: WorkingSet, limit_bytes: u64) -> String {
 
 fn size_in_words(found: WorkingSet) -> (u64, &'static str) {
     (found.pages.div_ceil(PAGES_PER_MIB), if found.is_guess { "perhaps" } else { "about" })
+}
+
+/// What the pager of a process, about which /proc tells in that folder, moves out. Its sidecar has the same filters.
+fn reach(door: Door, folder: &Path) -> Reach {
+    if door == Door::Preload {
+        return Reach::Library;
+    }
+    let status = std::fs::read_to_string(folder.join("status")).unwrap_or_default();
+    let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    if filters.is_some_and(|mode| mode.trim() != "0") { Reach::Filtered } else { Reach::Sidecar }
 }
 
 fn too_much(all: &Unmovable, limit_bytes: u64) -> String {

@@ -41,6 +41,8 @@ pub(crate) const READY: &str = "READY";
 pub(crate) const TAKEN: &str = "TAKEN";
 /// The sidecar has another warden.
 pub(crate) const WARDEN: &str = "WARDEN";
+/// The program is to stand still for a moment.
+pub(crate) const STANDSTILL: &str = "STANDSTILL";
 /// Why a child is not ceded: it needs nobody any more.
 pub(crate) const SETTLED: &str = "SETTLED";
 

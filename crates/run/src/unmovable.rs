@@ -6,11 +6,13 @@
 pub enum Kind {
     /// mlock, mlockall.
     Locked,
-    /// The victim buffer's frames are not executable, and the kernel moves between equal rights only.
+    /// The kernel moves between equal rights only, and the pager may not have executable frames (a seccomp filter), or is
+    /// the preloaded library, whose frames are not.
     Executable,
     /// mseal, where that kept the pager from registering it; else it can be moved like any other.
     Sealed,
-    /// Stacks, small or read-only mappings, what the program keeps from its children (MADV_DONTFORK).
+    /// Stacks, small mappings, and with the preloaded library those that are read-only or kept from children
+    /// (MADV_DONTFORK).
     Other,
     /// Shared with other processes.
     Shared,
@@ -49,12 +51,23 @@ impl Kind {
             Kind::Locked => "locked (mlock)",
             Kind::Executable => "executable",
             Kind::Sealed => "sealed (mseal)",
-            Kind::Other => "stacks, small and read-only mappings, memory kept from children",
+            Kind::Other => "stacks, small and unregistered mappings",
             Kind::Shared => "shared memory",
             Kind::Files => "files",
             Kind::Pager => "the pager itself",
         }
     }
+}
+
+/// Which memory a pager moves out, besides that which may be read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The preloaded library: nothing, and not what a child must not have.
+    Library,
+    /// A sidecar: all.
+    Sidecar,
+    /// A sidecar that a seccomp filter watches: all but what may be executed.
+    Filtered,
 }
 
 /// Bytes of each kind.
@@ -70,12 +83,11 @@ impl Unmovable {
         self.0[kind as usize] = bytes;
     }
 
-    /// What one process's smaps say. `keeps_from_children`: memory that a child must not have stays, as it does under
-    /// the preloaded library. The pager's own memory is among [`Kind::Other`], of which `pager_bytes` are known.
-    pub fn of_process(smaps: &str, keeps_from_children: bool, pager_bytes: u64) -> Unmovable {
+    /// What one process's smaps say. The pager's own memory is among [`Kind::Other`], of which `pager_bytes` are known.
+    pub fn of_process(smaps: &str, reach: Reach, pager_bytes: u64) -> Unmovable {
         let mut unmovable = Unmovable::default();
         for mapping in mappings(smaps) {
-            if let Some(kind) = mapping.anonymous_kind(keeps_from_children) {
+            if let Some(kind) = mapping.anonymous_kind(reach) {
                 unmovable.0[kind as usize] += mapping.anonymous_bytes;
             }
             let kind = if mapping.is_shared_memory() { Kind::Shared } else { Kind::Files };
@@ -138,14 +150,17 @@ impl Mapping {
     }
 
     /// Why its anonymous memory stays; None: it can be moved.
-    fn anonymous_kind(&self, keeps_from_children: bool) -> Option<Kind> {
-        let is_kept = keeps_from_children && (self.has("dc") || self.has("wf"));
+    fn anonymous_kind(&self, reach: Reach) -> Option<Kind> {
+        let is_reached = match reach {
+            Reach::Library => self.rights.contains('w') && !self.has("dc") && !self.has("wf"),
+            Reach::Sidecar | Reach::Filtered => true,
+        };
         // "um": a page that is missing is brought in by the pager.
         if self.has("lo") {
             Some(Kind::Locked)
-        } else if self.rights.contains('x') {
+        } else if self.rights.contains('x') && (reach != Reach::Sidecar || !self.has("um")) {
             Some(Kind::Executable)
-        } else if self.has("um") && self.rights.contains('w') && !is_kept {
+        } else if self.has("um") && is_reached {
             None
         } else if self.has("sl") {
             Some(Kind::Sealed)
@@ -221,10 +236,13 @@ mod tests {
             entry("rw-p", "/usr/lib/libc.so.6", 75, 5, "rd wr"),
         ]
         .concat();
-        let unmovable = Unmovable::of_process(&smaps, true, 7 << 10);
+        let unmovable = Unmovable::of_process(&smaps, Reach::Library, 7 << 10);
         let kib = Kind::ALL.map(|kind| unmovable.get(kind) >> 10);
         assert_eq!(kib, [10, 20, 30, 40 + 2 + 50 + 5 - 7, 60, 70, 7]);
-        assert_eq!(Unmovable::of_process(&smaps, false, 0).get(Kind::Other) >> 10, 47);
+        let reached = |reach, kind| Unmovable::of_process(&smaps, reach, 0).get(kind) >> 10;
+        assert_eq!(reached(Reach::Filtered, Kind::Other), 40 + 5);
+        assert_eq!(reached(Reach::Filtered, Kind::Executable), 20);
+        assert_eq!(reached(Reach::Sidecar, Kind::Executable), 0);
         assert_eq!(unmovable.staying_bytes(100 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 60);
         assert_eq!(unmovable.staying_bytes(140 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 70);
         assert!(unmovable.text().starts_with("92160 stacks, "));
@@ -233,7 +251,7 @@ mod tests {
     #[test]
     fn this_process_has_files_and_a_stack() {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-        let unmovable = Unmovable::of_process(&smaps, true, 0);
+        let unmovable = Unmovable::of_process(&smaps, Reach::Library, 0);
         assert!(unmovable.get(Kind::Files) > 0 && unmovable.get(Kind::Other) > 0);
     }
 
@@ -246,9 +264,9 @@ mod tests {
             let text: String =
                 resident.iter().map(|(rss, anonymous)| entry("rw-p", "", rss + anonymous, *anonymous, "rd")).collect();
             let sum: u64 = resident.iter().map(|(rss, anonymous)| (rss + anonymous) << 10).sum();
-            let unmovable = Unmovable::of_process(&text, true, 0);
+            let unmovable = Unmovable::of_process(&text, Reach::Library, 0);
             prop_assert_eq!(Kind::ALL.map(|kind| unmovable.get(kind)).iter().sum::<u64>(), sum);
-            Unmovable::of_process(&junk, true, 1);
+            Unmovable::of_process(&junk, Reach::Sidecar, 1);
         }
     }
 }

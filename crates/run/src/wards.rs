@@ -30,6 +30,7 @@ use crate::outside::{Outsiders, WhenOutside};
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
 use crate::sidecars::{self, News, UNTOLD, Ward};
+use crate::stillness;
 use crate::warden::Retired;
 use common::CommonCount;
 pub(crate) use common::shared_bytes;
@@ -147,6 +148,7 @@ impl Wards {
     /// Looks at the tree below this process; returns how long until the next look.
     pub fn look(&mut self, board: &Board) -> Duration {
         self.hear(board);
+        stillness::grant_all(&mut self.wards);
         self.heed();
         if !self.is_leaving {
             self.looks_at_rights.look(&mut self.wards);

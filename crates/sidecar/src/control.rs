@@ -87,6 +87,9 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
             Ok(("DISCLAIMED".into(), None))
         }
         "INHERIT" => paging::inherit(fd).map(|()| ("INHERITED".into(), None)),
+        "STANDING" => {
+            paging::stand_still().map(|stood| (if stood { "MOVED" } else { "PASSED" }.into(), None))
+        }
         "LEAVE" => paging::leave().map(|()| ("LEAVING".into(), None)),
         "PANIC" => panic!("asked to panic"),
         other => about_child(other),

@@ -10,6 +10,9 @@
 //! sidecar CEDE the child by its number, and hands what that answers over with INHERIT; or DISCLAIM: it was too late.
 //! Once the child's sidecar serves it says TAKEN, and the keeper passes that on; or RETURN, if it failed.
 //!
+//! STANDING, after STANDSTILL was told: the program stands still. The answer is MOVED when it may go on, or PASSED if
+//! nobody wants that any more.
+//!
 //! PAGEMAP and MEMORY, before START: descriptors of /proc/PID/pagemap and mem, where this process may not open its own (a
 //! program that has changed its user is not dumpable, and its files in /proc are root's).
 //!
@@ -18,7 +21,8 @@
 //!
 //! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a thread asks
 //! for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be kept until SETTLED
-//! comes with the same number), WARDEN (with a pidfd: there is another one), TAKEN, READY (the program's memory is
+//! comes with the same number), WARDEN (with a pidfd: there is another one), TAKEN, STANDSTILL (the program is to stand
+//! still for a moment), READY (the program's memory is
 //! registered, or watched and far from the limit), LEFT, STUCK, FAILED, FINISHING (the program has ended, and its
 //! children are given their pages), or GONE when the program has ended or runs another image.
 //!
@@ -35,6 +39,7 @@ use farpool_pager::attached::{Attached, Attachment};
 use farpool_pager::children::{Children, Keeper, child};
 use farpool_pager::steward::Left;
 use farpool_uffd::{Uffd, features};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
 use crate::watch::Host;
@@ -67,6 +72,7 @@ const KEEPER: Keeper = Keeper {
     },
     settled: |number| tell(&format!("SETTLED {number}")),
     taken: || tell("TAKEN"),
+    standstill: || tell("STANDSTILL"),
 };
 
 /// Whether the program or a child of it would read zeros, were nobody there. Allocates nothing.
@@ -263,6 +269,28 @@ pub fn keeper_has_ended() {
 /// Whether the program was left as it was.
 pub fn has_left() -> bool {
     HAS_LEFT.load(SeqCst)
+}
+
+/// The program stands still; returns when it may go on. Says whether anybody wanted that.
+pub fn stand_still() -> Result<bool, String> {
+    let attached = ATTACHED.get().ok_or("nothing was started")?;
+    let stood = attached.stand_still();
+    // Without the keeper the program may have run while its memory had other rights.
+    if stood && has_hung_up() {
+        farpool_pager::sys::say(
+            "farpool has ended while the program stood still; it is ended, too",
+        );
+        farpool_pager::sys::kill_program();
+    }
+    Ok(stood)
+}
+
+/// Whether the keeper's end of the control socket is closed.
+fn has_hung_up() -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let socket = control_socket();
+    let mut looked = [PollFd::new(&socket, PollFlags::empty())];
+    poll(&mut looked, Some(&now)).is_ok() && looked[0].revents().contains(PollFlags::HUP)
 }
 
 /// Has everything brought in and the program left as it was.

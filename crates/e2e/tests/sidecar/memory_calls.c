@@ -1,9 +1,10 @@
 // Random memory calls against a plain model: memory_calls SEED STEPS THREADS FORKS
 // Each thread has addresses of its own, 16 MiB of them, and knows what each page there holds. Memory
 // of the first thread's presses theirs out now and then; with FORKS children go on, and check all.
-// A wrong page is told and ends all with 9.
+// A wrong page, or a write to one that may not be written to, is told and ends all with 9.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,8 +19,9 @@
 #endif
 
 enum { PAGE = 4096, PAGES = 4096, MOST_THREADS = 8, PRESSED = 48 << 20, PRESS = 18 << 20, LAST = 511 };
-enum state { HOLE, OPEN, CLOSED };  // CLOSED: PROT_NONE
+enum state { HOLE, OPEN, CLOSED, FIXED, CODE, JIT, POURED, STATES };
 static const int ANONYMOUS = MAP_PRIVATE | MAP_ANONYMOUS, BOTH = PROT_READ | PROT_WRITE;
+static const int RIGHTS[STATES] = {0, BOTH, PROT_NONE, PROT_READ, PROT_READ | PROT_EXEC, BOTH | PROT_EXEC, PROT_WRITE};
 
 struct page {
     uint32_t stamp;  // 0: zeros
@@ -39,6 +41,7 @@ static unsigned long seed;
 static long steps;
 static int forks;
 static volatile char *pressing;
+static int zeros;  // A file.
 
 static uint64_t draw(struct window *own, uint64_t below) {
     uint64_t x = own->random;
@@ -48,6 +51,11 @@ static uint64_t draw(struct window *own, uint64_t below) {
 }
 
 static uint64_t *words(struct window *own, int page) { return (uint64_t *)(own->base + (size_t)page * PAGE); }
+
+// What may be written may be read, by the processor.
+static int is_readable(enum state state) { return RIGHTS[state] != PROT_NONE; }
+
+static int is_writable(enum state state) { return RIGHTS[state] & PROT_WRITE; }
 
 static int holds(uint64_t *words, uint32_t stamp) {
     if (!stamp) return !words[0] && !words[1] && !words[100] && !words[LAST];
@@ -62,7 +70,7 @@ static void die(struct window *own, const char *what) {
 static void check(struct window *own, int first, int count, const char *when) {
     for (int at = first; at < first + count; at++) {
         struct page *page = &own->pages[at];
-        if (page->state != OPEN || holds(words(own, at), page->stamp)) continue;
+        if (!is_readable(page->state) || holds(words(own, at), page->stamp)) continue;
         if (page->is_free && holds(words(own, at), 0)) {
             page->stamp = page->is_free = 0;
             continue;
@@ -77,7 +85,7 @@ static void check(struct window *own, int first, int count, const char *when) {
 static void touch(struct window *own, int first, int count) {
     check(own, first, count, "before a write");
     for (int at = first; at < first + count; at++) {
-        if (own->pages[at].state != OPEN) continue;
+        if (!is_writable(own->pages[at].state)) continue;
         uint32_t stamp = ++own->next_stamp;
         words(own, at)[0] = stamp, words(own, at)[1] = ~(uint64_t)stamp, words(own, at)[LAST] = stamp * 7ul;
         own->pages[at].stamp = stamp, own->pages[at].is_free = 0;
@@ -89,8 +97,7 @@ static void becomes(struct window *own, int first, int count, enum state state) 
 }
 
 static void map(struct window *own, int first, int count, enum state state) {
-    int rights = state == OPEN ? BOTH : PROT_NONE;
-    if (mmap(words(own, first), (size_t)count * PAGE, rights, ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+    if (mmap(words(own, first), (size_t)count * PAGE, RIGHTS[state], ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
         die(own, "mmap");
     becomes(own, first, count, state);
 }
@@ -158,9 +165,21 @@ static void give_up(struct window *own, int first, int count) {
 
 static void protect(struct window *own, int first, int count) {
     if (!are_mapped(own, first, count)) return;
-    enum state state = draw(own, 2) ? OPEN : CLOSED;
-    if (mprotect(words(own, first), (size_t)count * PAGE, state == OPEN ? BOTH : PROT_NONE)) die(own, "mprotect");
+    enum state state = draw(own, 3) ? OPEN + draw(own, STATES - OPEN) : OPEN;
+    if (mprotect(words(own, first), (size_t)count * PAGE, RIGHTS[state])) die(own, "mprotect");
     for (int at = first; at < first + count; at++) own->pages[at].state = state;
+}
+
+// The kernel must not write where the program may not.
+static void intrude(struct window *own, int first, int count) {
+    for (int at = first; at < first + count; at++) {
+        struct page *page = &own->pages[at];
+        if (page->state == HOLE || is_writable(page->state)) continue;
+        if (read(zeros, words(own, at), PAGE) < 0 && errno == EFAULT) continue;
+        printf("WRONG: seed %lu thread %d step %ld: page %d was written to\n", seed, own->thread, own->step, at);
+        fflush(stdout);
+        _exit(9);
+    }
 }
 
 static void step(struct window *own) {
@@ -171,8 +190,8 @@ static void step(struct window *own) {
     int count = 1 + draw(own, sizes[draw(own, 10)]), first = draw(own, PAGES - count);
     int new_count = 1 + draw(own, 2 * count), to = draw(own, PAGES - 2 * count);
     int is_apart = first + count <= to || to + 2 * count <= first;
-    int is_one = are(own, first, count, OPEN) || are(own, first, count, CLOSED);
-    switch (draw(own, 18)) {
+    int is_one = own->pages[first].state != HOLE && are(own, first, count, own->pages[first].state);
+    switch (draw(own, 20)) {
     case 0: case 1: return map(own, first, count, OPEN);
     case 2: return map(own, first, count, CLOSED);
     case 3: return unmap(own, first, count);
@@ -180,7 +199,8 @@ static void step(struct window *own) {
     case 5: case 6: case 7: return touch(own, first, count);
     case 8: case 9: return check(own, first, count, "as it stands");
     case 10: case 11: return give_up(own, first, count);
-    case 12: return protect(own, first, count);
+    case 12: case 17: return protect(own, first, count);
+    case 18: return intrude(own, first, count);
     case 13: return resize(own, first, count, new_count);
     case 14: case 15:
         if (is_apart && is_one) move(own, first, count, to, new_count, 0);
@@ -222,8 +242,9 @@ int main(int count, char **arguments) {
     seed = strtoul(arguments[1], 0, 10), steps = atol(arguments[2]), forks = atoi(arguments[4]);
     int threads = atoi(arguments[3]);
     if (threads < 1 || threads > MOST_THREADS) return 64;
+    zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     pressing = mmap(0, PRESSED, BOTH, ANONYMOUS, -1, 0);
-    if (pressing == MAP_FAILED) return 2;
+    if (pressing == MAP_FAILED || zeros < 0) return 2;
     press(0, PRESSED);
     pthread_t others[MOST_THREADS];
     struct window *windows[MOST_THREADS];

@@ -37,8 +37,8 @@ const CEDE_TIME: Duration = Duration::from_secs(5);
 /// The answer of [`Children::cede`] if the child needs nobody any more.
 pub const SETTLED: &str = "SETTLED";
 
-/// Who keeps a duplicate of a child's userfaultfd for as long as the child lacks pages: if this process ended before, the
-/// child would read zeros.
+/// Who has the program stand still, and keeps a duplicate of a child's userfaultfd for as long as
+/// the child lacks pages: if this process ended before, the child would read zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeper {
     /// A child was born, and has this number.
@@ -47,6 +47,8 @@ pub struct Keeper {
     pub settled: fn(u64),
     /// This pager serves a child that another one has handed over to it.
     pub taken: fn(),
+    /// The program is to stand still for a moment, see [`crate::standstill`].
+    pub standstill: fn(),
 }
 
 /// What the thread that serves children is asked for.

@@ -34,12 +34,14 @@ pub(super) enum Wanted {
     All,
     /// These, which have just been made the process's own.
     These(u64),
+    /// Those that need a standstill of the program, which there is now.
+    Still,
 }
 
 impl Wanted {
     /// Whether shared pages among them are made the process's own before anything is moved.
     pub(super) fn may_be_shared(self) -> bool {
-        !matches!(self, Wanted::These(_))
+        matches!(self, Wanted::Chosen | Wanted::All)
     }
 }
 
@@ -206,6 +208,6 @@ mod tests {
         assert_eq!(Tried::of(own), Tried::Shared(own));
         assert_eq!(Tried::of(Own { shared: 0, ..own }), Tried::Moved(0));
         assert!(Wanted::Chosen.may_be_shared() && Wanted::All.may_be_shared());
-        assert!(!Wanted::These(7).may_be_shared());
+        assert!(!Wanted::These(7).may_be_shared() && !Wanted::Still.may_be_shared());
     }
 }

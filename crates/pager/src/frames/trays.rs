@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::TRAYS;
 use crate::space::Superpage;
 use crate::sys;
 
@@ -19,12 +18,12 @@ pub struct Tray {
     pub chunk: AtomicU32,
 }
 
-/// All trays, empty. They take memory when they are used.
-pub fn table() -> Result<&'static [Tray], std::io::Error> {
-    let base = sys::map_local(TRAYS * size_of::<Tray>())?;
-    sys::advise(base, TRAYS * size_of::<Tray>(), libc::MADV_NOHUGEPAGE).ok();
+/// So many trays, empty. They take memory when they are used.
+pub fn table(count: usize) -> Result<&'static [Tray], std::io::Error> {
+    let base = sys::map_local(count * size_of::<Tray>())?;
+    sys::advise(base, count * size_of::<Tray>(), libc::MADV_NOHUGEPAGE).ok();
     // SAFETY: the mapping is fresh, page-aligned and never unmapped; its zeros are an empty tray's atomics.
-    Ok(unsafe { std::slice::from_raw_parts(base as *const Tray, TRAYS) })
+    Ok(unsafe { std::slice::from_raw_parts(base as *const Tray, count) })
 }
 
 impl Tray {

@@ -194,8 +194,8 @@ impl Steward {
             held.iter().for_each(|held| own(held.target));
             for part in registry.remove(from, from + bytes) {
                 let (start, end) = (part.start - from + to, part.end - from + to);
-                registry.add(start, end);
-                registry.pin(start, end, part.pinned);
+                let (pinned, protection) = (part.pinned, part.protection);
+                registry.insert(Region { start, end, pinned, protection, ..Region::default() });
                 learn(self.core, Region { start, end, ..part });
             }
             held

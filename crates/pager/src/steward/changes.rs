@@ -24,6 +24,7 @@ use crate::moves;
 use crate::order::Place;
 use crate::page::{PageState, Phase};
 use crate::panics::panic_if_asked;
+use crate::protection::Way;
 use crate::registry::{Region, Registry};
 use crate::serve::fail_closed;
 use crate::space::{Page, known_pages};
@@ -256,7 +257,8 @@ impl Steward {
             self.pager.lock_registry().remove(start, end);
         }
         looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
-        if looks.is_overdue && !self.core.layout.is_behind() {
+        // At a standstill rights are not the program's own.
+        if looks.is_overdue && !self.core.layout.is_behind() && !self.core.standstill.is_on() {
             let since = *looks.unsure_since.get_or_insert_with(Instant::now);
             let is_certain = learn_mappings(self, attached, since.elapsed() > UNSURE_TIME);
             (looks.is_overdue, looks.scanned) = (!is_certain, Instant::now());
@@ -321,7 +323,8 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
     // A new mapping is registered as one, also where something rested before.
-    for (start, end) in found.iter().flat_map(|range| unknown_parts(&registry, range)) {
+    let movable = found.iter().filter(|range| core.is_movable(range.protection));
+    for (start, end) in movable.flat_map(|range| unknown_parts(&registry, range)) {
         if steward.rests.is_partly_new(start, end) {
             steward.rests.wake(start, end);
         }
@@ -330,7 +333,8 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     let rests = &steward.rests;
     let unknown_parts = |registry: &Registry, range: &Eligible| -> Vec<(usize, usize)> {
         let unknown = unknown_parts(registry, range).into_iter();
-        unknown.flat_map(|(start, end)| rests.awake_parts(start, end)).collect()
+        let awake = unknown.flat_map(|(start, end)| rests.awake_parts(start, end));
+        awake.filter(|_| core.is_movable(range.protection)).collect()
     };
     let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
     // Of a mapping that is half known, by what was there before, half would be registered: the kernel could not move it
@@ -341,16 +345,16 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     let mut added = Vec::new();
     for range in found {
         for part in unknown_parts(&registry, &range) {
-            let region = Region { start: part.0, end: part.1, ..Region::default() };
-            registry.add(region.start, region.end);
+            let region = Eligible { start: part.0, end: part.1, ..range }.region(false);
+            registry.insert(region);
             if register(core, &mut registry, region) {
                 added.push(region);
             }
         }
-        let is_pinned = |region: &Region| region.pinned;
+        let (protection, pinned) = (range.protection, core.way(range.protection) == Way::Nowhere);
         let parts = registry.overlapping(range.start, range.end);
-        if parts.iter().any(|part| is_pinned(part) == range.is_movable) {
-            registry.pin(range.start, range.end, !range.is_movable);
+        if parts.iter().any(|part| (part.protection, part.pinned) != (protection, pinned)) {
+            registry.set_protection(range.start, range.end, protection, pinned);
         }
     }
     // What was moved to a new place since the list was made must not pass for what was there before, see
@@ -374,12 +378,9 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     is_certain || keeps
 }
 
-/// The parts of a movable range that the registry does not have.
+/// The parts of a range that the registry does not have.
 pub fn unknown_parts(registry: &Registry, range: &Eligible) -> Vec<(usize, usize)> {
     let mut unknown = Vec::new();
-    if !range.is_movable {
-        return unknown;
-    }
     let mut from = range.start;
     for known in registry.overlapping(range.start, range.end) {
         if known.start > from {
@@ -396,16 +397,15 @@ pub fn unknown_parts(registry: &Registry, range: &Eligible) -> Vec<(usize, usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protection::Protection;
 
     #[test]
     fn what_is_known_is_not_registered_again() {
         let mut registry = Registry::default();
         registry.add(0x3000, 0x5000);
         registry.add(0x8000, 0x9000);
-        let range = Eligible { start: 0x2000, end: 0xa000, is_movable: true };
+        let range = Eligible { start: 0x2000, end: 0xa000, protection: Protection::READ_WRITE };
         let unknown = unknown_parts(&registry, &range);
         assert_eq!(unknown, [(0x2000, 0x3000), (0x5000, 0x8000), (0x9000, 0xa000)]);
-        let unmovable = Eligible { is_movable: false, ..range };
-        assert!(unknown_parts(&registry, &unmovable).is_empty());
     }
 }

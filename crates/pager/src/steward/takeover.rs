@@ -16,7 +16,7 @@ use crate::attached::Attached;
 use crate::core::Mover;
 use crate::maps::Eligible;
 use crate::page::Phase;
-use crate::registry::Region;
+use crate::protection::Way;
 use crate::serve::fail_closed;
 use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
 
@@ -34,12 +34,10 @@ impl Steward {
         for mapping in mappings {
             let has_far = self.has_far(&mapping) && self.is_inherited(attached, &mapping);
             let is_large = mapping.end - mapping.start >= attached.threshold_bytes();
-            if has_far || (mapping.is_movable && is_large) {
+            if has_far || (self.core.is_movable(mapping.protection) && is_large) {
                 let mut registry = self.pager.lock_registry();
-                registry.add(mapping.start, mapping.end);
-                registry.pin(mapping.start, mapping.end, !mapping.is_movable);
-                let (start, end, pinned) = (mapping.start, mapping.end, !mapping.is_movable);
-                let region = Region { start, end, pinned, ..Region::default() };
+                let region = mapping.region(self.core.way(mapping.protection) == Way::Nowhere);
+                registry.insert(region);
                 if has_far {
                     // Registered since the fork; unmapped meanwhile, it could not be registered again.
                     learn(self.core, region);
@@ -165,10 +163,11 @@ fn gaps(mappings: &[Eligible], start: usize, end: usize) -> Vec<(usize, usize)> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protection::Protection;
 
     #[test]
     fn gaps_are_what_is_not_mapped() {
-        let mapping = |start, end| Eligible { start, end, is_movable: true };
+        let mapping = |start, end| Eligible { start, end, protection: Protection::READ_WRITE };
         let mappings = [mapping(0x1000, 0x3000), mapping(0x3000, 0x4000), mapping(0x8000, 0x9000)];
         assert_eq!(gaps(&mappings, 0, 0xa000), [(0, 0x1000), (0x4000, 0x8000), (0x9000, 0xa000)]);
         assert_eq!(gaps(&mappings, 0x2000, 0x8000), [(0x4000, 0x8000)]);

@@ -11,6 +11,7 @@ use farpool_uffd::PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{program_in_proc, sidecars_program};
+use crate::protection::Protection;
 
 /// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
 /// comes for each 256 MiB of far memory).
@@ -87,6 +88,33 @@ pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
     // the range itself.
     let result = unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Gives memory other rights.
+pub fn protect(start: usize, bytes: usize, rights: Protection) -> Result<(), Error> {
+    let of = |is_given, flag| if is_given { flag } else { libc::PROT_NONE };
+    let flags = of(rights.can_read, libc::PROT_READ)
+        | of(rights.can_write, libc::PROT_WRITE)
+        | of(rights.can_execute, libc::PROT_EXEC);
+    // SAFETY: the caller owns the range, or the program stands still and gets its rights back
+    // before it goes on.
+    let result = unsafe { libc::mprotect(start as *mut _, bytes, flags) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Whether this process may give memory the right to be executed. Where a filter watches its calls
+/// that is not tried: it could be ended for it.
+pub fn may_execute() -> bool {
+    const PR_GET_MDWE: libc::c_int = 66;
+    let status = read_file("/proc/self/status").unwrap_or_default();
+    let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    // A kernel without seccomp has no such line.
+    if seccomp.is_some_and(|mode| mode.trim() != "0") || status.is_empty() {
+        return false;
+    }
+    // SAFETY: plain numbers. Kernels before 6.3 refuse, and have no such denial.
+    let denied = unsafe { libc::prctl(PR_GET_MDWE, 0, 0, 0, 0) };
+    denied <= 0
 }
 
 /// The program's memory as a file: pages are read through it whatever rights the program has to them.

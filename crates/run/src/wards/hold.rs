@@ -19,6 +19,7 @@ use farpool_inject::{Pid, Standstill, standstill};
 
 use super::{Admission, Sight, Wards, allowed_bytes, number, process};
 use crate::sidecars;
+use crate::stillness;
 
 /// The longest that processes stand still for their sidecars, and for memory to be moved out.
 const STILL_TIME: Duration = Duration::from_secs(1);
@@ -121,6 +122,7 @@ impl Wards {
                 break;
             }
             self.hear(board);
+            stillness::grant_all_at(&mut self.wards, still);
         }
         self.overrun.is_let_be |= Instant::now() >= until;
         for ward in &mut self.wards {

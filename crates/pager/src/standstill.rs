@@ -1,0 +1,116 @@
+//! Memory that may not be written to is moved out while the program stands still.
+//!
+//! UFFDIO_MOVE takes pages of writable memory only, and to drop such a page after it was copied, as
+//! with MADV_DONTNEED, is not safe in a running program: the kernel lets go of the address space's
+//! lock between the two looks it takes, and by then something else can be mapped there. So the
+//! evictor gives the memory other rights for a moment (mprotect), moves pages out as always, and
+//! gives it back its own. Meanwhile nobody else may run in that address space:
+//!
+//! 1. the evictor has enough to do, nothing on its way to a blade, and asks ([`Standstill::ask`]);
+//! 2. the keeper stops all threads of the program, and says so on the control socket;
+//! 3. the control thread hands that to the evictor and waits ([`Standstill::begin`]);
+//! 4. the evictor works for some milliseconds, and says that it has ended ([`Standstill::end`]);
+//! 5. the keeper has its answer, and lets the program go on. What was moved is written then.
+//!
+//! Invariant: rights are other than the program's only between 3 and 4. If that took longer than
+//! the keeper waits the program would run with them, so the process is ended then
+//! ([`MAX_STANDING`]).
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use crate::sys;
+
+/// The longest that one standstill may last. The keeper waits twice as long for its end.
+pub const MAX_STANDING: Duration = Duration::from_secs(5);
+
+const IDLE: u32 = 0;
+const WANTED: u32 = 1;
+const STANDING: u32 = 2;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Standstill {
+    state: AtomicU32,
+    /// Asks the keeper. None: there is nobody to ask.
+    asker: OnceLock<fn()>,
+}
+
+impl Standstill {
+    /// The first call counts.
+    pub fn set_asker(&self, asker: fn()) {
+        let _ = self.asker.set(asker);
+    }
+
+    /// Whether the program stands still for this pager.
+    pub fn is_on(&self) -> bool {
+        self.state.load(SeqCst) == STANDING
+    }
+
+    /// For the evictor: has the program stand still. False: it did not come to that within `most`.
+    /// Otherwise [`Standstill::end`] must follow.
+    pub fn ask(&self, most: Duration) -> bool {
+        let Some(asker) = self.asker.get() else { return false };
+        self.state.store(WANTED, SeqCst);
+        asker();
+        let until = Instant::now() + most;
+        while self.state.load(SeqCst) == WANTED {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.state.compare_exchange(WANTED, IDLE, SeqCst, SeqCst).is_err();
+            }
+            sys::wait(&self.state, WANTED, Some(left));
+        }
+        true
+    }
+
+    /// For the evictor: the program may go on.
+    pub fn end(&self) {
+        self.state.store(IDLE, SeqCst);
+        sys::wake(&self.state);
+    }
+
+    /// For who has been told that the program stands still: returns when it may go on, at once if
+    /// nobody waits for that any more. Says whether anybody did.
+    pub fn begin(&self) -> bool {
+        if self.state.compare_exchange(WANTED, STANDING, SeqCst, SeqCst).is_err() {
+            return false;
+        }
+        sys::wake(&self.state);
+        while self.state.load(SeqCst) == STANDING {
+            sys::wait(&self.state, STANDING, None);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    static ASKED: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    fn the_program_goes_on_when_the_evictor_has_ended() {
+        let standstill = Standstill::default();
+        assert!(!standstill.ask(Duration::ZERO), "there is no keeper");
+        standstill.set_asker(|| ASKED.store(true, SeqCst));
+        assert!(!standstill.begin(), "nobody wants it");
+        std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| {
+                while !ASKED.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                standstill.begin()
+            });
+            assert!(standstill.ask(Duration::from_secs(60)) && standstill.is_on());
+            standstill.end();
+            assert!(keeper.join().expect("no panic"));
+        });
+        assert!(!standstill.ask(Duration::from_millis(1)), "nobody answers");
+        assert!(!standstill.begin(), "it is too late");
+    }
+}
