@@ -149,8 +149,16 @@ impl Layout {
         }
         let _shared = self.pass();
         // What is read is queued under an exclusive hold: nothing can come while this one lasts.
-        let is_changed = self.lock().changes.iter().any(|change| concerns(*change, address));
-        if is_changed { CANCELLED } else { self.counted(operation()) }
+        let (is_changed, is_last) = {
+            let changes = &self.lock().changes;
+            (changes.iter().any(|change| concerns(*change, address)), changes.is_empty())
+        };
+        match (is_changed, is_last) {
+            (true, _) => CANCELLED,
+            (false, true) => self.counted(operation()),
+            // All that was done is read, but not all of it is applied.
+            (false, false) => operation(),
+        }
     }
 
     /// Reads waiting messages; changes among them are queued. Returns how many messages there are in
@@ -431,12 +439,16 @@ mod tests {
         layout.lock().changes.push_back(Change::Unmapped { start: from, end: from + 2 * PAGE });
         let filled = Outcome { done_bytes: PAGE, errno: None };
         assert_eq!(layout.step_of_steward(to, || filled), filled);
+        assert_eq!(layout.moves(), 0, "something is not applied yet");
         assert_eq!(layout.step_of_steward(from + PAGE, || unreachable!()), CANCELLED);
         layout.lock().changes.push_back(Change::Moved { from: to, to: 0x30_0000, bytes: PAGE });
         assert_eq!(layout.step_of_steward(to, || unreachable!()), CANCELLED);
         assert_eq!(layout.step_of_steward(to + PAGE, || filled), filled);
         layout.lock().changes.push_back(Change::Forked { descriptor: 0 });
         assert_eq!(layout.step_of_steward(to + PAGE, || unreachable!()), CANCELLED);
+        layout.lock().changes.clear();
+        assert_eq!(layout.step_of_steward(to, || filled), filled);
+        assert_eq!(layout.moves(), 1);
     }
 
     #[test]
