@@ -124,6 +124,11 @@ impl Owed {
         self.places.push((from..from + bytes, stamp));
     }
 
+    /// All that was done has been read and applied: nothing more comes.
+    pub fn forget(&mut self) {
+        self.places.clear();
+    }
+
     /// Whether the end of a range is the second message of a move, which is forgotten here.
     pub fn takes(&mut self, start: usize, end: usize, stamp: u64) -> bool {
         self.places.retain(|(_, noted)| *noted == stamp);
@@ -214,6 +219,9 @@ mod tests {
         assert!(!owed.takes(0x1000, 0x2000, 8), "another range");
         assert!(owed.takes(0x1000, 0x3000, 8));
         assert!(!owed.takes(0x1000, 0x3000, 8), "once");
+        owed.note(0x1000, 0x2000, 8);
+        owed.forget();
+        assert!(!owed.takes(0x1000, 0x3000, 8), "it must have come");
     }
 
     #[test]

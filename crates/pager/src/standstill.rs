@@ -9,16 +9,19 @@
 //! 1. the evictor has enough to do, nothing on its way to a blade, and asks ([`Standstill::ask`]);
 //! 2. the keeper stops all threads of the program, and says so on the control socket;
 //! 3. the control thread hands that to the evictor and waits ([`Standstill::begin`]);
-//! 4. the evictor works for some milliseconds, and says that it has ended ([`Standstill::end`]);
+//! 4. the evictor works for some milliseconds, and ends it (it drops [`Standing`]);
 //! 5. the keeper has its answer, and lets the program go on. What was moved is written then.
+//!
+//! The steward asks, too, where a program changes its memory all the time: at a standstill all that
+//! it did can be told, so that it is certain what new memory is.
 //!
 //! Invariant: rights are other than the program's only between 3 and 4. If that took longer than
 //! the keeper waits the program would run with them, so the process is ended then
 //! ([`MAX_STANDING`]).
 
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::sys;
@@ -30,10 +33,20 @@ const IDLE: u32 = 0;
 const WANTED: u32 = 1;
 const STANDING: u32 = 2;
 
+/// The program stands still until this is dropped.
+#[derive(Debug)]
+pub struct Standing<'a> {
+    standstill: &'a Standstill,
+    pub since: Instant,
+    _turn: MutexGuard<'a, ()>,
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Standstill {
     state: AtomicU32,
+    /// Held by who has asked.
+    turn: Mutex<()>,
     /// Asks the keeper. None: there is nobody to ask.
     asker: OnceLock<fn()>,
 }
@@ -49,27 +62,22 @@ impl Standstill {
         self.state.load(SeqCst) == STANDING
     }
 
-    /// For the evictor: has the program stand still. False: it did not come to that within `most`.
-    /// Otherwise [`Standstill::end`] must follow.
-    pub fn ask(&self, most: Duration) -> bool {
-        let Some(asker) = self.asker.get() else { return false };
+    /// Has the program stand still. None: it did not come to that within `most`, or another thread
+    /// of the pager has it do so.
+    pub fn ask(&self, most: Duration) -> Option<Standing<'_>> {
+        let asker = self.asker.get()?;
+        let turn = self.turn.try_lock().ok()?;
         self.state.store(WANTED, SeqCst);
         asker();
         let until = Instant::now() + most;
         while self.state.load(SeqCst) == WANTED {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return self.state.compare_exchange(WANTED, IDLE, SeqCst, SeqCst).is_err();
+            if left.is_zero() && self.state.compare_exchange(WANTED, IDLE, SeqCst, SeqCst).is_ok() {
+                return None;
             }
             sys::wait(&self.state, WANTED, Some(left));
         }
-        true
-    }
-
-    /// For the evictor: the program may go on.
-    pub fn end(&self) {
-        self.state.store(IDLE, SeqCst);
-        sys::wake(&self.state);
+        Some(Standing { standstill: self, since: Instant::now(), _turn: turn })
     }
 
     /// For who has been told that the program stands still: returns when it may go on, at once if
@@ -86,6 +94,13 @@ impl Standstill {
     }
 }
 
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        self.standstill.state.store(IDLE, SeqCst);
+        sys::wake(&self.standstill.state);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +111,7 @@ mod tests {
     #[test]
     fn the_program_goes_on_when_the_evictor_has_ended() {
         let standstill = Standstill::default();
-        assert!(!standstill.ask(Duration::ZERO), "there is no keeper");
+        assert!(standstill.ask(Duration::ZERO).is_none(), "there is no keeper");
         standstill.set_asker(|| ASKED.store(true, SeqCst));
         assert!(!standstill.begin(), "nobody wants it");
         std::thread::scope(|scope| {
@@ -106,11 +121,13 @@ mod tests {
                 }
                 standstill.begin()
             });
-            assert!(standstill.ask(Duration::from_secs(60)) && standstill.is_on());
-            standstill.end();
+            let standing = standstill.ask(Duration::from_secs(60)).expect("it stands");
+            assert!(standstill.is_on());
+            assert!(standstill.ask(Duration::ZERO).is_none(), "one at a time");
+            drop(standing);
             assert!(keeper.join().expect("no panic"));
         });
-        assert!(!standstill.ask(Duration::from_millis(1)), "nobody answers");
+        assert!(standstill.ask(Duration::from_millis(1)).is_none(), "nobody answers");
         assert!(!standstill.begin(), "it is too late");
     }
 }

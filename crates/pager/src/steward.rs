@@ -62,6 +62,8 @@ pub struct Steward {
     /// Mappings that were found while the program changed something, and what the layout's moves were then: until pages
     /// have moved, they may be what is known later by another name.
     unsure: Vec<(Range<usize>, u64)>,
+    /// The program does not stand still for this thread before.
+    no_standstill_before: Instant,
     /// It was said that forks are refused.
     refusal_said: bool,
     /// The program has moved memory (mremap).
@@ -85,6 +87,7 @@ impl Steward {
             leaving_since: None,
             owed: Owed::default(),
             unsure: Vec::new(),
+            no_standstill_before: Instant::now(),
             thawed: Instant::now(),
             refusal_said: false,
             has_moved: false,

@@ -165,10 +165,9 @@ impl Evictor {
     }
 
     fn stand_still(&mut self, chunks: &[usize], wanted: i64) -> i64 {
-        if !self.core.standstill.ask(ASKING_TIME) {
-            return 0;
-        }
-        self.aside.began = Instant::now();
+        let core = self.core;
+        let Some(standing) = core.standstill.ask(ASKING_TIME) else { return 0 };
+        self.aside.began = standing.since;
         // Without it no rights are lent, and nothing moves.
         self.aside.list = sys::read_file("/proc/self/maps").unwrap_or_default();
         let mut moved = 0;
@@ -180,8 +179,8 @@ impl Evictor {
                 moved += pages;
             }
         }
-        self.core.standstill.end();
-        self.core.count(Counter::Standstills, 1);
+        drop(standing);
+        core.count(Counter::Standstills, 1);
         moved
     }
 

@@ -35,8 +35,15 @@ use crate::sys;
 const LOOK_STEP: Duration = Duration::from_millis(2);
 /// The same when nothing has changed for [`QUIET_AFTER`].
 const QUIET_STEP: Duration = Duration::from_millis(20);
-/// After so long without a moment at rest new mappings are registered all the same.
+/// After so long without a moment at rest the program is made to stand still for one.
 const UNSURE_TIME: Duration = Duration::from_millis(20);
+/// After so long new mappings are registered all the same.
+const KEEPING_TIME: Duration = Duration::from_millis(250);
+/// How long the keeper may take to stop the program, and how long then what it did may take to be
+/// read.
+const STANDSTILL_TIME: Duration = Duration::from_millis(50);
+/// The program runs for this many times as long as it stood still before it is stopped again.
+const PAUSE_PARTS: u32 = 10;
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
@@ -260,13 +267,39 @@ impl Steward {
         // At a standstill rights are not the program's own.
         if looks.is_overdue && !self.core.layout.is_behind() && !self.core.standstill.is_on() {
             let since = *looks.unsure_since.get_or_insert_with(Instant::now);
-            let is_certain = learn_mappings(self, attached, since.elapsed() > UNSURE_TIME);
+            let is_certain = match since.elapsed() {
+                time if time > KEEPING_TIME => learn_mappings(self, attached, true),
+                time if time > UNSURE_TIME => self.learn_at_standstill(attached),
+                _ => learn_mappings(self, attached, false),
+            };
             (looks.is_overdue, looks.scanned) = (!is_certain, Instant::now());
             if is_certain {
                 looks.unsure_since = None;
             }
             self.look_at_unmovable();
         }
+    }
+}
+
+impl Steward {
+    /// Learns of new memory while the program stands still: then there is a moment at rest, and what is found is certain.
+    /// False: not now.
+    fn learn_at_standstill(&mut self, attached: &'static Attached) -> bool {
+        let core = self.core;
+        if Instant::now() < self.no_standstill_before {
+            return learn_mappings(self, attached, false);
+        }
+        let Some(standing) = core.standstill.ask(STANDSTILL_TIME) else { return false };
+        while core.uffd.is_changing() && standing.since.elapsed() < STANDSTILL_TIME {
+            core.take_in();
+            rustix::thread::sched_yield();
+        }
+        self.apply_all(attached);
+        let is_certain = learn_mappings(self, attached, false);
+        self.no_standstill_before = Instant::now() + standing.since.elapsed() * PAUSE_PARTS;
+        drop(standing);
+        core.count(Counter::Standstills, 1);
+        is_certain
     }
 }
 
@@ -360,6 +393,10 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     // What was moved to a new place since the list was made must not pass for what was there before, see
     // [`crate::order`]. It stays registered, and is found again.
     let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
+    if !added.is_empty() && is_certain {
+        // What is unmapped from here on may be what was found.
+        steward.owed.forget();
+    }
     let stamp = core.layout.moves();
     steward.unsure.retain(|(_, added)| *added == stamp);
     for region in added {
