@@ -15,6 +15,7 @@ mod own;
 mod room;
 mod shared;
 mod still;
+mod stubborn;
 mod writing;
 
 use std::ops::Range;
@@ -46,6 +47,7 @@ use own::{Own, Tried, Wanted};
 use room::has_memory;
 use shared::InPlace;
 use still::{Aside, Moved, next_way};
+use stubborn::Stubborn;
 
 /// Trays on their way to the blades at a time: enough to keep a network busy.
 const MAX_TRAYS_IN_FLIGHT: usize = 16;
@@ -119,6 +121,9 @@ pub struct Evictor {
     own: Option<Own>,
     /// What can be moved out only while the program stands still.
     aside: Aside,
+    stubborn: Stubborn,
+    /// When this round began: a look at the clock is a system call in a sidecar.
+    round_began: Instant,
     /// The end of a mapping that is to be looked at before anything of it is moved out.
     unseen_tail: Option<Range<usize>>,
 }
@@ -159,6 +164,8 @@ impl Evictor {
             busy: 0,
             own: None,
             aside: Aside::new(),
+            stubborn: Stubborn::default(),
+            round_began: Instant::now(),
             unseen_tail: None,
         })
     }
@@ -309,6 +316,7 @@ impl Evictor {
             return 0;
         }
         self.sweep.grow(self.core.space.count() * CHUNKS);
+        self.round_began = Instant::now();
         let mut evicted = 0;
         let barren_limit = (self.core.space.count() * CHUNKS).min(MAX_BARREN_CHUNKS);
         let mut barren = 0;
@@ -414,6 +422,9 @@ impl Evictor {
         let core = self.core;
         let superpage = core.space.by_id(number / CHUNKS)?;
         let chunk = number % CHUNKS;
+        if wanted == Wanted::Chosen && self.stubborn.is_passed_over(number, self.round_began) {
+            return NOTHING;
+        }
         if superpage.trays[chunk].load(SeqCst) != NO_TRAY || !self.may_write(superpage) {
             return NOTHING;
         }
@@ -476,7 +487,7 @@ impl Evictor {
         let mut claim = claim(superpage, chunk, take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
         core.filling.store(tray, SeqCst);
-        self.move_out(superpage, chunk, tray, &claim);
+        let refused = self.move_out(superpage, chunk, tray, &claim);
         let moved = self.settle(superpage, chunk, tray, layer, &claim);
         core.filling.store(NO_TRAY, SeqCst);
         if let Some(loans) = loans {
@@ -491,9 +502,14 @@ impl Evictor {
         self.map.forget(chunk);
         if moved == 0 {
             core.frames.return_empty(tray);
+            // Pages that are busy can be made the process's own.
+            if busy == 0 && refused == claim.taken() {
+                self.stubborn.note(number, self.round_began);
+            }
             self.make_own(number, busy);
             return Some(Tried::Moved(written));
         }
+        self.stubborn.forget(number);
         core.count(Counter::Evictions, u64::from(moved.count_ones()));
         core.count(Counter::EvictedChunks, 1);
         self.density.add(moved);

@@ -16,16 +16,17 @@ use crate::space::{CHUNK_PAGES, Page, Superpage};
 use crate::sys;
 
 impl Evictor {
+    /// Returns the pages that the kernel refuses to move, one bit each.
     pub(super) fn move_out(
         &mut self,
         superpage: &Superpage,
         chunk: usize,
         tray: u16,
         claim: &Claim,
-    ) {
-        for (first, count) in runs(claim.mask()) {
-            self.move_run(superpage, chunk, tray, claim, first..first + count);
-        }
+    ) -> u64 {
+        runs(claim.mask()).fold(0, |refused, (first, count)| {
+            refused | self.move_run(superpage, chunk, tray, claim, first..first + count)
+        })
     }
 
     /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known to be
@@ -37,13 +38,15 @@ impl Evictor {
         tray: u16,
         claim: &Claim,
         run: Range<usize>,
-    ) {
+    ) -> u64 {
         let program = superpage.base() + chunk * CHUNK_BYTES;
         let buffer = self.core.frames.tray_address(tray);
         let core = self.core;
-        let refuse = |page: usize| {
+        let mut refused = 0;
+        let mut refuse = |page: usize| {
             core.count(Counter::Refused, 1);
             superpage.hot[chunk].fetch_or(1 << page, Relaxed);
+            refused |= 1 << page;
         };
         let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
         // As long as all that was asked for has gone, nothing can have gone uncounted.
@@ -72,15 +75,15 @@ impl Evictor {
             }
             match outcome.errno {
                 // The program changes its address space: what was claimed may be out of date.
-                Some(libc::ECANCELED) => return,
+                Some(libc::ECANCELED) => return refused,
                 Some(libc::ENOENT) if self.core.layout.follows() => {
                     // A mapping that is just being moved is not found before the kernel says EAGAIN.
                     if !self.core.uffd.is_changing() {
                         self.core.mistrust(program, program + CHUNK_BYTES);
                     }
-                    return;
+                    return refused;
                 }
-                Some(libc::EAGAIN) if self.core.layout.follows() => return,
+                Some(libc::EAGAIN) if self.core.layout.follows() => return refused,
                 None | Some(libc::EAGAIN) => {}
                 // A frame that nobody knows of would be taken for this page.
                 Some(libc::EEXIST) => {
@@ -99,13 +102,14 @@ impl Evictor {
                 }
                 // More than one mapping: a smaller piece may be of one.
                 Some(errno) if errno != libc::EBUSY && count > 1 => most = count / 2,
-                // Pinned, read-only, or not the program's any more: it stays.
+                // Locked, of other rights, or not the program's any more: it stays.
                 _ => {
                     refuse(next);
                     (next, unshared) = (next + 1, false);
                 }
             }
         }
+        refused
     }
 
     /// One move out of the program. Where it maps memory unseen, what is there may not be registered: touched after the
