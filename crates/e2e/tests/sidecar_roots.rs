@@ -247,3 +247,25 @@ fn who_is_elsewhere_is_attached_to_and_left() {
     let root = program.root().to_string_lossy().into_owned();
     is_attached_to_and_left("unshare", &["-m", "sh", "-c", script, &root], &program.path);
 }
+
+/// Who is under a filter may not suspend one, but what is under the same one may do the same.
+#[test]
+fn a_tree_in_a_container_that_filters_its_calls() {
+    if !have("gcc") || !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let _turn = turn();
+    let container = Program::new("contained", include_str!("sidecar/contained.c"), &[]);
+    let source = include_str!("sidecar/protections.c");
+    let program = Program::new("protections", source, &["-pthread"]);
+    for (filter, rights) in [("plain", "rw"), ("plain", "rwx"), ("plain", "rx"), ("no-code", "r")] {
+        let stats = container.root().join("stats.json");
+        let mut command = Command::new(&container.path);
+        command.arg(filter).arg(binaries::program("farpool")).args(["run", "--door", "sidecar"]);
+        command.args(["--local", LIMIT, "--stats"]).arg(&stats).arg("--").arg(&program.path);
+        command.args(["settle", rights, "35"]);
+        let outcome = Run::with(command, Some(stats), None).patience(PATIENCE).finish();
+        outcome.require_success().require_far();
+        assert_eq!(outcome.stdout, "0 wrong\n", "{filter} {rights}: {}", outcome.stderr);
+    }
+}

@@ -17,12 +17,14 @@
 //! with waitpid or waitid: it would take our stops. Poll a pidfd instead.
 //!
 //! A program under a seccomp filter: filters are suspended while the sidecar is made (this needs
-//! CAP_SYS_ADMIN), but the sidecar itself then lives under the program's filter.
+//! CAP_SYS_ADMIN, and no filter of our own), but the sidecar itself then lives under the program's
+//! filter. Where both are under the same ones (in a container) the calls are made under these.
 
 mod arch;
 mod birth;
 mod elf;
 mod error;
+mod filters;
 mod furnish;
 mod halt;
 mod image;
@@ -45,6 +47,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 pub use crate::elf::ElfError;
 pub use crate::error::InjectError;
+pub use crate::filters::may_execute;
 pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
 pub use crate::halt::{Halted, halt};
 pub use crate::image::Image;
@@ -190,7 +193,7 @@ fn examine(pid: Tid) -> Result<Known, InjectError> {
     let own_pid = status.own_pid().unwrap_or(pid.0);
     // Looked for now to shorten the stop; it is looked at again when the program stands still.
     let gate = Memory::open(living).ok().and_then(|memory| find_gate(living, &memory));
-    Ok(Known { pidfd, own_pid, is_filtered: number("Seccomp") == 2, gate })
+    Ok(Known { pidfd, own_pid, is_filtered: filters::is_filtered(&status), gate })
 }
 
 fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
@@ -273,13 +276,17 @@ fn suitable(pid: Tid, threads: &[Tid]) -> Result<Tid, InjectError> {
     Err(sealed(reason))
 }
 
-/// The tracing options; with a filter, one that suspends it if we may.
+/// The tracing options; with a filter, one that suspends it if we may. Who is under a filter may
+/// not, but where the process has the same filters what we may do is allowed to it, too.
 fn options(pid: Tid, tid: Tid, is_filtered: bool) -> Result<usize, InjectError> {
     if !is_filtered {
         return Ok(sys::OPTION_SYSGOOD);
     }
     let options = sys::OPTION_SYSGOOD | sys::OPTION_SUSPEND_SECCOMP;
     let reason = "it has a seccomp filter, and suspending that needs CAP_SYS_ADMIN";
-    let set = sys::set_options(tid, options);
-    set.map(|()| options).map_err(|_| InjectError::Sealed { pid: pid.0, reason })
+    match sys::set_options(tid, options) {
+        Ok(()) => Ok(options),
+        Err(_) if filters::are_own(tid) => Ok(sys::OPTION_SYSGOOD),
+        Err(_) => Err(InjectError::Sealed { pid: pid.0, reason }),
+    }
 }

@@ -356,6 +356,28 @@ pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
     }
 }
 
+/// A child of this process that makes memory executable, and ends with 0 if it may.
+pub fn fork_executing() -> Result<Tid, Error> {
+    const BYTES: usize = 4096;
+    let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
+    let map = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the child makes system calls on a mapping of its own and nothing else, and never
+    // returns.
+    unsafe {
+        match libc::fork() {
+            -1 => Err(Error::last_os_error()),
+            0 => {
+                let memory = libc::mmap(std::ptr::null_mut(), BYTES, data, map, -1, 0);
+                let may = memory != libc::MAP_FAILED
+                    && libc::mprotect(memory, BYTES, data | libc::PROT_EXEC) == 0
+                    && libc::mprotect(memory, BYTES, code) == 0;
+                libc::_exit(i32::from(!may))
+            }
+            child => Ok(Tid(child)),
+        }
+    }
+}
+
 /// Whether the address space of a task can be compared with this one's.
 pub fn compare_memory(tid: Tid) -> Result<(), Error> {
     const KCMP_VM: libc::c_int = 1;

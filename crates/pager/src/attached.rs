@@ -43,6 +43,8 @@ pub struct Attachment {
     /// Open files of this process in /proc, where it may not open them itself.
     pub pagemap: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
+    /// No seccomp filter keeps it from having executable memory.
+    pub may_execute: bool,
 }
 
 /// Pages of the program's address space.
@@ -68,6 +70,7 @@ pub struct Attached {
     has_claimed: AtomicBool,
     children: Children,
     must_leave: AtomicBool,
+    may_execute: bool,
 }
 
 impl Attached {
@@ -105,6 +108,7 @@ impl Attached {
             has_claimed: AtomicBool::new(false),
             children: Children::new()?,
             must_leave: AtomicBool::new(false),
+            may_execute: attachment.may_execute,
         }));
         birth::set_parent(attached);
         Ok(attached)
@@ -121,7 +125,7 @@ impl Attached {
         };
         sys::be_prompt(true);
         // Before it is urgent: a new thread waits for its turn on a CPU.
-        let core = pager.make_core(files)?;
+        let core = pager.make_core(files, self.may_execute)?;
         core.standstill.set_asker(self.keeper.standstill);
         activation::start_threads(pager, core)?;
         let inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner).take();

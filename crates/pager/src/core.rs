@@ -114,12 +114,14 @@ pub struct Parts {
     pub slot: &'static Slot,
     pub space: &'static Space,
     pub registry: &'static Mutex<Registry>,
+    /// This process may have executable memory.
+    pub executes: bool,
 }
 
 impl Core {
     pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
         let follows = parts.uffd.features() & features::EVENT_REMOVE != 0;
-        let frames = Frames::new(!follows, follows && sys::may_execute())?;
+        let frames = Frames::new(!follows, follows && parts.executes)?;
         Ok(Core {
             layout: Layout::new(follows, frames.range()),
             uffd: parts.uffd,

@@ -484,6 +484,9 @@ impl Evictor {
             return Some(Tried::of(Own { number, take, shared }));
         }
         let loans = (wanted == Wanted::Still).then(|| self.lend(&registry, start, take));
+        if loans.is_some() {
+            self.make_own_at_standstill(number, start, take);
+        }
         let mut claim = claim(superpage, chunk, take, resident);
         let written = self.write_shared(superpage, chunk, layer, &mut claim);
         core.filling.store(tray, SeqCst);

@@ -415,7 +415,7 @@ impl Pager {
             Some(files) => files,
             None => self.open_at_last(&mut watch)?,
         };
-        let core = self.make_core(files)?;
+        let core = self.make_core(files, false)?;
         activation::start_threads(self, core)?;
         if inherits {
             core.pool.set(blades::connect(core)?);
@@ -444,7 +444,12 @@ impl Pager {
         Files::open()
     }
 
-    pub(crate) fn make_core(&'static self, files: Files) -> Result<&'static Core, StartError> {
+    /// `may_execute`: no seccomp filter keeps this process from having executable memory.
+    pub(crate) fn make_core(
+        &'static self,
+        files: Files,
+        may_execute: bool,
+    ) -> Result<&'static Core, StartError> {
         let Files { uffd, pagemap, memory } = files;
         let parts = Parts {
             uffd,
@@ -455,6 +460,7 @@ impl Pager {
             slot: self.slot(),
             space: &self.space,
             registry: &self.registry,
+            executes: may_execute && !sys::denies_execution(),
         };
         let core: &'static Core = Box::leak(Box::new(Core::new(parts)?));
         let (start, bytes) = core.frames.range();

@@ -171,6 +171,9 @@ impl Nursery {
         if may_change_policies() {
             start += " NICE";
         }
+        if farpool_inject::may_execute(process) {
+            start += " EXECUTES";
+        }
         let board = Some(self.board.as_fd());
         let (tag, until) = (next_tag(), Instant::now() + ANSWER_TIME);
         let asked = ask_as(&tag, until, (pid, sidecar), &start, board, "STARTED", aside);

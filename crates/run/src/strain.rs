@@ -2,11 +2,11 @@
 //! that does not fit ([`crate::working_set`]), and memory that cannot be moved ([`crate::unmovable`]).
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter, ProcessState};
+use farpool_inject::Pid;
 
 use crate::Door;
 use crate::holder::memory_folder;
@@ -137,6 +137,18 @@ impl Strain {
     }
 
     /// Puts on the board what cannot be moved, and says once if that alone passes the limit.
+    /// What the pager of a process moves out.
+    fn reach(&self, pid: u32) -> Reach {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        if self.door == Door::Preload {
+            Reach::Library
+        } else if process.is_some_and(farpool_inject::may_execute) {
+            Reach::Sidecar
+        } else {
+            Reach::Filtered
+        }
+    }
+
     fn look_at_mappings(&mut self, board: &Board, run: &RunStatistics, common_bytes: u64) {
         let began = Instant::now();
         if began < self.next_mappings {
@@ -152,7 +164,7 @@ impl Strain {
             // It may have ended, or be closed to others.
             let folder = memory_folder(slot.pid.load(Relaxed));
             let Ok(smaps) = std::fs::read_to_string(folder.join("smaps")) else { continue };
-            let reach = reach(self.door, &folder);
+            let reach = self.reach(slot.pid.load(Relaxed));
             let pages = |counter| slot.get(counter) * PAGE_BYTES;
             // The victim buffer is kept from children, too.
             let buffer_bytes =
@@ -217,16 +229,6 @@ fn concluded(found: WorkingSet, limit_bytes: u64) -> String {
 
 fn size_in_words(found: WorkingSet) -> (u64, &'static str) {
     (found.pages.div_ceil(PAGES_PER_MIB), if found.is_guess { "perhaps" } else { "about" })
-}
-
-/// What the pager of a process, about which /proc tells in that folder, moves out. Its sidecar has the same filters.
-fn reach(door: Door, folder: &Path) -> Reach {
-    if door == Door::Preload {
-        return Reach::Library;
-    }
-    let status = std::fs::read_to_string(folder.join("status")).unwrap_or_default();
-    let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
-    if filters.is_some_and(|mode| mode.trim() != "0") { Reach::Filtered } else { Reach::Sidecar }
 }
 
 fn too_much(all: &Unmovable, limit_bytes: u64) -> String {

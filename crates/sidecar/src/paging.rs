@@ -209,8 +209,9 @@ fn take(place: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
     place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives threads the policy that
-/// they ask for. PROGRAM=PID:TICKS: what the keeper calls the program, and when that started.
+/// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives
+/// threads the policy that they ask for. EXECUTES: seccomp filters allow executable memory.
+/// PROGRAM=PID:TICKS: what the keeper calls the program, and when that started.
 pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), String> {
     let has = |wanted| words.split(' ').any(|word| word == wanted);
     STAYS.store(has("STAYING"), SeqCst);
@@ -231,8 +232,18 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     let own_ranges = || own_ranges().into_iter().map(|span| (span.start, span.end)).collect();
     let (pagemap, memory) = (take(&PAGEMAP), take(&MEMORY));
     let keeper = KEEPER;
-    let attachment =
-        Attachment { board, uffd, program, own_ranges, keeper, inherited, pagemap, memory };
+    let may_execute = has("EXECUTES");
+    let attachment = Attachment {
+        board,
+        uffd,
+        program,
+        own_ranges,
+        keeper,
+        inherited,
+        pagemap,
+        memory,
+        may_execute,
+    };
     let attached = Attached::prepare(attachment).map_err(|error| error.to_string())?;
     farpool_pager::sys::set_sayer(|message| tell(&format!("SAY {message}")));
     if has("NICE") {

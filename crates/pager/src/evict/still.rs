@@ -3,13 +3,16 @@
 //! The victim policy chooses it like any other. It is put aside until there is enough to stop the
 //! program for, or until there is nothing else to move out.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
+use farpool_uffd::PAGE_BYTES;
 
 use super::own::{Tried, Wanted};
 use super::{CHUNK_BYTES, Evictor, MAX_TRAYS_IN_FLIGHT};
-use crate::maps::{self, Mapping};
+use crate::frames::runs;
+use crate::maps::{self, Eligible};
 use crate::protection::{Protection, Way};
 use crate::registry::Registry;
 use crate::serve::fail_closed;
@@ -52,8 +55,8 @@ pub(super) struct Aside {
     in_vain: u32,
     /// What was moved out at the standstill and is still to be written.
     moved: Vec<Moved>,
-    /// The mappings at the standstill.
-    list: String,
+    /// The mappings at the standstill that may not be written to, by address.
+    mappings: Vec<Eligible>,
     began: Instant,
 }
 
@@ -87,7 +90,7 @@ impl Aside {
             not_before: now,
             in_vain: 0,
             moved: Vec::with_capacity(MOST_CHUNKS),
-            list: String::new(),
+            mappings: Vec::new(),
             began: now,
         }
     }
@@ -168,8 +171,10 @@ impl Evictor {
         let core = self.core;
         let Some(standing) = core.standstill.ask(ASKING_TIME) else { return 0 };
         self.aside.began = standing.since;
-        // Without it no rights are lent, and nothing moves.
-        self.aside.list = sys::read_file("/proc/self/maps").unwrap_or_default();
+        // Without the list no rights are lent, and nothing moves.
+        let list = sys::read_file("/proc/self/maps").unwrap_or_default();
+        self.aside.mappings = maps::eligible(&list, &[], 0);
+        self.aside.mappings.retain(|mapping| !mapping.protection.can_write);
         let mut moved = 0;
         for number in chunks {
             if moved >= wanted || self.aside.began.elapsed() >= WORKING_TIME {
@@ -188,19 +193,29 @@ impl Evictor {
     /// of the victim buffer.
     pub(super) fn lend(&self, registry: &Registry, start: usize, pages: u64) -> Loans {
         let mut loans = Loans(Vec::new());
-        let mappings = self.aside.list.lines().filter_map(maps::parse);
-        for mapping in mappings.filter(|mapping| !mapping.protection.can_write) {
-            let (from, to) = (mapping.start.max(start), mapping.end.min(start + CHUNK_BYTES));
-            if from >= to {
-                continue;
-            }
-            for part in registry.overlapping(from, to) {
+        let mappings = &self.aside.mappings;
+        let first = mappings.partition_point(|mapping| mapping.end <= start);
+        let end = start + CHUNK_BYTES;
+        for mapping in mappings[first..].iter().take_while(|mapping| mapping.start < end) {
+            for part in registry.overlapping(mapping.start.max(start), mapping.end.min(end)) {
                 if chunk_bits(&(part.start..part.end), start) & pages != 0 {
-                    loans.lend(&mapping, part.start, part.end);
+                    loans.lend(mapping.protection, part.start, part.end);
                 }
             }
         }
         loans
+    }
+
+    /// Makes those of `pages` this process's own that a fork shares. They are there, and have been
+    /// lent.
+    pub(super) fn make_own_at_standstill(&self, number: usize, start: usize, pages: u64) {
+        if !self.core.shares.load(Relaxed) {
+            return;
+        }
+        for (first, count) in runs(self.shared_pages(number, pages)) {
+            // If there is no memory for it they stay.
+            let _ = sys::unshare(start + first * PAGE_BYTES, count * PAGE_BYTES);
+        }
     }
 
     /// Gives all rights back that were lent.
@@ -221,8 +236,8 @@ impl Evictor {
 impl Loans {
     /// It fails where the kernel has no memory for another mapping, or the memory is sealed: its
     /// pages stay.
-    fn lend(&mut self, mapping: &Mapping<'_>, start: usize, end: usize) {
-        let loan = Loan { start, bytes: end - start, own: mapping.protection };
+    fn lend(&mut self, own: Protection, start: usize, end: usize) {
+        let loan = Loan { start, bytes: end - start, own };
         if sys::protect(loan.start, loan.bytes, Protection::READ_WRITE).is_ok() {
             self.0.push(loan);
         }
@@ -258,7 +273,6 @@ mod tests {
     use super::*;
     use crate::frames::Zone;
     use crate::registry::Region;
-    use farpool_uffd::PAGE_BYTES;
 
     #[test]
     fn what_moves_while_the_program_runs_comes_first() {

@@ -102,19 +102,12 @@ pub fn protect(start: usize, bytes: usize, rights: Protection) -> Result<(), Err
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// Whether this process may give memory the right to be executed. Where a filter watches its calls
-/// that is not tried: it could be ended for it.
-pub fn may_execute() -> bool {
+/// Whether the program has forbidden all executable memory that can be written to, or made so later
+/// (PR_SET_MDWE).
+pub fn denies_execution() -> bool {
     const PR_GET_MDWE: libc::c_int = 66;
-    let status = read_file("/proc/self/status").unwrap_or_default();
-    let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
-    // A kernel without seccomp has no such line.
-    if seccomp.is_some_and(|mode| mode.trim() != "0") || status.is_empty() {
-        return false;
-    }
     // SAFETY: plain numbers. Kernels before 6.3 refuse, and have no such denial.
-    let denied = unsafe { libc::prctl(PR_GET_MDWE, 0, 0, 0, 0) };
-    denied <= 0
+    unsafe { libc::prctl(PR_GET_MDWE, 0, 0, 0, 0) > 0 }
 }
 
 /// The program's memory as a file: pages are read through it whatever rights the program has to them.
