@@ -145,7 +145,8 @@ pub enum Counter {
     GiveUps,
     /// Times that a piece of memory was given a rest from being registered, for it was given up all the time.
     Rests,
-    /// Times that the program was stopped so that memory which may not be written to could be moved out.
+    /// Times that the program was stopped for its pager: to move memory out that may not be written
+    /// to, or to be certain of what it did to its memory.
     Standstills,
     /// Gauge: pages resident in this process (its anonymous resident set).
     ResidentPages,

@@ -430,16 +430,19 @@ fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     assert_eq!(outcome.require_success().stdout, "settled\n0 wrong\n");
 }
 
+/// None where it does not run: it makes code, and what may be written and not read can be read all
+/// the same on this architecture.
+fn protections() -> Option<Program> {
+    let runs = have("gcc") && cfg!(target_arch = "x86_64");
+    let source = include_str!("sidecar/protections.c");
+    runs.then(|| Program::new("protections", source, &["-pthread"]))
+}
+
 /// The kernel moves pages of equal rights only, and none that may not be written to.
 #[test]
 fn memory_of_any_rights_is_far() {
-    // What may be written and not read can be read all the same on this architecture.
-    if !have("gcc") || !cfg!(target_arch = "x86_64") {
-        return;
-    }
     let _turn = turn();
-    let source = include_str!("sidecar/protections.c");
-    let program = Program::new("protections", source, &["-pthread"]);
+    let Some(program) = protections() else { return };
     for rights in ["rwx", "w", "wx", "r", "rx", "x", "none"] {
         let outcome = program.succeeds(&["settle", rights, "35"], LIMIT_MIB);
         assert_eq!(outcome.stdout, "0 wrong\n", "{rights} {}", outcome.stderr);
@@ -450,12 +453,8 @@ fn memory_of_any_rights_is_far() {
 /// The program is stopped for moments, in which its memory has other rights.
 #[test]
 fn rights_that_change_all_the_time_are_kept() {
-    if !have("gcc") || !cfg!(target_arch = "x86_64") {
-        return;
-    }
     let _turn = turn();
-    let source = include_str!("sidecar/protections.c");
-    let program = Program::new("protections", source, &["-pthread"]);
+    let Some(program) = protections() else { return };
     for threads in ["1", "3", "8"] {
         let outcome = program.succeeds(&["toggle", "5", threads], LIMIT_MIB);
         assert_eq!(outcome.stdout, "0 wrong\n", "{threads} {}", outcome.stderr);

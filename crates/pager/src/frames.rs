@@ -19,12 +19,11 @@
 //! A tray holds pages of one chunk, and a chunk has pages in one tray at most. The pages of a tray
 //! had the rights that its frames have ([`zones`]).
 
+mod queues;
 mod slots;
 mod trays;
 mod zones;
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +31,7 @@ use std::time::Duration;
 
 use farpool_uffd::{PAGE_BYTES, Uffd};
 
+use queues::Queues;
 pub use slots::{FrameRun, FrameSlot, TakenTray, bits, runs};
 use trays::Tray;
 pub use zones::Zone;
@@ -45,25 +45,6 @@ use crate::sys;
 /// memory waits for the blade.
 pub const TRAYS: usize = Zone::WriteExecute.first_tray() + Zone::WriteExecute.trays();
 const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
-
-#[derive(Debug)]
-struct Queues {
-    /// The empty trays of each zone.
-    vacant: [Vacant; Zone::ALL.len()],
-    /// Trays whose pages are on the blade, oldest first.
-    clean: VecDeque<u16>,
-}
-
-/// Empty trays of a zone.
-#[derive(Debug, Default)]
-struct Vacant {
-    /// Trays that have been used, the longest empty first, so that trays filled one after another
-    /// are neighbours.
-    used: VecDeque<u16>,
-    /// Trays that were never used. A process that needs few trays takes memory for few: of the
-    /// table of trays, and page tables.
-    fresh: Range<usize>,
-}
 
 /// The buffer.
 #[derive(Debug)]
@@ -84,18 +65,13 @@ impl Frames {
     /// [`Frames::recycles`]; then all frames are readable and writable. `executes`: some are to be
     /// executable.
     pub fn new(recycles: bool, executes: bool) -> Result<Frames, std::io::Error> {
-        let (base, zones) = map_zones(recycles, executes)?;
+        let (base, zones) = zones::map(recycles, executes)?;
         let last = zones[zones.len() - 1];
         let count = last.first_tray() + last.trays();
         // A forked child makes a buffer of its own; sharing this one would only copy its frames.
         sys::keep_from_children(base, count * TRAY_BYTES)?;
         sys::advise(base, count * TRAY_BYTES, libc::MADV_NOHUGEPAGE).ok();
-        let vacant = Zone::ALL.map(|zone| {
-            let trays = if zones.contains(&zone) { zone.trays() } else { 0 };
-            let fresh = zone.first_tray()..zone.first_tray() + trays;
-            Vacant { used: VecDeque::with_capacity(trays), fresh }
-        });
-        let queues = Mutex::new(Queues { vacant, clean: VecDeque::with_capacity(count) });
+        let queues = Mutex::new(Queues::new(zones));
         let can_execute = zones.contains(&Zone::ReadWriteExecute);
         let (free, version) = (AtomicI64::new(0), AtomicU32::new(0));
         Ok(Frames {
@@ -533,45 +509,6 @@ impl Frames {
         queues.vacant_of(tray).push_back(tray);
         true
     }
-}
-
-impl Queues {
-    fn empties(&self) -> usize {
-        self.vacant.iter().map(|vacant| vacant.used.len() + vacant.fresh.len()).sum()
-    }
-
-    /// Where a used tray is put when it is empty.
-    fn vacant_of(&mut self, tray: u16) -> &mut VecDeque<u16> {
-        &mut self.vacant[Zone::of_tray(tray) as usize].used
-    }
-}
-
-impl Vacant {
-    fn take(&mut self) -> Option<u16> {
-        // A number of a tray: there are fewer than 2^16.
-        self.used.pop_front().or_else(|| u16::try_from(self.fresh.next()?).ok())
-    }
-}
-
-/// Maps the buffer; returns where, and the zones it has.
-fn map_zones(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), std::io::Error> {
-    let all: &[Zone] = &Zone::ALL;
-    let zones = match (recycles, executes) {
-        (true, _) => &all[..=Zone::ReadWrite as usize],
-        (false, false) => &all[..Zone::ReadWriteExecute as usize],
-        (false, true) => all,
-    };
-    let count = zones.iter().map(|zone| zone.trays()).sum::<usize>();
-    let base = sys::map_uncounted(count * TRAY_BYTES)?;
-    for zone in zones.iter().filter(|zone| **zone != Zone::ReadWrite) {
-        let (start, bytes) = (base + zone.first_tray() * TRAY_BYTES, zone.trays() * TRAY_BYTES);
-        if sys::protect(start, bytes, zone.protection()).is_err() {
-            // A policy of the system allows no executable memory.
-            sys::unmap(start, (count - zone.first_tray()) * TRAY_BYTES);
-            return Ok((base, &all[..*zone as usize]));
-        }
-    }
-    Ok((base, zones))
 }
 
 #[cfg(test)]

@@ -29,6 +29,10 @@ use crate::sys;
 /// The longest that one standstill may last. The keeper waits twice as long for its end.
 pub const MAX_STANDING: Duration = Duration::from_secs(5);
 
+/// The program runs for this many times as long as it stood still before it is stopped again: it
+/// loses a tenth of its time at the most.
+pub const PAUSE_PARTS: u32 = 10;
+
 const IDLE: u32 = 0;
 const WANTED: u32 = 1;
 const STANDING: u32 = 2;

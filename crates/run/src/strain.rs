@@ -162,9 +162,10 @@ impl Strain {
         all.set(Kind::Shared, shared_bytes);
         for slot in board.processes().filter(|slot| slot.state() == ProcessState::Active) {
             // It may have ended, or be closed to others.
-            let folder = memory_folder(slot.pid.load(Relaxed));
-            let Ok(smaps) = std::fs::read_to_string(folder.join("smaps")) else { continue };
-            let reach = self.reach(slot.pid.load(Relaxed));
+            let pid = slot.pid.load(Relaxed);
+            let path = memory_folder(pid).join("smaps");
+            let Ok(smaps) = std::fs::read_to_string(path) else { continue };
+            let reach = self.reach(pid);
             let pages = |counter| slot.get(counter) * PAGE_BYTES;
             // The victim buffer is kept from children, too.
             let buffer_bytes =

@@ -6,13 +6,13 @@
 pub enum Kind {
     /// mlock, mlockall.
     Locked,
-    /// The kernel moves between equal rights only, and the pager may not have executable frames (a seccomp filter), or is
-    /// the preloaded library, whose frames are not.
+    /// The kernel moves between equal rights only, and the pager may not have executable frames (a
+    /// seccomp filter), or is the preloaded library, whose frames are not.
     Executable,
     /// mseal, where that kept the pager from registering it; else it can be moved like any other.
     Sealed,
-    /// Stacks, small mappings, and with the preloaded library those that are read-only or kept from children
-    /// (MADV_DONTFORK).
+    /// Stacks, small mappings, and with the preloaded library those that are read-only or kept from
+    /// children (MADV_DONTFORK).
     Other,
     /// Shared with other processes.
     Shared,

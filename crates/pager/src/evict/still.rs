@@ -17,7 +17,7 @@ use crate::protection::{Protection, Way};
 use crate::registry::Registry;
 use crate::serve::fail_closed;
 use crate::space::{Superpage, chunk_bits};
-use crate::standstill::MAX_STANDING;
+use crate::standstill::{MAX_STANDING, PAUSE_PARTS};
 use crate::sys;
 
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
@@ -33,13 +33,11 @@ const ASKING_TIME: Duration = Duration::from_millis(300);
 const WORTH_PAGES: i64 = 1024;
 /// No chunk is begun when the program has stood still for so long.
 const WORKING_TIME: Duration = Duration::from_millis(10);
-/// The program runs for this many times as long as it stood still before it is stopped again: it
-/// loses a tenth of its time at the most, or a fifth as long as more than this has to go (16 MiB).
-const PAUSE_PARTS: u32 = 10;
+/// Instead of [`PAUSE_PARTS`] as long as more than this has to go (16 MiB): it loses a fifth.
 const SHORT_PAUSE_PARTS: u32 = 4;
 const MUCH_PAGES: i64 = 4096;
-/// The same after a standstill that did not come, or in which nothing could be moved; twice as long
-/// after each further one, up to a minute.
+/// The pause after a standstill that did not come, or in which nothing could be moved; twice as
+/// long after each further one, up to 32 s.
 const VAIN_PAUSE: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 6;
 

@@ -1,7 +1,9 @@
 //! Parts of the victim buffer whose frames have different rights: UFFDIO_MOVE wants source and
 //! destination to have the same ones, and the right to write among them.
 
+use super::TRAY_BYTES;
 use crate::protection::Protection;
+use crate::sys;
 
 /// Trays for memory that may be read and written, which is nearly all there is: 512 MiB of
 /// addresses.
@@ -59,6 +61,27 @@ impl Zone {
         assert!(index < Zone::ALL.len(), "tray {tray} of {}", super::TRAYS);
         Zone::ALL[index]
     }
+}
+
+/// Maps the buffer; returns where, and the zones it has.
+pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), std::io::Error> {
+    let all: &[Zone] = &Zone::ALL;
+    let zones = match (recycles, executes) {
+        (true, _) => &all[..=Zone::ReadWrite as usize],
+        (false, false) => &all[..Zone::ReadWriteExecute as usize],
+        (false, true) => all,
+    };
+    let count = zones.iter().map(|zone| zone.trays()).sum::<usize>();
+    let base = sys::map_uncounted(count * TRAY_BYTES)?;
+    for zone in zones.iter().filter(|zone| **zone != Zone::ReadWrite) {
+        let (start, bytes) = (base + zone.first_tray() * TRAY_BYTES, zone.trays() * TRAY_BYTES);
+        if sys::protect(start, bytes, zone.protection()).is_err() {
+            // A policy of the system allows no executable memory.
+            sys::unmap(start, (count - zone.first_tray()) * TRAY_BYTES);
+            return Ok((base, &all[..*zone as usize]));
+        }
+    }
+    Ok((base, zones))
 }
 
 #[cfg(test)]

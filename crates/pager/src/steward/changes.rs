@@ -28,6 +28,7 @@ use crate::protection::Way;
 use crate::registry::{Region, Registry};
 use crate::serve::fail_closed;
 use crate::space::{Page, known_pages};
+use crate::standstill::PAUSE_PARTS;
 use crate::sys;
 
 /// The sizes of the address space and of the resident set are looked at this often; memory that was mapped since is
@@ -42,8 +43,6 @@ const KEEPING_TIME: Duration = Duration::from_millis(250);
 /// How long the keeper may take to stop the program, and how long then what it did may take to be
 /// read.
 const STANDSTILL_TIME: Duration = Duration::from_millis(50);
-/// The program runs for this many times as long as it stood still before it is stopped again.
-const PAUSE_PARTS: u32 = 10;
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
@@ -282,8 +281,8 @@ impl Steward {
 }
 
 impl Steward {
-    /// Learns of new memory while the program stands still: then there is a moment at rest, and what is found is certain.
-    /// False: not now.
+    /// Learns of new memory while the program stands still: then there is a moment at rest, and what
+    /// is found is certain. False: not now.
     fn learn_at_standstill(&mut self, attached: &'static Attached) -> bool {
         let core = self.core;
         if Instant::now() < self.no_standstill_before {

@@ -1,0 +1,57 @@
+//! Which trays are empty, and which hold pages that the blade has. Pure.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::Zone;
+
+/// Trays that are neither filled nor written just now.
+#[derive(Debug)]
+pub struct Queues {
+    /// The empty trays of each zone.
+    pub vacant: [Vacant; Zone::ALL.len()],
+    /// Trays whose pages are on the blade, oldest first.
+    pub clean: VecDeque<u16>,
+}
+
+/// Empty trays of a zone.
+#[derive(Debug, Default)]
+pub struct Vacant {
+    /// Trays that have been used, the longest empty first, so that trays filled one after another
+    /// are neighbours.
+    pub used: VecDeque<u16>,
+    /// Trays that were never used. A process that needs few trays takes memory for few: of the
+    /// table of trays, and page tables.
+    fresh: Range<usize>,
+}
+
+impl Queues {
+    /// Of a buffer with these zones, all of it empty.
+    pub fn new(zones: &[Zone]) -> Queues {
+        let vacant = Zone::ALL.map(|zone| {
+            let trays = if zones.contains(&zone) { zone.trays() } else { 0 };
+            let fresh = zone.first_tray()..zone.first_tray() + trays;
+            Vacant { used: VecDeque::with_capacity(trays), fresh }
+        });
+        let count = zones.iter().map(|zone| zone.trays()).sum();
+        Queues { vacant, clean: VecDeque::with_capacity(count) }
+    }
+
+    /// How many trays are empty.
+    pub fn empties(&self) -> usize {
+        self.vacant.iter().map(|vacant| vacant.used.len() + vacant.fresh.len()).sum()
+    }
+
+    /// Where a used tray is put when it is empty.
+    pub fn vacant_of(&mut self, tray: u16) -> &mut VecDeque<u16> {
+        &mut self.vacant[Zone::of_tray(tray) as usize].used
+    }
+}
+
+impl Vacant {
+    /// One of them, used ones first.
+    pub fn take(&mut self) -> Option<u16> {
+        // A number of a tray: there are fewer than 2^16.
+        self.used.pop_front().or_else(|| u16::try_from(self.fresh.next()?).ok())
+    }
+}
