@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
+use farpool_e2e::ports::free_port;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -26,8 +27,7 @@ struct Kv {
 impl Kv {
     fn start(flags: &[&str]) -> Self {
         let home = tempfile::tempdir().expect("a home");
-        // The test's own numbers of ports must not meet.
-        let address = free_address();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = farpool(home.path());
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
@@ -84,12 +84,6 @@ impl Drop for Kv {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A port that was free a moment ago.
-fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound")
 }
 
 fn ask(stream: &mut TcpStream, request: &[u8], end: &[u8]) -> Vec<u8> {

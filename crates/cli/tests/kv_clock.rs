@@ -10,14 +10,16 @@ mod home;
 #[path = "common/kv.rs"]
 mod server;
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use farpool_e2e::ports::free_port;
 use home::Home;
 use rustix::process::Signal;
-use server::{Client, Kv, PATIENCE, free_address};
+use server::{Client, Kv, PATIENCE};
 
 const HOUR_S: i64 = 3600;
 
@@ -80,12 +82,12 @@ impl World {
 
 struct Memcached {
     child: Child,
-    address: std::net::SocketAddr,
+    address: SocketAddr,
 }
 
 impl Memcached {
     fn start(world: &World) -> Option<Self> {
-        let address = free_address();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new("memcached");
         command.args(["-U", "0", "-l", "127.0.0.1", "-p", &address.port().to_string()]);
         if rustix::process::geteuid().is_root() {

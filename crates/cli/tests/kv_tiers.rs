@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::farpool;
+use farpool_e2e::ports::free_port;
 use farpool_e2e::proxy::{Fault, Proxy};
 use home::Home;
 use serde_json::Value;
@@ -35,9 +36,7 @@ impl Kv {
     }
 
     fn start_with(home: &Path, flags: &[&str]) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let address: SocketAddr = listener.local_addr().expect("it is bound");
-        drop(listener);
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command: Command = farpool(home);
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
@@ -345,9 +344,7 @@ fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
     let home = tempfile::tempdir().expect("a home");
     for fault in [Fault::FlipBit, Fault::CutMidPage, Fault::Repeat, Fault::Garbage, Fault::Reorder]
     {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let address = listener.local_addr().expect("it is bound").to_string();
-        drop(listener);
+        let address = format!("127.0.0.1:{}", free_port());
         let _blade = Blade::start_at(home.path(), &format!("tcp://{address}"));
         let proxy = Proxy::start(&address);
         let mut kv = with_far(home.path(), proxy.address());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use common::{ended, farpool};
 use farpool_api::{Client, NodeState, ProblemKind, SegmentState};
 use farpool_e2e::far::{Far, User};
+use farpool_e2e::ports::free_port;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::{PATIENCE, wait_until};
 use rustix::process::Signal;
@@ -122,9 +123,9 @@ fn a_drained_node_leaves_when_the_client_has_moved() {
 #[test]
 fn a_controller_that_is_killed_is_not_missed_and_finds_the_truth_again() {
     let home = home();
-    let mut control = start_control(home.path(), "127.0.0.1:0", &[]);
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut control = start_control(home.path(), &listen, &[]);
     let url = control.address.clone();
-    let at = url.trim_start_matches("http://");
     let _node = start_node(home.path(), "n1", &url);
     let mut user = User::new(rest(&url, None), "n1", 1, 2 * SUPERPAGE);
     let told = user.told();
@@ -137,7 +138,7 @@ fn a_controller_that_is_killed_is_not_missed_and_finds_the_truth_again() {
     }
     let mut late = Far::open(&told.place, told.epoch);
     assert!(late.write(0, 7), "whoever has the key may still come");
-    let control = start_control(home.path(), at, &[]);
+    let control = start_control(home.path(), &listen, &[]);
     let back = rest(&control.address, None);
     wait_until("the node to report again", PATIENCE, || back.node("n1").ok()?.capacity_bytes);
     let segment = back.segment(user.segment).expect("it is known");

@@ -3,11 +3,11 @@
 
 mod common;
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
 use farpool_api::{Client, ClientReport, Health, ProblemKind, SegmentId, SegmentState};
+use farpool_e2e::ports::free_port;
 
 /// An etcd of one member in a folder of its own; ends when it is dropped.
 struct Etcd {
@@ -24,9 +24,9 @@ impl Etcd {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (client, peer) = (free(), free());
-        let (url, peer) = (format!("http://{client}"), format!("http://{peer}"));
+        let (client, peer) = (free_port(), free_port());
+        let url = |port| format!("http://127.0.0.1:{port}");
+        let (url, peer) = (url(client), url(peer));
         let mut command = Command::new("etcd");
         command
             .arg("--data-dir")
@@ -40,7 +40,7 @@ impl Etcd {
         let child = command.spawn().unwrap();
         let etcd = Self { child, url, _folder: folder };
         wait_for("etcd", || {
-            std::net::TcpStream::connect(client).ok()?;
+            std::net::TcpStream::connect(("127.0.0.1", client)).ok()?;
             let mut curl = ureq::get(format!("{}/health", etcd.url)).call().ok()?;
             curl.body_mut().read_to_string().ok()?.contains("true").then_some(())
         });

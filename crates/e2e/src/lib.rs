@@ -12,6 +12,7 @@
 //! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`compaction`]: the kernel migrates pages all the while;
 //! * [`hog`]: a program that takes much memory of its host;
+//! * [`ports`]: for servers that must be told one beforehand;
 //! * [`steps`]: a process that is killed at a chosen system call;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
@@ -33,6 +34,7 @@ pub mod hog;
 pub mod jobs;
 pub mod kv;
 pub mod network;
+pub mod ports;
 pub mod postgres;
 pub mod proxy;
 pub mod rack;

@@ -1,13 +1,13 @@
 //! A key-value server whose far memory comes from a rack: it grows as memory is granted, gives back what the rack needs,
 //! and loses items, never values, when a node dies.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_e2e::kv::Client;
+use farpool_e2e::ports::free_port;
 use farpool_e2e::rack::{Daemon, answer, ask};
 use farpool_e2e::{binaries, turn, wait_until};
 
@@ -30,7 +30,8 @@ impl Rack {
     /// A controller and nodes that lend so much each.
     fn start(names: &[&'static str], donate: &str) -> Rack {
         let folder = tempfile::tempdir().expect("folder");
-        let control = Daemon::control("127.0.0.1:0", &folder.path().join("control.redb"));
+        let listen = format!("127.0.0.1:{}", free_port());
+        let control = Daemon::control(&listen, &folder.path().join("control.redb"));
         let mut rack = Rack { kv: None, control, nodes: Vec::new(), folder };
         names.iter().for_each(|name| rack.add_node(name, donate));
         rack
@@ -85,9 +86,7 @@ impl Rack {
 
 /// A server that wants 128 MiB of the pool for this host.
 fn kv_of(pool: &str, host: &str, flags: &[&str]) -> Daemon {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let port = listener.local_addr().expect("it is bound").port().to_string();
-    drop(listener);
+    let port = free_port().to_string();
     let command = std::process::Command::new(binaries::program("farpool"));
     let own = ["kv", "-p", &port, "-t", "2", "--memory", "16MiB", "--far", "128MiB"];
     let pool = ["--pool", pool, "--host", host, "--rate", "1GiB"];
@@ -214,9 +213,7 @@ fn a_node_that_dies_costs_its_items_and_a_controller_that_dies_nothing() {
 #[test]
 fn a_server_without_a_pool_serves_and_takes_what_comes() {
     let _turn = turn();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let listen = listener.local_addr().expect("it is bound").to_string();
-    drop(listener);
+    let listen = format!("127.0.0.1:{}", free_port());
     let kv = kv_of(&format!("http://{listen}"), "B", &[]);
     let mut client = Client::of(&kv);
     client.store(0..KEYS, 1);

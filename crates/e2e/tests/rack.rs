@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use farpool_e2e::ports::free_port;
 use farpool_e2e::rack::{Daemon, answer, ask};
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{turn, wait_until};
@@ -19,7 +20,8 @@ struct Rack {
 impl Rack {
     fn start() -> Rack {
         let folder = tempfile::tempdir().expect("folder");
-        let control = Daemon::control("127.0.0.1:0", &folder.path().join("control.redb"));
+        let listen = format!("127.0.0.1:{}", free_port());
+        let control = Daemon::control(&listen, &folder.path().join("control.redb"));
         let start = |name| (name, Daemon::node(&control.address, name, "1GiB"));
         let nodes = ["A", "B", "C"].map(start).into();
         let rack = Rack { control, nodes, folder };

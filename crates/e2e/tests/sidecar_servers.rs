@@ -1,21 +1,16 @@
 //! Servers through the sidecar door: what was given to them comes back, and the limit holds meanwhile.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
 use farpool_e2e::jobs::{PATIENCE, allowed_bytes, require_limit, scratch};
+use farpool_e2e::ports::free_port;
 use farpool_e2e::postgres::Cluster;
 use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::tree::Peak;
 use farpool_e2e::{have, redis, tree, turn, wait_until};
-
-/// A port that nobody listens at now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("a port").port()
-}
 
 /// Sends a request over HTTP; None unless the answer is that it went well.
 fn ask(port: u16, what: &str, body: &str) -> Option<String> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farpool_e2e::ports::free_port;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -28,12 +29,6 @@ pub struct Kv {
     pub release: Option<Box<dyn FnOnce()>>,
 }
 
-/// A port that was free a moment ago.
-pub fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound")
-}
-
 impl Kv {
     pub fn start(home: &Path, flags: &[&str]) -> Self {
         Self::start_with(home, flags, |_| ())
@@ -41,7 +36,7 @@ impl Kv {
 
     /// As [`Self::start`], with changes to the command, such as its environment.
     pub fn start_with(home: &Path, flags: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let address = free_address();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let log = home.join(format!("log-{}", address.port()));
         let mut command = farpool(home);
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);

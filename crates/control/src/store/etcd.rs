@@ -222,8 +222,9 @@ fn request(op: &StoreOp) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
     use std::process::{Child, Command, Stdio};
+
+    use farpool_e2e::ports::free_port;
 
     use super::*;
 
@@ -254,8 +255,8 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (url, peer) = (format!("http://{}", free()), format!("http://{}", free()));
+        let url = || format!("http://127.0.0.1:{}", free_port());
+        let (url, peer) = (url(), url());
         let child = Command::new("etcd")
             .arg("--data-dir")
             .arg(folder.path().join("data"))
