@@ -2,7 +2,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/acms/tests/exercise/mod.rs"]
+#[path = "../../crates/rack/acms/tests/exercise/mod.rs"]
 mod exercise;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/wire/tests/exercise/mod.rs"]
+#[path = "../../crates/protocol/wire/tests/exercise/mod.rs"]
 mod exercise;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise::decode_any(bytes));

@@ -2,7 +2,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/trace/tests/exercise/mod.rs"]
+#[path = "../../crates/study/trace/tests/exercise/mod.rs"]
 mod exercise;
 
 use std::fs::File;

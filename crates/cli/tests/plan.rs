@@ -18,7 +18,7 @@ fn plan(home: &Path, words: &[&str]) -> (i32, String, String) {
 
 fn google() -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let name = "../plan/data/utilisation/google-2011-1600-vms-24h-5min.parquet";
+    let name = "../study/plan/data/utilisation/google-2011-1600-vms-24h-5min.parquet";
     here.join(name).display().to_string()
 }
 

@@ -26,7 +26,16 @@ fn variable(name: &str) -> String {
 /// Everything that the sidecar is made of. Cargo.lock is in it: a new version of a dependency is
 /// a new sidecar.
 fn watch_sources(workspace: &Path) {
-    let crates = ["sidecar", "pager", "uffd", "board", "pool", "fabric", "wire", "policy"];
+    let crates = [
+        "far/sidecar",
+        "far/pager",
+        "far/uffd",
+        "far/board",
+        "far/pool",
+        "far/fabric",
+        "protocol/wire",
+        "ground/policy",
+    ];
     for source in crates
         .map(|name| format!("crates/{name}"))
         .iter()
@@ -62,7 +71,7 @@ fn build(workspace: &Path, triple: &str, directory: &Path) {
 }
 
 fn main() {
-    let workspace = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
+    let workspace = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../..");
     let (out, triple) = (PathBuf::from(variable("OUT_DIR")), variable("TARGET"));
     watch_sources(&workspace);
     let directory = out.join("nested");

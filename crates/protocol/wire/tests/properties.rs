@@ -186,7 +186,7 @@ fn numbers_on_the_wire_are_the_documented_ones() {
     for opcode in Opcode::ALL {
         assert_eq!(Opcode::from_number(opcode.number()), Some(*opcode));
     }
-    let text = include_str!("../../../docs/PROTOCOL.md");
+    let text = include_str!("../../../../docs/PROTOCOL.md");
     for code in ErrorCode::ALL {
         let row = format!("| {} | {code:?} |", code.number());
         assert!(text.contains(&row), "docs/PROTOCOL.md lacks {row:?}");

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 fn path_of(name: &str) -> PathBuf {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/vectors");
     PathBuf::from(root).join(format!("{name}.hex"))
 }
 

@@ -1,5 +1,5 @@
 //! What the keeper and a sidecar say to each other: one message a request, one an answer, text and perhaps a descriptor.
-//! The requests are in crates/sidecar/src/paging.rs.
+//! The requests are in crates/far/sidecar/src/paging.rs.
 
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -366,7 +366,7 @@ fn pages_and_events_can_be_taken_up_again() {
 
 #[test]
 fn the_document_in_the_tree_is_the_programs() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/openapi.json");
     let in_tree = std::fs::read_to_string(path).unwrap_or_default();
     let now = farpool_control::openapi().to_pretty_json().unwrap();
     assert!(

@@ -14,7 +14,7 @@
 //! the pages referenced far apart have what the others leave; SLRU's and W-TinyLFU's new pages start at the bottom from
 //! the first; W-TinyLFU's sketch knows pages by name and counts to 255, in four counters of eight for each page.
 //!
-//! `crates/policy/tests/rankings.rs` has the properties.
+//! `crates/ground/policy/tests/rankings.rs` has the properties.
 
 use std::fmt::Debug;
 
