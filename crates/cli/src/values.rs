@@ -30,7 +30,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match farpool_wire::parse_bytes(text) {
+        match farpool_units::parse_bytes(text) {
             None => Err(format!("{text:?} is not a size; write it as 256MiB, 2G or 4096")),
             Some(0) => Err(format!("{text:?} is no memory at all; give a size above zero")),
             Some(bytes) => Ok(Size(bytes)),
@@ -40,7 +40,7 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str(&farpool_wire::format_bytes(self.0))
+        to.write_str(&farpool_units::format_bytes(self.0))
     }
 }
 

@@ -35,6 +35,7 @@ fn watch_sources(workspace: &Path) {
         "far/fabric",
         "protocol/wire",
         "ground/policy",
+        "ground/units",
     ];
     for source in crates
         .map(|name| format!("crates/{name}"))

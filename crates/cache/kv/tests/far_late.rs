@@ -11,6 +11,7 @@ use farpool_blade::{BladeConfig, Server as Blade};
 use farpool_kv::server::{FarSettings, FarSource, Server, Settings};
 use farpool_policy::CacheKind;
 use farpool_pool::Address;
+use farpool_units::PAGE_BYTES;
 
 /// What has not happened by then never will; also the deadline of the blade, which is held up for longer than requests wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -18,7 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const HEADER_BYTES: usize = 32;
 const META_AT: usize = 16;
 const PAGES_AT: usize = 18;
-const PAGE_BYTES: usize = 4096;
 
 /// Answers that carry pages, and where they were to go; None while they pass.
 type Held = Arc<Mutex<Option<Vec<(TcpStream, Vec<u8>)>>>>;

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use farpool_kv::store::index::Place;
 use farpool_kv::store::item::{AccessTime, ItemParts};
 use farpool_kv::tier::log::{Ended, Judge, Log, Medium, Outcome};
-use farpool_kv::tier::pages::{PAGE_BYTES, Pages};
+use farpool_kv::tier::pages::Pages;
 use farpool_kv::tier::record::{self, Record};
+use farpool_units::PAGE_BYTES;
 use proptest::prelude::*;
 
 const ZONE_PAGES: usize = 4;

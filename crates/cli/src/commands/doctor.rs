@@ -318,7 +318,7 @@ fn cores() -> String {
 /// The pager, the blades and the protocol know pages of one size.
 fn page_size() -> Check {
     let bytes = rustix::param::page_size();
-    let fits = bytes == farpool_uffd::PAGE_BYTES;
+    let fits = bytes == farpool_units::PAGE_BYTES;
     Check {
         name: "page-bytes",
         status: if fits { Status::Ok } else { Status::Missing },

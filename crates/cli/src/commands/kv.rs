@@ -329,7 +329,7 @@ fn item_bytes(text: &str) -> Result<usize, UsageError> {
     let wrong = || {
         UsageError(format!("{text:?} is not the size of an item; write -I 4m, from 1k to 1024m"))
     };
-    let bytes = farpool_wire::parse_bytes(text).ok_or_else(wrong)?;
+    let bytes = farpool_units::parse_bytes(text).ok_or_else(wrong)?;
     if !(ITEM_BYTES_MIN..=ITEM_BYTES_MAX).contains(&bytes) {
         return Err(wrong());
     }

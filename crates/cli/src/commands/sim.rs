@@ -9,7 +9,7 @@ use farpool_plan::utilisation::Utilisation;
 use farpool_report::{Column, Input, Page, Table};
 use farpool_sim::budget::{self, Budget};
 use farpool_sim::curves::{self, CurvesQuestion, Method};
-use farpool_sim::file::{self, PAGE_BYTES};
+use farpool_sim::file;
 use farpool_sim::mrc::Rate;
 use farpool_sim::pager::{self, MeasuredCosts, Question, prediction};
 use farpool_sim::reproduce::{self, MstressRun, VmsRun};
@@ -17,6 +17,7 @@ use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
 };
 use farpool_trace::{Columns, TraceReader};
+use farpool_units::PAGE_BYTES_U64 as PAGE_BYTES;
 
 use super::answer::{give, provenance};
 use crate::args::{

@@ -12,14 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
+use farpool_units::PAGE_BYTES;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyWrite, Request, Session, WriteFlags,
 };
 
-/// What one page of a disk is.
-const PAGE_BYTES: usize = 4096;
 /// The disk gives what lies here away, or somewhere near it, as another block's content.
 const ELSEWHERE_BYTES: u64 = 192 << 10;
 /// Every so many pages one is garbled: some items, some zones' summaries, and neither all nor none.

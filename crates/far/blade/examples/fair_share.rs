@@ -9,6 +9,7 @@
 //! processors the worst reads are the scheduler's.
 
 use farpool_blade::{BladeConfig, GrantId, GrantKey, GrantSpec, Server, Serving};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
 use farpool_wire::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -10,6 +10,7 @@
 )]
 
 use farpool_blade::{BladeConfig, Server};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
 use farpool_wire::*;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

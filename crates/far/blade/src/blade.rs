@@ -22,9 +22,10 @@ use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Permit, Refused, Run, Scrub,
     ScrubPart, SegmentView, Table, superpages_of,
 };
+use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::{
-    BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT,
-    SUPERPAGE_BYTES, SegmentId, SegmentToken, SuperpageNumber, SuperpagePair,
+    BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT, SegmentId,
+    SegmentToken, SuperpageNumber, SuperpagePair,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;

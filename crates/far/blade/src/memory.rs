@@ -19,7 +19,7 @@
 use crate::config::BackingKind;
 use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use std::any::Any;
 use std::collections::BTreeMap;

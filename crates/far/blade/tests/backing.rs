@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use farpool_blade::{BackingKind, BladeConfig, Server};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
 
 /// One client after the other uses all of the blade's memory, and finds nothing but zeros.

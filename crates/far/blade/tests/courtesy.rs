@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use farpool_policy::courtesy::ProcessorSight;
+use farpool_units::PAGE_BYTES;
 use farpool_wire::*;
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use farpool_blade::{BladeConfig, GrantError, GrantId, GrantSpec, GrantStat};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
 use farpool_wire::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

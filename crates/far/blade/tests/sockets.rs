@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use farpool_blade::{BladeConfig, ServeError, Server};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use farpool_units::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -28,8 +29,6 @@ const FIRST_SLOTS: usize = 128;
 const FIRST_SLOTS_END_BYTES: usize = size_of::<Header>() + FIRST_SLOTS * size_of::<Slot>();
 /// Slots that get their room together when the ones before are taken: 50 KiB.
 const SLOTS_STEP: usize = 8;
-/// What the kernel gives room in.
-const PAGE_BYTES: usize = 4096;
 
 /// Why a board cannot be used.
 #[derive(Debug, thiserror::Error)]

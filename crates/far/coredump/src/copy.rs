@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use crate::elf::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64};
+
 use crate::error::CoreError;
 
 /// What is read at once. The kernel pins what it reads, and pinned pages cannot be moved out: this must be little, even
 /// for the smallest limit.
 pub const CHUNK_PAGES: usize = 64;
-const PAGE: usize = 4096;
-const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 
 /// Where memory comes from.
 pub trait Source {
@@ -51,12 +50,12 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
         pages: Pages,
         mut step: impl FnMut(u64) -> Result<(), CoreError>,
     ) -> Result<(), CoreError> {
-        let mut buffer = vec![0; CHUNK_PAGES * PAGE];
+        let mut buffer = vec![0; CHUNK_PAGES * PAGE_BYTES];
         let mut at = range.start;
         while at < range.end {
-            let count = usize::try_from((range.end - at) / PAGE_BYTES).unwrap_or(CHUNK_PAGES);
+            let count = usize::try_from((range.end - at) / PAGE_BYTES_U64).unwrap_or(CHUNK_PAGES);
             let count = count.clamp(1, CHUNK_PAGES);
-            let chunk = &mut buffer[..count * PAGE];
+            let chunk = &mut buffer[..count * PAGE_BYTES];
             chunk.fill(0);
             match pages {
                 Pages::Present => {
@@ -79,7 +78,7 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
         chunk: &mut [u8],
         wanted: impl Fn(usize) -> bool,
     ) -> Result<(), CoreError> {
-        let count = chunk.len() / PAGE;
+        let count = chunk.len() / PAGE_BYTES;
         let mut page = 0;
         while page < count {
             if !wanted(page) {
@@ -87,12 +86,14 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
                 continue;
             }
             let end = (page..count).find(|page| !wanted(*page)).unwrap_or(count);
-            let done =
-                self.source.read(at + (page * PAGE) as u64, &mut chunk[page * PAGE..end * PAGE])?;
+            let done = self.source.read(
+                at + (page * PAGE_BYTES) as u64,
+                &mut chunk[page * PAGE_BYTES..end * PAGE_BYTES],
+            )?;
             page += done;
             if page < end {
                 self.unreadable_pages += 1;
-                chunk[page * PAGE..(page + 1) * PAGE].fill(0);
+                chunk[page * PAGE_BYTES..(page + 1) * PAGE_BYTES].fill(0);
                 page += 1;
             }
         }
@@ -102,11 +103,14 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
     /// Writes what is not zeros.
     fn write(&mut self, offset: u64, chunk: &[u8]) -> Result<(), CoreError> {
         let is_empty = |page: &[u8]| page.iter().all(|byte| *byte == 0);
-        let full: Vec<bool> = chunk.chunks(PAGE).map(|page| !is_empty(page)).collect();
+        let full: Vec<bool> = chunk.chunks(PAGE_BYTES).map(|page| !is_empty(page)).collect();
         let mut page = 0;
         while let Some(first) = (page..full.len()).find(|page| full[*page]) {
             let end = (first..full.len()).find(|page| !full[*page]).unwrap_or(full.len());
-            self.sink.write(offset + (first * PAGE) as u64, &chunk[first * PAGE..end * PAGE])?;
+            self.sink.write(
+                offset + (first * PAGE_BYTES) as u64,
+                &chunk[first * PAGE_BYTES..end * PAGE_BYTES],
+            )?;
             page = end;
         }
         Ok(())
@@ -131,8 +135,8 @@ mod tests {
 
     impl Source for Model {
         fn read(&mut self, address: u64, pages: &mut [u8]) -> Result<usize, CoreError> {
-            let first = usize::try_from((address - BASE) / PAGE_BYTES).expect("an index");
-            for (index, page) in pages.chunks_mut(PAGE).enumerate() {
+            let first = usize::try_from((address - BASE) / PAGE_BYTES_U64).expect("an index");
+            for (index, page) in pages.chunks_mut(PAGE_BYTES).enumerate() {
                 if self.lost[first + index] {
                     return Ok(index);
                 }
@@ -141,11 +145,11 @@ mod tests {
                 }
                 page.fill(self.pages[first + index]);
             }
-            Ok(pages.len() / PAGE)
+            Ok(pages.len() / PAGE_BYTES)
         }
 
         fn present(&mut self, address: u64, pages: usize) -> Result<u64, CoreError> {
-            let first = usize::try_from((address - BASE) / PAGE_BYTES).expect("an index");
+            let first = usize::try_from((address - BASE) / PAGE_BYTES_U64).expect("an index");
             let bit = |page: usize| u64::from(!self.absent[first + page]) << page;
             Ok((0..pages).fold(0, |bits, page| bits | bit(page)))
         }
@@ -167,7 +171,7 @@ mod tests {
     }
 
     fn copied(model: &mut Model, pages: Pages) -> (Sparse, u64, u64) {
-        let bytes = model.pages.len() * PAGE;
+        let bytes = model.pages.len() * PAGE_BYTES;
         let mut sink = Sparse { bytes: vec![0; bytes], written_bytes: 0 };
         let mut done = 0;
         let mut copier = Copier { source: model, sink: &mut sink, unreadable_pages: 0 };
@@ -194,15 +198,15 @@ mod tests {
                 brought: Vec::new(),
             };
             let (sink, unreadable, done) = copied(&mut model, if all { Pages::All } else { Pages::Present });
-            prop_assert_eq!(done, (pages.len() * PAGE) as u64);
+            prop_assert_eq!(done, (pages.len() * PAGE_BYTES) as u64);
             let is_read = |page: usize| all || !model.absent[page];
             let has_come = |page: usize| is_read(page) && !model.lost[page];
-            for (page, bytes) in sink.bytes.chunks(PAGE).enumerate() {
+            for (page, bytes) in sink.bytes.chunks(PAGE_BYTES).enumerate() {
                 let expected = if has_come(page) { model.pages[page] } else { 0 };
                 prop_assert!(bytes.iter().all(|byte| *byte == expected));
             }
             let full = (0..pages.len()).filter(|page| has_come(*page) && model.pages[*page] != 0);
-            prop_assert_eq!(sink.written_bytes, full.count() * PAGE);
+            prop_assert_eq!(sink.written_bytes, full.count() * PAGE_BYTES);
             let lost = (0..pages.len()).filter(|page| is_read(*page) && model.lost[*page]);
             prop_assert_eq!(unreadable, lost.count() as u64);
             prop_assert!(all || model.brought.is_empty());

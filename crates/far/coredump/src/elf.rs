@@ -1,8 +1,8 @@
 //! The frame of a core file: header, segments, the table that counts them where the header cannot. Pure.
 
+use farpool_units::PAGE_BYTES_U64;
 use zerocopy::{Immutable, IntoBytes};
 
-pub const PAGE_BYTES: u64 = 4096;
 /// A header can count so many segments; with more it says so, and section 0 has the number.
 const MOST_COUNTED: usize = 0xffff;
 
@@ -99,7 +99,7 @@ pub fn lay_out(notes: &[u8], loads: &[Load]) -> Layout {
     let segments_at = size_of::<Header>();
     let sections_at = segments_at + segments * size_of::<Segment>();
     let notes_at = (sections_at + sections_bytes) as u64;
-    let mut at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES);
+    let mut at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES_U64);
     let note = Segment {
         kind: SEGMENT_NOTE,
         rights: 0,
@@ -155,7 +155,7 @@ fn segment(load: &Load, offset: u64) -> Segment {
         physical: 0,
         file_bytes: load.file_bytes,
         memory_bytes: load.bytes,
-        align: PAGE_BYTES,
+        align: PAGE_BYTES_U64,
     }
 }
 

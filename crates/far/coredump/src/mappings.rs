@@ -3,7 +3,9 @@
 //! As the kernel does, by the process's own coredump_filter: what lies in a file anyway is left to the file, and the
 //! note of files says where it is.
 
-use crate::elf::{PAGE_BYTES, RIGHT_EXECUTE, RIGHT_READ, RIGHT_WRITE};
+use farpool_units::PAGE_BYTES_U64;
+
+use crate::elf::{RIGHT_EXECUTE, RIGHT_READ, RIGHT_WRITE};
 
 /// A mapping as /proc/PID/smaps has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,7 +116,7 @@ impl Mapping {
     pub fn file_bytes(&self, content: Content) -> u64 {
         match content {
             Content::Nothing => 0,
-            Content::Head => PAGE_BYTES.min(self.bytes()),
+            Content::Head => PAGE_BYTES_U64.min(self.bytes()),
             Content::Present | Content::Everything => self.bytes(),
         }
     }

@@ -192,12 +192,12 @@ fn text<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
 
 /// NT_FILE: which file lies where.
 fn files(mappings: &[Mapping]) -> Vec<u8> {
-    const PAGE_BYTES: u64 = crate::elf::PAGE_BYTES;
+    use farpool_units::PAGE_BYTES_U64;
     let of_files: Vec<&Mapping> =
         mappings.iter().filter(|mapping| mapping.is_of_a_file()).collect();
-    let mut words = vec![of_files.len() as u64, PAGE_BYTES];
+    let mut words = vec![of_files.len() as u64, PAGE_BYTES_U64];
     for mapping in &of_files {
-        words.extend([mapping.start, mapping.end, mapping.file_offset / PAGE_BYTES]);
+        words.extend([mapping.start, mapping.end, mapping.file_offset / PAGE_BYTES_U64]);
     }
     let mut note: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     for mapping in of_files {

@@ -5,16 +5,14 @@ use std::io::{Error, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 use farpool_inject::Halted;
+use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64};
 
 use crate::copy::Source;
-use crate::elf::PAGE_BYTES;
 use crate::error::CoreError;
 use crate::mappings::{self, FILTER_DEFAULT, Mapping};
 use crate::notes::{OTHER_SETS, PRSTATUS, Process, Thread};
 use crate::sys;
 
-const PAGE: usize = 4096;
-const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 /// What the threads of a preloaded pager are called by.
 const PAGERS_THREADS: &str = "farpool-";
 const PRELOAD_NAME: &[u8] = b"/libfarpool_preload.so";
@@ -165,8 +163,8 @@ impl Memory {
 
     /// One page after the other, whatever the process may do with them; never of far memory.
     fn read_forbidden(&self, address: u64, pages: &mut [u8]) -> Result<usize, CoreError> {
-        for (index, page) in pages.chunks_mut(PAGE).enumerate() {
-            match self.memory.read_exact_at(page, address + (index * PAGE) as u64) {
+        for (index, page) in pages.chunks_mut(PAGE_BYTES).enumerate() {
+            match self.memory.read_exact_at(page, address + (index * PAGE_BYTES) as u64) {
                 Ok(()) => {}
                 // No bytes at all: the address space is gone.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -175,7 +173,7 @@ impl Memory {
                 Err(_) => return Ok(index),
             }
         }
-        Ok(pages.len() / PAGE)
+        Ok(pages.len() / PAGE_BYTES)
     }
 }
 
@@ -185,7 +183,7 @@ impl Source for Memory {
             return self.read_forbidden(address, pages);
         }
         match sys::read_memory(self.task, address, pages) {
-            Ok(bytes) => Ok(bytes / PAGE),
+            Ok(bytes) => Ok(bytes / PAGE_BYTES),
             // A page that was lost with its blade, a file that was cut, a mapping that has gone.
             Err(error)
                 if matches!(
@@ -205,7 +203,7 @@ impl Source for Memory {
         const SWAPPED: u64 = 1 << 62;
         let mut entries = [0; 64 * ENTRY_BYTES];
         let entries = &mut entries[..pages.min(64) * ENTRY_BYTES];
-        let offset = address / PAGE_BYTES * ENTRY_BYTES as u64;
+        let offset = address / PAGE_BYTES_U64 * ENTRY_BYTES as u64;
         self.pagemap.read_exact_at(entries, offset).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => CoreError::Ended { pid: self.pid },
             _ => self.failed("the page map", error),

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farpool_policy::{RateLimit, WaitNs};
+use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, Extent, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId, SegmentId, WireError,
+    ErrorCode, Extent, Opcode, PagesChecksum, Request, RequestId, SegmentId, WireError,
 };
 
 use crate::limits::ClientLimits;

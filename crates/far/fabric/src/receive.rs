@@ -12,9 +12,10 @@
 
 use std::os::fd::BorrowedFd;
 
+use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    HEAD_LIMIT_BYTES, HEADER_BYTES, Head, Header, Kind, PAGE_BYTES, PagesChecksum, RequestId,
-    Response, WireError, split_head,
+    HEAD_LIMIT_BYTES, HEADER_BYTES, Head, Header, Kind, PagesChecksum, RequestId, Response,
+    WireError, split_head,
 };
 use rustix::io::Errno;
 

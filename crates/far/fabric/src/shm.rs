@@ -9,7 +9,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use farpool_wire::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 use rustix::io::Errno;
 
 use crate::link::{Link, LinkPage, PageDone, PageFault};

@@ -8,7 +8,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 /// The first address that was not given yet; 0: this process is alone in its address space.
 static NEXT: AtomicUsize = AtomicUsize::new(0);

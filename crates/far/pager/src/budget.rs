@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_policy::reserve::{self, Standing, Work};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::sys;
 use crate::turn::Turn;

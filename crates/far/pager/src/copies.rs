@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use farpool_policy::SAMPLED_FETCHES;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 use twox_hash::XxHash3_128;
 
 use crate::page::{PageState, Phase};

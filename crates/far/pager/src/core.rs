@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter, Settings, Slot};
 use farpool_pool::{BladeIndex, Pool, PoolError, SegmentHandle, SegmentPage};
-use farpool_uffd::{Outcome, PAGE_BYTES, Pagemap, Uffd, features};
+use farpool_uffd::{Outcome, Pagemap, Uffd, features};
+use farpool_units::PAGE_BYTES;
 
 use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;

@@ -30,7 +30,8 @@ pub fn release(uffd: &Uffd, start: usize, bytes: usize) {
 mod tests {
     use super::*;
     use crate::moves;
-    use farpool_uffd::{PAGE_BYTES, Pagemap, features};
+    use farpool_uffd::{Pagemap, features};
+    use farpool_units::PAGE_BYTES;
 
     #[test]
     fn frames_are_given_back_without_an_event_and_can_be_moved_to_again() {

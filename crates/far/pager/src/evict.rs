@@ -26,7 +26,7 @@ use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{BladeIndex, Completion, Lane, PageWrite};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::core::{Core, EXPIRY_STEP};
 use crate::density::Density;

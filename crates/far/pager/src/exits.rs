@@ -14,7 +14,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::evict::CHUNK_BYTES;

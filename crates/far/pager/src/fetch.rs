@@ -1,7 +1,7 @@
 //! Pages from the blades into local memory, for whoever waits until they are there.
 
 use farpool_pool::{Completion, Lane, PageRead, SegmentPage};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::sys;
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use farpool_board::Counter;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::page::{MAX_LAYERS, PageState, Phase};

@@ -29,7 +29,8 @@ use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use farpool_uffd::{PAGE_BYTES, Uffd};
+use farpool_uffd::Uffd;
+use farpool_units::PAGE_BYTES;
 
 use queues::Queues;
 pub use slots::{FrameRun, FrameSlot, TakenTray, bits, runs};

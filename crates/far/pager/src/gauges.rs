@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_uffd::{PAGE_BYTES, PageRange, category};
+use farpool_uffd::{PageRange, category};
+use farpool_units::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::space::Superpage;

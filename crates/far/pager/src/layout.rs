@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
+use farpool_uffd::{Change, Message, Outcome, Uffd};
+use farpool_units::PAGE_BYTES;
 
 use crate::children::birth;
 use crate::order::{self, Next, Place};

@@ -8,7 +8,8 @@
 //!
 //! Invariant: a page is reported as gone if and only if the source has no page there any more.
 
-use farpool_uffd::{Outcome, PAGE_BYTES, PageRange, Pagemap, category};
+use farpool_uffd::{Outcome, PageRange, Pagemap, category};
+use farpool_units::PAGE_BYTES;
 
 use crate::core::{Core, Mover};
 use crate::serve::fail_closed;

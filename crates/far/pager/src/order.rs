@@ -153,7 +153,7 @@ fn frees(change: &Change, place: &Range<usize>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpool_uffd::PAGE_BYTES;
+    use farpool_units::PAGE_BYTES;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use farpool_uffd::{PAGE_BYTES, PageRange, category};
+use farpool_uffd::{PageRange, category};
+use farpool_units::PAGE_BYTES;
 
 use crate::core::Core;
 use crate::evict::CHUNK_BYTES;

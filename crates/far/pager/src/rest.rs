@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use farpool_units::PAGE_BYTES;
+
 use crate::space::CHUNK_PAGES;
-use farpool_uffd::PAGE_BYTES;
 
 /// What rests or does not as a whole: the evictor's unit, so a chunk is never half registered.
 pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;

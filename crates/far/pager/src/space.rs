@@ -13,16 +13,16 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::frames::bits;
 use crate::page::{PageCell, PageState};
 use crate::sys;
 
 /// Bytes of a superpage, the blade's unit of allocation.
-pub const SUPERPAGE_BYTES: usize = 16 << 20;
+pub const SUPERPAGE_BYTES: usize = SUPERPAGE_PAGES * PAGE_BYTES;
 /// Pages of a superpage.
-pub const SUPERPAGE_PAGES: usize = SUPERPAGE_BYTES / PAGE_BYTES;
+pub const SUPERPAGE_PAGES: usize = farpool_units::PAGES_PER_SUPERPAGE as usize;
 #[allow(clippy::cast_possible_truncation)] // It is 4096.
 const SUPERPAGE_PAGES_U32: u32 = SUPERPAGE_PAGES as u32;
 /// Pages of a chunk, the unit of eviction: one UFFDIO_MOVE, one machine word of page bits.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_board::Settings;
 use farpool_policy::reserve::zero_run_pages;
 use farpool_policy::{PrefetchKind, PrefetchWindow, Prefetcher};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 /// Threads whose first touches are followed apart; others share a place by their id.
 const PLACES: usize = 16;

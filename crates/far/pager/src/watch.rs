@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter};
 use farpool_policy::reserve;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::budget::{self, Tree};
 use crate::sys::{self, Latch};

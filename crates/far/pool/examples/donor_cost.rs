@@ -12,12 +12,12 @@ use anyhow::{Context, ensure};
 use farpool_blade::{BladeConfig, Server};
 use farpool_policy::courtesy::{BUSY_BYTES_PER_S_PER_PROCESSOR, ProcessorSight};
 use farpool_pool::{
-    Address, Lane, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES,
-    SegmentHandle, SegmentPage,
+    Address, Lane, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES, SegmentHandle,
+    SegmentPage,
 };
+use farpool_units::{MIB, PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-const MIB: u64 = 1 << 20;
 const SUPERPAGES: u32 = 8;
 /// Pages the client asks for at once.
 const BATCH_PAGES: u32 = 16;

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use farpool_blade::{BladeConfig, Server};
 use farpool_pool::{
-    Address, Lane, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES,
-    SegmentHandle, SegmentPage, fresh_client,
+    Address, Lane, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES, SegmentHandle,
+    SegmentPage, fresh_client,
 };
+use farpool_units::PAGE_BYTES;
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_pool::{
-    Address, Alone, BladeIndex, Lane, Mover, PAGE_BYTES, PageRead, PageWrite, Pool, PoolConfig,
+    Address, Alone, BladeIndex, Lane, Mover, PageRead, PageWrite, Pool, PoolConfig,
     SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
 };
+use farpool_units::{MIB, PAGE_BYTES};
 
-const MIB: u64 = 1 << 20;
 const SUPERPAGE_MIB: u64 = 16;
 /// What is sent and received at once by the bare stream.
 const CHUNK_BYTES: usize = 1 << 20;

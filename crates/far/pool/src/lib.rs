@@ -23,7 +23,6 @@ pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
     peer_user,
 };
-pub use farpool_wire::PAGE_BYTES;
 pub use lane::Lane;
 pub use mover::{Mover, Step};
 pub use pool::{Pool, Still};

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farpool_wire::{PAGE_BYTES, PageNumber, SUPERPAGE_BYTES};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_wire::PageNumber;
 
 use crate::books::{Books, PartKey, PartRole, parts};
 use crate::map::Place;

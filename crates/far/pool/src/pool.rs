@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use farpool_fabric::{CallError, DescriptorSet};
-use farpool_wire::{ErrorCode, SUPERPAGE_BYTES};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::ErrorCode;
 
 use crate::blades::LAPSED;
 use crate::books::{Books, PartKey, Thawed, parts};

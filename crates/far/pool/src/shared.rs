@@ -16,7 +16,8 @@ use std::sync::atomic::{
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use farpool_fabric::{DescriptorSet, LinkPage, Session};
-use farpool_wire::{PAGES_PER_SUPERPAGE, PageNumber, SegmentId};
+use farpool_units::PAGES_PER_SUPERPAGE;
+use farpool_wire::{PageNumber, SegmentId};
 
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};

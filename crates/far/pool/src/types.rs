@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
+use farpool_units::PAGES_PER_SUPERPAGE;
 
-use farpool_wire::{PAGES_PER_SUPERPAGE, SegmentToken};
+use farpool_wire::SegmentToken;
 
 use crate::{BladeIndex, PageError, PoolError};
 

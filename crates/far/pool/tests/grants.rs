@@ -8,7 +8,7 @@ use farpool_pool::{
     BladeSpec, ClientLimits, Grant, GrantKey, Lane, PageError, PageRead, PageWrite, Pool,
     PoolConfig, PoolError, RateLimit, SegmentHandle, SegmentPage,
 };
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -12,8 +12,7 @@ use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead,
     PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step,
 };
-
-const SUPERPAGE_BYTES: u64 = 16 << 20;
+use farpool_units::SUPERPAGE_BYTES;
 
 /// The configuration of a pool that begins with one blade.
 fn first(blades: &Blades) -> Vec<BladeSpec> {

@@ -13,8 +13,7 @@ use farpool_pool::{
     BladeIndex, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead, PageWrite, Pool, PoolConfig,
     PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
 };
-
-const SUPERPAGE_BYTES: u64 = 16 << 20;
+use farpool_units::SUPERPAGE_BYTES;
 
 fn segment_of(pool: &Pool, superpages: u32) -> SegmentHandle {
     let segment = pool.create_segment().expect("segment");

@@ -3,10 +3,9 @@
 use std::ffi::{c_int, c_void};
 
 use farpool_pager::Pager;
+use farpool_units::PAGE_BYTES;
 
 use crate::{note_early_mapping, pager, set_errno, status};
-
-const PAGE_BYTES: usize = 4096;
 
 /// Mappings with any of these flags stay local: shared, stacks, huge pages, locked from the start.
 const LOCAL_FLAGS: c_int =

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter, WhenFull};
 use farpool_inject::Pid;
+use farpool_units::PAGE_BYTES_U64;
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::holder::memory_folder;
@@ -22,7 +23,6 @@ const STEP: Duration = Duration::from_millis(100);
 /// After the last process got its room back the tree is looked at for this long: a child may have
 /// been born with the limit, and not have been in the tree yet.
 const AFTERMATH: Duration = Duration::from_secs(2);
-const PAGE_BYTES: u64 = 4096;
 /// The last bits of a limit that was set here.
 const MARK: u64 = 0xfa7;
 
@@ -95,8 +95,9 @@ impl Brakes {
     /// is given to two that had different ones.
     fn limit_for(&self, bytes: u64, before: Option<u64>) -> u64 {
         let mut soft = limit_of(bytes);
-        while self.before.get(&soft).is_some_and(|other| *other != before) && soft > PAGE_BYTES {
-            soft -= PAGE_BYTES;
+        while self.before.get(&soft).is_some_and(|other| *other != before) && soft > PAGE_BYTES_U64
+        {
+            soft -= PAGE_BYTES_U64;
         }
         soft
     }
@@ -116,7 +117,7 @@ impl Brakes {
 
 /// The limit of a process that has so much, so that it gets no more. Pure.
 fn limit_of(bytes: u64) -> u64 {
-    bytes / PAGE_BYTES * PAGE_BYTES + MARK
+    bytes / PAGE_BYTES_U64 * PAGE_BYTES_U64 + MARK
 }
 
 /// A refusal means that the process has ended, or has another user by now: its call is not refused
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(data_limit_in(""), None);
         assert_eq!(data_bytes_in("VmPeak: 9 kB\nVmData:\t  132 kB\n"), Some(132 << 10));
         // The kernel counts pages: a mark in the last bits gives not a page more.
-        assert_eq!(limit_of(8192) / PAGE_BYTES, 2);
+        assert_eq!(limit_of(8192) / PAGE_BYTES_U64, 2);
     }
 
     /// A process that has begun and waits; it has ended when the guard is dropped.
@@ -210,7 +211,7 @@ mod tests {
         let mut brakes = Brakes::default();
         brakes.hold(parent.0.id());
         let held = parent.limit();
-        assert_eq!(held.soft.map(|soft| soft % PAGE_BYTES), Some(MARK));
+        assert_eq!(held.soft.map(|soft| soft % PAGE_BYTES_U64), Some(MARK));
         brakes.hold(parent.0.id());
         assert_eq!(parent.limit(), held, "it is not made smaller");
         set(child.0.id(), held);
@@ -227,7 +228,7 @@ mod tests {
         brakes.before.insert(first, None);
         assert_eq!(brakes.limit_for(8192, None), first);
         let other = brakes.limit_for(8192, Some(1 << 30));
-        assert_eq!((first - other, other % PAGE_BYTES), (PAGE_BYTES, MARK));
+        assert_eq!((first - other, other % PAGE_BYTES_U64), (PAGE_BYTES_U64, MARK));
     }
 
     #[test]

@@ -130,7 +130,8 @@ fn receive(stream: &UnixStream) -> Option<Held> {
 mod tests {
     use std::time::Instant;
 
-    use farpool_uffd::{PAGE_BYTES, features, register_mode};
+    use farpool_uffd::{features, register_mode};
+    use farpool_units::PAGE_BYTES;
 
     use super::*;
 

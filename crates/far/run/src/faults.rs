@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Fault};
 use farpool_trace::{Access, Clock, Record, TraceError, TraceInfo, TraceWriter};
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::RunOptions;
 
-const PAGE_BYTES: u64 = 4096;
 /// Each process has its own addresses: its number stands above the page's, which 44 bits hold for the largest
 /// addresses that Linux gives.
 const PROCESS_SHIFT: u32 = 44;
@@ -58,7 +58,7 @@ pub(crate) struct Recording {
 
 impl FaultRecorder {
     pub(crate) fn create(options: &RunOptions, out: &Path) -> Result<Self, TraceError> {
-        let mut info = TraceInfo::new("pager faults", PAGE_BYTES, Clock::Nanoseconds);
+        let mut info = TraceInfo::new("pager faults", PAGE_BYTES_U64, Clock::Nanoseconds);
         info.program = std::iter::once(&options.program)
             .chain(&options.arguments)
             .map(|word| word.to_string_lossy().into_owned())

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
-use farpool_wire::{Address, SUPERPAGE_BYTES};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::Address;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, WaitOptions, pidfd_open};
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;

@@ -46,7 +46,7 @@ use std::time::Duration;
 
 pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};

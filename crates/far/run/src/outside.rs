@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, ProcessState, Slot};
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::holder::memory_folder;
 use crate::keeper::start_ticks;
@@ -25,7 +26,6 @@ pub const EXIT_OUTSIDE: i32 = 120;
 const LOOK_STEP: Duration = Duration::from_millis(200);
 /// A look at a large tree takes time: the keeper takes at most 2 % of a CPU for it.
 const LOOK_PART: u32 = 50;
-const PAGE_BYTES: u64 = 4096;
 /// `e_machine` of this build's programs in an ELF header, and where it stands.
 #[cfg(target_arch = "x86_64")]
 const OWN_MACHINE: u16 = 62;
@@ -107,7 +107,7 @@ impl Outsiders {
             .filter_map(anonymous_bytes)
             .filter(|bytes| *bytes > 0)
             .collect();
-        let pages = held.iter().sum::<u64>() / PAGE_BYTES;
+        let pages = held.iter().sum::<u64>() / PAGE_BYTES_U64;
         board.header().outside_pages.store(pages, Relaxed);
         board
             .header()
@@ -176,7 +176,7 @@ impl Strangers {
         let slots: HashSet<u32> = board.processes().map(|slot| slot.pid.load(Relaxed)).collect();
         let unpublished = outside.iter().filter(|pid| !slots.contains(pid));
         let bytes: u64 = unpublished.filter_map(|pid| anonymous_bytes(*pid)).sum();
-        board.header().unpublished_pages.store(bytes / PAGE_BYTES, Relaxed);
+        board.header().unpublished_pages.store(bytes / PAGE_BYTES_U64, Relaxed);
         self.outsiders.publish(board, &tree, outside.into_iter().chain(stuck));
         let took = began.elapsed();
         self.next_look = began + LOOK_STEP.max(took * LOOK_PART);

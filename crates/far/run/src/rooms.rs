@@ -76,10 +76,10 @@ fn may_lift_limits() -> bool {
 
 /// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it likes. Pure.
 fn address_room(limits: &str, statm: &str) -> Option<u64> {
-    const PAGE_BYTES: u64 = 4096;
+    use farpool_units::PAGE_BYTES_U64;
     let limit = soft_limit(limits, "Max address space")?;
     let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
-    Some(limit.saturating_sub(pages * PAGE_BYTES))
+    Some(limit.saturating_sub(pages * PAGE_BYTES_U64))
 }
 
 /// The same of private writable memory. Pure.

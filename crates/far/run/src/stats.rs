@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_board::{
     BUCKET_COUNT, Board, BoardError, Counter, Header, ProcessState, Slot, quantile_ns,
 };
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::RunError;
 use crate::unmovable::{Kind, Unmovable};
@@ -74,8 +75,6 @@ impl Peak {
         }
     }
 }
-
-const PAGE_BYTES: u64 = 4096;
 
 const WITHOUT_ROOM: &str = "without_room";
 
@@ -161,7 +160,7 @@ fn unmovable(header: &Header) -> Unmovable {
     let mut unmovable = Unmovable::default();
     for kind in Kind::ALL {
         let pages = header.unmovable_pages[kind as usize].load(Relaxed);
-        unmovable.set(kind, pages * PAGE_BYTES);
+        unmovable.set(kind, pages * PAGE_BYTES_U64);
     }
     unmovable
 }
@@ -249,7 +248,7 @@ impl ProcessStatistics {
 impl RunStatistics {
     /// The limit as it is now: a share is of what the tree holds, near and far.
     pub fn limit_now_bytes(&self) -> u64 {
-        let held = (self.total.local_pages() + self.total.counter("far_pages")) * PAGE_BYTES;
+        let held = (self.total.local_pages() + self.total.counter("far_pages")) * PAGE_BYTES_U64;
         self.limit_bytes.max(held / 100 * u64::from(self.local_percent))
     }
 
@@ -265,19 +264,19 @@ impl RunStatistics {
             "limit_bytes": self.limit_bytes,
             "local_percent": self.local_percent,
             "limit_now_bytes": self.limit_now_bytes(),
-            "local_bytes": (self.total.local_pages() + self.unpublished_pages) * PAGE_BYTES,
-            "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES),
-            "working_set_bytes": self.working_set.map(|it| it.pages * PAGE_BYTES),
+            "local_bytes": (self.total.local_pages() + self.unpublished_pages) * PAGE_BYTES_U64,
+            "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES_U64),
+            "working_set_bytes": self.working_set.map(|it| it.pages * PAGE_BYTES_U64),
             "working_set_is_guess": self.working_set.map(|it| it.is_guess),
-            "pinned_bytes": self.total.counter("pinned_pages") * PAGE_BYTES,
+            "pinned_bytes": self.total.counter("pinned_pages") * PAGE_BYTES_U64,
             "unmovable_bytes": self.unmovable_json(),
             "outside_processes": self.outside_processes,
-            "outside_bytes": self.outside_pages * PAGE_BYTES,
+            "outside_bytes": self.outside_pages * PAGE_BYTES_U64,
             "blades": self.blades,
             "far_pages_peak": self.peak.far_pages,
-            "pager_bytes": self.peak.pager_pages * PAGE_BYTES,
-            "fixed_bytes": self.peak.fixed_pages * PAGE_BYTES,
-            "victim_buffer_bytes": self.peak.buffer_pages * PAGE_BYTES,
+            "pager_bytes": self.peak.pager_pages * PAGE_BYTES_U64,
+            "fixed_bytes": self.peak.fixed_pages * PAGE_BYTES_U64,
+            "victim_buffer_bytes": self.peak.buffer_pages * PAGE_BYTES_U64,
             "total": self.total.to_json(),
             "processes": self.processes.iter().map(ProcessStatistics::to_json).collect::<Vec<_>>(),
         })

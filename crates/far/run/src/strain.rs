@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter, ProcessState};
 use farpool_inject::Pid;
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::Door;
 use crate::holder::memory_folder;
@@ -20,7 +21,6 @@ use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
 const MAPPINGS_STEP: Duration = Duration::from_secs(2);
 /// So the keeper takes at most 1 % of a CPU for it.
 const MAPPINGS_PART: u32 = 100;
-const PAGE_BYTES: u64 = 4096;
 const PAGES_PER_MIB: u64 = 256;
 
 /// What a process had counted at the last look.
@@ -166,19 +166,19 @@ impl Strain {
             let path = memory_folder(pid).join("smaps");
             let Ok(smaps) = std::fs::read_to_string(path) else { continue };
             let reach = self.reach(pid);
-            let pages = |counter| slot.get(counter) * PAGE_BYTES;
+            let pages = |counter| slot.get(counter) * PAGE_BYTES_U64;
             // The victim buffer is kept from children, too.
             let buffer_bytes =
                 if reach == Reach::Library { pages(Counter::BufferPages) } else { 0 };
             let known_bytes = pages(Counter::PagerPages) + buffer_bytes;
             let mut own = Unmovable::of_process(&smaps, reach, known_bytes);
             own.set(Kind::Pager, own.get(Kind::Pager).saturating_sub(buffer_bytes));
-            slot.set(Counter::PinnedPages, own.pinned_bytes() / PAGE_BYTES);
+            slot.set(Counter::PinnedPages, own.pinned_bytes() / PAGE_BYTES_U64);
             all.add(&own);
         }
         for kind in Kind::ALL {
             board.header().unmovable_pages[kind as usize]
-                .store(all.get(kind) / PAGE_BYTES, Relaxed);
+                .store(all.get(kind) / PAGE_BYTES_U64, Relaxed);
         }
         let limit_bytes = run.limit_now_bytes();
         if all.staying_bytes(limit_bytes) > limit_bytes && !self.has_told_of_unmovable {
@@ -204,7 +204,7 @@ fn sample(run: &RunStatistics, at: Duration, is_stalled: bool) -> Sample {
         movable_pages: sum("evictable_pages"),
         used_away_pages: sum("used_away_pages"),
         away_pages: sum("far_pages") + sum("buffer_pages"),
-        limit_pages: run.limit_now_bytes() / PAGE_BYTES,
+        limit_pages: run.limit_now_bytes() / PAGE_BYTES_U64,
         is_stalled,
     }
 }

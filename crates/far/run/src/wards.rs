@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_inject::{Pid, Standstill};
 use farpool_uffd::Uffd;
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::attach::is_in_another_run;
 use crate::authority;
@@ -69,7 +70,6 @@ const HANDOVER_LOOKS: u32 = 5;
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
 pub const LEAVE: &str = "leave";
-const PAGE_BYTES: u64 = 4096;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ impl Wards {
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
         let pids = native.iter().map(|(pid, _)| *pid);
         let common_bytes = self.common.count(board, limit_bytes, pids);
-        let unpublished_pages = (native_bytes + common_bytes) / PAGE_BYTES;
+        let unpublished_pages = (native_bytes + common_bytes) / PAGE_BYTES_U64;
         board.header().unpublished_pages.store(unpublished_pages, Relaxed);
         let wards = self.wards.iter().map(|ward| number(ward.pid));
         let paged: Vec<u32> =
@@ -563,7 +563,7 @@ pub fn be_prompt() {
 
 /// The anonymous memory that the paged processes have on the board.
 fn paged_bytes(board: &Board) -> u64 {
-    board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES).sum()
+    board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES_U64).sum()
 }
 
 fn process(pid: u32) -> Option<Pid> {
@@ -588,14 +588,14 @@ fn numbers(text: &str) -> Vec<u32> {
 
 /// None: there is no such process, or it has ended.
 pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
-    Holder::of(pid).map(|holder| holder.resident().anonymous_pages * PAGE_BYTES)
+    Holder::of(pid).map(|holder| holder.resident().anonymous_pages * PAGE_BYTES_U64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MIB: u64 = 1 << 20;
+    use farpool_units::MIB;
 
     #[test]
     fn what_fits_needs_no_sidecar() {

@@ -9,9 +9,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use dlmalloc::{Allocator, Dlmalloc};
+use farpool_units::PAGE_BYTES;
 
 use crate::lock::Lock;
-use crate::raw::{self, PAGE_BYTES, Wish};
+use crate::raw::{self, Wish};
 
 /// The heap grows by multiples of this: fewer mappings, and at most this much beyond need.
 const GRANULARITY_BYTES: usize = 256 << 10;

@@ -7,15 +7,13 @@ use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use farpool_pager::apart;
+use farpool_units::PAGE_BYTES;
 
 use crate::lock::Lock;
 use crate::spans::{Span, Table};
 
 /// Everything the sidecar has mapped, with its image and first stack.
 pub static OWN: Lock<Table> = Lock::new(Table::new());
-
-/// A page, on all machines that the injector knows.
-pub const PAGE_BYTES: usize = 4096;
 
 /// An error number of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use crate::{CONTROL_FD, bereft, paging, raw};
 /// What `ps` shows.
 const NAME: &std::ffi::CStr = c"farpool-warden";
 /// Its deepest frame has room for 16 messages of a userfaultfd; the guard is another page.
-const STACK_BYTES: usize = 4 * raw::PAGE_BYTES;
+const STACK_BYTES: usize = 4 * farpool_units::PAGE_BYTES;
 /// A process that was killed is waited for at most this long (1 s); on a busy machine it takes some milliseconds.
 const END_TIME: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 

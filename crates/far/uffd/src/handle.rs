@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProtect};
 
 /// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a page.
-const USER_END: usize = (1 << 47) - crate::PAGE_BYTES;
+const USER_END: usize = (1 << 47) - farpool_units::PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
 /// The lowest address that can be mapped: vm.mmap_min_addr where nobody has set it.
 const LOWEST_ADDRESS: usize = 1 << 16;
 /// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower address than
 /// vm.mmap_min_addr would not do: most kernels refuse it before they look whether the address space is there.
-const PROBED_ADDRESS: usize = USER_END - 2 * crate::PAGE_BYTES;
+const PROBED_ADDRESS: usize = USER_END - 2 * farpool_units::PAGE_BYTES;
 
 /// Why a userfaultfd could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +160,7 @@ impl Uffd {
                 Err(error)
                     if error.raw_os_error() == Some(libc::EINVAL) && start < HIGHEST_MIN_ADDR =>
                 {
-                    start = (start * 2).max(crate::PAGE_BYTES);
+                    start = (start * 2).max(farpool_units::PAGE_BYTES);
                 }
                 result => return result,
             }
@@ -198,7 +198,7 @@ impl Uffd {
 
     /// What the kernel says of an attempt to fill a page where none can be registered.
     fn probe(&self) -> Option<i32> {
-        self.zero(PROBED_ADDRESS, crate::PAGE_BYTES, false).errno
+        self.zero(PROBED_ADDRESS, farpool_units::PAGE_BYTES, false).errno
     }
 
     /// Whether the userfaultfd is of the calling process's address space; None: the process that it is of is just
@@ -207,8 +207,13 @@ impl Uffd {
         // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT if nothing is
         // mapped at one of the two. Hardly any program has mapped the lowest address that can be, and none of those
         // the highest, too.
-        let moved =
-            self.move_pages(LOWEST_ADDRESS, PROBED_ADDRESS, crate::PAGE_BYTES, false, false);
+        let moved = self.move_pages(
+            LOWEST_ADDRESS,
+            PROBED_ADDRESS,
+            farpool_units::PAGE_BYTES,
+            false,
+            false,
+        );
         match moved.errno {
             Some(libc::EAGAIN) => None,
             errno => Some(errno == Some(libc::ENOENT)),
@@ -268,7 +273,7 @@ impl Message {
     /// What the kernel says happened.
     pub fn event(&self) -> Event {
         let is_fault = self.event == abi::EVENT_PAGEFAULT;
-        let address = usize::try_from(self.address).unwrap_or(0) & !(crate::PAGE_BYTES - 1);
+        let address = usize::try_from(self.address).unwrap_or(0) & !(farpool_units::PAGE_BYTES - 1);
         Event {
             page_address: is_fault.then_some(address),
             is_write: self.flags & abi::PAGEFAULT_FLAG_WRITE != 0,

@@ -17,6 +17,3 @@ mod pagemap;
 pub use abi::{Message, features, register_mode};
 pub use handle::{Change, Event, OpenError, Outcome, Uffd, probe_features};
 pub use pagemap::{PageRange, Pagemap, category};
-
-/// Bytes of one page. Farpool runs on 4 KiB pages only; `farpool doctor` says so elsewhere.
-pub const PAGE_BYTES: usize = 4096;

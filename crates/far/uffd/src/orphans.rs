@@ -2,8 +2,10 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use farpool_units::PAGE_BYTES;
+
 use crate::handle::Uffd;
-use crate::{Change, Message, PAGE_BYTES};
+use crate::{Change, Message};
 
 /// Messages taken with one read.
 const MESSAGES: usize = 16;

@@ -1,8 +1,7 @@
 //! The bindings against the running kernel. Each test skips visibly where userfaultfd is denied.
 
-use farpool_uffd::{
-    Message, PAGE_BYTES, PageRange, Pagemap, Uffd, category, features, register_mode,
-};
+use farpool_uffd::{Message, PageRange, Pagemap, Uffd, category, features, register_mode};
+use farpool_units::PAGE_BYTES;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 fn open() -> Option<Uffd> {

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     const MEMINFO: &str = "MemTotal:  4194304 kB\nMemFree: 1 kB\nMemAvailable:  2097152 kB\n";
-    const GIB: u64 = 1 << 30;
+    use farpool_units::GIB;
 
     fn write(folder: &Path, name: &str, text: &str) {
         let path = folder.join(name);

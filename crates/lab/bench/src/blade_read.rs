@@ -5,12 +5,11 @@
 
 use crate::BenchError;
 use crate::stage::lacking;
-use crate::sys::{self, Mapping, PAGE_BYTES};
+use crate::sys::{self, Mapping};
 use crate::workload::{Shuffle, mix};
 use farpool_fabric::{Control, DescriptorSet, Link, LinkPage, PageDone, Session, StreamLink};
-use farpool_wire::{
-    ClientId, PageNumber, Purpose, Request, Response, SUPERPAGE_BYTES, SegmentId, SuperpageNumber,
-};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_wire::{ClientId, PageNumber, Purpose, Request, Response, SegmentId, SuperpageNumber};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

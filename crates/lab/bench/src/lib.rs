@@ -36,5 +36,5 @@ pub use program::{RedisClient, Zipf, python_program};
 pub use report::{Bar, Report, Row, Unit};
 pub use row::bench_main;
 pub use tenant::{TenantArgs, TenantReport, tenant_main};
-pub use units::{format_bytes, parse_bytes};
+pub use units::parse_bytes;
 pub use workload::{WorkloadArgs, WorkloadName, WorkloadReport, workload_main};

@@ -1,7 +1,8 @@
 //! Where something was measured.
 
-use crate::units::format_bytes;
 use std::fs;
+
+use farpool_units::about_bytes;
 
 /// What numbers depend on: two reports of different machines are not comparable.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -31,7 +32,7 @@ impl Machine {
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { kernel, processor, cores, memory_bytes } = self;
-        let memory = format_bytes(*memory_bytes as f64);
+        let memory = about_bytes(*memory_bytes as f64);
         write!(f, "Linux {kernel}, {cores} cores of {processor}, {memory}")
     }
 }

@@ -1,10 +1,11 @@
 //! Rows of results: how they read, as a table, as JSON, and two runs beside each other.
 
 use crate::stage::Door;
-use crate::units::{format_bytes, three_digits};
 use crate::{BenchError, machine::Machine};
 use std::fmt::Write;
 use std::path::Path;
+
+use farpool_units::{about_bytes, three_digits};
 
 /// What a ratio (or, without a floor, a value) has to reach.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -85,9 +86,9 @@ impl Unit {
             Self::Nanoseconds if value >= 1e3 => format!("{} us", three_digits(value / 1e3)),
             Self::Nanoseconds => format!("{} ns", three_digits(value)),
             Self::Seconds => format!("{} s", three_digits(value)),
-            Self::Bytes => format_bytes(value),
+            Self::Bytes => about_bytes(value),
             Self::Percent => format!("{} %", three_digits(value)),
-            Self::BytesPerSecond => format!("{}/s", format_bytes(value)),
+            Self::BytesPerSecond => format!("{}/s", about_bytes(value)),
             Self::OpsPerSecond if value >= 1e6 => format!("{} M/s", three_digits(value / 1e6)),
             Self::OpsPerSecond if value >= 1e3 => format!("{} k/s", three_digits(value / 1e3)),
             Self::OpsPerSecond => format!("{}/s", three_digits(value)),

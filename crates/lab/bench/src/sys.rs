@@ -4,7 +4,7 @@ use crate::BenchError;
 use std::io;
 use std::ptr::NonNull;
 
-pub(crate) const PAGE_BYTES: usize = farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 /// Anonymous private memory of this process, as any program maps it; unmapped on drop.
 #[derive(Debug)]

@@ -10,11 +10,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use farpool_policy::Rng;
+use farpool_units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::BenchError;
+use crate::parse_bytes;
+use crate::sys::Mapping;
 use crate::workload::mix;
-use crate::{BenchError, parse_bytes};
 
 /// Pages of one read: what a program does between two waits.
 const RUN_PAGES: usize = 16;
@@ -249,7 +251,7 @@ fn parse(line: &str) -> Result<Command, BenchError> {
 mod tests {
     use super::*;
 
-    const MIB: u64 = 1 << 20;
+    use farpool_units::MIB;
 
     fn told(lines: &[&str]) -> (Result<(), BenchError>, Vec<TenantReport>) {
         let args = TenantArgs { bytes: MIB, bytes_max: Some(3 * MIB), pace: 1 << 40, seed: 7 };

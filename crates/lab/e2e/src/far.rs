@@ -6,9 +6,10 @@ use farpool_api::{
     Place, SegmentId, SegmentSpec, SegmentState,
 };
 use farpool_pool::{
-    BladeSpec, Completion, Grant, GrantKey, Lane, PAGE_BYTES, PageRead, PageWrite, Pool,
-    PoolConfig, SegmentHandle, SegmentPage,
+    BladeSpec, Completion, Grant, GrantKey, Lane, PageRead, PageWrite, Pool, PoolConfig,
+    SegmentHandle, SegmentPage,
 };
+use farpool_units::PAGE_BYTES;
 
 use crate::PATIENCE;
 

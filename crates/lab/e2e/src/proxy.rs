@@ -5,8 +5,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
 
+use farpool_units::PAGE_BYTES;
+
 const HEADER_BYTES: usize = 32;
-const PAGE_BYTES: usize = 4096;
 /// Place of the meta's length (u16) and the number of pages (u16) in a header.
 const META_AT: usize = 16;
 const PAGES_AT: usize = 18;

@@ -7,9 +7,8 @@ use std::process::Command;
 use farpool_e2e::run::Run;
 use farpool_e2e::{binaries, tree, turn};
 use farpool_trace::{Batch, Columns, Record, TraceInfo, TraceReader};
+use farpool_units::{MIB, PAGE_BYTES_U64};
 
-const PAGE_BYTES: u64 = 4096;
-const MIB: u64 = 1 << 20;
 /// Where a process's number stands in a block's.
 const PROCESS_SHIFT: u32 = 44;
 
@@ -51,11 +50,11 @@ fn the_faults_of_a_program_are_its_uses_of_what_is_not_local() {
     };
     assert_eq!(checksum(&outcome.stdout), checksum(&local.stdout));
     let (info, records) = read(&out);
-    assert_eq!((info.source.as_str(), info.block_bytes), ("pager faults", PAGE_BYTES));
+    assert_eq!((info.source.as_str(), info.block_bytes), ("pager faults", PAGE_BYTES_U64));
     assert!(info.notes.iter().all(|note| !note.contains("missing")), "{:?}", info.notes);
     // Three quarters of the pages are far when their turn comes; some are fetched ahead or taken for first touches
     // in runs.
-    let pages = 64 * MIB / PAGE_BYTES;
+    let pages = 64 * MIB / PAGE_BYTES_U64;
     let touched: HashSet<u64> = records.iter().map(|record| record.block).collect();
     assert!(touched.len() as u64 > pages / 2, "{} of {pages} pages", touched.len());
     assert!(records.len() as u64 > pages / 2 && (records.len() as u64) < 3 * pages);

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use farpool_e2e::run::Run;
 use farpool_e2e::{binaries, have, skip, turn};
+use farpool_units::MIB;
 
-const MIB: u64 = 1 << 20;
 /// Of events, how far the count may be off.
 const APART_PERCENT: u64 = 25;
 

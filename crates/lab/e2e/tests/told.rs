@@ -7,8 +7,8 @@ use std::time::Instant;
 use farpool_e2e::jobs::{PATIENCE, compile_c, scratch};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{have, skip, tree, turn, wait_until};
+use farpool_units::MIB;
 
-const MIB: u64 = 1 << 20;
 /// In the line that says what would hold it, when all that it works on was seen.
 const KNOWN: &str = "much of its time goes to pages that come and go: about ";
 /// `farpool run` ends with this because of a process outside.

@@ -6,11 +6,12 @@
 //! head checksum u32
 //! ```
 
+use farpool_units::PAGE_BYTES;
+
 use crate::checksum::head_checksum;
 use crate::codec::{Append, within};
 use crate::{
-    HEADER_BYTES, META_LIMIT_BYTES, PAGE_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION, RequestId,
-    WireError,
+    HEADER_BYTES, META_LIMIT_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION, RequestId, WireError,
 };
 
 /// "FPLW" as it lies on the wire.

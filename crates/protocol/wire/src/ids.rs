@@ -1,7 +1,8 @@
 //! Names of things as types, so that a page number is never taken for a superpage number.
 
-use crate::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
 use std::fmt;
+
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
 
 /// A segment on one blade; unique for the life of that blade process, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -29,7 +29,6 @@ mod header;
 mod ids;
 mod request;
 mod response;
-mod size;
 mod stat;
 
 pub use address::{Address, AddressError, SOCKET_PATH_LIMIT_BYTES};
@@ -41,15 +40,7 @@ pub use ids::{
 };
 pub use request::{Extent, Hello, Purpose, Request, pages_in};
 pub use response::{Attached, HelloOk, Response, SegmentState, SuperpagePair};
-pub use size::{format_bytes, parse_bytes};
 pub use stat::{BladeTotals, ClientUsage};
-
-/// Bytes of a page: the unit of transfer. All of Farpool is built for 4 KiB pages.
-pub const PAGE_BYTES: usize = 4096;
-/// Bytes of a superpage: the unit in which a blade hands out memory (Lim's 16 MiB).
-pub const SUPERPAGE_BYTES: u64 = 16 << 20;
-/// Pages of a superpage.
-pub const PAGES_PER_SUPERPAGE: u32 = 4096;
 
 /// The protocol's version, in every header. A blade refuses another one with
 /// [`ErrorCode::VersionMismatch`].
@@ -77,7 +68,6 @@ pub const SPAN_LIMIT_SUPERPAGES: u32 = 1 << 20;
 /// keeps 15).
 pub const NAME_LIMIT_BYTES: usize = 32;
 
-const _: () = assert!(SUPERPAGE_BYTES == PAGES_PER_SUPERPAGE as u64 * PAGE_BYTES as u64);
 const _: () = assert!(META_LIMIT_BYTES <= u16::MAX as usize);
 const _: () = assert!(16 + 8 * DISCARD_EXTENTS_LIMIT <= META_LIMIT_BYTES);
 const _: () = assert!(16 + 8 * SUPERPAGES_PER_REQUEST_LIMIT as usize <= META_LIMIT_BYTES);

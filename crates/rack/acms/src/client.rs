@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::arbitration::Candidate;
 use crate::config::Config;

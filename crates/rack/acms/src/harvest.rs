@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::classify::{Class, MemoryUse, Thresholds};
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::limits::{ATTEMPT_MAX, BROADCAST_PERIOD, BROADCAST_PERIOD_MAX, NOTABLE_PART, TICK};
 use crate::rng::Rng;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use farpool_acms::sim::{Load, Network, Setup, World, seeds};
 use farpool_acms::{Arbitration, Candidate, Class, Config, NodeId, Rng, Zone};
+use farpool_units::GIB;
 
-const GIB: u64 = 1 << 30;
 const SERVERS: usize = 4;
 const CLIENTS: usize = 16;
 

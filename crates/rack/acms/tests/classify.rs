@@ -6,9 +6,8 @@ use farpool_acms::{
     Band, Class, HARVEST_HOLD_MS, HARVEST_INTERVAL_MS, Harvest, MemoryUse, ThresholdError,
     Thresholds, lend_limit_bytes, next_harvest,
 };
+use farpool_units::GIB;
 use proptest::prelude::*;
-
-const GIB: u64 = 1 << 30;
 
 fn usage(permille: u64) -> MemoryUse {
     MemoryUse { used_bytes: permille, total_bytes: 1_000, pressure_permille: None }

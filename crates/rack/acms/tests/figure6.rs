@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use farpool_acms::sim::{Load, Network, Note, Setup, World};
 use farpool_acms::{Action, Class, MoveReason, RevokeReason};
+use farpool_units::GIB;
 
-const GIB: u64 = 1 << 30;
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;

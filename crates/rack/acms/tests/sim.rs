@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use farpool_acms::sim::{Load, Network, Setup, World, seeds};
 use farpool_acms::{Class, Rng};
-
-const GIB: u64 = 1 << 30;
+use farpool_units::GIB;
 
 fn secs(count: u64) -> Duration {
     Duration::from_secs(count)

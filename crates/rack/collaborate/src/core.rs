@@ -17,7 +17,7 @@ use farpool_acms::{
 };
 use farpool_api::Event;
 use farpool_blade::{Blade, GrantSpec};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 use tokio::sync::watch;
 
 use crate::Observation;

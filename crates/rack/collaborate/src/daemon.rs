@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use farpool_acms::{Config, Member};
 use farpool_blade::{Blade, BladeConfig, Server, Serving};
-use farpool_wire::{Address, SUPERPAGE_BYTES};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::Address;
 
 use crate::core::{Core, Revocation, random_bits};
 use crate::door::Door;

@@ -15,7 +15,7 @@ use farpool_api::{
     ApiError, Client, NodeAnswer, NodeReport, NodeSpec, NodeState, ProblemKind, SegmentId,
 };
 use farpool_blade::{Blade, GrantError};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::intent::{Action, Standing, diff, grant_id, grant_spec};
 use crate::link::{Link, Verdict, verdict};

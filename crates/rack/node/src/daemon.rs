@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use farpool_acms::Thresholds;
 use farpool_api::{ApiError, Client, NodeSpec};
 use farpool_blade::{Blade, BladeConfig, ServeError, Server, Serving};
-use farpool_wire::{Address, SUPERPAGE_BYTES};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::Address;
 
 use crate::agent::Agent;
 use crate::lender::Lender;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farpool_acms::{Harvest, Thresholds};
 use farpool_blade::Blade;
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::pressure::{Lending, next_offer};
 use crate::shared::{Shared, Wish};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farpool_api::{NodeGrantUse, SegmentId};
 use farpool_blade::{Blade, GrantStat};
-use farpool_wire::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 /// Shortest span over which a load is measured; in shorter ones a single burst would be all.
 const LOAD_SPAN: Duration = Duration::from_millis(400);

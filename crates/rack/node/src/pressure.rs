@@ -15,7 +15,7 @@ use farpool_acms::{
     PRESSURE_STOP_PERMILLE, Thresholds, next_harvest,
 };
 use farpool_memory::{MemoryLevel, MemorySight};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 /// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any more, so it is
 /// added again: a client that fills what it was granted changes nothing.
@@ -79,7 +79,7 @@ mod tests {
     use farpool_acms::{HARVEST_INTERVAL_MS, HARVEST_STEP_PERMILLE};
     use proptest::prelude::*;
 
-    const GIB: u64 = 1 << 30;
+    use farpool_units::GIB;
 
     fn share(bytes: u64, permille: u64) -> u64 {
         bytes / 1000 * permille

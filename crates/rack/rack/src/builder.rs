@@ -4,9 +4,8 @@
 
 use std::collections::HashMap;
 
-use farpool_wire::format_bytes;
+use farpool_units::{SUPERPAGE_BYTES, format_bytes};
 
-use crate::SUPERPAGE_BYTES;
 use crate::graph::{
     ComputeBrick, Graph, Link, MemoryBrick, Port, PowerState, Rack, Switch, SwitchKind, Tray,
     Vertex,

@@ -33,7 +33,6 @@ pub use allocate::{
 };
 pub use builder::{BuildError, GraphBuilder};
 /// Bytes of a superpage, the unit in which memory is handed out.
-pub use farpool_wire::SUPERPAGE_BYTES;
 pub use graph::{
     ComputeBrick, Graph, Link, MemoryBrick, Port, PowerState, Rack, Switch, SwitchKind, Tray,
     Vertex,

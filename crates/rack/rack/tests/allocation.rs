@@ -5,8 +5,9 @@ mod plain;
 
 use farpool_rack::{
     Allocator, ComputeBrick, ComputeId, DomainId, Graph, GraphBuilder, MemoryBrick,
-    PlacementPolicy, RackError, RateLimits, Request, RequestId, SUPERPAGE_BYTES, SwitchKind,
+    PlacementPolicy, RackError, RateLimits, Request, RequestId, SwitchKind,
 };
+use farpool_units::SUPERPAGE_BYTES;
 use plain::Plain;
 use proptest::prelude::*;
 

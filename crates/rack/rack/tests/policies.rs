@@ -1,9 +1,11 @@
 //! Each policy does what its name says; requests are idempotent; refusals name the reason.
 
 use farpool_rack::topology::{NetworkKind, RackSpec, generate, read, write};
+use farpool_units::SUPERPAGE_BYTES;
+
 use farpool_rack::{
     Allocator, ComputeId, DomainId, Grant, Graph, MemoryId, PlacementPolicy, RackError, RateLimits,
-    Request, RequestId, SUPERPAGE_BYTES,
+    Request, RequestId,
 };
 
 const RATES: RateLimits = RateLimits { read_bytes_per_s: 1 << 20, write_bytes_per_s: 1 << 20 };

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use farpool_hosts::{Hosts, Wiring};
 use farpool_switch::{Circuit, EmulatedSwitch, SwitchDriver};
+use farpool_units::PAGE_BYTES;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
 const BLOCK_BYTES: usize = 256 * 1024;
 /// Of one measurement.
 const LENGTH: Duration = Duration::from_secs(1);
-const PAGE_BYTES: usize = 4096;
 
 fn main() -> Result<(), Failure> {
     let rounds: usize = std::env::args().nth(1).map_or(Ok(5), |word| word.parse())?;

@@ -72,8 +72,8 @@ fn trace_table(experiment: &Experiment, trace: &References, local: &Outcome) -> 
     row("source", trace.info.source.clone());
     row("references", trace.references.len().to_string());
     let footprint = trace.page_count() as u64 * trace.page_bytes;
-    let bytes = farpool_wire::format_bytes(trace.page_bytes);
-    row("footprint", format!("{} in pages of {bytes}", farpool_wire::format_bytes(footprint)));
+    let bytes = farpool_units::format_bytes(trace.page_bytes);
+    row("footprint", format!("{} in pages of {bytes}", farpool_units::format_bytes(footprint)));
     row("threads", trace.thread_count.to_string());
     let tick_ps = experiment.tick_ps.unwrap_or_else(|| trace.tick_ps());
     row("a tick of its clock", format!("{}.{:03} ns", tick_ps / 1000, tick_ps % 1000));

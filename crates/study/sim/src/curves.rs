@@ -197,8 +197,8 @@ pub fn page(
         .finding(format!(
             "{requests} references to {} in pages of {}; {:.3} % of them are first touches, which every \
              policy misses.",
-            farpool_wire::format_bytes(footprint),
-            farpool_wire::format_bytes(page_bytes),
+            farpool_units::format_bytes(footprint),
+            farpool_units::format_bytes(page_bytes),
             pages.page_count as f64 / requests.max(1) as f64 * 100.0
         ))
         .table(table)

@@ -44,7 +44,7 @@ impl std::str::FromStr for LocalSize {
             let is_share = tenth.len() == 1 && (1..=1000).contains(&permille);
             return if is_share { Ok(Self::Permille(permille)) } else { Err(refusal()) };
         }
-        let bytes = farpool_wire::parse_bytes(text).filter(|bytes| *bytes > 0);
+        let bytes = farpool_units::parse_bytes(text).filter(|bytes| *bytes > 0);
         bytes.map(Self::Bytes).ok_or_else(refusal)
     }
 }
@@ -62,7 +62,7 @@ impl std::fmt::Display for LocalSize {
         match *self {
             Self::Permille(share) if share % 10 == 0 => write!(f, "{}%", share / 10),
             Self::Permille(share) => write!(f, "{}.{}%", share / 10, share % 10),
-            Self::Bytes(bytes) => f.write_str(&farpool_wire::format_bytes(bytes)),
+            Self::Bytes(bytes) => f.write_str(&farpool_units::format_bytes(bytes)),
         }
     }
 }

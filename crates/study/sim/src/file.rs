@@ -23,9 +23,6 @@ use serde::Deserialize;
 use crate::design::{Design, Preset};
 use crate::experiment::{Experiment, LocalSize};
 
-/// A page, where nothing is said.
-pub const PAGE_BYTES: u64 = 4096;
-
 /// An experiment file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -71,7 +68,7 @@ fn usual_policies() -> Vec<String> {
 }
 
 fn usual_page_bytes() -> u64 {
-    PAGE_BYTES
+    farpool_units::PAGE_BYTES_U64
 }
 
 fn one() -> u32 {

@@ -4,15 +4,15 @@ use farpool_policy::CacheKind;
 use farpool_sim::load::{Reference, References};
 use farpool_sim::{Design, Experiment, LocalSize, Outcome, Preset, Program, experiment, simulate};
 use farpool_trace::{Access, Clock, TraceInfo};
+use farpool_units::PAGE_BYTES_U64;
 use proptest::prelude::*;
 
 const NS: u64 = 1000;
-const PAGE_BYTES: u64 = 4096;
 
 fn trace(references: Vec<Reference>) -> References {
     let pages = references.iter().map(|reference| reference.page + 1).max().unwrap_or(0);
     let info = TraceInfo::new("test", 64, Clock::Nanoseconds);
-    References::new(references, (0..pages).map(u64::from).collect(), PAGE_BYTES, info)
+    References::new(references, (0..pages).map(u64::from).collect(), PAGE_BYTES_U64, info)
 }
 
 fn read(page: u32, line: u8) -> Reference {
@@ -36,12 +36,12 @@ fn page_swapping_takes_the_times_of_the_table() {
     let outcome = run(&Preset::Ps.design(), &trace, 1);
     // Third reference: page 0 leaves, 4,096 ns on the link. Fourth: page 1 leaves while page 0 comes back.
     let evict = 4096 * NS;
-    let fetch = Preset::Ps.design().idle_fetch_ps(PAGE_BYTES);
+    let fetch = Preset::Ps.design().idle_fetch_ps(PAGE_BYTES_U64);
     assert_eq!(outcome.frame_ps, 2 * evict);
     assert_eq!(outcome.far_ps, fetch);
     assert_eq!(outcome.time_ps, 4 * (10 + 60) * NS + 2 * evict + fetch);
     assert_eq!((outcome.far_references, outcome.evicted_pages, outcome.written_pages), (1, 2, 2));
-    assert_eq!((outcome.fetched_bytes, outcome.sent_bytes), (PAGE_BYTES, 2 * PAGE_BYTES));
+    assert_eq!((outcome.fetched_bytes, outcome.sent_bytes), (PAGE_BYTES_U64, 2 * PAGE_BYTES_U64));
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn any_trace() -> impl Strategy<Value = References> {
         let references: Vec<Reference> =
             references.iter().map(|r| Reference { page: dense(r.page, &mut seen), ..*r }).collect();
         let info = TraceInfo::new("test", 64, Clock::Nanoseconds);
-        References::new(references, seen.into_iter().map(u64::from).collect(), PAGE_BYTES, info)
+        References::new(references, seen.into_iter().map(u64::from).collect(), PAGE_BYTES_U64, info)
     })
 }
 

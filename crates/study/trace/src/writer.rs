@@ -22,7 +22,7 @@ use crate::record::{Batch, Record, TraceInfo};
 pub const ROW_GROUP_RECORDS: usize = 1 << 20;
 
 /// Bytes of an encoded page before compression: small enough to stay in a second-level cache.
-const PAGE_BYTES: usize = 1 << 18;
+const PARQUET_PAGE_BYTES: usize = 1 << 18;
 
 const SCHEMA: &str = "message farpool_trace {
     REQUIRED INT64 block (INTEGER(64,false));
@@ -123,7 +123,7 @@ fn properties() -> WriterProperties {
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_created_by(format!("farpool {}", env!("CARGO_PKG_VERSION")))
         .set_statistics_enabled(EnabledStatistics::Chunk)
-        .set_data_page_size_limit(PAGE_BYTES)
+        .set_data_page_size_limit(PARQUET_PAGE_BYTES)
         .set_max_row_group_row_count(Some(ROW_GROUP_RECORDS));
     for name in ["block", "ticks"] {
         let path = ColumnPath::from(name);

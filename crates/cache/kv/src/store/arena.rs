@@ -13,6 +13,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use farpool_units::PAGE_BYTES;
+
 use super::extents::Extents;
 use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
@@ -34,8 +36,6 @@ pub const SEGMENT_BYTES_MIN: usize = 32 << 10;
 const SEGMENTS_WANTED: usize = 256;
 /// An item larger than this share of a segment gets its own mapping: less would be lost at the ends of segments.
 const LONE_SHARE: usize = 4;
-/// Lone segments take whole pages.
-const PAGE_BYTES: usize = 4096;
 /// What the kernel counts the memory of a file in.
 const BLOCK_BYTES: usize = 512;
 /// The area for lone segments in shared memory, in times of that for usual ones: address space for holes between them. When no

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farpool_pool::{Completion, Lane, Pool, SUPERPAGE_PAGES, SegmentHandle, SegmentPage};
+use farpool_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::log::{Ended, Log, Medium};
-use super::pages::{PAGE_BYTES, Pages};
+use super::pages::Pages;
 use super::staging::Lent;
 
 /// Names one piece of granted memory.

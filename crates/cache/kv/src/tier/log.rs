@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 mod zones;
 
-use super::pages::{PAGE_BYTES, Pages};
+use super::pages::Pages;
 use super::record::{self, Record};
 use crate::store::index::Place;
+use farpool_units::PAGE_BYTES;
 use zones::Leave;
 pub use zones::{Zone, ZoneState};
 

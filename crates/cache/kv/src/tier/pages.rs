@@ -1,10 +1,8 @@
 //! Whole pages of memory, aligned to a page, that are lent to a medium and come back.
 
-use crate::store::mapping::Mapping;
+use farpool_units::PAGE_BYTES;
 
-/// What blades and direct I/O count in.
-pub const PAGE_BYTES: usize = 4096;
-const _: () = assert!(PAGE_BYTES == farpool_pool::PAGE_BYTES, "one page everywhere");
+use crate::store::mapping::Mapping;
 
 /// Whole pages of memory.
 #[derive(Debug)]

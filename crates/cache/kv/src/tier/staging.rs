@@ -1,8 +1,9 @@
 //! Memory that is lent to the lane while pages travel, and the only calls that lend it.
 
 use farpool_pool::{Lane, PageRead, PageWrite, SegmentHandle, SegmentPage};
+use farpool_units::PAGE_BYTES;
 
-use super::pages::{PAGE_BYTES, Pages};
+use super::pages::Pages;
 
 /// Whole zones travel in pieces of so many pages: what is read meanwhile waits behind no more than one.
 const SLICE_PAGES: usize = 64;

@@ -8,7 +8,7 @@
 use super::Blade;
 use crate::gate::{Gate, Ticket};
 use crate::table::{GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, superpages_of};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use thiserror::Error;

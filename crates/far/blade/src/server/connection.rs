@@ -22,9 +22,10 @@ use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Refused};
+use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, Extent, Header, Hello, Opcode, PAGE_BYTES, PagesChecksum, Request, RequestId,
-    Response, SegmentId, WireError, split_head,
+    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Request, RequestId, Response,
+    SegmentId, WireError, split_head,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

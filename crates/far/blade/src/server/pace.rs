@@ -9,7 +9,8 @@
 use crate::courtesy::Courtesy;
 use crate::table::{Access, GrantTraffic};
 use farpool_policy::WaitNs;
-use farpool_wire::{PAGE_BYTES, Request, pages_in};
+use farpool_units::PAGE_BYTES;
+use farpool_wire::{Request, pages_in};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest pause before a connection asks again, in nanoseconds: what a grant whose rate was raised

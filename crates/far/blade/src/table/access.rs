@@ -2,7 +2,8 @@
 
 use super::segment::Segment;
 use super::{ClientNumber, Refused, Table};
-use farpool_wire::{ErrorCode, Extent, PAGE_BYTES, PAGES_PER_SUPERPAGE, PageNumber, SegmentId};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
+use farpool_wire::{ErrorCode, Extent, PageNumber, SegmentId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,7 +1,8 @@
 //! Clients: who they are, their connections and leases.
 
 use super::{GrantId, GrantPass, Limits, Refused, Scrub, Table, count_u32};
-use farpool_wire::{ClientId, ErrorCode, Hello, SUPERPAGE_BYTES, SegmentId};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::{ClientId, ErrorCode, Hello, SegmentId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,7 +15,8 @@
 
 use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
 use farpool_policy::{Meter, RateLimit};
-use farpool_wire::{ErrorCode, Grant, GrantKey, SUPERPAGE_BYTES};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::{ErrorCode, Grant, GrantKey};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -33,9 +33,8 @@ pub use grant::{
 };
 
 use client::Client;
-use farpool_wire::{
-    ClientId, ErrorCode, SPAN_LIMIT_SUPERPAGES, SUPERPAGE_BYTES, SegmentId, SegmentToken,
-};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::{ClientId, ErrorCode, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentToken};
 use grant::Grants;
 use segment::Segment;
 pub use segment::SegmentView;

@@ -1,9 +1,9 @@
 //! Segments: made, given memory, frozen, shared, dropped.
 
 use super::{ClientNumber, GrantId, Refused, Scrub, ScrubPart, Table, count_u32};
+use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, SUPERPAGE_BYTES, SegmentId, SegmentState, SegmentToken, SuperpageNumber,
-    SuperpagePair,
+    ErrorCode, SegmentId, SegmentState, SegmentToken, SuperpageNumber, SuperpagePair,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The table against a plain model that recomputes everything from scratch.
 
 use super::*;
-use farpool_wire::{Extent, Hello, PAGES_PER_SUPERPAGE, PageNumber, Purpose, SuperpageNumber};
+use farpool_units::PAGES_PER_SUPERPAGE;
+use farpool_wire::{Extent, Hello, PageNumber, Purpose, SuperpageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

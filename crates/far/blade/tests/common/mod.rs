@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use farpool_blade::{BladeConfig, Server, Serving};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -16,9 +16,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session};
+use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, Extent, HelloOk, Opcode, PAGE_BYTES, PageNumber, PagesChecksum, Purpose, Request,
-    RequestId, Response, SegmentId, split_head,
+    ErrorCode, Extent, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request, RequestId,
+    Response, SegmentId, split_head,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

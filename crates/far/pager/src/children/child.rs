@@ -14,7 +14,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use farpool_uffd::{Change, Message, Outcome, PAGE_BYTES, Uffd};
+use farpool_uffd::{Change, Message, Outcome, Uffd};
+use farpool_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::birth;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use crate::page::{PageState, Phase};
 use crate::space::{SUPERPAGE_BYTES, SUPERPAGE_PAGES};

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use farpool_board::Counter;
-use farpool_uffd::{Outcome, PAGE_BYTES};
+use farpool_uffd::Outcome;
+use farpool_units::PAGE_BYTES;
 
 use super::{CHUNK_BYTES, Evictor};
 use crate::core::Mover;

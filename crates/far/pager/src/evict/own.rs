@@ -19,7 +19,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use farpool_uffd::{PAGE_BYTES, PageRange, Pagemap, category};
+use farpool_uffd::{PageRange, Pagemap, category};
+use farpool_units::PAGE_BYTES;
 
 use super::{CHUNK_BYTES, Evictor};
 use crate::frames::runs;

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageWrite};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::Evictor;
 use super::moving::Claim;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::own::{Tried, Wanted};
 use super::{CHUNK_BYTES, Evictor, MAX_TRAYS_IN_FLIGHT};

@@ -2,7 +2,7 @@
 
 use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageError, PageWrite};
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::Evictor;
 use crate::copies::{Leaving, leaving};

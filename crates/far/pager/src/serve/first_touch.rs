@@ -2,7 +2,8 @@
 
 use farpool_board::Counter;
 use farpool_policy::reserve::MAX_ZERO_RUN;
-use farpool_uffd::{Event, Outcome, PAGE_BYTES};
+use farpool_uffd::{Event, Outcome};
+use farpool_units::PAGE_BYTES;
 
 use super::FaultThread;
 use crate::core::{Mover, until_settled};

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_board::Counter;
 use farpool_pool::PageError;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::{FaultThread, Flight, Frame};
 use crate::core::{Mover, until_settled};

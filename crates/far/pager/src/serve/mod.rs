@@ -21,7 +21,8 @@ use farpool_board::{Counter, Fault};
 use farpool_policy::PrefetchWindow;
 use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
-use farpool_uffd::{Event, Message, PAGE_BYTES};
+use farpool_uffd::{Event, Message};
+use farpool_units::PAGE_BYTES;
 
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};

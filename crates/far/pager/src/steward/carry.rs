@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use farpool_pool::PageRead;
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use crate::activation::{fail_unregistered, learn, register};

@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
-use farpool_uffd::{Change, PAGE_BYTES, register_mode};
+use farpool_uffd::{Change, register_mode};
+use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use super::leaving::Left;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use crate::attached::Attached;

@@ -9,7 +9,8 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use farpool_uffd::{PAGE_BYTES, PageRange, category};
+use farpool_uffd::{PageRange, category};
+use farpool_units::PAGE_BYTES;
 
 use crate::Pager;
 use crate::core::Core;

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use crate::core::{Core, Mover, until_settled};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use farpool_uffd::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{program_in_proc, sidecars_program};

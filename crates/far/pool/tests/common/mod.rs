@@ -6,7 +6,8 @@
 use std::time::{Duration, Instant};
 
 use farpool_blade::{BladeConfig, Server, Serving};
-use farpool_pool::{Address, Completion, Lane, PAGE_BYTES, PageError, Pool, PoolConfig};
+use farpool_pool::{Address, Completion, Lane, PageError, Pool, PoolConfig};
+use farpool_units::PAGE_BYTES;
 use farpool_wire::BladeTotals;
 
 /// Long enough for everything that must happen; a test that waits so long fails.

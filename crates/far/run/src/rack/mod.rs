@@ -250,7 +250,7 @@ impl Agent {
 
     fn far_bytes(&self) -> u64 {
         let pages = self.board.processes().map(|slot| slot.get(Counter::FarPages));
-        pages.sum::<u64>().saturating_mul(farpool_wire::PAGE_BYTES as u64)
+        pages.sum::<u64>().saturating_mul(farpool_units::PAGE_BYTES as u64)
     }
 
     /// Asks for more before what there is runs out.

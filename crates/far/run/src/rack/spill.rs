@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use farpool_blade::{BackingKind, BladeConfig, ServeError, Server, Serving};
 use farpool_board::BladeOffer;
 use farpool_memory::{MemoryFiles, MemoryLevel};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 /// Memory is spilled into memory only if this share of the machine's stays available.
 const RESERVE_PART: u64 = 8;

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter};
+use farpool_units::PAGE_BYTES_U64;
 
-use super::PAGE_BYTES;
 use crate::holder::Holder;
 
 /// Between two counts, and more if these take more than this part of a processor. What grows
@@ -36,7 +36,8 @@ impl CommonCount {
             self.bytes = pids.fold(0, |most, pid| most.max(shared_bytes(pid, most)));
             self.due = Some(began + STEP.max(began.elapsed() * COUNT_PART));
         }
-        let on_board = board.processes().map(|slot| slot.get(Counter::SharedPages) * PAGE_BYTES);
+        let on_board =
+            board.processes().map(|slot| slot.get(Counter::SharedPages) * PAGE_BYTES_U64);
         let half = limit_bytes / 2;
         self.bytes.min(half).saturating_sub(on_board.max().unwrap_or(0).min(half))
     }
@@ -45,7 +46,7 @@ impl CommonCount {
 /// Shared memory of a process, if that may be more than `known`.
 pub(crate) fn shared_bytes(pid: u32, known: u64) -> u64 {
     let Some(holder) = Holder::of(pid) else { return 0 };
-    if holder.resident().shared_pages * PAGE_BYTES <= known.max(LEAST_BYTES) {
+    if holder.resident().shared_pages * PAGE_BYTES_U64 <= known.max(LEAST_BYTES) {
         return 0;
     }
     let status = std::fs::read_to_string(holder.folder().join("status")).unwrap_or_default();

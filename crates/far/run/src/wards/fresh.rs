@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter};
+use farpool_units::PAGE_BYTES_U64;
 
-use super::{PAGE_BYTES, anonymous_bytes};
+use super::anonymous_bytes;
 
 /// Counting takes at most this part of a processor, of large trees too: then it is done less often.
 const COUNT_PART: u32 = 50;
@@ -32,7 +33,7 @@ impl FreshCount {
                 .map(|slot| (slot.pid.load(Relaxed), slot.get(Counter::ElsewherePages)))
                 .collect();
             let held = |pid: &u32| {
-                let elsewhere = elsewhere_pages.get(pid).copied().unwrap_or(0) * PAGE_BYTES;
+                let elsewhere = elsewhere_pages.get(pid).copied().unwrap_or(0) * PAGE_BYTES_U64;
                 // What is shared was counted earlier, and may have been given up since.
                 Some((*pid, anonymous_bytes(*pid)?.saturating_sub(elsewhere)))
             };

@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn processes_stand_still_before_the_limit_is_passed_by_too_much() {
-        const MIB: u64 = 1 << 20;
+        use farpool_units::MIB;
         let (mut overrun, began) = (Overrun::default(), Instant::now());
         let mut is_due = |counted_mib: u64, ms: u64| {
             overrun.is_due(counted_mib * MIB, 32 * MIB, began + Duration::from_millis(ms))

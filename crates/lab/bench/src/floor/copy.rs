@@ -3,8 +3,9 @@
 
 use super::fault::open;
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use farpool_uffd::{Outcome, Uffd, features, register_mode};
+use farpool_units::PAGE_BYTES;
 use std::time::Instant;
 
 /// Pages of one batch: what the pager moves at a time.

@@ -4,9 +4,10 @@
 use super::Fault;
 use crate::BenchError;
 use crate::latency::Latencies;
-use crate::sys::{self, Mapping, PAGE_BYTES};
+use crate::sys::{self, Mapping};
 use crate::workload::Shuffle;
 use farpool_uffd::{Message, Uffd, register_mode};
+use farpool_units::PAGE_BYTES;
 use std::time::Instant;
 
 /// Opens a userfaultfd, with the reason it cannot be had as a plain message.

@@ -4,11 +4,13 @@
 
 use super::copy::filled;
 use crate::BenchError;
-use crate::sys::{self, Mapping, PAGE_BYTES};
+use crate::sys::{self, Mapping};
 use crate::workload::Shuffle;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
+
+use farpool_units::PAGE_BYTES;
 
 use crate::latency::Latencies;
 

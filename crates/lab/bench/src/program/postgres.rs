@@ -60,8 +60,10 @@ fn explained(
     farpool_said: Option<String>,
 ) -> BenchError {
     let program = format!("postgres ({place})");
-    let most =
-        format!("; until then its processes held {}", crate::format_bytes(peak_bytes as f64));
+    let most = format!(
+        "; until then its processes held {}",
+        farpool_units::about_bytes(peak_bytes as f64)
+    );
     match error {
         BenchError::Program { detail, .. } => {
             BenchError::Program { program, detail: farpool_said.unwrap_or(detail) + &most }

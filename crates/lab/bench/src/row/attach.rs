@@ -6,11 +6,12 @@ use crate::BenchError;
 use crate::program::Workload;
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Place, Running, check_interrupted};
-use crate::sys::PAGE_BYTES;
 use crate::workload::{WorkloadName, WorkloadReport};
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use farpool_units::PAGE_BYTES;
 
 const HELD_BYTES: u64 = 512 * MIB;
 /// The program holds so many times its new limit.

@@ -71,7 +71,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     let row = Row::beside(name, far.peak_bytes as f64, allowed as f64, Unit::Bytes, BAR);
     let note = format!(
         "peak of the process tree; floor: limit of {} + 10 % + 32 MiB",
-        crate::format_bytes(limit_bytes as f64)
+        farpool_units::about_bytes(limit_bytes as f64)
     );
     Ok(vec![row.note(note)])
 }

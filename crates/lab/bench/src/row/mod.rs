@@ -17,11 +17,11 @@ use crate::report::{Bar, Report, Row, Unit};
 use crate::stage::{self, Door, Stage, progress, watch_signals};
 use crate::{BenchArgs, BenchError};
 use farpool_sim::pager::MeasuredCosts;
+use farpool_units::MIB;
 use std::cell::OnceCell;
 use std::path::Path;
 use std::time::Duration;
 
-const MIB: u64 = 1 << 20;
 /// Longest a single program may take: swapping to a slow disk is slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 const PATIENCE_QUICK: Duration = Duration::from_secs(180);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use farpool_sim::pager::{MeasuredCosts, Prediction, Question, predict};
 use farpool_sim::{LoadOptions, LocalSize, References, load};
 use farpool_trace::{Columns, TraceReader};
+use farpool_units::PAGE_BYTES_U64;
 
 use super::{Experiment, Lab, MIB};
 use crate::BenchError;
@@ -35,7 +36,6 @@ const SHARES: [u32; 2] = [50, 25];
 const BAR: Bar = Bar::AtMost(25.0);
 /// The least of so many runs counts, as it does for the costs and for the program's own time.
 const RUNS: u32 = 3;
-const PAGE_BYTES: u64 = 4096;
 const PROBE_BYTES: u64 = 256 * MIB;
 /// Records of a page trace take 16 bytes each; no program here comes near.
 const TRACE_MEMORY_BYTES: u64 = 4096 * MIB;
@@ -174,7 +174,8 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
         detail: error.to_string(),
     };
     let reader = TraceReader::open(&out, Columns::ALL).map_err(|error| broken(&error))?;
-    let options = LoadOptions { page_bytes: PAGE_BYTES, memory_limit_bytes: TRACE_MEMORY_BYTES };
+    let options =
+        LoadOptions { page_bytes: PAGE_BYTES_U64, memory_limit_bytes: TRACE_MEMORY_BYTES };
     load(reader, options, &mut |_| {}).map_err(|error| broken(&error))
 }
 

@@ -147,7 +147,7 @@ impl Against<'_> {
     /// Beside swapping to disk, which has to be slower, and to zram, which is told only.
     fn swap(&self, name: &str) -> Result<Vec<Row>, BenchError> {
         let far = self.far.ops_s;
-        let limit = crate::format_bytes(self.limit_bytes as f64);
+        let limit = farpool_units::about_bytes(self.limit_bytes as f64);
         let note = format!("{:.2} of all-local, {limit} local", far / self.whole.ops_s);
         if !self.lab.swap {
             return Ok(vec![Row::plain(name, far, Unit::OpsPerSecond).note(note)]);

@@ -6,9 +6,10 @@ use crate::latency::median;
 use crate::program::Workload;
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Blade, Door, Place, progress};
-use crate::sys::PAGE_BYTES;
 use crate::workload::WorkloadName;
 use std::time::Duration;
+
+use farpool_units::PAGE_BYTES;
 
 const SCAN_BYTES: u64 = 512 * MIB;
 const EVICT_BYTES: u64 = 512 * MIB;

@@ -109,7 +109,7 @@ impl std::fmt::Display for Place {
             Self::Disk(limit) => ("swap to disk", limit),
             Self::Zram(limit) => ("swap to zram", limit),
         };
-        write!(f, "{what}, {} local", crate::format_bytes(limit_bytes as f64))
+        write!(f, "{what}, {} local", farpool_units::about_bytes(limit_bytes as f64))
     }
 }
 

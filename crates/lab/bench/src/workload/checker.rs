@@ -6,8 +6,9 @@
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use farpool_policy::Rng;
+use farpool_units::PAGE_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Threads unless asked for otherwise: more than any core count here, so that they wait for faults

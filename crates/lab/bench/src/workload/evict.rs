@@ -3,9 +3,11 @@
 
 use super::{Outcome, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
 /// Rounds unless asked for otherwise.

@@ -4,8 +4,10 @@
 use super::{FAULT_MIN, Outcome, Shuffle, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use crate::latency::Latencies;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use std::time::Instant;
+
+use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
 

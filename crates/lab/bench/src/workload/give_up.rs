@@ -4,8 +4,10 @@
 use super::{Outcome, WorkloadArgs, mix};
 use crate::BenchError;
 use crate::latency::Latencies;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use std::time::{Duration, Instant};
+
+use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
 /// What allocators give up at a time: jemalloc's and Go's extents, a page run of the JVM's.

@@ -3,8 +3,10 @@
 
 use super::{Outcome, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use std::io::Read;
+
+use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
 

@@ -17,7 +17,9 @@ mod sort;
 mod touch;
 
 use crate::latency::Latencies;
-use crate::{BenchError, parse_bytes, sys};
+use crate::parse_bytes;
+
+use crate::{BenchError, sys};
 use std::time::{Duration, Instant};
 
 /// An access that takes longer is counted as a page fault: cache and TLB misses stay well below,
@@ -193,7 +195,7 @@ impl WorkloadArgs {
 
     /// Whole pages of the memory asked for, at least `least`.
     fn pages(&self, least: usize) -> Result<usize, BenchError> {
-        Ok((self.bytes_here()? / sys::PAGE_BYTES).max(least))
+        Ok((self.bytes_here()? / farpool_units::PAGE_BYTES).max(least))
     }
 
     fn is_write(&self, random: u64, default_percent: u32) -> bool {
@@ -211,7 +213,7 @@ pub(crate) fn mix(mut x: u64) -> u64 {
 /// Reads the first word of every page, which must be what was written there; gives a checksum of
 /// them.
 fn check_pages(workload: &'static str, words: &[u64], seed: u64) -> Result<u64, BenchError> {
-    let mut first_words = words.iter().step_by(sys::PAGE_BYTES / 8).enumerate();
+    let mut first_words = words.iter().step_by(farpool_units::PAGE_BYTES / 8).enumerate();
     first_words.try_fold(0u64, |sum, (page, read)| {
         let expected = mix(page as u64 ^ seed);
         if *read == expected {

@@ -3,8 +3,9 @@
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 use farpool_policy::Rng;
+use farpool_units::PAGE_BYTES;
 
 /// Words of a page.
 const WORDS: usize = PAGE_BYTES / 8;

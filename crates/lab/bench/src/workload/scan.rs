@@ -1,8 +1,10 @@
 //! All memory in address order, as a table scan does.
 
+use farpool_units::PAGE_BYTES;
+
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 
 pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
     if args.step_bytes < 8 || !args.step_bytes.is_multiple_of(8) {

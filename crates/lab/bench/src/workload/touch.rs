@@ -1,8 +1,10 @@
 //! First touches in random order: each page is written once, and then all of them are read back.
 
+use farpool_units::PAGE_BYTES;
+
 use super::{Outcome, Shuffle, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
-use crate::sys::{Mapping, PAGE_BYTES};
+use crate::sys::Mapping;
 
 const WORDS: usize = PAGE_BYTES / 8;
 

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-const MIB: u64 = 1 << 20;
+use farpool_units::MIB;
+
 /// Far memory is given out in pieces of this size.
 const SUPERPAGE_MIB: u64 = 16;
 /// A program's memory begins and ends within a superpage, and so do its heap and its stacks.

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_hosts::{Host, Hosts, LinkCounters};
+use farpool_units::PAGE_BYTES_U64;
 
 use super::log::{Log, locked};
 use super::organiser::{NodeStatus, Organiser};
@@ -20,7 +21,6 @@ use crate::Error;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Less than this is no borrowing: a page or two that nobody has touched for long.
 const NOTHING_BYTES: u64 = 1 << 20;
-const PAGE_BYTES: u64 = 4096;
 
 /// What the sampler is told by the story.
 #[derive(Debug, Default)]
@@ -158,7 +158,7 @@ fn far_bytes(farpool: &std::path::Path) -> BTreeMap<u32, u64> {
     let programs = told["programs"].as_array().cloned().unwrap_or_default();
     let far = programs.iter().filter_map(|program| {
         let keeper = u32::try_from(program["keeper_pid"].as_u64()?).ok()?;
-        Some((keeper, program["total"]["far_pages"].as_u64()? * PAGE_BYTES))
+        Some((keeper, program["total"]["far_pages"].as_u64()? * PAGE_BYTES_U64))
     });
     far.collect()
 }

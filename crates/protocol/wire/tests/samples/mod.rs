@@ -1,5 +1,6 @@
 //! One or more frames of every kind, for the vectors and as seeds of mutation.
 
+use farpool_units::PAGE_BYTES;
 use farpool_wire::*;
 
 /// A frame to encode.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use farpool_acms::{Class, Epoch, GrantId, GrantKey, Incarnation, NodeId};
 use farpool_api::{ClientId, ClientReport, ClientSpec, SegmentId, SegmentSpec};
-use farpool_wire::SUPERPAGE_BYTES;
+use farpool_units::SUPERPAGE_BYTES;
 
 use book::{Account, Program};
 pub use book::{Holding, HoldingState, Seat};

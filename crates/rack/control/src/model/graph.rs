@@ -8,10 +8,12 @@
 use std::collections::BTreeMap;
 
 use farpool_api::{Policy, SegmentSpec};
+use farpool_units::SUPERPAGE_BYTES;
+
 use farpool_rack::{
     Allocator, BuildError, ComputeBrick, Epoch, Grant, Graph, GraphBuilder, MemPortEntry,
     MemoryBrick, MemoryId, Path, PlacementPolicy, RackError, RateLimits, Request, RequestId,
-    SUPERPAGE_BYTES, SegmentId, SwitchKind, Vertex,
+    SegmentId, SwitchKind, Vertex,
 };
 
 use super::record::{GrantRecord, NodeRecord, SegmentRecord};

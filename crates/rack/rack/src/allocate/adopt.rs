@@ -3,8 +3,10 @@
 //! Adopting reserves exactly what a grant says, or nothing. In ascending order of segment ids it
 //! costs the same for every grant; in any other order each looks at all that stand.
 
+use farpool_units::SUPERPAGE_BYTES;
+
+use crate::Vertex;
 use crate::ids::{Epoch, RequestId, SegmentId};
-use crate::{SUPERPAGE_BYTES, Vertex};
 
 use super::grant::{Grant, RackError, Request};
 use super::standing::{Place, Standing, place_of};

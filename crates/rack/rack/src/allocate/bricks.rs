@@ -1,6 +1,7 @@
 //! What is reserved of each brick, beside all that an allocation must know of the brick itself, so
 //! that one brick is one place in memory: the graph's own records have names and lists elsewhere.
 
+use farpool_units::SUPERPAGE_BYTES;
 use smallvec::SmallVec;
 
 use crate::graph::{ComputeBrick, Graph, MemoryBrick, PowerState};
@@ -11,7 +12,6 @@ use super::grant::RateLimits;
 use super::network::{Ends, Network};
 use super::tree::{Tree, Values};
 use super::{FAR_WINDOW_SUPERPAGES, superpages_of};
-use crate::SUPERPAGE_BYTES;
 
 /// A memory brick.
 #[derive(Clone, PartialEq, Eq, Debug)]

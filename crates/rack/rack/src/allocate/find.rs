@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use farpool_units::SUPERPAGE_BYTES;
+
 use crate::graph::{Graph, Vertex};
 use crate::ids::{MemoryId, SwitchId};
 
@@ -271,8 +273,7 @@ impl Allocator {
         superpages: u32,
         except: Option<MemoryId>,
     ) -> RackError {
-        let no_capacity =
-            RackError::NoCapacity { bytes: u64::from(superpages) * crate::SUPERPAGE_BYTES };
+        let no_capacity = RackError::NoCapacity { bytes: u64::from(superpages) * SUPERPAGE_BYTES };
         let root = self.tree.root();
         let (anywhere, open) = match request.may_split {
             true => (root.any_total, root.total_superpages),

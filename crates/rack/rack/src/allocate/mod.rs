@@ -18,12 +18,12 @@ mod state;
 mod table;
 mod tree;
 
-use crate::SUPERPAGE_BYTES;
 use crate::graph::{Graph, PowerState};
 use crate::ids::{ComputeId, Epoch, MemoryId, RequestId, SegmentId};
 
 use bricks::{ComputeState, MemoryState};
 use extents::Pieces;
+use farpool_units::SUPERPAGE_BYTES;
 use find::Scratch;
 use network::{Hops, Network};
 use standing::{Book, Place, Standing};

@@ -10,9 +10,9 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use farpool_units::SUPERPAGE_BYTES;
 use smallvec::SmallVec;
 
-use crate::SUPERPAGE_BYTES;
 use crate::ids::{ComputeId, DomainId, Epoch, MemoryId, RequestId, SegmentId};
 
 use super::extents::Pieces;

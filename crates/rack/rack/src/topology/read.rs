@@ -3,10 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use farpool_units::{format_bytes, parse_bytes};
 use serde::Deserialize;
 use toml::Spanned;
-
-use farpool_wire::{format_bytes, parse_bytes};
 
 use crate::builder::{BuildError, GraphBuilder};
 use crate::graph::{ComputeBrick, Graph, MemoryBrick, PowerState, SwitchKind};

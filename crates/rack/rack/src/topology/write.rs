@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use farpool_wire::format_bytes;
+use farpool_units::format_bytes;
 
 use crate::graph::{Graph, PowerState, SwitchKind};
 

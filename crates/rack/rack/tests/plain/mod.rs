@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 
 use farpool_rack::{
-    Allocator, Grant, Graph, MemoryId, PortId, RateLimits, Request, SUPERPAGE_BYTES, SwitchKind,
-    Vertex,
+    Allocator, Grant, Graph, MemoryId, PortId, RateLimits, Request, SwitchKind, Vertex,
 };
+use farpool_units::SUPERPAGE_BYTES;
 
 /// What the grants that stand use, counted one by one.
 #[derive(Debug)]

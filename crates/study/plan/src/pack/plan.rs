@@ -245,7 +245,7 @@ impl<'a> Packer<'a> {
     }
 
     fn saved_dollars(&self, freed: usize, far: &Row) -> Option<f64> {
-        const GIB: f64 = (1_u64 << 30) as f64;
+        const GIB: f64 = farpool_units::GIB as f64;
         let server = &self.question.server;
         let gib = match self.of.memory_unit {
             MemoryUnit::Bytes => Some(far.far_peak / GIB),

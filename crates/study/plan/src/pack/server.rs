@@ -8,7 +8,7 @@ use crate::PlanError;
 use crate::data::{Check, parse};
 use crate::utilisation::{CpuUnit, MemoryUnit, Utilisation};
 
-const GIB: f64 = (1_u64 << 30) as f64;
+const GIB: f64 = farpool_units::GIB as f64;
 
 /// One kind of server. Processors and memory in the unit of the series, or of what that can be turned into.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ pub use pack::pack;
 pub use pool::pool;
 pub use reproduction::{errata_table, reproduction, reproduction_table};
 
-const GIB: f64 = (1_u64 << 30) as f64;
+const GIB: f64 = farpool_units::GIB as f64;
 
 /// A count on an axis.
 #[allow(clippy::cast_precision_loss)] // of machines and servers, far below 2^53

@@ -20,7 +20,7 @@ use crate::{PlanError, Random};
 pub use percentile::Provisioned;
 pub use verdict::{Advice, Verdict};
 
-const GIB: f64 = (1_u64 << 30) as f64;
+const GIB: f64 = farpool_units::GIB as f64;
 /// Where 95 of 100 groupings lie.
 const CONFIDENCE: (f64, f64) = (0.025, 0.975);
 

@@ -3,6 +3,7 @@
 use farpool_policy::PageCache;
 use farpool_policy::cache::Resident;
 use farpool_policy::victim::{Clock, Fifo};
+use farpool_units::PAGE_BYTES_U64;
 
 use super::sharing::sharing;
 use super::{Claim, ratio, verdict};
@@ -11,7 +12,6 @@ use crate::synthetic::Synthetic;
 
 /// The seed of the published miss counts.
 const MSTRESS_SEED: u64 = 42;
-const PAGE_BYTES: u64 = 4096;
 
 /// How mstress is run: HPL-2011-31, section 4.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ pub fn hpl(run: MstressRun) -> Vec<Claim> {
             why,
         };
     let looks = |choosing: &Choosing| ratio(choosing.looks, choosing.victims);
-    let fault_ps = Preset::Ps.design().idle_fetch_ps(PAGE_BYTES);
+    let fault_ps = Preset::Ps.design().idle_fetch_ps(PAGE_BYTES_U64);
     let saved_ps =
         u128::from(round_robin.remote.saturating_sub(clock.remote)) * u128::from(fault_ps);
     let extra_looks = clock.looks.saturating_sub(round_robin.looks).max(1);

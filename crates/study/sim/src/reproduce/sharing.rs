@@ -6,6 +6,7 @@
 
 use farpool_policy::CacheKind;
 use farpool_trace::{Access, Clock, TraceInfo};
+use farpool_units::PAGE_BYTES_U64;
 
 use super::hpl::VmsRun;
 use super::{Claim, Holds, percent, verdict};
@@ -28,7 +29,6 @@ const SHARED_PERCENT: usize = 40;
 const GAIN_PERMILLE: u64 = 470;
 /// No program computes longer for each reference than a millisecond.
 const COMPUTE_PS_MAX: u64 = 1_000_000_000;
-const PAGE_BYTES: u64 = 4096;
 const SEED: u64 = 42;
 
 /// The server: all machines use one link, in both directions at once.
@@ -51,8 +51,8 @@ impl Server {
                 |page| Reference { ticks: 1, page, thread: 0, line: 0, access: Access::Read };
             let references = made.pages.into_iter().map(reference).collect();
             let numbers = (0..u64::from(run.pages)).collect();
-            let info = TraceInfo::new("mstress", PAGE_BYTES, Clock::Requests);
-            References::new(references, numbers, PAGE_BYTES, info)
+            let info = TraceInfo::new("mstress", PAGE_BYTES_U64, Clock::Requests);
+            References::new(references, numbers, PAGE_BYTES_U64, info)
         };
         Self { design: server(), machines: (SEED..).take(VMS).map(machine).collect() }
     }

@@ -11,6 +11,4 @@ mod ring;
 
 pub use native::{NativeRun, time_native};
 pub use program::{Command, resolve};
-pub use qemu::{
-    Captured, LINE_BYTES, PAGE_BYTES, PAGE_WINDOW_ACCESSES, QemuCapture, QemuSettings, find_qemu,
-};
+pub use qemu::{Captured, LINE_BYTES, PAGE_WINDOW_ACCESSES, QemuCapture, QemuSettings, find_qemu};

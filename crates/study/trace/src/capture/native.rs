@@ -8,6 +8,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use farpool_units::PAGE_BYTES_U64;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, SeekFrom, fstat, major, minor, seek};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -28,8 +29,6 @@ pub struct NativeRun {
 
 /// The program's memory is looked at this often, and whether a signal has come.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// The kernel's pages.
-const PAGE_BYTES: u64 = 4096;
 
 /// Runs `command` `runs` times, one after the other, and returns the fastest. What it prints is discarded.
 /// Each run finds standard input where this one found it, and so does the capture after them. It is ended
@@ -98,7 +97,7 @@ fn wait(child: &mut Child, is_cancelled: &AtomicBool) -> std::io::Result<(ExitSt
 fn file_bytes(process: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(2).and_then(|number| number.parse::<u64>().ok());
-    pages.unwrap_or(0) * PAGE_BYTES
+    pages.unwrap_or(0) * PAGE_BYTES_U64
 }
 
 /// Standard input, which every run must find as the first one does.

@@ -38,9 +38,6 @@ impl Default for CacheFilter {
     }
 }
 
-/// Bytes of the pages that the plugin records.
-pub const PAGE_BYTES: u64 = 4096;
-
 /// Accesses of a thread in which a page of its is recorded once: about 2 microseconds of a program's own
 /// time, less than one fault takes, so that no pager can tell two uses within it apart.
 pub const PAGE_WINDOW_ACCESSES: u64 = 4096;
@@ -96,7 +93,7 @@ impl QemuCapture {
         let ring = Ring::create()?;
         let block_bytes = match settings.filter {
             Filter::Caches(_) => LINE_BYTES,
-            Filter::Pages(_) => PAGE_BYTES,
+            Filter::Pages(_) => farpool_units::PAGE_BYTES_U64,
         };
         let mut info = TraceInfo::new("qemu-user plugin", block_bytes, Clock::Accesses);
         info.filter = Some(settings.filter);

@@ -14,11 +14,12 @@ use farpool_pool::{
     Address, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError, RateLimit,
     fresh_client,
 };
+use farpool_units::SUPERPAGE_BYTES;
 
 use super::plan::{Answer, Order, Plan, deal};
 use super::rack::{self, LEAVE_WAIT, ToRack};
 use super::shard::{FarOrder, Held};
-use super::{FarError, FarSettings, FarSource, SUPERPAGE_BYTES};
+use super::{FarError, FarSettings, FarSource};
 use crate::server::mailbox::Message;
 use crate::server::settings::Shared;
 use crate::tier::far::{GrantNumber, Share};

@@ -14,9 +14,6 @@ use farpool_pool::PoolError;
 pub use super::settings::{FarSettings, FarSource, PoolOptions};
 pub(super) use keeper::Keeper;
 
-/// The unit in which blades give memory.
-const SUPERPAGE_BYTES: u64 = farpool_pool::SUPERPAGE_PAGES as u64 * farpool_pool::PAGE_BYTES as u64;
-
 /// Why there is no far memory.
 #[derive(Debug, thiserror::Error)]
 pub enum FarError {

@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use farpool_api::seats::{Action, PlaceKey, Seats};
 use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
+use farpool_units::SUPERPAGE_BYTES;
 
 use crate::tier::far::GrantNumber;
 
 /// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a hundred.
 const SEGMENTS_MAX: usize = 16;
-/// The unit in which blades give memory; less is not asked for.
-const SUPERPAGE_BYTES: u64 = 16 << 20;
 /// After a failure the pool is asked again so much later.
 const RETRY: Duration = Duration::from_secs(1);
 /// What the pool has no room for is asked for again so much later.

@@ -6,10 +6,11 @@
 use std::ops::{DerefMut, Range};
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use farpool_units::PAGE_BYTES;
+
 use super::layout::{
     self, FORGET_BYTES, FORGET_SUM_BYTES, Geometry, Promises, TABLE_ENTRY_BYTES, TableEntry,
 };
-use crate::tier::pages::PAGE_BYTES;
 
 /// More uses of zones than a device lives for: beyond them, no seal of an earlier use comes again.
 const SEQUENCE_GAP: u32 = 1 << 24;

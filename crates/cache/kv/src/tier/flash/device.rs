@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use farpool_units::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::file::{FlashError, FlashSettings};
 use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES};
 use crate::tier::log::ZONES_MIN;
-use crate::tier::pages::PAGE_BYTES;
 
 /// Where the kernel tells one start of the machine from another.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

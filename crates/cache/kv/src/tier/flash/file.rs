@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use farpool_units::PAGE_BYTES;
+
 use super::control::Control;
 use super::device::{self, random_id, random_nonce};
 use super::layout::{
@@ -18,7 +20,8 @@ use super::layout::{
 use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
 use super::opening::{Dropped, Held, Said, Side, Source, decide};
 use super::shared_map::SharedMap;
-use crate::tier::pages::{PAGE_BYTES, Pages};
+
+use crate::tier::pages::Pages;
 
 /// What is asked of a flash tier.
 #[derive(Debug, Clone, PartialEq)]

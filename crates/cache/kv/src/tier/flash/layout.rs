@@ -10,7 +10,7 @@
 //! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then a footer.
 //! docs/KV-FLASH.md tells the whole format.
 
-use crate::tier::pages::PAGE_BYTES;
+use farpool_units::PAGE_BYTES;
 
 /// The format's version; another one is refused.
 pub const VERSION: u32 = 3;

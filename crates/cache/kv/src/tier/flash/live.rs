@@ -9,12 +9,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use farpool_units::PAGE_BYTES;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::layout::{Geometry, Nonce, VERSION, long, wide, word};
 use super::opening::Side;
-use crate::tier::pages::PAGE_BYTES;
 
 const MAGIC: [u8; 8] = *b"FPKVLIVE";
 /// Names begin so; the nonce follows in hexadecimal digits.

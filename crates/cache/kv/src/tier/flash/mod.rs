@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use budget::Budget;
 use control::Control;
+use farpool_units::PAGE_BYTES;
 use file::Part;
 pub use file::{Books, FlashError, FlashFile, FlashSettings, Step, Unclosed};
 use layout::{Promises, SummaryEntry, TableEntry, UNIT_BYTES, ZONE_BYTES, ZONE_PAGES};
@@ -27,7 +28,7 @@ use ring::Ring;
 use shared_map::SharedMap;
 
 use super::log::{Ended, Log, Medium, Zone};
-use super::pages::{PAGE_BYTES, Pages};
+use super::pages::Pages;
 use super::record;
 use crate::store::index::Place;
 

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use farpool_units::PAGE_BYTES;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::tier::log::Ended;
-use crate::tier::pages::{PAGE_BYTES, Pages};
+use crate::tier::pages::Pages;
 
 /// Requests the ring holds: all reads of a shard and its zones on their way.
 const RING_ENTRIES: u32 = 1024;

@@ -1,10 +1,9 @@
 //! A pool's words, one after the other, and what is done about each.
 
 use farpool_api::{Key, Target};
+use farpool_units::GIB;
 
 use super::*;
-
-const GIB: u64 = 1 << 30;
 
 fn place(node: &str) -> Place {
     Place {

@@ -32,6 +32,29 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
+/// `1.50 GiB` and the like: three digits with the largest suffix that is not above the value.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "powers of two are exact")]
+pub fn about_bytes(bytes: f64) -> String {
+    let steps = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let step = steps.iter().find(|(shift, _)| bytes >= (1_u64 << shift) as f64);
+    match step {
+        Some((shift, unit)) => format!("{} {unit}", three_digits(bytes / (1_u64 << shift) as f64)),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
+/// Three significant digits, without an exponent.
+#[must_use]
+pub fn three_digits(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +74,12 @@ mod tests {
         for text in ["", "GiB", "-1", "1.2345G", "12 parsecs", "1..5G", ".5G", "99999999PiB"] {
             assert_eq!(parse_bytes(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn about_so_many_bytes_have_three_digits() {
+        assert_eq!(about_bytes(1536.0), "1.50 KiB");
+        assert_eq!(about_bytes(f64::from(1 << 30)), "1.00 GiB");
+        assert_eq!(about_bytes(17.0), "17 B");
     }
 }
