@@ -1,0 +1,75 @@
+//! Documents name files that exist, and the CHANGELOG has one form.
+
+use farpool_tidy::{require_none, root, sources};
+
+/// Targets of `[text](target)` in a line.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split(')').next())
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for source in sources(&["md"]) {
+        let folder = root().join(&source.path).parent().expect("a folder").to_owned();
+        for (index, line) in source.text.lines().enumerate() {
+            for link in links(line) {
+                let file = link.split('#').next().unwrap_or_default();
+                let is_elsewhere = file.is_empty() || file.contains("://") || file.contains(' ');
+                if !is_elsewhere && !folder.join(file).exists() {
+                    broken.push(format!("{}: {link}", source.place(index)));
+                }
+            }
+        }
+    }
+    require_none("links lead to files of the repository", &broken);
+}
+
+/// Paths of sources and documents that a text names, such as crates/far/pager/src/core.rs.
+fn named_paths(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c)))
+        .map(|word| word.trim_end_matches(['.', '/', '-']))
+        .filter(|word| ["crates/", "docs/", "scripts/"].iter().any(|it| word.starts_with(it)))
+}
+
+#[test]
+fn files_that_are_named_exist() {
+    let mut broken = Vec::new();
+    let mut texts = sources(&["md"]);
+    // What has been is told as it was.
+    texts.retain(|it| it.path != "CHANGELOG.md");
+    texts.extend(sources(&["rs", "sh", "py"]));
+    for source in texts {
+        for (index, line) in source.text.lines().enumerate() {
+            for path in named_paths(line) {
+                let is_pattern = path.ends_with('_')
+                    || line.contains(&format!("{path}*"))
+                    || line.contains(&format!("{path}{{"))
+                    || line.contains(&format!("{path}/{{"));
+                if !is_pattern && !root().join(path).exists() {
+                    broken.push(format!("{}: {path}", source.place(index)));
+                }
+            }
+        }
+    }
+    require_none("files that are named exist", &broken);
+}
+
+#[test]
+fn the_changelog_has_one_form() {
+    let text = std::fs::read_to_string(root().join("CHANGELOG.md")).expect("it is there");
+    let kinds = ["### Added", "### Changed", "### Fixed", "### Removed"];
+    let mut broken = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let is_release = line.starts_with("## ");
+        let is_right = match line {
+            _ if is_release => line.starts_with("## ["),
+            _ if line.starts_with("###") => kinds.contains(&line),
+            _ => true,
+        };
+        if !is_right {
+            broken.push(format!("CHANGELOG.md:{}: {line}", index + 1));
+        }
+    }
+    require_none("the CHANGELOG has releases, and Added, Changed, Fixed, Removed in them", &broken);
+}

@@ -1,0 +1,38 @@
+//! What CONTRIBUTING.md says of the form of sources, where neither rustfmt nor clippy looks.
+
+use farpool_tidy::{of_the_product, require_none, sources};
+
+/// Longest file; a longer one holds two things.
+const FILE_LINES: usize = 700;
+/// Crates that decide and do no I/O: they take the time as an argument.
+const PURE: [&str; 5] = [
+    "crates/ground/policy/src",
+    "crates/protocol/wire/src",
+    "crates/rack/acms/src",
+    "crates/rack/rack/src",
+    "crates/study/plan/src",
+];
+const CLOCKS_AND_CHANCE: [&str; 3] = ["Instant::now", "SystemTime::now", "getrandom"];
+
+#[test]
+fn files_are_short() {
+    let long = sources(&["rs"]).into_iter().map(|it| (it.text.lines().count(), it.path));
+    let long: Vec<String> = long
+        .filter(|(lines, _)| *lines > FILE_LINES)
+        .map(|(lines, path)| format!("{path}: {lines} lines"))
+        .collect();
+    require_none("files have at most 700 lines", &long);
+}
+
+#[test]
+fn pure_crates_have_no_clock() {
+    let mut broken = Vec::new();
+    for source in of_the_product().iter().filter(|it| PURE.iter().any(|p| it.path.starts_with(p))) {
+        for (index, line) in source.text.lines().enumerate() {
+            if CLOCKS_AND_CHANCE.iter().any(|it| line.contains(it)) {
+                broken.push(source.place(index));
+            }
+        }
+    }
+    require_none("pure crates take time and chance as arguments", &broken);
+}
