@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint demo rack-demo sim-demo kv-demo bench man completions install uninstall clean deps
+.PHONY: help build test test-fast lint demo rack-demo sim-demo kv-demo bench man completions install uninstall clean deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ build: ## build the release binary and the preload library into target/release
 test: ## run every test; the last line says how many passed, failed and were skipped
 	@scripts/install-deps.sh test
 	scripts/test.sh
+
+test-fast: ## run unit and property tests only
+	scripts/test.sh --fast
 
 lint: ## check formatting and clippy's warnings
 	@scripts/install-deps.sh build

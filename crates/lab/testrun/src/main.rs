@@ -1,0 +1,143 @@
+//! `farpool-testrun`: every test program of the workspace, in two lanes.
+//!
+//! Programs that hold others to a limit, or measure, run one after the other in the first lane. The
+//! rest, which mostly waits for daemons, runs beside them in the second; when one lane is done its
+//! thread takes from the other's list only what may run beside anything. The last line says how many
+//! tests passed, failed and were skipped; the exit code is 1 when one failed.
+
+mod classes;
+mod outcome;
+mod programs;
+mod run;
+mod summary;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
+
+use clap::Parser;
+
+use classes::{Class, in_order};
+use outcome::Outcome;
+use programs::TestProgram;
+
+/// Runs the tests of the workspace, or of the packages that are named as for `cargo test`.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Only unit and property tests
+    #[arg(long)]
+    fast: bool,
+    /// The folder for what each test program prints
+    #[arg(long, default_value = "target/test")]
+    logs: PathBuf,
+    /// One test program at a time
+    #[arg(long)]
+    one_lane: bool,
+    /// Arguments of `cargo test`, such as -p farpool-wire
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    scope: Vec<String>,
+}
+
+/// What a lane does next.
+enum Job {
+    Program(TestProgram),
+    /// `cargo test --doc` of the whole scope.
+    Documentation,
+}
+
+struct Lanes {
+    steady: Mutex<VecDeque<Job>>,
+    beside: Mutex<VecDeque<Job>>,
+    outcomes: Mutex<Vec<Outcome>>,
+}
+
+impl Lanes {
+    fn next(&self, may_be_steady: bool) -> Option<Job> {
+        let take = |queue: &Mutex<VecDeque<Job>>| lock(queue).pop_front();
+        may_be_steady.then(|| take(&self.steady)).flatten().or_else(|| take(&self.beside))
+    }
+
+    fn work(&self, may_be_steady: bool, args: &Args) -> anyhow::Result<()> {
+        while let Some(job) = self.next(may_be_steady) {
+            let outcome = match job {
+                Job::Program(program) => run_program(&program, &args.logs)?,
+                Job::Documentation => run_documentation(&args.scope, &args.logs)?,
+            };
+            println!("{}", summary::line(&outcome));
+            lock(&self.outcomes).push(outcome);
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run_program(program: &TestProgram, logs: &Path) -> anyhow::Result<Outcome> {
+    let mut command = Command::new(&program.path);
+    command.arg("--show-output").current_dir(&program.folder);
+    // As cargo sets them for the tests that it starts.
+    command
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .env("CARGO", programs::cargo().get_program());
+    // The programs under test lie beside the folder of the test programs, and are built.
+    if let Some(built) = program.path.ancestors().nth(2) {
+        command.env("FARPOOL_E2E_DIR", built);
+    }
+    let title = program.title();
+    let log = logs.join(format!("{}.log", title.replace(' ', "-")));
+    run::run(title, command, &log)
+}
+
+fn run_documentation(scope: &[String], logs: &Path) -> anyhow::Result<Outcome> {
+    let mut command = programs::cargo();
+    command.args(["test", "--doc", "--quiet"]).args(scope);
+    run::run("documentation".to_owned(), command, &logs.join("documentation.log"))
+}
+
+fn test(args: &Args) -> anyhow::Result<Vec<Outcome>> {
+    std::fs::create_dir_all(&args.logs)?;
+    let programs = programs::build(&args.scope)?;
+    anyhow::ensure!(!programs.is_empty(), "no test program is of {:?}", args.scope);
+    let jobs = |class: &dyn Fn(Class) -> bool| -> VecDeque<Job> {
+        in_order(programs.clone(), class).into_iter().map(Job::Program).collect()
+    };
+    let mut beside =
+        jobs(&|class| class == Class::Quick || (class == Class::Waiting && !args.fast));
+    if !args.fast && args.scope.iter().any(|it| it == "--workspace") {
+        beside.push_back(Job::Documentation);
+    }
+    let steady = jobs(&|class| class == Class::Steady && !args.fast);
+    let [steady, beside] = [steady, beside].map(Mutex::new);
+    let lanes = Lanes { steady, beside, outcomes: Mutex::new(Vec::new()) };
+    std::thread::scope(|scope| {
+        let second = (!args.one_lane).then(|| scope.spawn(|| lanes.work(false, args)));
+        let first = lanes.work(true, args);
+        let second = second.map(|it| it.join().expect("a lane does not panic"));
+        first.and(second.unwrap_or(Ok(())))
+    })?;
+    Ok(lanes.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn main() -> ExitCode {
+    let mut args = Args::parse();
+    if args.scope.is_empty() {
+        args.scope.push("--workspace".to_owned());
+    }
+    match test(&args) {
+        Ok(outcomes) => {
+            print!("{}", summary::end(&outcomes));
+            if outcomes.iter().all(|it| it.failed == 0) {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Err(error) => {
+            eprintln!("farpool-testrun: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
