@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-fast lint demo rack-demo sim-demo kv-demo bench man completions install uninstall clean deps
+.PHONY: help build test test-fast lint demo rack-demo sim-demo kv-demo bench man completions install install-files uninstall dist clean deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,10 +58,15 @@ completions: build ## write the shell completions into target/completions
 	$(FARPOOL) completions zsh >$(TARGET_DIR)/completions/_farpool
 	$(FARPOOL) completions fish >$(TARGET_DIR)/completions/farpool.fish
 
-install: man completions ## install under PREFIX (default /usr/local); DESTDIR is honoured
-	install -Dm755 $(FARPOOL) $(DESTDIR)$(PREFIX)/bin/farpool
-	install -Dm755 $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_preload.so
-	install -Dm755 $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_capture_qemu.so
+install: man completions install-files ## install under PREFIX (default /usr/local); DESTDIR is honoured
+	@echo 'users who are not root have sidecars (any program, static ones too) after:'
+	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/sidecar.md)'
+
+# What install and dist share; everything is built.
+install-files:
+	scripts/install-stripped.sh $(FARPOOL) $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/bin/.debug
+	scripts/install-stripped.sh $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/.debug
+	scripts/install-stripped.sh $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/.debug
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
@@ -69,16 +74,18 @@ install: man completions ## install under PREFIX (default /usr/local); DESTDIR i
 	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	install -Dm644 $(TARGET_DIR)/completions/_farpool $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	install -Dm644 $(TARGET_DIR)/completions/farpool.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
-	@echo 'users who are not root have sidecars (any program, static ones too) after:'
-	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/sidecar.md)'
 
 uninstall: ## remove what install put under PREFIX
 	rm -rf $(DESTDIR)$(PREFIX)/lib/farpool
+	rm -f $(DESTDIR)$(PREFIX)/bin/.debug/farpool.debug
 	rm -f $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/share/man/man1/farpool{,-*}.1
 	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
+
+dist: man completions ## make a tarball, a Debian package and checksums in target/dist
+	scripts/dist.sh $(TARGET_DIR)/dist $(RELEASE)
 
 clean: ## remove what the build made
 	cargo clean

@@ -35,7 +35,8 @@ use crate::values::{
 
 /// Run unmodified Linux programs with part of their memory on other machines.
 #[derive(Debug, Parser)]
-#[command(name = "farpool", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "farpool", version, long_version = crate::version::long())]
+#[command(propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "\
 Flags are stronger than FARPOOL_* variables, variables than the configuration file\n\
 (/etc/farpool.toml, then $XDG_CONFIG_HOME/farpool/config.toml).\n\

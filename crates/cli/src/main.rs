@@ -13,6 +13,7 @@ mod privileges;
 mod probe;
 mod terminal;
 mod values;
+mod version;
 
 use std::process::ExitCode;
 
