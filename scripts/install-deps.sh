@@ -25,6 +25,18 @@ cargo_is_enough() {
     [ -n "$have" ] && at_least "$have" "$RUST_MIN"
 }
 
+# rustup takes the toolchain that rust-toolchain.toml names. Where that one cannot be had, the stable
+# one has to do if it is the same release under another name.
+pin_toolchain() {
+    command -v rustup >/dev/null 2>&1 || return 0
+    local channel
+    channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+    rustup run "$channel" rustc --version >/dev/null 2>&1 && return
+    rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy && return
+    [ "$(rustup run stable rustc --version | cut -d' ' -f2)" = "$channel" ] || return 0
+    rustup toolchain link "$channel" "$(rustup run stable rustc --print sysroot)"
+}
+
 find_missing() {
     need build-essential cc
     need build-essential make
@@ -160,7 +172,7 @@ install_rust() {
     elif at_least "$(candidate rustc-web)" "$RUST_MIN"; then
         apt rustc-web cargo-web rustfmt-web rust-web-clippy
     elif command -v rustup >/dev/null 2>&1 || { [ -n "$(candidate rustup)" ] && apt rustup; }; then
-        rustup toolchain install stable --profile minimal -c rustfmt -c clippy && rustup default stable
+        pin_toolchain
     fi
     hash -r
     cargo_is_enough || give_up "no Rust $RUST_MIN or newer could be installed; \
@@ -209,6 +221,7 @@ install_kv_clients() {
 
 find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
+pin_toolchain
 cargo_is_enough || install_rust
 if [ "$PURPOSE" = test ]; then
     find_wanted
