@@ -1,0 +1,21 @@
+//! The HTTP toolkit of the REST interfaces, for the servers behind them.
+//!
+//! * `extract`: requests into types: JSON bodies, the parameter of a path, the query.
+//! * `refusal`: refusals and JSON into answers.
+//! * [`bearer`]: the token that requests present.
+//! * [`events`]: events as a stream without end.
+//! * [`metrics`]: figures for Prometheus.
+//!
+//! Invariants:
+//! - Every refusal is a problem document (RFC 9457), those of the extractors included.
+//! - A token is compared in a time that depends on lengths only.
+//! - Nothing here knows what a server serves: routes, limits and state are its own.
+
+pub mod bearer;
+pub mod events;
+mod extract;
+pub mod metrics;
+mod refusal;
+
+pub use extract::{Asked, Body, Name};
+pub use refusal::{PROBLEM_TYPE, Refusal, json};
