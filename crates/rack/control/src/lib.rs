@@ -23,6 +23,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use axum::serve::ListenerExt;
+use farpool_http::bearer::is_token;
 use farpool_rack::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
@@ -157,8 +158,7 @@ pub enum ControlError {
 }
 
 fn check_token(options: &ControlOptions) -> Result<(), ControlError> {
-    let bad = |token: &String| token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic());
-    if options.token.as_ref().is_some_and(bad) {
+    if options.token.as_deref().is_some_and(|token| !is_token(token)) {
         return Err(ControlError::BadToken);
     }
     let remote = options.listen.iter().find(|address| !address.ip().is_loopback());
@@ -226,12 +226,11 @@ pub async fn serve(
     let advertise = options.advertise.unwrap_or_else(|| format!("http://{own}"));
     let app = Arc::new(rest::App {
         role: RwLock::new(rest::Role::Standby { leader: None }),
-        token: options.token,
         wait_limit: options.wait_limit,
         document: openapi().to_json().unwrap_or_default(),
     });
     let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;
-    let service = rest::service(Arc::clone(&app));
+    let service = rest::service(Arc::clone(&app), options.token.as_deref());
     let servers: Vec<_> = listeners
         .into_iter()
         .map(|listener| {

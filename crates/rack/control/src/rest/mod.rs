@@ -1,6 +1,5 @@
 //! REST: routes, the token, and the OpenAPI document.
 
-mod extract;
 mod nodes;
 mod rack;
 mod segments;
@@ -11,18 +10,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderMap, header};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::extract::{DefaultBodyLimit, State};
 use farpool_api::{Problem, ProblemKind};
+use farpool_http::{PROBLEM_TYPE, Refusal, bearer};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi as Document, RefOr, Response as ResponseDoc};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-pub(crate) use extract::Refusal;
 
 use crate::core::Core;
 
@@ -42,7 +37,6 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(crate) struct App {
     pub role: RwLock<Role>,
-    pub token: Option<String>,
     /// Longest time an answer waits for news.
     pub wait_limit: Duration,
     /// Its own document.
@@ -111,7 +105,7 @@ impl IntoResponses for Problems {
         let response = |kind: ProblemKind| {
             let title = Problem::new(kind, "").title.into_string();
             let mut response = ResponseDoc::new(title);
-            response.content.insert(extract::PROBLEM_TYPE.to_owned(), RefOr::T(content.clone()));
+            response.content.insert(PROBLEM_TYPE.to_owned(), RefOr::T(content.clone()));
             (kind.status().to_string(), RefOr::T(response))
         };
         kinds.into_iter().map(response).collect()
@@ -157,62 +151,13 @@ pub fn openapi() -> Document {
     document
 }
 
-/// Everything that answers requests.
-pub(crate) fn service(app: Arc<App>) -> Router {
+/// Everything that answers requests: of those who present the token, if there is one.
+pub(crate) fn service(app: Arc<App>, token: Option<&str>) -> Router {
     let (router, _) = router().split_for_parts();
-    router
+    let router = router
         .fallback(|| async { Refusal::new(ProblemKind::NotFound, "there is no such path") })
         .method_not_allowed_fallback(|| async {
             Refusal::new(ProblemKind::MethodNotAllowed, "the path does not have this method")
-        })
-        .layer(from_fn_with_state(Arc::clone(&app), authorize))
-        .with_state(app)
-}
-
-/// Whether two texts are equal, in a time that depends on their lengths only.
-fn equal(a: &[u8], b: &[u8]) -> bool {
-    let differ = a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b));
-    a.len() == b.len() && std::hint::black_box(differ) == 0
-}
-
-fn is_authorized(token: &str, headers: &HeaderMap) -> bool {
-    let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    let given = given.and_then(|value| value.split_at_checked(7));
-    given.is_some_and(|(scheme, given)| {
-        scheme.eq_ignore_ascii_case(b"bearer ") && equal(given, token.as_bytes())
-    })
-}
-
-async fn authorize(State(app): Shared, request: Request, next: Next) -> Response {
-    let refused = app.token.as_ref().is_some_and(|token| !is_authorized(token, request.headers()));
-    // Health says nothing that a stranger may not know; load balancers have no token.
-    if refused && request.uri().path() != "/healthz" {
-        let detail = "give the controller's token: Authorization: Bearer TOKEN";
-        let mut response = Refusal::new(ProblemKind::Unauthorized, detail).into_response();
-        let scheme = header::HeaderValue::from_static("Bearer");
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
-        return response;
-    }
-    next.run(request).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_token_itself_is_the_token() {
-        let with = |value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            is_authorized("secret", &headers)
-        };
-        assert!(with("Bearer secret") && with("bearer secret"));
-        for wrong in
-            ["", "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Basic secret"]
-        {
-            assert!(!with(wrong), "{wrong}");
-        }
-        assert!(!is_authorized("secret", &HeaderMap::new()));
-    }
+        });
+    bearer::guard(router, token, "controller").with_state(app)
 }

@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use farpool_api::{Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Task};
+use farpool_http::{Body, Name, Refusal, json};
 
-use super::extract::{Body, Name, json};
-use super::{Problems, Refusal, Shared};
+use super::{Problems, Shared};
 use crate::model::{Command, Outcome};
 
 /// All nodes, by name.

@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use farpool_api::{CircuitList, Health, Problem, Task, TaskId, TaskList, Topology};
+use farpool_http::{Name, Refusal, json};
 
-use super::extract::{Name, json};
-use super::{Problems, Refusal, Role, Shared};
+use super::{Problems, Role, Shared};
 
 /// All circuits that shall stand.
 #[utoipa::path(get, path = "/v1/circuits", tag = "rack",
@@ -88,7 +88,5 @@ pub(super) async fn health(State(app): Shared) -> Response {
         content_type = "application/openmetrics-text"), Problems))]
 pub(super) async fn metrics(State(app): Shared) -> Response {
     let core = app.core().ok();
-    let text = crate::metrics::text(core.as_deref());
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
+    farpool_http::metrics::answer(&crate::metrics::registry(core.as_deref()))
 }

@@ -7,11 +7,11 @@ use farpool_api::{
     ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, ProblemKind,
     Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task,
 };
+use farpool_http::{Asked, Body, Name, Refusal, json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::extract::{Asked, Body, Name, if_match, json};
-use super::{Problems, Refusal, Shared};
+use super::{Problems, Shared};
 use crate::model::{Command, Outcome};
 
 /// The status for what a create did.
@@ -25,6 +25,24 @@ pub(super) fn created(outcome: Outcome) -> StatusCode {
 fn tagged(status: StatusCode, segment: &Segment) -> Response {
     let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
     (tag, json(status, segment)).into_response()
+}
+
+/// The revision in `If-Match`; `*` and no header mean any.
+fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    let number = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    match number.and_then(|number| number.parse().ok()) {
+        Some(revision) => Ok(Some(revision)),
+        None => {
+            // A tag that was never given matches nothing.
+            let detail = format!("{text:?} is no tag of a segment");
+            Err(Refusal::new(ProblemKind::PreconditionFailed, detail))
+        }
+    }
 }
 
 /// One client.

@@ -1,27 +1,15 @@
 //! Events as a stream (server-sent events).
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::sse::{Event as Message, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
-use farpool_api::Event;
+use axum::response::Response;
+use farpool_http::{Asked, Refusal, events};
 use serde::Deserialize;
-use tokio::sync::mpsc::{Sender, channel};
-use tokio_stream::wrappers::ReceiverStream;
 use utoipa::IntoParams;
 
-use super::extract::Asked;
-use super::{Problems, Refusal, Shared};
-use crate::core::Core;
-
-/// Messages ready for a slow reader; then its stream waits, and reads on from the ring.
-const MESSAGES_AHEAD: usize = 64;
-/// A comment is sent after this long without events, so that the dead are noticed.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+use super::{Problems, Shared};
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -41,35 +29,12 @@ pub(super) async fn events(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
-    let header = headers.get("last-event-id").and_then(|value| value.to_str().ok());
-    let header = header.and_then(|text| text.parse().ok());
-    let after = header.or(query.after).unwrap_or(0);
-    let (sender, receiver) = channel(MESSAGES_AHEAD);
-    tokio::spawn(feed(core, after, sender));
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
-    Ok(Sse::new(ReceiverStream::new(receiver)).keep_alive(keep_alive).into_response())
-}
-
-/// Sends events until the reader is gone or the controller ends.
-async fn feed(core: Arc<Core>, mut after: u64, to: Sender<Result<Message, Infallible>>) {
-    let mut changes = core.changes();
-    loop {
-        changes.mark_unchanged();
-        let Ok(events) = core.events_after(after).await else { return };
-        for event in events {
-            after = event.id;
-            if to.send(Ok(message(&event))).await.is_err() {
-                return;
-            }
-        }
-        tokio::select! {
-            changed = changes.changed() => if changed.is_err() { return },
-            () = to.closed() => return,
-        }
-    }
-}
-
-fn message(event: &Event) -> Message {
-    let data = serde_json::to_string(event).unwrap_or_default();
-    Message::default().id(event.id.to_string()).event(&event.kind).data(data)
+    let after = events::begin(&headers, query.after);
+    let changes = core.changes();
+    let read = move |after| {
+        let core = Arc::clone(&core);
+        // A controller that leads no more has no events to tell.
+        async move { core.events_after(after).await.ok() }
+    };
+    Ok(events::stream(changes, after, read))
 }
