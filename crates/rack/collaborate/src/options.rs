@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farpool_acms::{Arbitration, ConfigError, Thresholds};
 use farpool_blade::ServeError;
+use farpool_http::bearer::is_token;
 
 /// A node's settings.
 #[derive(Clone, Debug)]
@@ -115,8 +116,7 @@ impl CollaborateOptions {
                 return Err(CollaborateError::NoName(what));
             }
         }
-        let bad = |token: &String| token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic());
-        if self.token.as_ref().is_some_and(bad) {
+        if self.token.as_deref().is_some_and(|token| !is_token(token)) {
             return Err(CollaborateError::BadToken);
         }
         if !self.door.ip().is_loopback() {

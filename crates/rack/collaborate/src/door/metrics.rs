@@ -2,8 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
+use farpool_http::metrics::{register_counters, register_gauges};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -15,14 +14,11 @@ type Labelled = Family<Vec<(&'static str, &'static str)>, Gauge<u64, AtomicU64>>
 
 const CLASSES: [&str; 3] = ["client", "neutral", "server"];
 
-/// The text of `/metrics`.
-pub(super) fn text(core: &Core) -> String {
+/// The figures of `/metrics`.
+pub(super) fn registry(core: &Core) -> Registry {
     let mut registry = Registry::with_prefix("farpool_collaborate");
     register(&mut registry, &status(core));
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    registry
 }
 
 fn register(registry: &mut Registry, status: &Status) {
@@ -42,20 +38,12 @@ fn register(registry: &mut Registry, status: &Status) {
         ("borrowed_used", "What of that holds data", status.borrowed_used_bytes),
         ("here", "Granted to its own programs on its own blade", status.here_bytes),
     ];
-    for (name, help, value) in bytes {
-        let gauge: Gauge<u64, AtomicU64> = Gauge::default();
-        gauge.set(value);
-        registry.register_with_unit(name, help, Unit::Bytes, gauge);
-    }
+    register_gauges(registry, Some(Unit::Bytes), &bytes);
     let counts = [
         ("peers", "Nodes known", status.peers.len() as u64),
         ("clients", "Programs of this node", status.clients.len() as u64),
     ];
-    for (name, help, value) in counts {
-        let gauge: Gauge<u64, AtomicU64> = Gauge::default();
-        gauge.set(value);
-        registry.register(name, help, gauge);
-    }
+    register_gauges(registry, None, &counts);
     let datagrams = status.datagrams;
     let totals = [
         ("grants_made", "Grants to others", status.grants_made),
@@ -69,9 +57,5 @@ fn register(registry: &mut Registry, status: &Status) {
         ("datagrams_damaged", "Datagrams that could not be read", datagrams.damaged),
         ("datagrams_misdirected", "Datagrams for somebody else", datagrams.misdirected),
     ];
-    for (name, help, value) in totals {
-        let counter: Counter = Counter::default();
-        counter.inc_by(value);
-        registry.register(name, help, counter);
-    }
+    register_counters(registry, &totals);
 }

@@ -9,14 +9,21 @@ use farpool_api::{
     ClientId, ClientReport, ClientSpec, Place, ProblemKind, Segment, SegmentId, SegmentSpec,
     SegmentState, WAIT_LIMIT_MS,
 };
+use farpool_http::{Body, Name, Refusal, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
-use super::http::{Body, Name, Refusal, json};
 use crate::core::{Core, State as Node};
+use crate::ledger::LedgerError;
 
 /// Most failure domains a wish may name; they mean nothing here.
 const AVOID_LIMIT: usize = 64;
+
+impl From<LedgerError> for Refusal {
+    fn from(error: LedgerError) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
 
 fn created(is_new: bool) -> StatusCode {
     if is_new { StatusCode::CREATED } else { StatusCode::OK }
