@@ -7,15 +7,15 @@ use std::sync::{Arc, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::get;
-use prometheus_client::encoding::text::encode;
+use farpool_http::metrics::{register_counters, register_gauges};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-
 use serde_json::json;
 
 use super::report::{ShardReport, TierReport};
@@ -23,9 +23,6 @@ use super::settings::Shared;
 use crate::observe::hot::HotKey;
 use crate::observe::prefix::{self, PrefixCounts};
 use crate::observe::{self, Observed};
-
-/// What OpenMetrics text is called.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Prefixes that metrics tell of: each costs four series.
 const PREFIXES_MAX: usize = 64;
@@ -60,16 +57,12 @@ pub(super) fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address)
 }
 
-async fn answer(
-    State(shared): State<Arc<Shared>>,
-) -> ([(header::HeaderName, &'static str); 1], String) {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text(&shared))
+async fn answer(State(shared): State<Arc<Shared>>) -> Response {
+    farpool_http::metrics::answer(&registry(&shared))
 }
 
 /// The hottest keys and what other sizes of memory would miss, as JSON.
-async fn keys(
-    State(shared): State<Arc<Shared>>,
-) -> ([(header::HeaderName, &'static str); 1], String) {
+async fn keys(State(shared): State<Arc<Shared>>) -> Response {
     let observed = shared.observed_by_all();
     let sampled: u64 = observed.iter().map(|it| it.sampled).sum();
     let mut hot: Vec<&HotKey> = observed.iter().flat_map(|it| &it.hot).collect();
@@ -105,14 +98,13 @@ async fn keys(
                 })
             })
             .collect();
-    let text = json!({
+    let keys = json!({
         "reads_sampled": sampled,
         "hot": hot,
         "expected_misses": curve(joined_ratios(&observed)),
         "prefixes": prefixes,
-    })
-    .to_string();
-    ([(header::CONTENT_TYPE, "application/json")], text)
+    });
+    farpool_http::json(StatusCode::OK, &keys)
 }
 
 fn joined_ratios(observed: &[Observed]) -> Option<[f64; observe::TIMES.len()]> {
@@ -128,7 +120,8 @@ fn sum(shared: &Shared) -> ShardReport {
     sum
 }
 
-fn text(shared: &Shared) -> String {
+/// All figures that there are now.
+fn registry(shared: &Shared) -> Registry {
     let mut registry = Registry::with_prefix("farpool_kv");
     let sum = sum(shared);
     register_commands(&mut registry, &sum);
@@ -140,10 +133,7 @@ fn text(shared: &Shared) -> String {
     register_curve(&mut registry, shared);
     register_prefixes(&mut registry, shared);
     register_quotas(&mut registry, shared);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    registry
 }
 
 fn register_commands(registry: &mut Registry, sum: &ShardReport) {
@@ -170,7 +160,7 @@ fn register_commands(registry: &mut Registry, sum: &ShardReport) {
     }
     registry.register("commands", "Commands on keys, by what came of them", results);
     let thread = &sum.thread;
-    counters(
+    register_counters(
         registry,
         &[
             ("bytes_read", "Bytes read from clients", thread.bytes_read),
@@ -191,7 +181,7 @@ fn register_commands(registry: &mut Registry, sum: &ShardReport) {
 
 fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
     let store = &sum.store;
-    counters(
+    register_counters(
         registry,
         &[
             ("evictions", "Items that had to leave memory", store.evictions),
@@ -215,7 +205,7 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ),
         ],
     );
-    gauges(
+    register_gauges(
         registry,
         None,
         &[
@@ -224,7 +214,7 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ("threads", "Threads, each with its shard", shared.shards() as u64),
         ],
     );
-    gauges(
+    register_gauges(
         registry,
         Some(Unit::Bytes),
         &[
@@ -245,16 +235,20 @@ fn register_leases(registry: &mut Registry, shared: &Shared, sum: &ShardReport) 
         return;
     }
     let store = &sum.store;
-    counters(
+    register_counters(
         registry,
         &[
             ("leases", "Values handed over without a copy", store.leases),
             ("leases_refused", "Values copied because too many were leased", store.leases_refused),
         ],
     );
-    gauges(registry, None, &[("leases_held", "Values that clients read now", sum.leases_held)]);
+    register_gauges(
+        registry,
+        None,
+        &[("leases_held", "Values that clients read now", sum.leases_held)],
+    );
     let help = "Memory that makes no room because clients read in it";
-    gauges(registry, Some(Unit::Bytes), &[("leased", help, sum.leased_bytes)]);
+    register_gauges(registry, Some(Unit::Bytes), &[("leased", help, sum.leased_bytes)]);
 }
 
 /// Far memory as it comes and goes.
@@ -264,7 +258,7 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
     }
     let far = &shared.far;
     let registry = registry.sub_registry_with_prefix("far");
-    gauges(
+    register_gauges(
         registry,
         Some(Unit::Bytes),
         &[
@@ -281,7 +275,7 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ),
         ],
     );
-    counters(
+    register_counters(
         registry,
         &[
             (
@@ -309,7 +303,7 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
         return;
     }
     let registry = registry.sub_registry_with_prefix(name);
-    gauges(
+    register_gauges(
         registry,
         None,
         &[
@@ -317,12 +311,12 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
             ("broken_shards", "Shards whose device failed too often to be written", tier.broken),
         ],
     );
-    gauges(
+    register_gauges(
         registry,
         Some(Unit::Bytes),
         &[("limit", "What the tier can hold", tier.capacity_bytes)],
     );
-    counters(
+    register_counters(
         registry,
         &[
             ("reads", "Items read from the tier", counts.reads),
@@ -395,23 +389,4 @@ fn register_quotas(registry: &mut Registry, shared: &Shared) {
         "Items that had to go for their prefix's quota",
         evictions,
     );
-}
-
-fn counters(registry: &mut Registry, figures: &[(&str, &str, u64)]) {
-    for &(name, help, value) in figures {
-        let counter: Counter = Counter::default();
-        counter.inc_by(value);
-        registry.register(name, help, counter);
-    }
-}
-
-fn gauges(registry: &mut Registry, unit: Option<Unit>, figures: &[(&str, &str, u64)]) {
-    for &(name, help, value) in figures {
-        let gauge: Gauge<u64, AtomicU64> = Gauge::default();
-        gauge.set(value);
-        match &unit {
-            Some(unit) => registry.register_with_unit(name, help, unit.clone(), gauge),
-            None => registry.register(name, help, gauge),
-        }
-    }
 }
