@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use subtle::{Choice, ConstantTimeEq};
+
 use crate::protocol::token::{Words, split, unsigned_32, until_zero};
 
 /// A line longer than this before a client is known ends the connection.
@@ -60,12 +62,9 @@ impl Credentials {
     #[must_use]
     pub fn accept(&self, name: &[u8], password: &[u8]) -> bool {
         let given = [name, b":", password].concat();
-        let mut accepted = false;
-        for entry in &self.entries {
-            let differs = entry.iter().zip(&given).fold(0, |sum, (a, b)| sum | (a ^ b));
-            accepted |= (differs == 0) & (entry.len() == given.len());
-        }
-        accepted
+        // All entries are looked at, so that the time does not tell which one it was.
+        let none = Choice::from(0);
+        self.entries.iter().fold(none, |accepted, entry| accepted | entry.ct_eq(&given)).into()
     }
 }
 
