@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use farpool_policy::courtesy::ProcessorSight;
+use farpool_units::{at_most, exactly};
 
 /// Shortest time between two looks: /proc/stat counts in ticks of 10 ms, so that a share of it is good to a
 /// hundredth.
@@ -57,12 +58,12 @@ impl ProcessorFiles {
 fn between(before: &Times, after: &Times, span: Duration) -> Option<ProcessorSight> {
     let share = |part: u64, whole: u64| {
         let permille = u128::from(part) * 1000 / u128::from(whole.max(1));
-        u16::try_from(permille.min(1000)).unwrap_or(1000)
+        exactly(permille.min(1000))
     };
     let all_ticks = after.all_ticks.checked_sub(before.all_ticks).filter(|ticks| *ticks > 0)?;
     let idle_ticks = after.idle_ticks.saturating_sub(before.idle_ticks);
     let waited_us = before.waiting_us.zip(after.waiting_us).map(|(a, b)| b.saturating_sub(a));
-    let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+    let span_us = at_most(span.as_micros());
     Some(ProcessorSight {
         processors: after.processors,
         idle_permille: share(idle_ticks, all_ticks),
@@ -83,7 +84,7 @@ fn parse(stat: &str, pressure: &str) -> Option<Times> {
         line.split_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
     });
     Some(Times {
-        processors: u32::try_from(stat.lines().filter(is_one).count()).ok()?.max(1),
+        processors: at_most::<u32, _>(stat.lines().filter(is_one).count()).max(1),
         all_ticks: counted.iter().sum(),
         idle_ticks: counted[3] + counted[4],
         waiting_us,

@@ -17,6 +17,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farpool_units::at_most;
+
 const NS_PER_S: u64 = 1_000_000_000;
 /// A [`RateLimit::paced`] limit's burst as time, in parts of a second (1/50, so 20 ms): longer than
 /// timers of a millisecond and a process that waits its turn for the processor are late, so that the
@@ -69,7 +71,7 @@ impl RateLimit {
             None => {
                 let scaled = u128::from(bytes) * u128::from(NS_PER_S);
                 let cost = scaled.div_ceil(u128::from(self.bytes_per_s));
-                u64::try_from(cost).unwrap_or(u64::MAX)
+                at_most(cost)
             }
         }
     }
@@ -77,7 +79,7 @@ impl RateLimit {
     /// How far ahead of the clock an empty bucket is: the burst as time, rounded down.
     fn depth_ns(&self) -> u64 {
         let scaled = u128::from(self.burst_bytes) * u128::from(NS_PER_S);
-        u64::try_from(scaled / u128::from(self.bytes_per_s)).unwrap_or(u64::MAX)
+        at_most(scaled / u128::from(self.bytes_per_s))
     }
 
     /// What a limit says without looking at the bucket.
@@ -158,7 +160,7 @@ impl Bucket {
         let ahead_ns = self.passed_at_ns.load(Ordering::Relaxed).saturating_sub(now_ns);
         let left_ns = limit.depth_ns().saturating_sub(ahead_ns);
         let bytes = u128::from(left_ns) * u128::from(limit.bytes_per_s) / u128::from(NS_PER_S);
-        u64::try_from(bytes).unwrap_or(u64::MAX)
+        at_most(bytes)
     }
 
     /// To be called once when the limit changes: what was taken before counts on, in bytes. Without
@@ -169,7 +171,7 @@ impl Bucket {
             let ahead_ns = if both_count { passed_at_ns.saturating_sub(now_ns) } else { 0 };
             let scaled = u128::from(ahead_ns) * u128::from(before.bytes_per_s);
             let scaled = scaled.div_ceil(u128::from(after.bytes_per_s.max(1)));
-            Some(now_ns.saturating_add(u64::try_from(scaled).unwrap_or(u64::MAX)))
+            Some(now_ns.saturating_add(at_most(scaled)))
         };
         let _always_changes =
             self.passed_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, scale);

@@ -1,5 +1,7 @@
 //! The one source of randomness: SplitMix64, seeded, so that every run can be repeated.
 
+use farpool_units::exactly;
+
 /// A small seeded generator; not for secrets.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
@@ -23,6 +25,6 @@ impl Rng {
     /// A number in `0..bound`, almost uniform (bias below `bound` / 2^32); 0 when `bound` is 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         let scaled = ((self.next_u64() >> 32) * u64::from(bound)) >> 32;
-        u32::try_from(scaled).unwrap_or(0)
+        exactly(scaled)
     }
 }

@@ -31,6 +31,8 @@
 use crate::{Rng, VictimKind, bits::BitSet, list::IndexList};
 use std::fmt::Debug;
 
+use farpool_units::exactly;
+
 /// Pages of a chunk: one bit each in a `u64`. 256 KiB, enough to spread the cost of one MOVE.
 pub const CHUNK_PAGES: u32 = 64;
 
@@ -220,8 +222,7 @@ impl RandomSweep {
 
 impl SweepPolicy for RandomSweep {
     fn grow(&mut self, chunk_count: usize) {
-        let chunk_count = u32::try_from(chunk_count).unwrap_or(u32::MAX);
-        self.chunk_count = self.chunk_count.max(chunk_count);
+        self.chunk_count = self.chunk_count.max(exactly(chunk_count));
     }
 
     fn next_chunk(&mut self) -> Option<usize> {
@@ -235,7 +236,7 @@ impl SweepPolicy for RandomSweep {
 
 /// The number of `chunk` in a queue, if the queue has grown to hold it.
 fn queued(queue: &IndexList, chunk: usize) -> Option<u32> {
-    if chunk < queue.capacity() { u32::try_from(chunk).ok() } else { None }
+    (chunk < queue.capacity()).then(|| exactly(chunk))
 }
 
 /// Least recently fetched into or taken back from, by chunk.

@@ -5,6 +5,7 @@
 //! the asserts hold what the choice rests on.
 
 use farpool_policy::{CHUNK_PAGES, ChunkSweep, Rng, SweepPolicy, VictimKind};
+use farpool_units::exactly;
 use std::collections::VecDeque;
 
 const PAGES: u32 = 1 << 14;
@@ -87,7 +88,7 @@ impl Zipf {
         let total = self.0.last().copied().unwrap_or(0.0);
         let at = f64::from(rng.below(u32::MAX)) / f64::from(u32::MAX) * total;
         let rank = self.0.partition_point(|cumulated| *cumulated < at).min(self.0.len() - 1);
-        u32::try_from(rank).unwrap_or(0)
+        exactly(rank)
     }
 }
 
@@ -215,7 +216,7 @@ impl ModelPager {
         self.hot[chunk] &= !choice.clear_hot;
         self.in_buffer[chunk] |= choice.take;
         self.resident_pages -= taken;
-        let first = u32::try_from(chunk).unwrap_or(0) * CHUNK_PAGES;
+        let first = exactly::<u32, _>(chunk) * CHUNK_PAGES;
         let pages = (0..CHUNK_PAGES).filter(|i| choice.take >> i & 1 == 1).map(|i| first + i);
         self.buffer.extend(pages);
     }

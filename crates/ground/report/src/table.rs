@@ -1,5 +1,6 @@
 //! Rows under named columns: printed for people, serialised with a name to every value.
 
+use farpool_units::at_most;
 use serde::ser::{SerializeMap, SerializeStruct};
 use serde::{Serialize, Serializer};
 
@@ -34,8 +35,8 @@ cell_from! {
     u32 => |whole| Cell::Whole(i64::from(whole)),
     i64 => Cell::Whole,
     // No count of bytes or requests comes near the 63 bits.
-    u64 => |whole: u64| Cell::Whole(i64::try_from(whole).unwrap_or(i64::MAX)),
-    usize => |whole: usize| Cell::Whole(i64::try_from(whole).unwrap_or(i64::MAX)),
+    u64 => |whole: u64| Cell::Whole(at_most(whole)),
+    usize => |whole: usize| Cell::Whole(at_most(whole)),
     f64 => Cell::Number,
     bool => Cell::Flag,
 }

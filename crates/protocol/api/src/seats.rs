@@ -10,6 +10,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farpool_units::at_most;
+
 use crate::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
 
 /// Smallest segment asked for: less is not worth a request.
@@ -167,7 +169,7 @@ impl Seats {
         let granted = u128::from(self.granted_bytes().max(1));
         let share = |bytes: u64| {
             let share = u128::from(far_bytes) * u128::from(bytes) / granted;
-            u64::try_from(share).unwrap_or(bytes).min(bytes)
+            at_most::<u64, _>(share).min(bytes)
         };
         let uses = self.segments.iter().map(|segment| {
             let target = segment.target.as_ref().filter(|target| {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use farpool_units::at_most;
 use farpool_wire::Address;
 
 use crate::{
@@ -101,7 +102,7 @@ impl Tenant {
             sequence: self.sequence,
             segments,
             known_version: self.known_version,
-            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(0),
+            wait_ms: at_most(wait.as_millis()),
         };
         match self.client.report_client(self.id, &report) {
             Ok(answer) => {

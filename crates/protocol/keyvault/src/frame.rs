@@ -9,6 +9,8 @@
 //!     12   u32  CRC-32C of the bytes before it and of the body, or 0 where both sides agreed on none
 //! ```
 
+use farpool_units::exactly;
+
 use crate::checksum::checksum;
 
 /// Bytes of a header.
@@ -154,7 +156,7 @@ impl Header {
     pub fn read(frame: &[u8], checked: bool) -> Result<Self, FrameError> {
         let (head, body) = frame
             .split_first_chunk::<HEADER_BYTES>()
-            .ok_or(FrameError::TooShort { length: u32::try_from(frame.len()).unwrap_or(0) })?;
+            .ok_or(FrameError::TooShort { length: exactly(frame.len()) })?;
         let (first, request, sum) = words_of(head);
         if checked && checksum(first, request, [body, b""]) != sum {
             return Err(FrameError::Checksum { request });
@@ -208,8 +210,8 @@ impl Header {
 #[inline]
 pub fn push(out: &mut Vec<u8>, header: Header, body: [&[u8]; 2], checked: bool) {
     let bytes = HEADER_BYTES + body[0].len() + body[1].len();
-    debug_assert!(bytes <= FRAME_BYTES_MAX, "the caller bounds the body");
-    let header = Header { length: u32::try_from(bytes).unwrap_or(u32::MAX), ..header };
+    assert!(bytes <= FRAME_BYTES_MAX, "the caller bounds the body");
+    let header = Header { length: exactly(bytes), ..header };
     let (first, request) = header.words();
     let sum = if checked { checksum(first, request, body) } else { 0 };
     out.reserve(bytes);
@@ -230,11 +232,10 @@ pub fn begin(out: &mut Vec<u8>, header: Header) -> usize {
 /// Completes the frame that began at `start`: its length, and its checksum if both sides want one.
 pub fn finish(out: &mut [u8], start: usize, checked: bool) {
     let frame = &mut out[start..];
-    let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-    debug_assert!(frame.len() <= FRAME_BYTES_MAX, "the caller bounds the body");
+    assert!(frame.len() <= FRAME_BYTES_MAX, "the caller bounds the body");
+    let length: u32 = exactly(frame.len());
     let Some((head, body)) = frame.split_first_chunk_mut::<HEADER_BYTES>() else {
-        debug_assert!(false, "a frame begins with its header");
-        return;
+        panic!("a frame begins with its header");
     };
     let (first, request, _) = words_of(head);
     let first = first & !LENGTH_MASK | u64::from(length) & LENGTH_MASK;

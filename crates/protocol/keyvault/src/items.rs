@@ -24,7 +24,7 @@ impl ItemMemory {
     /// behind its end would end the process.
     pub fn map(file: impl AsFd, bytes: u64) -> Result<Self, Errno> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
-        let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
         let bytes = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
         let is_whole = seals.contains(SealFlags::SHRINK) && length >= bytes as u64;
         if !is_whole || bytes == 0 || isize::try_from(bytes).is_err() {

@@ -6,6 +6,8 @@ pub use lease::{
     LEASES_RELEASED_MAX, LeaseIdList, LeaseIds, LeasedItem, LeasesGranted, MaybeLeased,
 };
 
+use farpool_units::exactly;
+
 use crate::frame::{FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Opcode};
 
 /// The longest key, as memcached's.
@@ -451,7 +453,7 @@ impl<'a> Item<'a> {
         out.extend_from_slice(&index.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&self.client_flags.to_le_bytes());
-        out.extend_from_slice(&u32::try_from(self.value.len()).unwrap_or(u32::MAX).to_le_bytes());
+        out.extend_from_slice(&exactly::<u32, _>(self.value.len()).to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.cas.to_le_bytes());
         out.extend_from_slice(self.value);

@@ -86,7 +86,7 @@ pub fn create(sizes: RingSizes) -> Result<OwnedFd, Errno> {
 /// Maps both rings: requests, answers. Refuses a file that is too short or that could become so.
 pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
     let seals = rustix::fs::fcntl_get_seals(&file)?;
-    let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+    let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
     if !seals.contains(SealFlags::SHRINK) || length < sizes.total() {
         return Err(Errno::INVAL);
     }

@@ -6,7 +6,7 @@
 //! head checksum u32
 //! ```
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use crate::checksum::head_checksum;
 use crate::codec::{Append, within};
@@ -237,8 +237,11 @@ pub(crate) fn append_head(
     meta(out);
     let meta_bytes = out.len() - start - HEADER_BYTES;
     let checked = within("meta length", meta_bytes as u64, META_LIMIT_BYTES as u64);
-    header.meta_bytes = u16::try_from(meta_bytes).unwrap_or(u16::MAX);
-    if let Err(error) = checked.and_then(|()| header.validate()) {
+    let checked = checked.and_then(|()| {
+        header.meta_bytes = exactly(meta_bytes);
+        header.validate()
+    });
+    if let Err(error) = checked {
         out.truncate(start);
         return Err(error);
     }

@@ -7,6 +7,7 @@ use crate::{
     PAGES_PER_FRAME_LIMIT, PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES,
     SUPERPAGES_PER_REQUEST_LIMIT, SegmentId, SegmentToken, SuperpageNumber, WireError,
 };
+use farpool_units::exactly;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -198,7 +199,7 @@ impl<'a> Request<'a> {
     ) -> Result<(), WireError> {
         self.validate()?;
         let page_count = match self {
-            Request::Write { extents, .. } => u16::try_from(pages_in(extents)).unwrap_or(u16::MAX),
+            Request::Write { extents, .. } => exactly(pages_in(extents)),
             _ => 0,
         };
         let header = Header {
@@ -359,7 +360,7 @@ impl<'a> Hello<'a> {
         out.put_u32(self.slot);
         out.put_u32(self.generation);
         out.put_u16(self.purpose.number());
-        out.put_u16(u16::try_from(self.name.len()).unwrap_or(u16::MAX));
+        out.put_u16(exactly(self.name.len()));
         out.extend_from_slice(self.name.as_bytes());
     }
 

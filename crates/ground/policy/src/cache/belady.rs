@@ -1,6 +1,8 @@
 //! Belady's MIN (IBM Systems Journal 1966): the page whose next use is the furthest away leaves. It
 //! needs the future, and is the bound that no policy can pass.
 
+use farpool_units::exactly;
+
 use super::{PageCache, checked_capacity};
 
 /// Not used again.
@@ -26,7 +28,7 @@ impl<'t> Future<'t> {
         );
         let mut next_of_page = vec![NEVER; page_count];
         let mut next = vec![NEVER; pages.len()];
-        let mut at = u32::try_from(pages.len()).unwrap_or(NEVER);
+        let mut at: u32 = exactly(pages.len());
         for (page, next) in pages.iter().zip(&mut next).rev() {
             at -= 1;
             *next = std::mem::replace(&mut next_of_page[*page as usize], at);
@@ -198,6 +200,6 @@ impl PositionSet {
             let bit = 63u32.checked_sub(word.leading_zeros())?;
             at = at * 64 + bit as usize;
         }
-        u32::try_from(at).ok()
+        Some(exactly(at))
     }
 }

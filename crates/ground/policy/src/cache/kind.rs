@@ -1,5 +1,7 @@
 //! Cache policies by name, and loops made for each of them.
 
+use farpool_units::at_most;
+
 use super::{Arc, Lfu, Lirs, PageCache, Resident, S3Fifo, Slru, TinyLfu, TwoQ};
 use crate::UnknownPolicy;
 use crate::victim::{Clock, Fifo, Lru, Random, Sieve};
@@ -92,7 +94,7 @@ impl CacheKind {
         visitor: V,
     ) -> V::Output {
         // Page numbers have 32 bits, so more room than that is never used.
-        let room = u32::try_from(capacity).unwrap_or(u32::MAX);
+        let room = at_most(capacity);
         if capacity >= page_count.max(1) {
             return visitor.visit(Resident::new(Fifo::new(page_count), capacity));
         }
@@ -126,9 +128,7 @@ impl CacheKind {
             Self::S3Fifo => 10 * page_count,
             Self::Arc | Self::Slru | Self::TwoQ => 9 * page_count,
             Self::Lirs => 18 * page_count,
-            Self::TinyLfu => {
-                17 * page_count + TinyLfu::sketch_bytes(u32::try_from(capacity).unwrap_or(u32::MAX))
-            }
+            Self::TinyLfu => 17 * page_count + TinyLfu::sketch_bytes(at_most(capacity)),
         }
     }
 }

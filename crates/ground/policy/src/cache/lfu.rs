@@ -1,6 +1,8 @@
 //! Least frequently used, in constant time: pages of the same count share a queue, and the queues are
 //! themselves chained in the order of their counts (Shah, Mitra, Matani, 2010).
 
+use farpool_units::exactly;
+
 use super::{PageCache, checked_capacity};
 use crate::list::{Ends, Links};
 use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
@@ -70,7 +72,7 @@ impl Lfu {
         if self.spare == HEAD {
             self.buckets.push(Bucket::default());
             // There are fewer buckets than pages, and those number below 2^32.
-            return u32::try_from(self.buckets.len() - 1).unwrap_or(HEAD);
+            return exactly(self.buckets.len() - 1);
         }
         let spare = self.spare;
         self.spare = self.bucket(spare).commoner;

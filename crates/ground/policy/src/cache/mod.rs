@@ -65,6 +65,8 @@ pub use two_q::{TWO_Q_FIRST_PERCENT, TWO_Q_GHOST_PERCENT, TwoQ};
 
 use std::fmt::Debug;
 
+use farpool_units::exactly;
+
 /// A cache that holds a fixed number of the pages `0..page_count`.
 ///
 /// Page numbers at or above the `page_count` of construction are a programmer's error and panic.
@@ -94,10 +96,10 @@ fn checked_capacity(capacity: u32) -> u32 {
     capacity
 }
 
-/// That many hundredths of `whole`, rounded down.
+/// That many hundredths of `whole`, rounded down; there are a hundred at most.
 fn part(whole: u32, percent: u32) -> u32 {
     let part = u64::from(whole) * u64::from(percent) / 100;
-    u32::try_from(part).unwrap_or(whole)
+    exactly(part)
 }
 
 /// That many hundredths of a capacity, but a page at least.

@@ -1,6 +1,8 @@
 //! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and what
 //! a full segment pushes out falls back into the one below.
 
+use farpool_units::exactly;
+
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
 use crate::ranking::{Ranking, Renumber};
@@ -85,7 +87,7 @@ pub(super) struct Segments<const N: usize> {
 impl<const N: usize> Segments<N> {
     pub(super) fn new(page_count: usize, capacity: u32, rooms: [u32; N]) -> Self {
         let used = rooms.iter().take_while(|room| **room > 0).count().max(1);
-        let top = u8::try_from(used).unwrap_or(u8::MAX);
+        let top = exactly(used);
         Self { queues: Lists::new(page_count), rooms, top, len: 0, capacity }
     }
 

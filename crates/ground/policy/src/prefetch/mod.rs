@@ -18,6 +18,8 @@ pub use trend::Trend;
 use crate::UnknownPolicy;
 use std::fmt::Debug;
 
+use farpool_units::at_most;
+
 /// Most candidates one fault gives: one chunk, 256 KiB. Longer runs gain nothing from batching
 /// (0.1 us a page from 64 on) and make a wrong guess dearer. Windows are cut to it.
 pub const MAX_PREFETCH_PAGES: u32 = 64;
@@ -44,7 +46,7 @@ impl PrefetchWindow {
         };
         let room = if stride > 0 { u64::MAX - first } else { first };
         let more = room.checked_div(stride.unsigned_abs()).unwrap_or(0);
-        let more = u32::try_from(more).unwrap_or(u32::MAX).saturating_add(1);
+        let more = at_most::<u32, _>(more).saturating_add(1);
         Self { first, stride, count: count.min(MAX_PREFETCH_PAGES).min(more) }
     }
 

@@ -12,6 +12,8 @@
 //! half a page fetched in vain for each fault, a fifth of its throughput). So a thread whose streams end where they
 //! began comes into doubt: then three neighbours are needed, until streams go on again.
 
+use farpool_units::exactly;
+
 use super::{MAX_PREFETCH_PAGES, PrefetchWindow, Prefetcher, threads::ThreadTable};
 
 /// Streams followed per thread: a merge or a matrix product walks a handful at once. With more
@@ -178,7 +180,7 @@ impl Stream {
 
     /// A full window is cut at the end of the chunk, unless that would more than halve it.
     fn aligned_window(&self, page: u64) -> u32 {
-        let offset = u32::try_from(page % u64::from(MAX_PREFETCH_PAGES)).unwrap_or(0);
+        let offset: u32 = exactly(page % u64::from(MAX_PREFETCH_PAGES));
         let to_end = if self.direction > 0 { MAX_PREFETCH_PAGES - 1 - offset } else { offset };
         let cut = self.window == MAX_PREFETCH_PAGES && to_end >= MAX_PREFETCH_PAGES / 2;
         if cut { to_end } else { self.window }

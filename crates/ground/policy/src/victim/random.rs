@@ -1,5 +1,7 @@
 //! Random victims: no state worth the name, no worst case either.
 
+use farpool_units::exactly;
+
 use super::VictimPolicy;
 use crate::Rng;
 use crate::ranking::{Renumber, resize_exactly, table_bytes};
@@ -26,7 +28,7 @@ impl Random {
     }
 
     fn count(&self) -> u32 {
-        u32::try_from(self.resident.len()).unwrap_or(u32::MAX)
+        exactly(self.resident.len())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Axes: from a value to a place, and the values worth a label.
 
+use farpool_units::exactly;
+
 /// Most ticks on an axis of powers before every second one is left out.
 const TICKS_MAX: usize = 12;
 
@@ -130,7 +132,7 @@ fn linear(low: f64, high: f64) -> Fitted {
         })
         .collect();
     let decimals = (0..9).find(|digits| is_whole(step * 10_f64.powi(*digits))).unwrap_or(9);
-    let decimals = usize::try_from(decimals).unwrap_or(0);
+    let decimals = exactly(decimals);
     Fitted { low: first * step, high: last * step, log: false, ticks, decimals }
 }
 
