@@ -22,7 +22,7 @@ use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Permit, Refused, Run, Scrub,
     ScrubPart, SegmentView, Table, superpages_of,
 };
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::{
     BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT, SegmentId,
     SegmentToken, SuperpageNumber, SuperpagePair,
@@ -439,9 +439,9 @@ impl Blade {
             bad_frames: count(&self.counters.bad_frames),
             leases_expired: sizes.leases_expired.into(),
             superpages_scrubbed: count(&self.counters.superpages_scrubbed),
-            clients: u32::try_from(sizes.clients).unwrap_or(u32::MAX).into(),
+            clients: at_most::<u32, _>(sizes.clients).into(),
             connections: self.counters.connections.load(Ordering::Relaxed).into(),
-            segments: u32::try_from(sizes.segments).unwrap_or(u32::MAX).into(),
+            segments: at_most::<u32, _>(sizes.segments).into(),
             superpages_held: self.scrubs.held_superpages.load(Ordering::Relaxed).into(),
         };
         BladeStat { totals, clients }
@@ -460,7 +460,7 @@ fn usage_of(view: &crate::table::ClientView) -> ClientUsage {
         pid: view.pid.into(),
         connections: view.connections.into(),
         segments: view.segments.into(),
-        lease_left_ms: u32::try_from(lease_left_ms).unwrap_or(u32::MAX).into(),
+        lease_left_ms: at_most::<u32, _>(lease_left_ms).into(),
         ..Default::default()
     };
     usage.set_name(&view.name);
@@ -468,7 +468,7 @@ fn usage_of(view: &crate::table::ClientView) -> ClientUsage {
 }
 
 pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    at_most(duration.as_millis())
 }
 
 /// The refusal for an error of the backing store.
@@ -485,7 +485,7 @@ pub(crate) fn backing(error: &io::Error) -> Refused {
         );
         return Refused::new(ErrorCode::NoDescriptors, limit.unwrap_or(u64::MAX));
     }
-    let number = error.raw_os_error().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+    let number = error.raw_os_error().map_or(0, exactly);
     Refused::new(ErrorCode::Backing, number)
 }
 

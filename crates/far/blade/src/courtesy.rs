@@ -4,6 +4,7 @@
 use crate::Blade;
 use farpool_policy::courtesy::{self, ProcessorSight};
 use farpool_policy::{Meter, RateLimit};
+use farpool_units::at_most;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -45,7 +46,7 @@ impl Blade {
 
     /// Holds all connections from other hosts (TCP) together to a rate, pages in both directions counted, until it is set anew.
     pub fn set_courtesy(&self, limit: RateLimit) {
-        let now_ns = u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = at_most(self.now().as_nanos());
         self.courtesy.set_limit(now_ns, limit);
     }
 

@@ -19,7 +19,7 @@
 use crate::config::BackingKind;
 use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, exactly};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -234,7 +234,7 @@ fn offset_bytes(rmma: u32) -> u64 {
 /// Lossless: the blade runs on 64-bit machines only.
 fn to_usize(bytes: u64) -> usize {
     const _: () = assert!(size_of::<usize>() == size_of::<u64>());
-    usize::try_from(bytes).unwrap_or(usize::MAX)
+    exactly(bytes)
 }
 
 impl OwnMemory {

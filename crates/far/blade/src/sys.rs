@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use farpool_units::exactly;
 use farpool_wire::PagesChecksum;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
@@ -284,7 +285,7 @@ fn lock_of(kind: i32, from: u64, count: Option<u64>) -> io::Result<libc::flock> 
 }
 
 fn iovecs_count(iovecs: &Iovecs) -> i32 {
-    i32::try_from(iovecs.0.len()).unwrap_or(i32::MAX)
+    exactly(iovecs.0.len())
 }
 
 /// Closes both directions, so that the thread that owns the connection finds its end.

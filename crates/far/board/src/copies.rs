@@ -8,6 +8,8 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
+use farpool_units::exactly;
+
 use crate::blades::BLADE_ENTRIES;
 
 /// Frozen parts that can be on their way at once. Beyond it each process copies for itself.
@@ -69,7 +71,7 @@ const _: () = assert!(size_of::<CopyTable>() == COPY_ENTRIES * (32 + 24 * COPY_P
 /// The lower and the upper half.
 pub(crate) fn halves(value: u128) -> [u64; 2] {
     let [a, b] = [value & u128::from(u64::MAX), value >> 64];
-    [u64::try_from(a).unwrap_or(0), u64::try_from(b).unwrap_or(0)]
+    [exactly(a), exactly(b)]
 }
 
 fn load_wide(words: &[AtomicU64; 2]) -> u128 {
@@ -83,7 +85,7 @@ fn store_wide(words: &[AtomicU64; 2], value: u128) {
 }
 
 fn phase(state: u64) -> u32 {
-    u32::try_from(state & u64::from(u32::MAX)).unwrap_or(FREE)
+    exactly(state & u64::from(u32::MAX))
 }
 
 /// The same generation in another phase.
@@ -152,7 +154,7 @@ impl CopyTable {
             if !may_claim {
                 return Errand::Wait;
             }
-            let from = u32::try_from(from).unwrap_or(u32::MAX);
+            let from = exactly(from);
             self.entries.iter().any(|entry| entry.claim(owner, from, original));
             Errand::Copy
         })

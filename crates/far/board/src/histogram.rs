@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use farpool_units::exactly;
+
 /// Linear steps inside each power of two.
 const STEPS: usize = 16;
 /// Latencies below this go into the first bucket: 2^7 ns is under any page fault.
@@ -19,12 +21,12 @@ pub fn bucket_of(latency_ns: u64) -> usize {
         return BUCKET_COUNT - 1;
     }
     let step = (latency_ns >> (power - 4)) & (STEPS as u64 - 1);
-    (power - FIRST_POWER) as usize * STEPS + usize::try_from(step).unwrap_or(0)
+    (power - FIRST_POWER) as usize * STEPS + exactly::<usize, _>(step)
 }
 
 /// The first latency that no longer belongs to the bucket, in nanoseconds.
 pub fn bucket_upper_ns(bucket: usize) -> u64 {
-    let power = FIRST_POWER + u32::try_from(bucket / STEPS).unwrap_or(0);
+    let power = FIRST_POWER + exactly::<u32, _>(bucket / STEPS);
     let step = (bucket % STEPS) as u64;
     (1 << power) + ((step + 1) << (power - 4))
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -203,8 +203,7 @@ impl Board {
                 });
                 more.ok().filter(|more| *more)?;
             };
-            let used = u32::try_from(index + 1).unwrap_or(u32::MAX);
-            self.header().slots_used.fetch_max(used, AcqRel);
+            self.header().slots_used.fetch_max(exactly(index + 1), AcqRel);
             Some(slot)
         };
         let slot = mine.or_else(free)?;
@@ -245,7 +244,7 @@ impl Board {
         let next = (backed + SLOTS_STEP).min(MAX_SLOTS);
         let at = |slots: usize| size_of::<Header>() + slots * size_of::<Slot>();
         self.back(at(backed), at(next))?;
-        self.header().slots_backed.fetch_max(u32::try_from(next).unwrap_or(0), AcqRel);
+        self.header().slots_backed.fetch_max(exactly(next), AcqRel);
         Ok(next > backed)
     }
 
@@ -308,7 +307,7 @@ fn write_zeros(fd: &OwnedFd, from: u64, bytes: u64) -> Result<(), Errno> {
     let end = from + bytes;
     let mut at = from;
     while at < end {
-        let part = usize::try_from(end - at).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
+        let part = at_most::<usize, _>(end - at).min(PAGE_BYTES);
         at += rustix::io::pwrite(fd, &zeros[..part], at)? as u64;
     }
     Ok(())

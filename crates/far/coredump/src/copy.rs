@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64};
+use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64, at_most};
 
 use crate::error::CoreError;
 
@@ -53,8 +53,8 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
         let mut buffer = vec![0; CHUNK_PAGES * PAGE_BYTES];
         let mut at = range.start;
         while at < range.end {
-            let count = usize::try_from((range.end - at) / PAGE_BYTES_U64).unwrap_or(CHUNK_PAGES);
-            let count = count.clamp(1, CHUNK_PAGES);
+            let left: usize = at_most((range.end - at) / PAGE_BYTES_U64);
+            let count = left.clamp(1, CHUNK_PAGES);
             let chunk = &mut buffer[..count * PAGE_BYTES];
             chunk.fill(0);
             match pages {

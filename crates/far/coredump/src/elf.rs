@@ -1,6 +1,6 @@
 //! The frame of a core file: header, segments, the table that counts them where the header cannot. Pure.
 
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, at_most};
 use zerocopy::{Immutable, IntoBytes};
 
 /// A header can count so many segments; with more it says so, and section 0 has the number.
@@ -139,7 +139,8 @@ fn header(segments: usize, sections_at: Option<u64>) -> Header {
         flags: 0,
         header_bytes: size_of::<Header>() as u16,
         segment_bytes: size_of::<Segment>() as u16,
-        segments: u16::try_from(segments).unwrap_or(u16::MAX),
+        // PN_XNUM where they are more: the one section has their number.
+        segments: at_most(segments),
         section_bytes: if sections_at.is_some() { size_of::<Section>() as u16 } else { 0 },
         sections: u16::from(sections_at.is_some()),
         names_section: 0,

@@ -1,5 +1,6 @@
 //! What a core says besides memory: threads with registers, the process, its files. Pure.
 
+use farpool_units::exactly;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::mappings::Mapping;
@@ -160,7 +161,7 @@ fn prpsinfo(process: &Process) -> Prpsinfo {
     const STATES: &[u8] = b"RSDTZW";
     let state = STATES.iter().position(|letter| *letter == process.state);
     Prpsinfo {
-        state: state.and_then(|state| u8::try_from(state).ok()).unwrap_or(0),
+        state: state.map_or(0, exactly),
         state_letter: process.state,
         is_zombie: u8::from(process.state == b'Z'),
         nice: process.nice,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farpool_policy::{RateLimit, WaitNs};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
     ErrorCode, Extent, Opcode, PagesChecksum, Request, RequestId, SegmentId, WireError,
 };
@@ -289,7 +289,7 @@ impl Slot {
     fn encode(&mut self, extents: &mut Vec<Extent>) -> Result<(), WireError> {
         extents.clear();
         for run in self.pages.chunk_by(|a, b| a.page.0.checked_add(1) == Some(b.page.0)) {
-            extents.push(Extent::new(run[0].page, u32::try_from(run.len()).unwrap_or(u32::MAX)));
+            extents.push(Extent::new(run[0].page, exactly(run.len())));
         }
         self.head.clear();
         let segment = self.segment;

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use farpool_units::at_most;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -275,10 +276,7 @@ pub(crate) fn wait_until(
 }
 
 pub(crate) fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(time.subsec_nanos()),
-    }
+    Timespec { tv_sec: at_most(time.as_secs()), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
 /// Time between two attempts to connect to a listener that is busy or cannot be reached.

@@ -107,8 +107,13 @@ impl Worker {
     /// Clones the sidecar as the program's own child.
     fn bear_child(&mut self, gate: Gate) -> Result<Born, StepError> {
         let (sidecar, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
-        match Remote::newborn(sidecar, gate) {
-            Ok(sidecar) => Ok(Born { sidecar, child: i32::try_from(own_id).ok() }),
+        let born = Remote::newborn(sidecar, gate).and_then(|remote| {
+            // Without its number the program could not reap it.
+            let child = i32::try_from(own_id).map_err(|_| StepError::Fault)?;
+            Ok(Born { sidecar: remote, child: Some(child) })
+        });
+        match born {
+            Ok(born) => Ok(born),
             Err(error) => {
                 sys::send(sidecar, Signal(libc::SIGKILL));
                 Err(error)

@@ -6,6 +6,8 @@
 use std::io::Error;
 use std::time::{Duration, Instant};
 
+use farpool_units::exactly;
+
 use crate::arch::Registers;
 use crate::error::StepError;
 use crate::procfs::Gate;
@@ -85,7 +87,7 @@ impl Remote {
             match answer {
                 _ if RESTARTS.contains(&answer) => {}
                 MIN_ERROR..=-1 => {
-                    let number = i32::try_from(-answer).unwrap_or(libc::EINVAL);
+                    let number = exactly(-answer);
                     return Err(StepError::Refused(name, Error::from_raw_os_error(number)));
                 }
                 _ => return Ok(answer.cast_unsigned()),

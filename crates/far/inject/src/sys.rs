@@ -6,6 +6,8 @@ use std::io::Error;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use farpool_units::exactly;
+
 use crate::arch::Registers;
 use crate::procfs;
 
@@ -154,7 +156,7 @@ pub fn set_options(tid: Tid, options: usize) -> Result<(), Error> {
 }
 
 fn signal_word(signal: Option<Signal>) -> usize {
-    signal.and_then(|Signal(number)| usize::try_from(number).ok()).unwrap_or(0)
+    signal.map_or(0, |Signal(number)| exactly(number))
 }
 
 /// The id of the task just cloned, in this process's view.

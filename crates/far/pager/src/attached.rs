@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
+use farpool_units::at_most;
 
 use crate::children::child::Child;
 use crate::children::{Children, Keeper, birth, handover, inherit};
@@ -278,8 +279,7 @@ impl Attached {
 
     /// Mappings that are shorter stay local.
     pub(crate) fn threshold_bytes(&self) -> usize {
-        // Longer than any mapping: usize has 64 bits.
-        usize::try_from(self.pager.settings.threshold_bytes).unwrap_or(usize::MAX)
+        at_most(self.pager.settings.threshold_bytes)
     }
 
     /// All memory that is the sidecar's own, as (start, end), in order.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_policy::reserve::{self, Standing, Work};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 
 use crate::sys;
 use crate::turn::Turn;
@@ -310,8 +310,9 @@ pub fn read_resident(statm: &OwnedFd) -> Option<Resident> {
     Some(Resident { anonymous_pages: resident.saturating_sub(shared), shared_pages: shared })
 }
 
+/// A count of the board, low enough that a few of them can be added.
 fn pages_of(pages: u64) -> i64 {
-    i64::try_from(pages).unwrap_or(i64::MAX / 4)
+    at_most::<i64, _>(pages).min(i64::MAX / 4)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use farpool_board::{Board, Counter, Settings, Slot};
 use farpool_pool::{BladeIndex, Pool, PoolError, SegmentHandle, SegmentPage};
 use farpool_uffd::{Outcome, Pagemap, Uffd, features};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use crate::budget::{Budget, Tree, limit_pages};
 use crate::copies::Copies;
@@ -394,12 +394,14 @@ impl Layers {
     }
 
     pub fn set(&self, layer: usize, segment: Option<SegmentHandle>) {
-        let handle = segment.and_then(|segment| u8::try_from(segment.index() + 1).ok());
-        self.handles[layer].store(handle.unwrap_or(0), SeqCst);
+        let handle = segment.map_or(0, |segment| exactly(segment.index() + 1));
+        self.handles[layer].store(handle, SeqCst);
     }
 
+    /// `MAX_LAYERS`: there is none.
     pub fn set_current(&self, layer: usize) {
-        self.current.store(u8::try_from(layer).unwrap_or(NO_LAYER), SeqCst);
+        assert!(layer <= MAX_LAYERS, "layer {layer} is none");
+        self.current.store(exactly(layer), SeqCst);
     }
 
     /// The current layer, made if there is none.
@@ -409,8 +411,10 @@ impl Layers {
             return Ok(current);
         }
         let segment = pool.create_segment()?;
-        // Fork keeps one layer free, so there always is a number left.
-        let free = (0..MAX_LAYERS).find(|layer| self.segment(*layer).is_none()).unwrap_or(0);
+        // Fork keeps one layer free, so there always is a number left. Another's number would make its pages those
+        // of this segment.
+        let free = (0..MAX_LAYERS).find(|layer| self.segment(*layer).is_none());
+        let free = free.expect("a layer is free");
         self.set(free, Some(segment));
         self.set_current(free);
         Ok(free)

@@ -26,7 +26,7 @@ use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{BladeIndex, Completion, Lane, PageWrite};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 
 use crate::core::{Core, EXPIRY_STEP};
 use crate::density::Density;
@@ -219,7 +219,7 @@ impl Evictor {
         let resident = self.core.slot.get(Counter::ResidentPages);
         let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
         // In a large tree every process looks less often: together they would look all the time.
-        let processes = u32::try_from(self.core.board.processes().count()).unwrap_or(1);
+        let processes = at_most::<u32, _>(self.core.board.processes().count());
         let growing = GROWING_STEP * processes.clamp(1, MOST_STEPS);
         let most = match (shares, grows) {
             (true, true) => growing.min(IDLE_STEP),

@@ -30,7 +30,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use farpool_uffd::Uffd;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use queues::Queues;
 pub use slots::{FrameRun, FrameSlot, TakenTray, bits, runs};
@@ -194,7 +194,7 @@ impl Frames {
     pub fn fill(&self, tray: u16, superpage: &'static Superpage, chunk: usize, filled: u64) {
         let entry = &self.trays[usize::from(tray)];
         entry.superpage.store(std::ptr::from_ref(superpage).cast_mut(), Release);
-        entry.chunk.store(u32::try_from(chunk).unwrap_or(0), Relaxed);
+        entry.chunk.store(exactly(chunk), Relaxed);
         entry.valid.store(filled, SeqCst);
         entry.filled.store(filled, SeqCst);
         superpage.trays[chunk].store(tray, Release);
@@ -251,8 +251,7 @@ impl Frames {
         if tray == NO_TRAY {
             return None;
         }
-        let index = u8::try_from(page.index % CHUNK_PAGES).ok()?;
-        let slot = FrameSlot { tray, index };
+        let slot = FrameSlot { tray, index: exactly(page.index % CHUNK_PAGES) };
         let stays = self.trays[usize::from(tray)].writing.load(SeqCst) & slot.bit() != 0;
         Some((slot, stays))
     }
@@ -324,7 +323,7 @@ impl Frames {
         for _ in 0..queues.clean.len() {
             let tray = *queues.clean.front()?;
             if let Some((run, far)) = self.take_from(tray, most) {
-                self.free.fetch_sub(i64::try_from(run.count).unwrap_or(0), Relaxed);
+                self.free.fetch_sub(exactly(run.count), Relaxed);
                 return Some((run, far));
             }
             queues.clean.pop_front();
@@ -350,7 +349,7 @@ impl Frames {
                 queues.clean.push_back(tray);
             }
         }
-        self.free.fetch_sub(i64::try_from(count).unwrap_or(0), Relaxed);
+        self.free.fetch_sub(exactly(count), Relaxed);
     }
 
     /// As [`Frames::take_trays`], for the one tray of a chunk, if nothing of it is being written.
@@ -359,7 +358,7 @@ impl Frames {
         let tray = superpage.trays[chunk].load(Acquire);
         if tray != NO_TRAY {
             let count = self.take_tray(tray, taken);
-            self.free.fetch_sub(i64::try_from(count).unwrap_or(0), Relaxed);
+            self.free.fetch_sub(exactly(count), Relaxed);
         }
     }
 
@@ -444,7 +443,7 @@ impl Frames {
             }
             far += u64::from(valid);
             entry.busy.fetch_or(1 << index, SeqCst);
-            let first = FrameSlot { tray, index: u8::try_from(index).unwrap_or(0) };
+            let first = FrameSlot { tray, index: exactly(index) };
             run = Some(run.map_or(FrameRun { first, count: 1 }, |run| FrameRun {
                 count: run.count + 1,
                 ..run

@@ -65,6 +65,7 @@ use std::sync::{Mutex, MutexGuard};
 use farpool_board::{Board, BoardError, ProcessState, Settings, Slot, WhenFull};
 use farpool_pool::{ClientId, PoolError};
 use farpool_uffd::{OpenError, Pagemap, Uffd, features, register_mode};
+use farpool_units::exactly;
 
 use crate::core::{Core, Parts};
 use crate::fork::Inheritance;
@@ -259,7 +260,8 @@ impl Pager {
         if !self.is_active() {
             return None;
         }
-        let extra = usize::try_from(advice).unwrap_or(0);
+        // Only advice that the caller knows comes here, and that is not negative.
+        let extra = exactly(advice);
         let request = Request { kind: Kind::Discard, start, end, extra, more: 0 };
         Some(self.requests.call(request).map(|_| ()))
     }

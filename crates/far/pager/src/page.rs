@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
+use farpool_units::exactly;
+
 /// Frozen layers and the current one that a process can have at a time: three bits of the state.
 /// At fork the smallest layers are merged when they run out.
 pub const MAX_LAYERS: usize = 8;
@@ -113,7 +115,9 @@ impl PageState {
     /// In another layer, without a copy.
     #[must_use]
     pub fn with_layer(self, layer: usize) -> PageState {
-        let layer = u8::try_from(layer & (MAX_LAYERS - 1)).unwrap_or(0);
+        // Shortened it would be another layer's number, from which other bytes would be read.
+        assert!(layer < MAX_LAYERS, "layer {layer} is none");
+        let layer: u8 = exactly(layer);
         PageState((self.0 & PHASE_BITS) | (layer << LAYER_SHIFT))
     }
 }

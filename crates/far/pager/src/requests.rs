@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use farpool_units::exactly;
+
 use crate::sys;
 
 /// Requests under way at a time; further threads wait for a cell.
@@ -217,7 +219,7 @@ impl Cell {
     }
 
     fn word(&self, index: usize) -> usize {
-        usize::try_from(self.words[index].load(Relaxed)).unwrap_or(usize::MAX)
+        exactly(self.words[index].load(Relaxed))
     }
 
     fn write(&self, values: &[usize]) {

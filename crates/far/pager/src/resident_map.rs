@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use farpool_uffd::{PageRange, category};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 
 use crate::core::Core;
 use crate::evict::CHUNK_BYTES;
@@ -101,7 +101,7 @@ fn empty_after(chunks: &[u64], chunk: usize) -> usize {
 /// The bits of a range's pages, of `count` pages from `start`.
 fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
     let page = |address: u64| {
-        let offset = usize::try_from(address).unwrap_or(usize::MAX).saturating_sub(start);
+        let offset = at_most::<usize, _>(address).saturating_sub(start);
         (offset / PAGE_BYTES).min(count)
     };
     let (first, last) = (page(range.start), page(range.end));

@@ -21,6 +21,8 @@ const BROADCAST_SIGNAL: c_int = 33;
 /// `_LINUX_CAPABILITY_VERSION_3`: 64 bits in two words.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 const KEEP_CAPS: u64 = 1 << 4;
+/// For [`SECUREBITS`]: a filter of the program refuses to tell them, so those of the pager's threads stay.
+const UNKNOWN: u64 = u64::MAX;
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]
@@ -48,7 +50,7 @@ const _: () = assert!(size_of::<CapabilityHeader>() == 8 && size_of::<Capabiliti
 
 /// What the pager's threads are to take over, while TAKING_OVER.
 static CAPABILITIES: [[AtomicU32; 3]; 2] = [const { [const { AtomicU32::new(0) }; 3] }; 2];
-static SECUREBITS: AtomicU64 = AtomicU64::new(0);
+static SECUREBITS: AtomicU64 = AtomicU64::new(UNKNOWN);
 static TAKING_OVER: AtomicBool = AtomicBool::new(false);
 /// glibc's handler.
 static NEXT_HANDLER: AtomicUsize = AtomicUsize::new(0);
@@ -173,7 +175,7 @@ fn publish_own() {
     for (place, word) in CAPABILITIES.iter().flatten().zip(own.iter().flatten()) {
         place.store(*word, SeqCst);
     }
-    SECUREBITS.store(securebits(), SeqCst);
+    SECUREBITS.store(securebits().unwrap_or(UNKNOWN), SeqCst);
 }
 
 /// Gives the calling thread, one of the pager's, the rights that were published. What the kernel refuses stays as it
@@ -181,14 +183,16 @@ fn publish_own() {
 fn take_over() {
     // SAFETY: the errno of this thread, which the interrupted code may be about to read.
     let errno = unsafe { *libc::__errno_location() };
-    let (own, wanted) = (securebits(), SECUREBITS.load(SeqCst));
+    let wanted = SECUREBITS.load(SeqCst);
+    let known = securebits().filter(|_| wanted != UNKNOWN);
+    let differing = known.map_or(0, |own| own ^ wanted);
     // SAFETY: plain numbers; changes only the calling thread. The first call needs a right that may go with the
     // capabilities, so they come last.
     unsafe {
-        if (own ^ wanted) & !KEEP_CAPS != 0 {
+        if differing & !KEEP_CAPS != 0 {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, wanted, 0, 0, 0);
         }
-        if (own ^ wanted) & KEEP_CAPS != 0 {
+        if differing & KEEP_CAPS != 0 {
             let keep = c_ulong::from(wanted & KEEP_CAPS != 0);
             libc::syscall(libc::SYS_prctl, libc::PR_SET_KEEPCAPS, keep, 0, 0, 0);
         }
@@ -213,9 +217,9 @@ fn capabilities() -> Option<Capabilities> {
     (result == 0).then_some(own)
 }
 
-/// The calling thread's securebits.
-fn securebits() -> u64 {
+/// The calling thread's securebits, if a filter lets it ask.
+fn securebits() -> Option<u64> {
     // SAFETY: plain numbers.
     let bits = unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_SECUREBITS, 0, 0, 0, 0) };
-    u64::try_from(bits).unwrap_or(0)
+    u64::try_from(bits).ok()
 }

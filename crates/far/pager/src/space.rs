@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use crate::frames::bits;
 use crate::page::{PageCell, PageState};
@@ -96,7 +96,7 @@ impl Superpage {
 
     /// Address of its first page in the program.
     pub fn base(&self) -> usize {
-        usize::try_from(self.base.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+        exactly(self.base.load(Ordering::Relaxed))
     }
 }
 
@@ -133,8 +133,7 @@ impl Page {
 
     /// Its number in every segment.
     pub fn segment_page(self) -> u32 {
-        let index = u32::try_from(self.index).unwrap_or(0);
-        self.superpage.id() * SUPERPAGE_PAGES_U32 + index
+        self.superpage.id() * SUPERPAGE_PAGES_U32 + exactly::<u32, _>(self.index)
     }
 }
 
@@ -200,13 +199,13 @@ impl Space {
             grow(&mut spare)?;
         }
         let superpage = spare.pop()?;
-        superpage.id.store(u32::try_from(id).ok()?, Ordering::Relaxed);
+        superpage.id.store(exactly(id), Ordering::Relaxed);
         superpage.base.store(base as u64, Ordering::Relaxed);
         superpage.trays.iter().for_each(|tray| tray.store(NO_TRAY, Ordering::Relaxed));
         let pointer = std::ptr::from_ref(superpage).cast_mut();
         by_id.store(pointer, Ordering::Release);
         entry.store(pointer, Ordering::Release);
-        self.count.store(u32::try_from(id + 1).ok()?, Ordering::Release);
+        self.count.store(exactly(id + 1), Ordering::Release);
         Some(())
     }
 }

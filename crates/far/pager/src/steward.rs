@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use farpool_pool::{Completion, PageRead, PageWrite};
+use farpool_units::exactly;
 
 use crate::activation::register;
 use crate::core::Core;
@@ -130,9 +131,7 @@ impl Steward {
         panic_if_asked();
         let pager = self.pager;
         match request.kind {
-            Kind::PrepareFork => {
-                self.prepare_fork(u32::try_from(request.start).unwrap_or(0))?;
-            }
+            Kind::PrepareFork => self.prepare_fork(exactly(request.start))?,
             Kind::FinishFork => {
                 self.core.gate.open(&self.core.uffd);
                 // Requests that came meanwhile have rung already.
@@ -176,8 +175,7 @@ impl Steward {
                 for part in registry.overlapping(start, end) {
                     self.forget(part.start, part.end);
                 }
-                let advice = i32::try_from(request.extra).unwrap_or(libc::MADV_DONTNEED);
-                return advise(start, end, advice);
+                return advise(start, end, exactly(request.extra));
             }
             Kind::Pin => registry.pin(start, end, true),
             Kind::Unpin => registry.pin(start, end, false),

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_board::Settings;
 use farpool_policy::reserve::zero_run_pages;
 use farpool_policy::{PrefetchKind, PrefetchWindow, Prefetcher};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 /// Threads whose first touches are followed apart; others share a place by their id.
 const PLACES: usize = 16;
@@ -37,7 +37,7 @@ impl Streams {
     pub fn zero_run(&self, thread: u32, address: usize) -> usize {
         let last = self.zero_runs[place(thread)].load(Relaxed);
         let follows = last & !LENGTH_BITS == address as u64;
-        let run = usize::try_from(last & LENGTH_BITS).unwrap_or(1);
+        let run = exactly(last & LENGTH_BITS);
         zero_run_pages(follows.then_some(run))
     }
 

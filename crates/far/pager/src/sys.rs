@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use farpool_pool::Ask;
+use farpool_units::at_most;
 use rustix::thread::futex;
 
 pub use memory::*;
@@ -100,8 +101,7 @@ pub fn kill_program() {
 
 /// The processor time that the calling thread has used.
 pub fn processor_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
+    time_of(rustix::time::ClockId::ThreadCPUTime)
 }
 
 /// Waits while `word` holds `expected`, at most for `timeout`.
@@ -130,9 +130,12 @@ pub fn thread_id() -> u32 {
 
 /// CPU time that the process has used, with all its threads.
 pub fn process_cpu_time() -> Duration {
-    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(used.tv_nsec).unwrap_or(0))
+    time_of(rustix::time::ClockId::ProcessCPUTime)
+}
+
+fn time_of(clock: rustix::time::ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    Duration::new(at_most(time.tv_sec), at_most(time.tv_nsec))
 }
 
 /// Milliseconds of a clock that all processes of the machine share; wraps.

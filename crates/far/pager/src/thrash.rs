@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use farpool_board::Counter;
+use farpool_units::at_most;
 
 use crate::budget::{self, Tree};
 use crate::core::Core;
@@ -49,9 +50,9 @@ impl Stall {
         }
         let tree = Tree::read(board);
         let own = slot.get(Counter::ResidentPages) + slot.get(Counter::FarPages);
-        let cpus = i64::try_from(core.crew.cpus().len()).unwrap_or(i64::MAX);
+        let cpus = at_most(core.crew.cpus().len());
         let limit = budget::limit_pages(board, &tree);
-        wants_turn(&tree, limit, i64::try_from(own).unwrap_or(i64::MAX), cpus)
+        wants_turn(&tree, limit, at_most(own), cpus)
     }
 
     /// When a window is over: the fetches in it, or 0 if the process was not stalled. `fetches` and `cpu` are the
@@ -67,7 +68,7 @@ impl Stall {
         let used = cpu.saturating_sub(std::mem::replace(&mut self.cpu_before, cpu));
         self.since_ms = Some(now_ms);
         let in_window = fetched * u64::from(WINDOW_MS) / u64::from(elapsed_ms);
-        let each = used / u32::try_from(fetched.max(1)).unwrap_or(u32::MAX);
+        let each = used / at_most::<u32, _>(fetched.max(1));
         Some(if in_window >= LEAST_FETCHES && each <= STALLED_CPU { in_window } else { 0 })
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use farpool_board::{Board, Counter};
 use farpool_policy::reserve;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::budget::{self, Tree};
 use crate::sys::{self, Latch};
@@ -75,7 +75,7 @@ impl GrowthDoor {
 
 impl Watch {
     pub fn new() -> Result<Watch, StartError> {
-        let cpus = i64::try_from(sys::allowed_cpus().len()).unwrap_or(i64::MAX);
+        let cpus = at_most(sys::allowed_cpus().len());
         Ok(Watch { statm: budget::open_statm()?, tasks: sys::open_own_tasks()?, cpus, pages: 0 })
     }
 
@@ -152,8 +152,8 @@ impl Pager {
         }
         let Ok(tasks) = sys::open_own_tasks() else { return };
         let threads = sys::count_tasks(&tasks).saturating_sub(1);
-        let cpus = i64::try_from(sys::allowed_cpus().len()).unwrap_or(i64::MAX);
-        if i64::try_from(threads).unwrap_or(i64::MAX) <= cpus {
+        let cpus = at_most(sys::allowed_cpus().len());
+        if at_most::<i64, _>(threads) <= cpus {
             return;
         }
         self.slot().set(Counter::GrowingThreads, threads);
@@ -183,7 +183,7 @@ fn pause(limit: i64, counted_pages: i64, waiting_threads: i64) -> Option<Duratio
         return None;
     }
     let pause_ms = (room / GROWTH_PAGES_PER_MS).clamp(*WATCH_MS.start(), *WATCH_MS.end());
-    Some(Duration::from_millis(u64::try_from(pause_ms).unwrap_or(1)))
+    Some(Duration::from_millis(exactly(pause_ms)))
 }
 
 #[cfg(test)]

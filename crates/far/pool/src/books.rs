@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 use farpool_fabric::{Answer, CallError, Control, Descriptor};
+use farpool_units::exactly;
 use farpool_wire::{
     Address, ErrorCode, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentState,
     SegmentToken, SuperpageNumber,
@@ -219,7 +220,7 @@ impl Books {
                 return Err(self.nonsense());
             };
             list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
-            let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
+            let told = exactly(list.superpages.len());
             skip = skip.saturating_add(told);
             if told == 0 || skip >= list.allocated_superpages {
                 return Ok(());
@@ -305,7 +306,7 @@ impl Books {
         };
         let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
         list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
-        let told = u32::try_from(list.superpages.len()).unwrap_or(u32::MAX);
+        let told = exactly(list.superpages.len());
         self.parts[key.0] = Some(Part { id, token: token.token, file: None, role: PartRole::Own });
         if state != SegmentState::Frozen {
             return Err(self.nonsense().into());

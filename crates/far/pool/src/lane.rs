@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Link, LinkPage, PageDone, PageFault, ShmLink, StreamLink};
+use farpool_units::exactly;
 use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -392,7 +393,7 @@ impl Drop for Lane {
 }
 
 fn index(blade: usize) -> BladeIndex {
-    BladeIndex(u8::try_from(blade).unwrap_or(u8::MAX))
+    BladeIndex(exactly(blade))
 }
 
 fn page_error(fault: PageFault, blade: BladeIndex) -> PageError {

@@ -9,6 +9,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farpool_units::exactly;
+
 use crate::{BladeIndex, SUPERPAGE_PAGES};
 
 /// Superpages of one segment: 16 TiB, which is every page number of 32 bits.
@@ -99,7 +101,7 @@ impl SuperpageMap {
                 let first = number * CHUNK_SUPERPAGES;
                 chunk.iter().enumerate().filter_map(move |(slot, word)| {
                     let place = Place::of_word(word.load(Ordering::Acquire))?;
-                    Some((u32::try_from(first + slot).ok()?, place))
+                    Some((exactly(first + slot), place))
                 })
             },
         )

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PageNumber;
 
 use crate::books::{Books, PartKey, PartRole, parts};
@@ -416,7 +416,7 @@ impl<'a> Mover<'a> {
 
     /// Takes in the end of one page; says so if a batch failed.
     fn completed(&mut self, job: &Job<'_>, completion: Completion) -> Option<CopyError> {
-        let number = usize::try_from(completion.token >> 32).unwrap_or(0) % BATCHES;
+        let number: usize = exactly(completion.token >> 32);
         let batch = &mut self.batches[number];
         batch.in_flight -= 1;
         batch.failed = batch.failed.or(completion.result.err());

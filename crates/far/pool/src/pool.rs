@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use farpool_fabric::{CallError, DescriptorSet};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, exactly};
 use farpool_wire::ErrorCode;
 
 use crate::blades::LAPSED;
@@ -673,5 +673,5 @@ fn explain_refusal(error: &CallError) -> String {
 }
 
 pub(crate) fn blade_index(number: usize) -> BladeIndex {
-    BladeIndex(u8::try_from(number).unwrap_or(u8::MAX))
+    BladeIndex(exactly(number))
 }

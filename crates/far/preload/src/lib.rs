@@ -131,6 +131,7 @@ fn set_errno(errno: i32) {
 }
 
 /// A system call's result as the C library's functions return it (errno is set already).
+#[expect(clippy::cast_possible_truncation, reason = "as the C library does")]
 fn status(result: libc::c_long) -> libc::c_int {
-    libc::c_int::try_from(result).unwrap_or(-1)
+    result as libc::c_int
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use farpool_pager::Pager;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 
 use crate::{note_early_mapping, pager, set_errno, status};
 
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn mmap(
         }
         return mapped;
     };
-    let threshold_bytes = usize::try_from(pager.settings().threshold_bytes).unwrap_or(usize::MAX);
+    let threshold_bytes = at_most(pager.settings().threshold_bytes);
     let far = may_be_far(length, protection, flags, threshold_bytes);
     if far && protection != libc::PROT_NONE && pager.must_refuse() {
         set_errno(libc::ENOMEM);

@@ -6,6 +6,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use farpool_units::exactly;
+
 use crate::{pager, set_errno, status};
 
 /// # Safety
@@ -20,7 +22,7 @@ pub unsafe extern "C" fn vmsplice(
     if pager().is_none() {
         // SAFETY: the program asked for exactly this call.
         let moved = unsafe { libc::syscall(libc::SYS_vmsplice, descriptor, vectors, count, flags) };
-        return isize::try_from(moved).unwrap_or(-1);
+        return exactly(moved);
     }
     let Ok(vector_count) = c_int::try_from(count) else {
         set_errno(libc::EINVAL);

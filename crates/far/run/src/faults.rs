@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Fault};
 use farpool_trace::{Access, Clock, Record, TraceError, TraceInfo, TraceWriter};
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, exactly};
 
 use crate::RunOptions;
 
@@ -136,7 +136,7 @@ impl Numbers {
         let Fault { page_number, is_write, time_ns, pid, thread } = fault;
         let next = self.processes.len() as u64;
         let process = *self.processes.entry(pid).or_insert(next);
-        let next = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
+        let next = exactly(self.threads.len());
         let (number, last_ns) = self.threads.entry((pid, thread)).or_insert((next, time_ns));
         // Two fault threads may write in another order than their clocks ran.
         let ticks = time_ns.saturating_sub(*last_ns);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::Address;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, WaitOptions, pidfd_open};
 use signal_hook::consts::signal;
@@ -387,7 +387,7 @@ fn start(
         });
     }
     let child = command.spawn()?;
-    Ok(i32::try_from(child.id()).unwrap_or(0))
+    Ok(exactly(child.id()))
 }
 
 fn forward_signals(child: &Arc<AtomicI32>) -> Result<(), std::io::Error> {
@@ -425,7 +425,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         prefetch_policy: options.prefetch_policy.clone(),
         pager_threads: options.pager_threads,
         threshold_bytes: options.threshold_bytes,
-        deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
+        deadline_ms: at_most(options.deadline.as_millis()),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
 }

@@ -139,7 +139,7 @@ fn check_descriptors(
     keeper: Option<u64>,
 ) -> Result<(), RunError> {
     let connections = fault_threads(options) + OTHER_CONNECTIONS;
-    let blades = u64::try_from(options.blades.len()).unwrap_or(u64::MAX);
+    let blades = options.blades.len() as u64;
     let served = if blades == 0 { connections } else { 0 };
     let keeper_needs = KEEPER_DESCRIPTORS + PROCESS_DESCRIPTORS + served;
     let program_needs = PROGRAM_DESCRIPTORS + blades.max(1) * connections;

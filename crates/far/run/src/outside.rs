@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, ProcessState, Slot};
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, at_most};
 
 use crate::holder::memory_folder;
 use crate::keeper::start_ticks;
@@ -109,10 +109,7 @@ impl Outsiders {
             .collect();
         let pages = held.iter().sum::<u64>() / PAGE_BYTES_U64;
         board.header().outside_pages.store(pages, Relaxed);
-        board
-            .header()
-            .outside_processes
-            .store(u32::try_from(held.len()).unwrap_or(u32::MAX), Relaxed);
+        board.header().outside_processes.store(at_most(held.len()), Relaxed);
     }
 }
 

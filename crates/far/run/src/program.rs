@@ -124,13 +124,13 @@ pub(crate) fn is_static(file: &File) -> Result<bool, std::io::Error> {
     if file.read_exact_at(&mut header, 0).is_err() || &header[..4] != b"\x7fELF" {
         return Ok(false);
     }
-    let offset = u64::from_le_bytes(header[32..40].try_into().unwrap_or_default());
-    let count = u16::from_le_bytes(header[56..58].try_into().unwrap_or_default());
+    let offset = u64::from_le_bytes(array_at(&header, 32));
+    let count = u16::from_le_bytes(array_at(&header, 56));
     let mut dynamic = false;
     for index in 0..count.min(MAX_PROGRAM_HEADERS) {
         let mut entry = [0_u8; PROGRAM_HEADER_BYTES];
         file.read_exact_at(&mut entry, offset + u64::from(index) * PROGRAM_HEADER_BYTES as u64)?;
-        match u32::from_le_bytes(entry[..4].try_into().unwrap_or_default()) {
+        match u32::from_le_bytes(array_at(&entry, 0)) {
             PT_INTERP => return Ok(false),
             PT_DYNAMIC => dynamic = true,
             _ => {}
@@ -139,6 +139,13 @@ pub(crate) fn is_static(file: &File) -> Result<bool, std::io::Error> {
     // The dynamic linker itself, run as a program, has no interpreter but loads libraries.
     let loader = dynamic && file_is_loader(file);
     Ok(!loader)
+}
+
+/// The bytes of a field; it must lie within.
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
 }
 
 fn file_is_loader(file: &File) -> bool {

@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use farpool_units::at_most;
+
 /// Between two samples.
 pub const SAMPLE_STEP: Duration = Duration::from_secs(1);
 /// Part of its time that a process has to lose to fetches to be called stalled.
@@ -102,7 +104,7 @@ struct Window {
 impl Progress {
     /// Whether a good part of the process's time went to fetches. One of many busy threads may wait without that.
     pub fn is_stalled(&self) -> bool {
-        let fetches = u32::try_from(self.fetches).unwrap_or(u32::MAX);
+        let fetches = at_most(self.fetches);
         let lost = self.fetch_wait.saturating_add(FETCH_COST.saturating_mul(fetches));
         let enough = u128::from(LEAST_FETCHES_PER_S) * self.elapsed.as_millis();
         u128::from(self.fetches) * 1000 >= enough
@@ -254,7 +256,7 @@ mod tests {
         fn next(&mut self, walk: Walk) -> usize {
             self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             self.at = match walk {
-                Walk::Random => usize::try_from(self.seed >> 33).unwrap_or(0) % self.used,
+                Walk::Random => farpool_units::exactly::<usize, _>(self.seed >> 33) % self.used,
                 Walk::Cyclic => (self.at + 1) % self.used,
             };
             self.at

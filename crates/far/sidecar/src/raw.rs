@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use farpool_pager::apart;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use crate::lock::Lock;
 use crate::spans::{Span, Table};
@@ -50,9 +50,7 @@ fn call(number: libc::c_long, a: [usize; 6]) -> isize {
 fn checked(answer: isize) -> Result<usize, Errno> {
     match usize::try_from(answer) {
         Ok(value) => Ok(value),
-        Err(_) if answer >= -MAX_ERRNO => {
-            Err(Errno(i32::try_from(-answer).unwrap_or(libc::EINVAL)))
-        }
+        Err(_) if answer >= -MAX_ERRNO => Err(Errno(exactly(-answer))),
         Err(_) => Ok(answer.cast_unsigned()),
     }
 }

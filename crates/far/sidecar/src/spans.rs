@@ -100,7 +100,7 @@ mod tests {
     /// A small generator, so that this crate needs no dependency for its model test.
     fn next(seed: &mut u64) -> usize {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        usize::try_from(*seed >> 33).unwrap_or(0)
+        farpool_units::exactly(*seed >> 33)
     }
 
     fn as_bits(table: &Table) -> [bool; 64] {

@@ -3,17 +3,19 @@
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use farpool_units::{PAGE_BYTES, at_most, exactly};
+
 use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProtect};
 
 /// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a page.
-const USER_END: usize = (1 << 47) - farpool_units::PAGE_BYTES;
+const USER_END: usize = (1 << 47) - PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
 /// The lowest address that can be mapped: vm.mmap_min_addr where nobody has set it.
 const LOWEST_ADDRESS: usize = 1 << 16;
 /// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower address than
 /// vm.mmap_min_addr would not do: most kernels refuse it before they look whether the address space is there.
-const PROBED_ADDRESS: usize = USER_END - 2 * farpool_units::PAGE_BYTES;
+const PROBED_ADDRESS: usize = USER_END - 2 * PAGE_BYTES;
 
 /// Why a userfaultfd could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +162,7 @@ impl Uffd {
                 Err(error)
                     if error.raw_os_error() == Some(libc::EINVAL) && start < HIGHEST_MIN_ADDR =>
                 {
-                    start = (start * 2).max(farpool_units::PAGE_BYTES);
+                    start = (start * 2).max(PAGE_BYTES);
                 }
                 result => return result,
             }
@@ -198,7 +200,7 @@ impl Uffd {
 
     /// What the kernel says of an attempt to fill a page where none can be registered.
     fn probe(&self) -> Option<i32> {
-        self.zero(PROBED_ADDRESS, farpool_units::PAGE_BYTES, false).errno
+        self.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno
     }
 
     /// Whether the userfaultfd is of the calling process's address space; None: the process that it is of is just
@@ -207,13 +209,7 @@ impl Uffd {
         // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT if nothing is
         // mapped at one of the two. Hardly any program has mapped the lowest address that can be, and none of those
         // the highest, too.
-        let moved = self.move_pages(
-            LOWEST_ADDRESS,
-            PROBED_ADDRESS,
-            farpool_units::PAGE_BYTES,
-            false,
-            false,
-        );
+        let moved = self.move_pages(LOWEST_ADDRESS, PROBED_ADDRESS, PAGE_BYTES, false, false);
         match moved.errno {
             Some(libc::EAGAIN) => None,
             errno => Some(errno == Some(libc::ENOENT)),
@@ -273,13 +269,13 @@ impl Message {
     /// What the kernel says happened.
     pub fn event(&self) -> Event {
         let is_fault = self.event == abi::EVENT_PAGEFAULT;
-        let address = usize::try_from(self.address).unwrap_or(0) & !(farpool_units::PAGE_BYTES - 1);
+        let address = exactly::<usize, _>(self.address) & !(PAGE_BYTES - 1);
         Event {
             page_address: is_fault.then_some(address),
             is_write: self.flags & abi::PAGEFAULT_FLAG_WRITE != 0,
             is_protected: self.flags & abi::PAGEFAULT_FLAG_WP != 0,
             // The kernel stores the thread id in the low half of the word.
-            thread: u32::try_from(self.thread & u64::from(u32::MAX)).unwrap_or(0),
+            thread: exactly(self.thread & u64::from(u32::MAX)),
         }
     }
 }
@@ -295,7 +291,7 @@ impl Message {
         match self.event {
             abi::EVENT_FORK => {
                 // The kernel stores the descriptor in the low half of the first word.
-                let descriptor = i32::try_from(first & u64::from(u32::MAX)).ok()?;
+                let descriptor = exactly(first & u64::from(u32::MAX));
                 Some(Change::Forked { descriptor })
             }
             abi::EVENT_REMAP => Some(Change::Moved { from: word(first), to: second, bytes: third }),
@@ -324,7 +320,8 @@ fn range(start: usize, len: usize) -> Range {
 }
 
 fn outcome(result: Result<(), Error>, done: i64) -> Outcome {
-    let done_bytes = usize::try_from(done).unwrap_or(0);
+    // The kernel says so, too, that it did nothing: with a negative number, the error's.
+    let done_bytes = at_most(done);
     match result {
         Ok(()) => Outcome { done_bytes, errno: None },
         Err(error) => {

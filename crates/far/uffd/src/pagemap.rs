@@ -3,6 +3,8 @@
 use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use farpool_units::{PAGE_BYTES, exactly};
+
 use crate::abi::{self, ScanArg};
 
 /// Page categories of `PAGEMAP_SCAN`.
@@ -42,7 +44,7 @@ impl PageRange {
 
     /// Pages of the run.
     pub fn pages(&self) -> usize {
-        (self.last() - self.first()) / farpool_units::PAGE_BYTES
+        (self.last() - self.first()) / PAGE_BYTES
     }
 }
 
@@ -78,7 +80,7 @@ impl Pagemap {
         const ENTRY_BYTES: usize = size_of::<u64>();
         let mut buffer = [0_u8; 64 * ENTRY_BYTES];
         let wanted = pages.min(64) * ENTRY_BYTES;
-        let offset = (start / farpool_units::PAGE_BYTES * ENTRY_BYTES) as u64;
+        let offset = (start / PAGE_BYTES * ENTRY_BYTES) as u64;
         let got = rustix::io::pread(&self.fd, &mut buffer[..wanted], offset)?;
         let entries = buffer[..got].chunks_exact(ENTRY_BYTES).enumerate();
         Ok(entries.fold(0, |shared, (page, bytes)| {
@@ -92,13 +94,13 @@ impl Pagemap {
     /// The pages of up to 64 from `start` on that are occupied ([`category::OCCUPIED`]): bit n stands for page n.
     pub fn occupied_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
         let mut ranges = [PageRange::default(); 64];
-        let end = start + pages.min(64) * farpool_units::PAGE_BYTES;
+        let end = start + pages.min(64) * PAGE_BYTES;
         let (found, walked) = self.scan(start, end, category::OCCUPIED, &mut ranges)?;
         if walked != end {
             return Err(Error::other(format!("the page map ends at {walked:#x}, not at {end:#x}")));
         }
         Ok(found.iter().fold(0, |mask, range| {
-            let first = (range.first() - start) / farpool_units::PAGE_BYTES;
+            let first = (range.first() - start) / PAGE_BYTES;
             (first..first + range.pages()).fold(mask, |mask, page| mask | 1 << page)
         }))
     }
@@ -131,6 +133,6 @@ impl Pagemap {
         // vec_len entries.
         let found = unsafe { libc::ioctl(self.fd.as_raw_fd(), abi::PAGEMAP_SCAN, pointer) };
         let found = usize::try_from(found).map_err(|_| Error::last_os_error())?;
-        Ok((&buffer[..found], usize::try_from(argument.walk_end).unwrap_or(end)))
+        Ok((&buffer[..found], exactly(argument.walk_end)))
     }
 }

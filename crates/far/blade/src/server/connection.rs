@@ -22,7 +22,7 @@ use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Refused};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
     ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Request, RequestId, Response,
     SegmentId, WireError, split_head,
@@ -326,7 +326,8 @@ impl Talk {
         let mut checksum = PagesChecksum::new();
         slices.iter().for_each(|slice| slice.checksum(&mut checksum));
         let bytes: usize = slices.iter().map(|slice| slice.bytes()).sum();
-        let page_count = u16::try_from(bytes / PAGE_BYTES).unwrap_or(u16::MAX);
+        // The request was refused if it is for more pages than a frame holds.
+        let page_count: u16 = exactly(bytes / PAGE_BYTES);
         let response = Response::Pages { page_count };
         let credits = shared.blade.config().credits;
         let (id, checksum) = (header.request_id, checksum.value());

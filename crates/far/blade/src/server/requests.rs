@@ -5,6 +5,7 @@ use crate::blade::Visible;
 use crate::table::{
     Access, ClientCounters, ClientNumber, Connected, GrantPass, GrantTraffic, Refused, Run,
 };
+use farpool_units::at_most;
 use farpool_wire::{
     Attached, ErrorCode, Extent, Hello, HelloOk, META_LIMIT_BYTES, Purpose, Request, Response,
     SegmentId, SegmentToken, SuperpagePair,
@@ -110,7 +111,7 @@ pub(super) fn greet(blade: &Blade, hello: &Hello<'_>) -> Result<Greeting, Refuse
         blade_id: blade.id(),
         capacity_bytes: blade.capacity_bytes(),
         quota_bytes,
-        lease_ms: u32::try_from(lease_ms).unwrap_or(u32::MAX),
+        lease_ms: at_most(lease_ms),
         pages_per_request_limit: blade.config().pages_per_request,
     };
     Ok(Greeting { session, ok })
@@ -148,7 +149,7 @@ pub(super) fn control<R>(
     match *request {
         Request::Ping => return Ok(reply(&Response::Done, None)),
         Request::Stat { skip_clients } => {
-            let skip = usize::try_from(skip_clients).unwrap_or(usize::MAX);
+            let skip = at_most(skip_clients);
             let stat = blade.stat_page(session.visible(blade), skip, STAT_CLIENTS_LIMIT, now);
             let response = Response::Stat { totals: stat.totals, clients: &stat.clients };
             return Ok(reply(&response, None));
@@ -225,7 +226,7 @@ fn list<'a>(
     skip: u32,
     pairs: &'a mut Vec<SuperpagePair>,
 ) -> Result<Attached<'a>, Refused> {
-    let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+    let skip = at_most(skip);
     let view = blade.list(client, segment, skip, LIST_LIMIT, pairs)?;
     Ok(Attached {
         segment,

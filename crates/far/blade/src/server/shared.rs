@@ -4,6 +4,7 @@ use super::log_rate::LogRate;
 use crate::blade::Blade;
 use crate::gate::Gate;
 use crate::table::{ClientNumber, Refused};
+use farpool_units::at_most;
 use farpool_wire::ErrorCode;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -82,7 +83,7 @@ impl Shared {
 
     /// The same in nanoseconds, for rates.
     pub(super) fn now_ns(&self) -> u64 {
-        u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX)
+        at_most(self.now().as_nanos())
     }
 
     pub(super) fn threads(&self) -> usize {

@@ -10,6 +10,7 @@ use super::connection::{Close, Connection, Tools};
 use super::follow::{Follow, Move};
 use super::listener::Listener;
 use super::shared::{Arrival, Shared};
+use farpool_units::exactly;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
@@ -133,7 +134,7 @@ impl Worker {
             (Some(one), Some(other)) => one.min(other),
             (one, other) => one.or(other)?,
         };
-        Some(Timespec { tv_sec: 0, tv_nsec: i64::try_from(nanoseconds).unwrap_or(0) })
+        Some(Timespec { tv_sec: 0, tv_nsec: exactly(nanoseconds) })
     }
 
     /// Lets the connections work whose pause is over.
@@ -158,7 +159,7 @@ impl Worker {
         let place = match events {
             [] => return,
             [only] => {
-                let index = usize::try_from(only.data.u64()).unwrap_or(usize::MAX);
+                let Ok(index) = usize::try_from(only.data.u64()) else { return };
                 let Some(Some(watched)) = self.connections.get_mut(index) else { return };
                 if watched.connection.take_turn().is_quick() {
                     self.follow.woke_for(index, || watched.connection.incoming_cpu())
@@ -188,11 +189,8 @@ impl Worker {
                     self.add(arrival);
                 }
             }
-            TOKEN_LISTENER.. => {
-                let listener = usize::try_from(token - TOKEN_LISTENER).unwrap_or(usize::MAX);
-                self.accept(listener);
-            }
-            index => self.work(usize::try_from(index).unwrap_or(usize::MAX)),
+            TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),
+            index => self.work(exactly(index)),
         }
     }
 
@@ -244,7 +242,7 @@ impl Worker {
     fn hand_on(&mut self, arrival: Arrival) {
         let limit = self.shared.blade.config().connections_limit;
         let count = &self.shared.blade.counters.connections;
-        if usize::try_from(count.load(Ordering::Relaxed)).is_ok_and(|count| count >= limit) {
+        if exactly::<usize, _>(count.load(Ordering::Relaxed)) >= limit {
             if self.shared.turned_away_log.may_write(self.shared.now()) {
                 tracing::warn!(limit, "a connection was turned away: there are as many as allowed");
             }

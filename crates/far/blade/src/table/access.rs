@@ -2,7 +2,7 @@
 
 use super::segment::Segment;
 use super::{ClientNumber, Refused, Table};
-use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, exactly};
 use farpool_wire::{ErrorCode, Extent, PageNumber, SegmentId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -88,11 +88,11 @@ impl<M> Segment<M> {
         let mut page = u64::from(extent.first().0);
         let end = page + u64::from(extent.count_pages());
         while page < end {
-            let number = PageNumber(u32::try_from(page).unwrap_or(u32::MAX));
             let not_allocated = Refused::new(ErrorCode::NotAllocated, page);
+            let number = PageNumber(u32::try_from(page).map_err(|_| not_allocated)?);
             let rmma = *self.map.get(&number.superpage().0).ok_or(not_allocated)?;
             let index = number.index_in_superpage();
-            let left = u32::try_from(end - page).unwrap_or(u32::MAX);
+            let left: u32 = exactly(end - page);
             let count = left.min(PAGES_PER_SUPERPAGE - index);
             let run =
                 Run { rmma, offset_bytes: index * PAGE_BYTES_U32, bytes: count * PAGE_BYTES_U32 };

@@ -15,7 +15,7 @@
 
 use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
 use farpool_policy::{Meter, RateLimit};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::{ErrorCode, Grant, GrantKey};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Grants {
             given.key = spec.key;
         }
         self.keys.insert(spec.key, spec.id);
-        let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = at_most(now.as_nanos());
         given.traffic.read.set_limit(now_ns, RateLimit::paced(spec.read_bytes_per_s));
         given.traffic.write.set_limit(now_ns, RateLimit::paced(spec.write_bytes_per_s));
         given.traffic.rates_version.fetch_add(1, Ordering::Release);
@@ -266,8 +266,10 @@ impl Grants {
     pub(super) fn charge(&mut self, id: GrantId, superpages: i64) {
         if let Some(given) = self.given.get_mut(&id) {
             let used = i64::from(given.used_superpages) + superpages;
-            given.used_superpages = u32::try_from(used).unwrap_or(0);
-            assert_eq!(i64::from(given.used_superpages), used, "a grant's account is off");
+            let Ok(used) = u32::try_from(used) else {
+                panic!("a grant's account is off: {used} superpages");
+            };
+            given.used_superpages = used;
         }
     }
 

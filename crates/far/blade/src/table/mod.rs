@@ -33,7 +33,7 @@ pub use grant::{
 };
 
 use client::Client;
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, exactly};
 use farpool_wire::{ClientId, ErrorCode, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentToken};
 use grant::Grants;
 use segment::Segment;
@@ -226,10 +226,10 @@ impl Limits {
 /// Superpages that hold so many bytes, at most as many as a segment can span.
 pub fn superpages_of(bytes: u64) -> u32 {
     let superpages = bytes.div_ceil(SUPERPAGE_BYTES).min(u64::from(SPAN_LIMIT_SUPERPAGES));
-    u32::try_from(superpages).unwrap_or(SPAN_LIMIT_SUPERPAGES)
+    exactly(superpages)
 }
 
 /// Length of a list that the protocol's limits keep far below 2^32.
 fn count_u32(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
+    exactly(length)
 }

@@ -325,8 +325,10 @@ impl<M: Clone> Table<M> {
     fn charge(&mut self, client: ClientNumber, superpages: i64) {
         if let Some(client) = self.clients.get_mut(&client) {
             let used = i64::from(client.used_superpages) + superpages;
-            client.used_superpages = u32::try_from(used).unwrap_or(0);
-            assert_eq!(i64::from(client.used_superpages), used, "a client's account is off");
+            let Ok(used) = u32::try_from(used) else {
+                panic!("a client's account is off: {used} superpages");
+            };
+            client.used_superpages = used;
             if let Some(grant) = client.grant {
                 self.grants.charge(grant, superpages);
             }

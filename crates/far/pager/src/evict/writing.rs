@@ -2,7 +2,7 @@
 
 use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageError, PageWrite};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use super::Evictor;
 use crate::copies::{Leaving, leaving};
@@ -101,9 +101,7 @@ impl Evictor {
         if let Some(blade) = self.in_place.take(token, result.is_ok()) {
             return self.note_answer(blade, result);
         }
-        let Ok(tray) = u16::try_from(token >> 8) else {
-            return;
-        };
+        let tray = exactly(token >> 8);
         let slot = FrameSlot { tray, index: (token & 0xff) as u8 };
         self.core.frames.end_write(slot);
         self.note_answer(self.sent_to[usize::from(tray)], result);

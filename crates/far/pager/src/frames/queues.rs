@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use farpool_units::exactly;
+
 use super::Zone;
 
 /// Trays that are neither filled nor written just now.
@@ -52,6 +54,6 @@ impl Vacant {
     /// One of them, used ones first.
     pub fn take(&mut self) -> Option<u16> {
         // A number of a tray: there are fewer than 2^16.
-        self.used.pop_front().or_else(|| u16::try_from(self.fresh.next()?).ok())
+        self.used.pop_front().or_else(|| self.fresh.next().map(exactly))
     }
 }

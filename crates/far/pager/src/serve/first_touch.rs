@@ -3,7 +3,7 @@
 use farpool_board::Counter;
 use farpool_policy::reserve::MAX_ZERO_RUN;
 use farpool_uffd::{Event, Outcome};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use super::FaultThread;
 use crate::core::{Mover, until_settled};
@@ -155,7 +155,7 @@ impl FaultThread {
             };
             page.superpage.pages[page.index + offset].store(state);
         }
-        self.core.budget.refund(i64::try_from(run - done.min(run)).unwrap_or(0));
+        self.core.budget.refund(exactly(run - done.min(run)));
         let _ = self.core.uffd.wake(page.address(), run * PAGE_BYTES);
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_board::Counter;
 use farpool_pool::PageError;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use super::{FaultThread, Flight, Frame};
 use crate::core::{Mover, until_settled};
@@ -19,9 +19,7 @@ impl FaultThread {
     pub(super) fn land(&mut self) {
         self.lane.poll(&mut self.done);
         while let Some(completion) = self.done.pop() {
-            let Ok(index) = usize::try_from(completion.token) else {
-                continue;
-            };
+            let index: usize = exactly(completion.token);
             let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
                 continue;
             };
@@ -221,9 +219,7 @@ impl FaultThread {
 
     pub(super) fn fail_reads(&mut self, error: &dyn std::fmt::Display) {
         for read in std::mem::take(&mut self.reads) {
-            let Ok(index) = usize::try_from(read.token) else {
-                continue;
-            };
+            let index: usize = exactly(read.token);
             let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
                 continue;
             };

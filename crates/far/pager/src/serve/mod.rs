@@ -22,7 +22,7 @@ use farpool_policy::PrefetchWindow;
 use farpool_policy::reserve::{LEAST_MOVED_PAGES, MAX_ZERO_RUN};
 use farpool_pool::{Completion, Lane, PageRead};
 use farpool_uffd::{Event, Message};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::crew::{Follow, MEMBER_STEP, Watch};
@@ -451,7 +451,8 @@ impl FaultThread {
 
     fn claim_window(&mut self) {
         for number in self.window.pages() {
-            let Ok(address) = usize::try_from(number).map(|number| number * PAGE_BYTES) else {
+            // A guess may be beyond all addresses.
+            let Some(address) = at_most::<usize, _>(number).checked_mul(PAGE_BYTES) else {
                 break;
             };
             let Some(page) = self.core.space.page(address) else {
@@ -570,7 +571,7 @@ impl FaultThread {
     /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU when this
     /// thread does not, is given the time to make room.
     fn spend(&mut self, pages: usize, waits: bool) -> bool {
-        let pages = i64::try_from(pages).unwrap_or(1);
+        let pages = exactly(pages);
         let core = self.core;
         if core.budget.try_spend(pages) {
             return true;

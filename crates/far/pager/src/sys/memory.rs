@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{program_in_proc, sidecars_program};
@@ -192,7 +192,8 @@ pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> u
     let Ok(offset) = libc::off_t::try_from(from) else { return 0 };
     // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
     let read = unsafe { libc::pread(memory.as_raw_fd(), to as *mut _, pages * PAGE_BYTES, offset) };
-    usize::try_from(read).unwrap_or(0) / PAGE_BYTES
+    // An error, which is negative, reads no page.
+    at_most::<usize, _>(read) / PAGE_BYTES
 }
 
 /// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager needs for itself

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use farpool_units::exactly;
+
 use super::memory::until_available;
 use super::{map_local_without_children, sidecars_program, thread_id, wait, wake};
 
@@ -96,7 +98,7 @@ pub fn be_prompt(prompt: bool) {
         if prompt && changed == 0 {
             return;
         }
-        let size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
+        let size = exactly::<u32, _>(size_of::<libc::sched_attr>());
         let mut attributes: libc::sched_attr = std::mem::zeroed();
         if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0 {
             attributes.sched_runtime = if prompt { PROMPT_SLICE_NS } else { 0 };
