@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use farpool_units::at_most;
 use thiserror::Error;
 
 /// At this memory pressure a node stops lending, whatever its use: its programs already wait for
@@ -57,7 +58,7 @@ impl MemoryUse {
             return u64::MAX;
         }
         let scaled = u128::from(self.used_bytes) * 1000 / u128::from(self.total_bytes);
-        u64::try_from(scaled).unwrap_or(u64::MAX)
+        at_most(scaled)
     }
 }
 

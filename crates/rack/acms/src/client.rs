@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 
 use crate::arbitration::Candidate;
 use crate::config::Config;
@@ -491,5 +491,5 @@ fn decline(offered: &Offered, out: &mut Outbox) {
 }
 
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    at_most(time.as_millis())
 }

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use farpool_units::exactly;
+
 /// The cluster; nodes of another cluster are not heard. Derive it from a name people choose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClusterId(pub u64);
@@ -59,7 +61,7 @@ impl Epoch {
     /// The life of the server that made the grant.
     #[must_use]
     pub fn incarnation(self) -> Incarnation {
-        Incarnation(u32::try_from(self.0 >> 32).unwrap_or(u32::MAX))
+        Incarnation(exactly(self.0 >> 32))
     }
 }
 

@@ -14,6 +14,7 @@
 
 use std::net::SocketAddr;
 
+use farpool_units::exactly;
 use thiserror::Error;
 
 use crate::bytes_io::{ADDR_BYTES_MAX, Reader, Writer};
@@ -268,7 +269,7 @@ impl Message {
         out.u32(header.to_incarnation.0).u64(header.to.0).u32(0);
         self.encode_body(&mut out);
         let mut bytes = out.0;
-        let body = u16::try_from(bytes.len() - HEADER_BYTES).unwrap_or(u16::MAX);
+        let body: u16 = exactly(bytes.len() - HEADER_BYTES);
         bytes[6..8].copy_from_slice(&body.to_le_bytes());
         let crc = crc32fast::hash(&bytes);
         bytes[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
@@ -401,7 +402,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 
 fn encode_epochs(out: &mut Writer, epochs: &[Epoch]) {
     let epochs = &epochs[..epochs.len().min(EPOCHS_MAX)];
-    out.u8(u8::try_from(epochs.len()).unwrap_or(u8::MAX));
+    out.u8(exactly(epochs.len()));
     for epoch in epochs {
         out.u64(epoch.0);
     }
@@ -418,7 +419,7 @@ fn decode_epochs(body: &mut Reader) -> Result<Vec<Epoch>, DecodeError> {
 fn encode_rumours(out: &mut Writer, mood: &Mood, rumours: &[Rumour]) {
     let rumours = &rumours[..rumours.len().min(RUMOURS_MAX)];
     out.u8(class_code(mood.class)).u16(mood.clients).u16(mood.servers);
-    out.u8(u8::try_from(rumours.len()).unwrap_or(u8::MAX));
+    out.u8(exactly(rumours.len()));
     for rumour in rumours {
         out.u8(match rumour.kind {
             RumourKind::Offer => 1,

@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 
 use crate::classify::{Class, MemoryUse};
 use crate::client::{Client, Offered};
@@ -231,7 +231,7 @@ impl AcmsNode {
         attempt: u8,
         now: Duration,
     ) {
-        let valid_ms = u32::try_from(valid.as_millis()).unwrap_or(u32::MAX);
+        let valid_ms = at_most(valid.as_millis());
         let Config { node: origin, incarnation, zone, addr, .. } = self.config;
         let rumour = Rumour {
             kind,

@@ -8,6 +8,8 @@
 //! Invariant: the side changes only when the other side is larger by [`SIDE_RATIO_NUM`] :
 //! [`SIDE_RATIO_DEN`].
 
+use farpool_units::exactly;
+
 use crate::classify::Class;
 use crate::limits::{SIDE_RATIO_DEN, SIDE_RATIO_NUM};
 use crate::message::Mood;
@@ -50,15 +52,15 @@ impl Ratio {
     }
 
     pub(crate) fn mood(&self, class: Class) -> Mood {
-        let share = |fine: i64| u16::try_from(fine / FINE).unwrap_or(u16::MAX);
+        let share = |fine: i64| exactly::<u16, _>(fine / FINE);
         Mood { class, clients: share(self.clients), servers: share(self.servers) }
     }
 
     /// Servers among `nodes` as far as known, at least 1.
     pub(crate) fn servers_of(&self, nodes: usize) -> u64 {
-        let share = u128::try_from(self.servers / FINE).unwrap_or(0);
-        let whole = u128::try_from(WHOLE).unwrap_or(1);
-        u64::try_from(share * nodes as u128 / whole).unwrap_or(u64::MAX).max(1)
+        let share: u128 = exactly(self.servers / FINE);
+        let whole: u128 = exactly(WHOLE);
+        exactly::<u64, _>(share * nodes as u128 / whole).max(1)
     }
 
     /// Learns from one datagram; true when the side changed.

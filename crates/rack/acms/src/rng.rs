@@ -7,6 +7,7 @@
 use std::convert::Infallible;
 
 use chacha20::ChaCha20Rng;
+use farpool_units::exactly;
 use rand::rand_core::{Rng as _, SeedableRng as _, TryRng};
 
 use crate::ids::GrantKey;
@@ -49,12 +50,12 @@ impl Rng {
     /// A number in `0..bound`; 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         let scaled = (u128::from(self.bits()) * u128::from(bound)) >> 64;
-        u64::try_from(scaled).unwrap_or(0)
+        exactly(scaled)
     }
 
     /// An index of a list of `len`; 0 when it is empty.
     pub fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap_or(0)
+        exactly(self.below(len as u64))
     }
 }
 
@@ -62,7 +63,7 @@ impl TryRng for Rng {
     type Error = Infallible;
 
     fn try_next_u32(&mut self) -> Result<u32, Infallible> {
-        Ok(u32::try_from(self.bits() >> 32).unwrap_or(0))
+        Ok(exactly(self.bits() >> 32))
     }
 
     fn try_next_u64(&mut self) -> Result<u64, Infallible> {

@@ -12,6 +12,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use farpool_units::at_most;
+
 use crate::ids::{Incarnation, NodeId};
 use crate::limits::{RUMOUR_SENDS_MAX, RUMOUR_VALID_MAX, RUMOURS_KEPT_MAX};
 use crate::message::{RUMOURS_MAX, Rumour, RumourKind};
@@ -51,7 +53,7 @@ impl Rumours {
 
     /// Takes a rumour in; true when it is news.
     pub(crate) fn hear(&mut self, mut rumour: Rumour, now: Duration) -> bool {
-        let longest = u32::try_from(RUMOUR_VALID_MAX.as_millis()).unwrap_or(u32::MAX);
+        let longest = at_most(RUMOUR_VALID_MAX.as_millis());
         rumour.valid_ms = rumour.valid_ms.min(longest);
         let heard = Heard { rumour, at: now, sends: 0 };
         if !heard.is_valid(now) {
@@ -105,7 +107,7 @@ impl Rumours {
             .into_iter()
             .map(|heard| {
                 heard.sends += 1;
-                let age_ms = u32::try_from(heard.age(now).as_millis()).unwrap_or(u32::MAX);
+                let age_ms = at_most(heard.age(now).as_millis());
                 Rumour { age_ms, ..heard.rumour }
             })
             .collect()

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 
 use crate::limits::{ATTEMPT_MAX, BROADCAST_PERIOD, BROADCAST_PERIOD_MAX, NOTABLE_PART, TICK};
 use crate::rng::Rng;
@@ -92,7 +92,7 @@ impl AskClock {
     pub(crate) fn asked(&mut self, now: Duration, rng: &mut Rng) {
         let wait =
             (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
-        let half = u64::try_from(wait.as_millis() / 2).unwrap_or(0);
+        let half: u64 = at_most(wait.as_millis() / 2);
         self.ask_at = now + Duration::from_millis(half + rng.below(half + 1));
         self.fails = self.fails.saturating_add(1);
     }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 
 use crate::arbitration::{Arbitration, Candidate};
 use crate::config::Config;
@@ -402,7 +402,7 @@ impl Server {
             {
                 *say_at = now + REPEAT;
                 let left = deadline.saturating_sub(now).as_millis();
-                let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
+                let left_ms = at_most(left);
                 out.send(&lent.client, &Message::Reclaim { epoch: *epoch, left_ms });
             }
         }
@@ -416,7 +416,7 @@ fn same_life(one: &Peer, other: &Peer) -> bool {
 /// The GRANT of a reservation; none once it is bound.
 fn grant_message(epoch: Epoch, lent: &Lent, config: &Config, now: Duration) -> Option<Message> {
     let State::Reserved { until } = lent.state else { return None };
-    let hold_ms = u32::try_from(until.saturating_sub(now).as_millis()).unwrap_or(u32::MAX);
+    let hold_ms = at_most(until.saturating_sub(now).as_millis());
     let (request, bytes, key) = (lent.request, lent.bytes, lent.key);
     let (zone, blade) = (config.zone, config.blade);
     Some(Message::Grant { request, epoch, bytes, key, hold_ms, zone, blade })

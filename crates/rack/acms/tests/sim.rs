@@ -49,7 +49,7 @@ fn trouble(world: &mut World, rng: &mut Rng, jumps: bool) {
             4 | 5 => world.network.groups.clear(),
             6 | 7 => world.load(index).level_permille = rng.below(1_400),
             8 if jumps => {
-                let by = i64::try_from(rng.below(40_000)).unwrap_or(0) - 20_000;
+                let by = farpool_units::exactly::<i64, _>(rng.below(40_000)) - 20_000;
                 world.skew(index, by);
             }
             _ => {}

@@ -17,7 +17,7 @@ use farpool_acms::{
 };
 use farpool_api::Event;
 use farpool_blade::{Blade, GrantSpec};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 use tokio::sync::watch;
 
 use crate::Observation;
@@ -380,7 +380,7 @@ impl State {
             kind: kind.to_owned(),
             subject: subject.to_string(),
             detail,
-            uptime_ms: u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX),
+            uptime_ms: at_most(self.now.as_millis()),
         };
         self.events.push_back(event);
         if self.events.len() > EVENTS_LIMIT {

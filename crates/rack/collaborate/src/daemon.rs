@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farpool_acms::{Config, Member};
 use farpool_blade::{Blade, BladeConfig, Server, Serving};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::Address;
 
 use crate::core::{Core, Revocation, random_bits};
@@ -277,7 +277,7 @@ fn config(
         Address::Tcp(at) => Some(*at),
         _ => None,
     });
-    let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let millis = |time: Duration| at_most::<u32, _>(time.as_millis());
     let (cluster, node) = (cluster_id(&options.cluster), node_id(&options.name));
     let mut config = Config::new(cluster, node, incarnation, advertised(own));
     config.blade = advertised(tcp.unwrap_or(own));

@@ -23,7 +23,9 @@ pub fn node_id(name: &str) -> NodeId {
 /// This life's number: the seconds of the wall clock, but more than the last one that the file remembers.
 pub(crate) fn next_incarnation(file: Option<&Path>) -> io::Result<Incarnation> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
-    let clock = u32::try_from(seconds).unwrap_or(u32::MAX).max(1);
+    // Cut down it would be the same number again in the next life.
+    let late = |_| io::Error::other("the clock is past the year 2106");
+    let clock = u32::try_from(seconds).map_err(late)?.max(1);
     let Some(file) = file else { return Ok(Incarnation(clock)) };
     let life = later(clock, last_life(file)?)?;
     store(file, life)?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use farpool_acms::{GrantId, NodeId, Peer, Side};
 use farpool_api::{ClientId, Node, NodeList, NodeState};
+use farpool_units::at_most;
 use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, State, class_name};
@@ -140,7 +141,7 @@ fn hex(node: NodeId) -> String {
 }
 
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    at_most(time.as_millis())
 }
 
 /// All of it, now.

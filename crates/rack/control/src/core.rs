@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farpool_api::{Event, Problem, ProblemKind};
+use farpool_units::at_most;
 use tokio::sync::watch;
 
 use crate::model::{Applied, Command, State};
@@ -83,13 +84,13 @@ impl Core {
 
     /// Uptime; monotonic, so the wall clock may jump.
     pub fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        at_most(self.started.elapsed().as_millis())
     }
 
     /// Answers may be given until then.
     pub fn lead_until(&self, until: Instant) {
         let ms = until.saturating_duration_since(self.started).as_millis();
-        self.valid_until_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Release);
+        self.valid_until_ms.store(at_most(ms), Ordering::Release);
     }
 
     /// No answer may be given any more.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use farpool_rack::Graph;
 use farpool_switch::SwitchError;
+use farpool_units::at_most;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::core::Core;
@@ -91,7 +92,7 @@ impl Common {
         fenced: Arc<AtomicBool>,
     ) -> Result<Arc<Core>, ControlError> {
         let records = Records::read(&store.load()?)?;
-        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let now_ms = at_most(self.started.elapsed().as_millis());
         let (state, ops) = State::load(graph, records, now_ms)?;
         store.commit(&ops)?;
         let failures = self.failures.clone();

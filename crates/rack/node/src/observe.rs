@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farpool_api::{NodeGrantUse, SegmentId};
 use farpool_blade::{Blade, GrantStat};
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 /// Shortest span over which a load is measured; in shorter ones a single burst would be all.
 const LOAD_SPAN: Duration = Duration::from_millis(400);
@@ -41,7 +41,7 @@ impl LoadMeter {
         let share = |bytes: u64, served: u64| {
             let most = u128::from(served.max(1)) * span.as_millis();
             let permille = u128::from(bytes) * 1_000_000 / most;
-            u16::try_from(permille.min(1000)).unwrap_or(1000)
+            exactly::<u16, _>(permille.min(1000))
         };
         let read = traffic.read_bytes.saturating_sub(self.before.read_bytes);
         let written = traffic.written_bytes.saturating_sub(self.before.written_bytes);

@@ -8,6 +8,8 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use farpool_units::exactly;
+
 use crate::emulated::frame::{CONTROL_BYTES, Frame};
 
 /// Frames taken and given at a call: enough that the call no longer counts, and 2 MiB of buffers.
@@ -76,9 +78,9 @@ pub(crate) fn packet_socket(interface: u32, buffer_bytes: i32) -> io::Result<Own
 }
 
 fn bind(socket: &OwnedFd, interface: i32) -> io::Result<()> {
-    let all_protocols = u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be();
+    let all_protocols = exactly::<u16, _>(libc::ETH_P_ALL).to_be();
     let address = libc::sockaddr_ll {
-        sll_family: u16::try_from(libc::AF_PACKET).unwrap_or(0),
+        sll_family: exactly(libc::AF_PACKET),
         sll_protocol: all_protocols,
         sll_ifindex: interface,
         sll_hatype: 0,
@@ -86,7 +88,7 @@ fn bind(socket: &OwnedFd, interface: i32) -> io::Result<()> {
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    let len = u32::try_from(size_of_val(&address)).unwrap_or(0);
+    let len = exactly(size_of_val(&address));
     // SAFETY: the kernel reads `len` bytes of `address`, which is that long.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })
 }
@@ -110,7 +112,7 @@ fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Resu
 /// How many frames were lost since this was last asked because too many waited already.
 pub(crate) fn take_lost(socket: &OwnedFd) -> io::Result<u32> {
     let mut statistics = Statistics::default();
-    let mut len = u32::try_from(size_of::<Statistics>()).unwrap_or(0);
+    let mut len = exactly(size_of::<Statistics>());
     let (fd, level) = (socket.as_raw_fd(), libc::SOL_PACKET);
     let place = (&raw mut statistics).cast();
     // SAFETY: the kernel writes at most `len` bytes to `statistics`, which is that long, and `len` itself.
@@ -139,9 +141,9 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, frames: &mut [Frame]) -> io::Resul
     // exclusively borrowed, with their true lengths. No timeout is given.
     let taken = unsafe { libc::recvmmsg(fd, vector, count, flags, std::ptr::null_mut()) };
     check(taken)?;
-    let taken = usize::try_from(taken).unwrap_or(0);
+    let taken = exactly(taken);
     for (frame, message) in frames.iter_mut().zip(&messages).take(taken) {
-        let len = usize::try_from(message.msg_len).unwrap_or(0);
+        let len = exactly(message.msg_len);
         let cut = message.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
         frame.arrived(len, message.msg_hdr.msg_controllen, cut);
     }
@@ -164,7 +166,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, frames: &[&Frame]) -> io::Result<usiz
     // their true lengths. The kernel only reads them.
     let given = unsafe { libc::sendmmsg(fd, vector, count, libc::MSG_DONTWAIT) };
     check(given)?;
-    Ok(usize::try_from(given).unwrap_or(0))
+    Ok(exactly(given))
 }
 
 fn part(bytes: &mut [u8]) -> libc::iovec {

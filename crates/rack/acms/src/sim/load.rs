@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use farpool_units::exactly;
+
 use crate::classify::MemoryUse;
 use crate::rng::Rng;
 
@@ -42,7 +44,7 @@ impl Load {
             let period_ms = period.as_millis().max(2);
             let phase = now.as_millis() % period_ms;
             let rise = phase.min(period_ms - phase) * 2;
-            permille += u64::try_from(u128::from(height) * rise / period_ms).unwrap_or(height);
+            permille += exactly::<u64, _>(u128::from(height) * rise / period_ms);
         }
         permille += rng.below(self.noise_permille + 1);
         MemoryUse {

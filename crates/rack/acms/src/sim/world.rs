@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use farpool_units::exactly;
+
 use crate::classify::{Class, MemoryUse};
 use crate::config::Config;
 use crate::harvest::lend_limit_bytes;
@@ -107,13 +109,14 @@ impl std::fmt::Debug for World {
 }
 
 fn addr_of(index: usize) -> SocketAddr {
-    let number = u32::try_from(index).unwrap_or(u32::MAX) & 0x00FF_FFFF;
+    let number: u32 = exactly(index);
+    assert!(number <= 0x00FF_FFFF, "an address of 10.0.0.0/8 for every node");
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0x0A00_0000 | number)), 7070)
 }
 
 fn index_of(addr: SocketAddr) -> Option<usize> {
     match addr.ip() {
-        IpAddr::V4(ip) => usize::try_from(u32::from(ip) & 0x00FF_FFFF).ok(),
+        IpAddr::V4(ip) => Some(exactly(u32::from(ip) & 0x00FF_FFFF)),
         IpAddr::V6(_) => None,
     }
 }

@@ -40,7 +40,7 @@ pub fn repair(bytes: &mut [u8]) {
     bytes[..4].copy_from_slice(&farpool_acms::message::MAGIC.to_le_bytes());
     bytes[4] = farpool_acms::message::VERSION;
     bytes[5] = bytes[5] % 13 + 1;
-    let body = u16::try_from(bytes.len() - HEAD).unwrap_or(u16::MAX);
+    let body = farpool_units::exactly::<u16, _>(bytes.len() - HEAD);
     bytes[6..8].copy_from_slice(&body.to_le_bytes());
     bytes[8..16].copy_from_slice(&1u64.to_le_bytes());
     bytes[28..40].fill(0);

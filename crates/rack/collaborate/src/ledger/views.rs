@@ -6,6 +6,7 @@ use farpool_acms::{Epoch, GrantId, NodeId};
 use farpool_api::{
     ClientAnswer, ClientId, ClientSegment, ClientView, Key, Place, SegmentId, SegmentState,
 };
+use farpool_units::{at_most, exactly};
 
 use super::{Holding, HoldingState, Ledger, LedgerError};
 
@@ -31,8 +32,7 @@ pub fn segment_of(grant: GrantId) -> SegmentId {
 #[must_use]
 pub fn grant_of(segment: SegmentId) -> GrantId {
     let bits = segment.0.as_u128();
-    let [server, epoch] =
-        [bits >> 64, bits & u128::from(u64::MAX)].map(|half| u64::try_from(half).unwrap_or(0));
+    let [server, epoch] = [bits >> 64, bits & u128::from(u64::MAX)].map(exactly);
     GrantId { server: NodeId(server), epoch: Epoch(epoch) }
 }
 
@@ -119,6 +119,6 @@ fn client_segment(
         target: None,
         waits_for: Vec::new(),
         leave: state == SegmentState::Moving,
-        deadline_ms: left.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
+        deadline_ms: left.map(at_most),
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_api::{NodeReport, NodeSpec, Problem, ProblemKind, SegmentId};
 use farpool_rack::Vertex;
+use farpool_units::exactly;
 
 use super::record::{NodeRecord, Record};
 use super::{
@@ -381,7 +382,7 @@ impl State {
             lendable_bytes,
             read_bytes_total: report.read_bytes_total,
             write_bytes_total: report.write_bytes_total,
-            load_permille: u16::try_from(load).unwrap_or(1000),
+            load_permille: exactly(load),
             grants: report.grants.iter().map(|grant| (grant.segment, grant.epoch)).collect(),
             lies,
         }

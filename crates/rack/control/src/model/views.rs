@@ -7,6 +7,7 @@ use farpool_api::{
     TopologySwitch,
 };
 use farpool_rack::{SwitchKind, TrayId};
+use farpool_units::at_most;
 
 use super::record::{GrantRecord, SegmentRecord};
 use super::{Age, Client, Node, State, graph, refuse};
@@ -285,7 +286,7 @@ impl State {
                 tray: tray.name.clone(),
                 rack: graph.racks()[tray.rack.index()].name.clone(),
                 domain: graph.domains()[domain.index()].clone(),
-                ports: u32::try_from(ports).unwrap_or(u32::MAX),
+                ports: at_most(ports),
                 capacity_bytes: None,
                 node: None,
             }
@@ -302,7 +303,7 @@ impl State {
         let switch = |switch: &farpool_rack::Switch| TopologySwitch {
             name: switch.name.clone(),
             kind: if switch.kind == SwitchKind::Circuit { "circuit" } else { "packet" }.to_owned(),
-            ports: u32::try_from(switch.ports.len()).unwrap_or(u32::MAX),
+            ports: at_most(switch.ports.len()),
         };
         let link = |link: &farpool_rack::Link| TopologyLink {
             from: graph.port_name(link.a),

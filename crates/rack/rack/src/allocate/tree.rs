@@ -11,6 +11,8 @@
 //! both bandwidths, domains, a path), and an ordered set prunes by one of them only; five sets also
 //! cost five updates.
 
+use farpool_units::exactly;
+
 use crate::graph::{Graph, PowerState};
 use crate::ids::{DomainId, MemoryId};
 
@@ -357,7 +359,7 @@ impl Tree {
         if !may_do {
             return None;
         }
-        let width = FAN_OUT.pow(u32::try_from(height).unwrap_or(u32::MAX));
+        let width = FAN_OUT.pow(exactly(height));
         if !judge.leaves_may_do(at * width, (at + 1) * width) {
             return None;
         }
@@ -372,7 +374,7 @@ impl Tree {
         values: &Values,
         query: &Query<'_>,
     ) -> Option<Score> {
-        let class = u8::try_from(size_class(values.total_superpages)).unwrap_or(u8::MAX);
+        let class = exactly(size_class(values.total_superpages));
         let leaf = &self.leaves[leaf];
         let (best, fixed) = (Best::of(values, class, leaf.memory.0), leaf.fixed());
         let will_do = fits(&best, &fixed, query) && query.except != Some(leaf.memory);

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use farpool_units::exactly;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -62,7 +63,7 @@ impl ControlServer {
             version: VERSION,
             name: plane.name.clone(),
             instance: instance.to_owned(),
-            ports: u32::try_from(plane.ports.len()).unwrap_or(u32::MAX),
+            ports: exactly(plane.ports.len()),
         })?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared { plane, greeting, stop, connections: Mutex::default() });

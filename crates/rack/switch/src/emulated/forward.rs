@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use farpool_units::exactly;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -83,7 +84,7 @@ fn forward(plane: &SharedPlane, queue: &OwnedFd, _stop: &OwnedFd) {
             if data == STOP {
                 return;
             }
-            let Ok(port) = u32::try_from(data) else { continue };
+            let port = exactly(data);
             for _ in 0..BATCHES_PER_TURN {
                 if !plane.carry(port, &mut batch) {
                     break;
