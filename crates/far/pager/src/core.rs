@@ -411,8 +411,8 @@ impl Layers {
             return Ok(current);
         }
         let segment = pool.create_segment()?;
-        // Fork keeps one layer free, so there always is a number left. Another's number would make its pages those
-        // of this segment.
+        // Fork keeps one layer free, so there always is a number left. With another's number its
+        // pages would be those of this segment.
         let free = (0..MAX_LAYERS).find(|layer| self.segment(*layer).is_none());
         let free = free.expect("a layer is free");
         self.set(free, Some(segment));

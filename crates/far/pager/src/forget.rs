@@ -34,7 +34,7 @@ pub fn try_forget(core: &Core, page: Page, there: PageState) -> bool {
         Phase::Far => {
             let changed = page.cell().change(state, PageState::UNTOUCHED);
             if changed {
-                page.superpage.far_pages.fetch_sub(1, Relaxed);
+                page.superpage.leave_blade();
             }
             changed
         }

@@ -24,7 +24,7 @@ mod slots;
 mod trays;
 mod zones;
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -185,6 +185,8 @@ impl Frames {
 
     /// Gives back a tray into which nothing was moved.
     pub fn return_empty(&self, tray: u16) {
+        let filled = self.trays[usize::from(tray)].filled.load(SeqCst);
+        assert_eq!(filled, 0, "tray {tray} is not empty");
         if let Ok(mut queues) = self.queues.lock() {
             queues.vacant_of(tray).push_front(tray);
         }
@@ -193,6 +195,12 @@ impl Frames {
     /// Notes what the evictor moved into a tray. To be called before the pages become victims.
     pub fn fill(&self, tray: u16, superpage: &'static Superpage, chunk: usize, filled: u64) {
         let entry = &self.trays[usize::from(tray)];
+        let in_use =
+            entry.filled.load(SeqCst) | entry.busy.load(SeqCst) | entry.writing.load(SeqCst);
+        assert_eq!(in_use, 0, "tray {tray} is filled while it is in use");
+        assert_ne!(filled, 0, "tray {tray} is filled with nothing");
+        let other = superpage.trays[chunk].load(Acquire);
+        assert_eq!(other, NO_TRAY, "chunk {chunk} has pages in one tray at most");
         entry.superpage.store(std::ptr::from_ref(superpage).cast_mut(), Release);
         entry.chunk.store(exactly(chunk), Relaxed);
         entry.valid.store(filled, SeqCst);
@@ -221,7 +229,8 @@ impl Frames {
 
     /// The frame at `slot` needs to stay no longer.
     pub fn end_write(&self, slot: FrameSlot) {
-        self.trays[usize::from(slot.tray)].writing.fetch_and(!slot.bit(), SeqCst);
+        let before = self.trays[usize::from(slot.tray)].writing.fetch_and(!slot.bit(), SeqCst);
+        assert_ne!(before & slot.bit(), 0, "a frame's writing ends once");
     }
 
     /// All of the tray is on the blade: its frames are free now.
@@ -269,7 +278,8 @@ impl Frames {
         // page and take it for a free one.
         let was_busy = entry.busy.fetch_or(slot.bit(), SeqCst) & slot.bit() != 0;
         entry.valid.fetch_and(!slot.bit(), SeqCst);
-        entry.filled.fetch_and(!slot.bit(), SeqCst);
+        let filled = entry.filled.fetch_and(!slot.bit(), SeqCst);
+        assert_ne!(filled & slot.bit(), 0, "a frame is moved away once");
         entry.kept.fetch_and(!slot.bit(), SeqCst);
         entry.busy.fetch_and(!slot.bit(), SeqCst);
         if !was_busy {
@@ -301,7 +311,8 @@ impl Frames {
 
     /// Gives a frame back that was handed out and not used.
     pub fn give_back(&self, slot: FrameSlot) {
-        self.trays[usize::from(slot.tray)].busy.fetch_and(!slot.bit(), SeqCst);
+        let before = self.trays[usize::from(slot.tray)].busy.fetch_and(!slot.bit(), SeqCst);
+        assert_ne!(before & slot.bit(), 0, "only what was handed out is given back");
         self.free.fetch_add(1, Relaxed);
         self.announce();
     }
@@ -395,8 +406,9 @@ impl Frames {
         for TakenTray { tray, frames, .. } in taken.drain(..) {
             let entry = &self.trays[usize::from(tray)];
             entry.valid.fetch_and(!frames, SeqCst);
-            entry.filled.fetch_and(!frames, SeqCst);
-            entry.busy.fetch_and(!frames, SeqCst);
+            let filled = entry.filled.fetch_and(!frames, SeqCst);
+            let busy = entry.busy.fetch_and(!frames, SeqCst);
+            assert_eq!(filled & busy & frames, frames, "what is released was taken before");
         }
     }
 
@@ -466,7 +478,7 @@ impl Frames {
         // Counted before anybody can see the page as far and count it down again.
         page.superpage.far_pages.fetch_add(1, SeqCst);
         if !page.cell().change(state, far) {
-            page.superpage.far_pages.fetch_sub(1, Relaxed);
+            page.superpage.leave_blade();
             return false;
         }
         page.superpage.give_up_copy(state);
@@ -502,7 +514,8 @@ impl Frames {
             return false;
         }
         if let Some(page) = self.page_of(entry, 0) {
-            page.superpage.trays[page.chunk()].store(NO_TRAY, Release);
+            let known = page.superpage.trays[page.chunk()].swap(NO_TRAY, AcqRel);
+            assert_eq!(known, tray, "a chunk has pages in one tray at most");
         }
         entry.valid.store(0, SeqCst);
         entry.superpage.store(std::ptr::null_mut(), Release);
@@ -535,7 +548,7 @@ mod tests {
         let (page, tray) = victims(&space, &frames, 0x1000_0000, 0b1011_0111);
         assert!(frames.take(1).is_none(), "nothing is free before it is on the blade");
         assert_eq!(frames.begin_write(tray), 0b1011_0111);
-        for index in 0..8 {
+        for index in [0, 1, 2, 4, 5, 7] {
             frames.end_write(FrameSlot { tray, index });
         }
         frames.push_clean(tray);

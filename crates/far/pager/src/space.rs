@@ -90,8 +90,17 @@ impl Superpage {
     /// A page whose state was `state` has given up its copy, if it had one.
     pub fn give_up_copy(&self, state: PageState) {
         if state.has_copy() {
-            self.copies.fetch_sub(1, Ordering::SeqCst);
+            let before = self.copies.fetch_sub(1, Ordering::SeqCst);
+            assert_ne!(before, 0, "a copy is given up once");
         }
+    }
+
+    /// A page that was far, or was being fetched from there, is so no longer. It was counted before
+    /// anybody could see it as far; with too low a count the blade's memory would be given back
+    /// while pages are there.
+    pub fn leave_blade(&self) {
+        let before = self.far_pages.fetch_sub(1, Ordering::SeqCst);
+        assert_ne!(before, 0, "a page leaves its blade once");
     }
 
     /// Address of its first page in the program.
@@ -189,6 +198,7 @@ impl Space {
 
     fn add(&self, base: usize) -> Option<()> {
         let entry = self.by_address.get(base / SUPERPAGE_BYTES)?;
+        assert!(base.is_multiple_of(SUPERPAGE_BYTES), "{base:#x} is the start of no superpage");
         let mut spare = self.spare.lock().ok()?;
         if descriptor(entry).is_some() {
             return Some(());

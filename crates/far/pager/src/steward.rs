@@ -463,7 +463,7 @@ impl Steward {
                 })?;
                 self.store_page(page, into)?;
                 // It was counted there already; a page that could not be stored stays so.
-                superpage.far_pages.fetch_sub(1, Relaxed);
+                superpage.leave_blade();
             }
         }
         self.drop_layer(layer);

@@ -88,7 +88,10 @@ impl Pool {
     pub fn remove_blade(&self, blade: BladeIndex) -> Result<(), PoolError> {
         let _still = self.hold_still();
         let mut ledger = self.ledger();
-        let number = usize::from(blade.0) % MAX_BLADES;
+        let number = usize::from(blade.0);
+        if number >= MAX_BLADES {
+            return Err(PoolError::NoSuchBlade(blade));
+        }
         let superpages = self.superpages_on(blade);
         if superpages > 0 {
             return Err(PoolError::InUse { address: self.describe(blade), superpages });

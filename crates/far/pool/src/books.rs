@@ -70,7 +70,9 @@ pub(crate) struct PartKey(usize);
 
 impl PartKey {
     pub(crate) fn of(segment: SegmentHandle, which: u8) -> Self {
-        PartKey(segment.index() + MAX_SEGMENTS * (usize::from(which) % PARTS_PER_BLADE))
+        let which = usize::from(which);
+        assert!(which < PARTS_PER_BLADE, "part {which} of a segment on one blade");
+        PartKey(segment.index() + MAX_SEGMENTS * which)
     }
 
     pub(crate) fn all(segment: SegmentHandle) -> impl Iterator<Item = PartKey> {

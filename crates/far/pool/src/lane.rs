@@ -75,7 +75,7 @@ impl Lane {
 
     /// Connects to the blade now, and waits for it.
     pub(crate) fn connect(&mut self, blade: BladeIndex) -> Result<(), PoolError> {
-        let number = usize::from(blade.0) % MAX_BLADES;
+        let number = usize::from(blade.0);
         let slot = &self.shared.blades[number];
         let (generation, known) = (slot.generation.load(Ordering::Acquire), slot.get());
         let Some(known) = known else { return Ok(()) };
@@ -164,7 +164,7 @@ impl Lane {
     }
 
     fn sort_in(&mut self, blade: BladeIndex, page: LinkPage) {
-        let blade = usize::from(blade.0) % MAX_BLADES;
+        let blade = usize::from(blade.0);
         if self.ways[blade].batch.is_empty() {
             self.order.push(blade);
         }

@@ -283,7 +283,8 @@ impl<'a> Mover<'a> {
             new
         };
         record.begin(new);
-        segment.map().set(superpage, Some(Place { record: Some(number), ..old }));
+        let is_within = segment.map().set(superpage, Some(Place { record: Some(number), ..old }));
+        assert!(is_within, "superpage {superpage} lies in its segment");
         self.settle();
         let job = Job { handle, segment, superpage, old, new, record };
         match self.copy(&job) {
@@ -384,6 +385,7 @@ impl<'a> Mover<'a> {
     /// Begins to read the next pages; returns where to go on.
     fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
         let batch = &mut self.batches[number];
+        assert!(batch.pages.is_empty() && batch.in_flight == 0, "a batch is of one piece");
         let next = job.record.claim(from, limit, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;
@@ -418,6 +420,7 @@ impl<'a> Mover<'a> {
     fn completed(&mut self, job: &Job<'_>, completion: Completion) -> Option<CopyError> {
         let number: usize = exactly(completion.token >> 32);
         let batch = &mut self.batches[number];
+        assert_ne!(batch.in_flight, 0, "a page arrives that was not asked for");
         batch.in_flight -= 1;
         batch.failed = batch.failed.or(completion.result.err());
         if batch.in_flight > 0 {

@@ -60,6 +60,7 @@ impl Record {
 
     /// Makes a free record ready; it must be published after this.
     pub(crate) fn begin(&self, target: Place) {
+        assert!(self.is_free(), "a record is of one superpage");
         self.pages.iter().for_each(|page| page.store(OLD, Relaxed));
         self.turned.store(false, Relaxed);
         self.target.store(target.word(), Release);
@@ -67,7 +68,8 @@ impl Record {
 
     /// Makes the record free again; no lane may be able to find it any more.
     pub(crate) fn end(&self) {
-        self.target.store(0, Release);
+        let before = self.target.swap(0, AcqRel);
+        assert_ne!(before, 0, "a record ends once");
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -118,12 +120,14 @@ impl Record {
 
     /// The page has arrived.
     pub(crate) fn arrived(&self, page: u32) {
-        self.pages[page as usize].store(COPIED, Release);
+        let before = self.pages[page as usize].swap(COPIED, AcqRel);
+        assert_eq!(before, COPYING, "page {page} was in the mover's hands");
     }
 
     /// The page could not be copied.
     pub(crate) fn let_go(&self, page: u32) {
-        self.pages[page as usize].store(OLD, Release);
+        let before = self.pages[page as usize].swap(OLD, AcqRel);
+        assert_eq!(before, COPYING, "page {page} was in the mover's hands");
     }
 
     /// The new blade failed: what is written from now on goes to the old place.

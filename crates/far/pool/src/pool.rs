@@ -156,8 +156,10 @@ impl Pool {
     /// # Errors
     /// All [`MAX_SEGMENTS`] handles are in use.
     pub fn create_segment(&self) -> Result<SegmentHandle, PoolError> {
-        let _ledger = self.ledger();
+        let ledger = self.ledger();
         let handle = self.free_handle()?;
+        let charged = ledger.charged_superpages[handle.index()];
+        assert_eq!(charged, 0, "a free handle has no memory");
         self.segment(handle).set_state(SegmentState::Writable);
         Ok(handle)
     }
@@ -185,7 +187,8 @@ impl Pool {
         ledger.check_quota(self.shared.config.quota_bytes)?;
         let place = self.allocate_somewhere(&mut ledger, s, sma, |_| Some(0))?;
         ledger.charged_superpages[s.index()] += 1;
-        segment.map().set(sma, Some(place));
+        let is_within = segment.map().set(sma, Some(place));
+        assert!(is_within, "superpage {sma} lies in its segment");
         Ok(())
     }
 
@@ -293,7 +296,7 @@ impl Pool {
             self.segment(s).map().set(sma, Some(place));
         } else {
             let charged = &mut ledger.charged_superpages[s.index()];
-            *charged = charged.saturating_sub(1);
+            *charged = charged.checked_sub(1).expect("what is freed was charged");
         }
         Ok(freed?)
     }
@@ -544,7 +547,7 @@ impl Pool {
     }
 
     pub(crate) fn segment(&self, s: SegmentHandle) -> &Segment {
-        &self.shared.segments[s.index() % MAX_SEGMENTS]
+        &self.shared.segments[s.index()]
     }
 
     fn expect_state(&self, s: SegmentHandle, wanted: SegmentState) -> Result<(), PoolError> {

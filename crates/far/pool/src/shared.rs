@@ -50,7 +50,10 @@ pub(crate) struct BladeSlot {
 impl BladeSlot {
     /// Puts a blade into the slot, which must be empty.
     pub(crate) fn fill(&self, blade: Blade) {
-        *self.blade.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(blade));
+        let mut slot = self.blade.write().unwrap_or_else(PoisonError::into_inner);
+        assert!(slot.is_none(), "a blade comes into an empty slot");
+        *slot = Some(Arc::new(blade));
+        drop(slot);
         self.is_lost.store(false, Ordering::Release);
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
@@ -166,8 +169,7 @@ impl Segment {
         memory: *mut u8,
         token: u64,
     ) -> LinkPage {
-        let of_blade = &self.parts[usize::from(place.blade.0) % MAX_BLADES];
-        let part = &of_blade[usize::from(place.part) % PARTS_PER_BLADE];
+        let part = &self.parts[usize::from(place.blade.0)][usize::from(place.part)];
         let first = u64::from(place.rmma) * u64::from(PAGES_PER_SUPERPAGE);
         LinkPage {
             segment: SegmentId(part.id.load(Ordering::Acquire)),
@@ -226,14 +228,14 @@ impl Shared {
             return Found::Not(PageError::NotAllocated);
         };
         if let Some(record) = place.record {
-            let record = &self.records()[usize::from(record) % MAX_RECORDS];
+            let record = &self.records()[usize::from(record)];
             match record.side(number.index_in_superpage(), access) {
                 Side::Old => {}
                 Side::New => place = record.target().unwrap_or(place),
                 Side::Soon => return Found::Soon,
             }
         }
-        let slot = &self.blades[usize::from(place.blade.0) % MAX_BLADES];
+        let slot = &self.blades[usize::from(place.blade.0)];
         if slot.is_lost() {
             return Found::Not(PageError::BladeLost(place.blade));
         }
@@ -267,13 +269,14 @@ pub(crate) struct Visit<'a>(&'a LaneClock);
 impl LaneClock {
     /// Enters; what is looked up until the visit ends stays valid that long.
     pub(crate) fn visit(&self) -> Visit<'_> {
-        self.visits.fetch_add(1, Ordering::SeqCst);
+        let before = self.visits.fetch_add(1, Ordering::SeqCst);
+        assert!(before.is_multiple_of(2), "a lane is inside once");
         Visit(self)
     }
 
     /// Counts pages; called by the lane only.
     pub(crate) fn count(&self, blade: usize, access: Access, pages: usize) {
-        let moved = &self.moved[blade % MAX_BLADES];
+        let moved = &self.moved[blade];
         let counter = match access {
             Access::Read => &moved.read,
             Access::Write => &moved.written,
@@ -284,7 +287,7 @@ impl LaneClock {
 
     /// Pages read from and written to the blade so far.
     pub(crate) fn moved(&self, blade: usize) -> (u64, u64) {
-        let moved = &self.moved[blade % MAX_BLADES];
+        let moved = &self.moved[blade];
         (moved.read.load(Ordering::Relaxed), moved.written.load(Ordering::Relaxed))
     }
 

@@ -338,6 +338,8 @@ impl Client {
         out: &mut Outbox,
     ) {
         if let Some(used) = self.used.get_mut(&grant) {
+            let may_move = matches!(used.state, State::Usable | State::Moving { deadline: None });
+            assert!(may_move, "only what is used is moved out");
             used.state = State::Moving { deadline };
             out.act(Action::MoveOut { grant, deadline, reason });
         }
@@ -444,6 +446,7 @@ impl Client {
 
     fn release(&mut self, grant: GrantId, now: Duration, out: &mut Outbox) {
         if let Some(used) = self.used.get_mut(&grant) {
+            assert!(!matches!(used.state, State::Released { .. }), "a grant is released once");
             used.state = State::Released { say_at: now + REPEAT, tries: 1 };
             out.send(&used.server, &Message::Released { epoch: grant.epoch });
         }

@@ -46,7 +46,8 @@ impl Peers {
 
     pub(crate) fn up(&mut self, peer: Peer) {
         if let Some(place) = self.place.get(&peer.node) {
-            self.list[*place] = peer;
+            let before = std::mem::replace(&mut self.list[*place], peer);
+            assert_eq!(before.node, peer.node, "a node stands at its place");
         } else if self.list.len() < PEERS_MAX {
             self.place.insert(peer.node, self.list.len());
             self.list.push(peer);
@@ -55,7 +56,8 @@ impl Peers {
 
     pub(crate) fn down(&mut self, node: NodeId) {
         if let Some(place) = self.place.remove(&node) {
-            self.list.swap_remove(place);
+            let gone = self.list.swap_remove(place);
+            assert_eq!(gone.node, node, "a node stands at its place");
             if let Some(moved) = self.list.get(place) {
                 self.place.insert(moved.node, place);
             }

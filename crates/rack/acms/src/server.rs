@@ -45,6 +45,7 @@ impl Lent {
 
     /// What is confirmed to the client must hold here at least as long.
     fn extend(&mut self, until: Duration) {
+        assert!(self.is_bound(), "a lease is of a grant that is bound");
         if let State::Bound { lease_until } | State::Reclaiming { lease_until, .. } =
             &mut self.state
         {
@@ -218,6 +219,7 @@ impl Server {
         keys: &mut Keys,
         out: &mut Outbox,
     ) {
+        assert!(bytes <= self.free_bytes(), "more is lent than was offered");
         // A life with 2^32 grants is over: better none than one epoch twice.
         let Some(counter) = self.counter.checked_add(1) else { return };
         self.counter = counter;
@@ -228,7 +230,8 @@ impl Server {
         if let Some(message) = grant_message(epoch, &lent, config, now) {
             out.send(&asked.client, &message);
         }
-        self.lent.insert(epoch, lent);
+        let before = self.lent.insert(epoch, lent);
+        assert!(before.is_none(), "an epoch is used once");
         self.remember(&asked.client, asked.request);
     }
 

@@ -74,6 +74,7 @@ impl<M: Clone> Table<M> {
         let segment = self.segment_of(client, id)?;
         if access == Access::Write {
             segment.check_writable(id)?;
+            assert_eq!(segment.users.len(), 1, "a writable segment has one user");
         }
         for extent in extents {
             segment.append_runs(*extent, runs)?;

@@ -154,7 +154,8 @@ impl<M: Clone> Table<M> {
         }
         let number = ClientNumber(self.next_client);
         self.next_client += 1;
-        self.clients.insert(number, Client::new(hello, grant, &self.limits));
+        let before = self.clients.insert(number, Client::new(hello, grant, &self.limits));
+        assert!(before.is_none(), "client {} began twice", number.0);
         if let Some(grant) = grant {
             self.grants.add_client(grant, number);
         }
@@ -178,6 +179,8 @@ impl<M: Clone> Table<M> {
     pub fn expire(&mut self, now: Duration) -> Vec<Scrub<M>> {
         let over = |client: &Client| client.lease_end.is_some_and(|end| end <= now);
         let ended: Vec<_> = self.clients.iter().filter(|(_, c)| over(c)).map(|(n, _)| *n).collect();
+        let is_gone = |number| self.connections_of(number) == 0;
+        assert!(ended.iter().all(|number| is_gone(*number)), "no lease runs while there is one");
         self.leases_expired += ended.len() as u64;
         ended.into_iter().flat_map(|number| self.end_client(number)).collect()
     }
@@ -190,7 +193,8 @@ impl<M: Clone> Table<M> {
         let segments = std::mem::take(&mut client.segments);
         let (id, grant) = (client.id, client.grant);
         let scrubs = segments.iter().filter_map(|s| self.drop_user(number, *s)).collect();
-        self.clients.remove(&number);
+        let used = self.clients.remove(&number).map_or(0, |client| client.used_superpages);
+        assert_eq!(used, 0, "who uses no segment is charged for none");
         self.numbers.remove(&id);
         if let Some(grant) = grant {
             self.grants.remove_client(grant, number);

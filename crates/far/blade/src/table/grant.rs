@@ -192,6 +192,7 @@ impl Grants {
             clients: BTreeSet::new(),
             traffic: Arc::default(),
         });
+        assert!(given.epoch <= spec.epoch, "a grant's epoch never goes back");
         given.epoch = spec.epoch;
         given.quota_superpages = superpages_of(spec.bytes);
         if given.key != spec.key {
@@ -200,7 +201,8 @@ impl Grants {
             }
             given.key = spec.key;
         }
-        self.keys.insert(spec.key, spec.id);
+        let owner = self.keys.insert(spec.key, spec.id);
+        assert!(owner.is_none_or(|owner| owner == spec.id), "a key opens one grant");
         let now_ns = at_most(now.as_nanos());
         given.traffic.read.set_limit(now_ns, RateLimit::paced(spec.read_bytes_per_s));
         given.traffic.write.set_limit(now_ns, RateLimit::paced(spec.write_bytes_per_s));
@@ -239,9 +241,9 @@ impl Grants {
     }
 
     pub(super) fn add_client(&mut self, id: GrantId, client: ClientNumber) {
-        if let Some(given) = self.given.get_mut(&id) {
-            given.clients.insert(client);
-        }
+        let given = self.given.get_mut(&id).expect("who was let in is under a grant");
+        let is_new = given.clients.insert(client);
+        assert!(is_new, "client {} comes under a grant once", client.0);
     }
 
     pub(super) fn remove_client(&mut self, id: GrantId, client: ClientNumber) {
@@ -264,18 +266,18 @@ impl Grants {
     }
 
     pub(super) fn charge(&mut self, id: GrantId, superpages: i64) {
-        if let Some(given) = self.given.get_mut(&id) {
-            let used = i64::from(given.used_superpages) + superpages;
-            let Ok(used) = u32::try_from(used) else {
-                panic!("a grant's account is off: {used} superpages");
-            };
-            given.used_superpages = used;
-        }
+        let given = self.given.get_mut(&id).expect("a grant ends after its clients");
+        let used = i64::from(given.used_superpages) + superpages;
+        let Ok(used) = u32::try_from(used) else {
+            panic!("a grant's account is off: {used} superpages");
+        };
+        given.used_superpages = used;
     }
 
     fn end(&mut self, id: GrantId, epoch: u64) {
         if let Some(given) = self.given.remove(&id) {
             assert_eq!(given.used_superpages, 0, "a grant ends after its clients");
+            assert!(given.clients.is_empty(), "a grant ends after its clients");
             self.keys.remove(&given.key);
             given.key_before.map(|key| self.keys.remove(&key));
         }

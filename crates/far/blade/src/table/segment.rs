@@ -51,11 +51,13 @@ impl<M> Segment<M> {
 
     /// The lowest free RMMA superpage; the caller has asked [`Self::free_rmmas`].
     fn take_rmma(&mut self) -> u32 {
-        self.free.pop_first().unwrap_or_else(|| {
+        let rmma = self.free.pop_first().unwrap_or_else(|| {
             assert!(self.next_rmma < self.limit_rmma, "a segment's memory is used up");
             self.next_rmma += 1;
             self.next_rmma - 1
-        })
+        });
+        assert!(rmma < self.next_rmma, "superpage {rmma} was free and never given out");
+        rmma
     }
 
     pub(super) fn give_back(&mut self, rmmas: &[u32]) {
@@ -126,8 +128,8 @@ impl<M: Clone> Table<M> {
             writers: Arc::default(),
             memory: make(limit_rmma),
         };
-        self.segments.insert(id, segment);
-        self.tokens.insert(token, id);
+        let known = (self.segments.insert(id, segment), self.tokens.insert(token, id));
+        assert!(matches!(known, (None, None)), "segment {} was there already", id.0);
         if let Some(client) = self.clients.get_mut(&client) {
             client.segments.insert(id);
         }
@@ -152,11 +154,13 @@ impl<M: Clone> Table<M> {
         let segment = self.segment_of_mut(client, id)?;
         for sma in first.0..first.0 + count {
             let rmma = segment.take_rmma();
-            segment.map.insert(sma, rmma);
+            let before = segment.map.insert(sma, rmma);
+            assert_eq!(before, None, "superpage {sma} got memory twice");
             pairs.push(SuperpagePair::new(SuperpageNumber(sma), SuperpageNumber(rmma)));
         }
         let memory = segment.memory.clone();
         self.used_superpages += count;
+        assert!(self.used_superpages <= self.capacity_superpages, "more is lent than there is");
         self.charge(client, i64::from(count));
         Ok(memory)
     }
@@ -211,7 +215,8 @@ impl<M: Clone> Table<M> {
             return Err(Refused::new(ErrorCode::NotAllocated, u64::from(sma)));
         }
         segment.no_writers()?;
-        let rmmas = range.filter_map(|sma| segment.map.remove(&sma)).collect();
+        let rmmas: Vec<u32> = range.filter_map(|sma| segment.map.remove(&sma)).collect();
+        assert_eq!(count_u32(rmmas.len()), count, "as many are scrubbed as are freed");
         let memory = segment.memory.clone();
         self.charge(client, -i64::from(count));
         Ok(Scrub { memory, part: ScrubPart::Superpages { segment: id, rmmas } })
@@ -225,6 +230,7 @@ impl<M: Clone> Table<M> {
         let segment = self.segment_of_mut(client, id)?;
         segment.check_writable(id)?;
         segment.no_writers()?;
+        assert_eq!(segment.uses(), 1, "a writable segment has one use: its owner's");
         segment.frozen = true;
         Ok(())
     }
@@ -251,6 +257,7 @@ impl<M: Clone> Table<M> {
         if is_held_elsewhere(&segment.memory) {
             return Err(Refused::new(ErrorCode::InUse, segment.uses() + 1));
         }
+        assert_eq!(segment.charged, client, "a segment is charged to its only user");
         segment.frozen = false;
         Ok(())
     }
@@ -272,6 +279,9 @@ impl<M: Clone> Table<M> {
         if !segment.frozen {
             return Err(Refused::new(ErrorCode::NotFrozen, id.0));
         }
+        assert!(!segment.users.is_empty(), "a segment exists as long as it has a user");
+        let writers = segment.writers.load(Ordering::Acquire);
+        assert_eq!(writers, 0, "nobody writes to what is frozen");
         *segment.users.entry(client).or_insert(0) += 1;
         if let Some(client) = self.clients.get_mut(&client) {
             client.segments.insert(id);
@@ -313,6 +323,9 @@ impl<M: Clone> Table<M> {
                 self.charge(heir, i64::from(superpages));
             }
             self.charge(client, -i64::from(superpages));
+        } else {
+            let is_user = segment.users.contains_key(&segment.charged);
+            assert!(is_user, "a segment is charged to one of its users");
         }
         if heir.is_some() {
             return None;
@@ -323,15 +336,14 @@ impl<M: Clone> Table<M> {
     }
 
     fn charge(&mut self, client: ClientNumber, superpages: i64) {
-        if let Some(client) = self.clients.get_mut(&client) {
-            let used = i64::from(client.used_superpages) + superpages;
-            let Ok(used) = u32::try_from(used) else {
-                panic!("a client's account is off: {used} superpages");
-            };
-            client.used_superpages = used;
-            if let Some(grant) = client.grant {
-                self.grants.charge(grant, superpages);
-            }
+        let client = self.clients.get_mut(&client).expect("who is charged is a client");
+        let used = i64::from(client.used_superpages) + superpages;
+        let Ok(used) = u32::try_from(used) else {
+            panic!("a client's account is off: {used} superpages");
+        };
+        client.used_superpages = used;
+        if let Some(grant) = client.grant {
+            self.grants.charge(grant, superpages);
         }
     }
 

@@ -25,7 +25,7 @@ impl Evictor {
                 self.core.frames.end_write(slot);
                 continue;
             };
-            debug_assert!(std::ptr::eq(page.superpage, superpage));
+            assert!(std::ptr::eq(page.superpage, superpage), "a tray holds pages of one chunk");
             if !self.must_write(page, slot, layer) {
                 self.core.frames.end_write(slot);
                 continue;
@@ -48,7 +48,8 @@ impl Evictor {
         assert!(count <= CHUNK_PAGES, "{count} writes of a tray of {CHUNK_PAGES} pages");
         #[allow(clippy::cast_possible_truncation)] // At most 64, as was just asserted.
         let unacknowledged = count as u8;
-        self.unacknowledged[usize::from(tray)] = unacknowledged;
+        let before = std::mem::replace(&mut self.unacknowledged[usize::from(tray)], unacknowledged);
+        assert_eq!(before, 0, "tray {tray} is written a second time");
         self.trays_in_flight += 1;
         // SAFETY: the frames of a tray in flight belong to the evictor until its pages are acknowledged.
         if let Err(error) = unsafe { self.lane.write(&self.writes) } {
@@ -111,6 +112,7 @@ impl Evictor {
             self.put_back(slot);
         }
         let left = &mut self.unacknowledged[usize::from(tray)];
+        assert_ne!(*left, 0, "a page of tray {tray} is acknowledged that was not sent");
         *left -= 1;
         if *left == 0 {
             self.trays_in_flight -= 1;

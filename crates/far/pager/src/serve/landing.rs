@@ -187,7 +187,7 @@ impl FaultThread {
     /// blade's memory stays.
     fn leave_blade(&self, page: Page, state: PageState) {
         page.cell().store(state);
-        page.superpage.far_pages.fetch_sub(1, SeqCst);
+        page.superpage.leave_blade();
     }
 
     /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at

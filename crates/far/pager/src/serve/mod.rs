@@ -521,6 +521,7 @@ impl FaultThread {
             Frame::Slot(slot) => self.core.frames.address(slot),
             Frame::Stage(index) => self.stage + index * PAGE_BYTES,
         };
+        assert!(self.flights[flight].is_none(), "a flight has its place alone");
         self.flights[flight] = Some(Flight { page, frame, demand: claimed == 0, started });
         self.reads.push(PageRead { at, into: into as *mut u8, token: flight as u64 });
     }

@@ -4,8 +4,6 @@
 //! the pages that are elsewhere are taken out of the fault threads' hands first, at both ends, and what
 //! comes to lie at their places meanwhile is dropped.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use farpool_pool::PageRead;
 use farpool_units::PAGE_BYTES;
 
@@ -127,7 +125,7 @@ impl Steward {
     fn carry_page(&mut self, held: &Held) -> Result<(), i32> {
         match held.state.phase() {
             Phase::Far => {
-                held.page.superpage.far_pages.fetch_sub(1, Relaxed);
+                held.page.superpage.leave_blade();
                 self.carry_far(held)
             }
             Phase::Victim => self.carry_victim(held.page, held.target),

@@ -1,7 +1,7 @@
 //! The pager leaves the program: everything that is far or in the victim buffer comes in, and nothing is registered any
 //! more. Faults are served all the while.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use farpool_units::PAGE_BYTES;
@@ -116,7 +116,7 @@ impl Steward {
             let is_in = fetched & (1 << number) != 0 && self.copy_into_program(*page, source);
             if is_in {
                 page.cell().store(state.with_phase(Phase::Resident));
-                page.superpage.far_pages.fetch_sub(1, Relaxed);
+                page.superpage.leave_blade();
             } else {
                 page.cell().store(state.with_phase(Phase::Far));
                 left += 1;

@@ -6,8 +6,6 @@
 //! addresses. So before new mappings are registered one far page of each is brought in, which the kernel refuses where
 //! the mapping is not registered.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use farpool_units::PAGE_BYTES;
 
 use super::Steward;
@@ -109,7 +107,7 @@ impl Steward {
             match copied.errno {
                 None | Some(libc::EEXIST) => {
                     page.cell().store(state.with_phase(Phase::Resident));
-                    page.superpage.far_pages.fetch_sub(1, Relaxed);
+                    page.superpage.leave_blade();
                     core.budget.overdraw(1);
                     // A page that was there already has woken nobody, and who touched it since the
                     // claim was told to wait for it.

@@ -77,7 +77,8 @@ impl State {
         self.on_node.entry(record.name.clone()).or_default();
         let version = self.last_version;
         let node = Node { memory, seen: None, heard_ms: now_ms, age: Age::Fresh, version, record };
-        self.nodes.insert(node.record.name.clone(), node);
+        let before = self.nodes.insert(node.record.name.clone(), node);
+        assert!(before.is_none(), "a node is new once");
     }
 
     /// The memory brick that a node is, if it lends any memory.
@@ -129,10 +130,10 @@ impl State {
                 )
             }
         };
-        // The brick was found in the graph, so none of these can fail.
-        let _ = self.rack.set_draining(id, closed);
-        let _ = self.rack.set_lendable(id, lendable_bytes);
-        let _ = self.rack.observe_load(id, load);
+        let told = self.rack.set_draining(id, closed);
+        let told = told.and_then(|()| self.rack.set_lendable(id, lendable_bytes));
+        let told = told.and_then(|()| self.rack.observe_load(id, load));
+        assert_eq!(told, Ok(()), "the brick was found in the graph");
     }
 
     /// Notes where a segment's grants lie and whose it is.

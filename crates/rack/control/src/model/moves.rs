@@ -53,9 +53,11 @@ impl State {
         let target = self.new_grant(&grant, to);
         self.raise_ceilings(to);
         let node = target.node.clone();
-        let Some(segment) = self.segments.get_mut(&id) else { return Ok(()) };
+        let segment = self.segments.get_mut(&id).expect("what stands in the rack is a segment");
         let from = segment.current.node.clone();
-        segment.target = Some(target);
+        assert!(target.epoch > segment.current.epoch, "an epoch is above all before it");
+        let before = segment.target.replace(target);
+        assert!(before.is_none(), "a segment moves to one place");
         segment.revision += 1;
         to.ops.push(segment.put());
         let segment = segment.clone();
@@ -107,6 +109,7 @@ impl State {
     pub(super) fn finish_move(&mut self, id: SegmentId, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get_mut(&id) else { return };
         let Some(target) = segment.target.take() else { return };
+        assert!(segment.evacuated, "a place is free only when the data has left it");
         let finished = self.rack.finish_move(RequestId(id.0.as_u128()));
         assert!(finished.is_ok(), "a target stands in the rack");
         let old = std::mem::replace(&mut segment.current, target);

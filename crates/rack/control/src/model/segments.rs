@@ -97,7 +97,8 @@ impl State {
         to.event("segment-created", id, format!("{} bytes on {node}", record.current.bytes()));
         self.index(&record);
         let client = record.spec.client;
-        self.segments.insert(id, record);
+        let before = self.segments.insert(id, record);
+        assert!(before.is_none(), "a segment is granted once");
         let version = self.touch_node(&node);
         self.runtime.insert(id, Runtime::new(version));
         self.touch_client(client);
@@ -109,9 +110,8 @@ impl State {
     pub(super) fn new_grant(&self, grant: &Grant, to: &mut Changes<'_>) -> GrantRecord {
         let graph = self.rack.graph();
         let brick = graph.name(Vertex::Memory(grant.memory));
-        // Bricks that are no node are closed, so there is a node.
-        let node = self.node_of_brick.get(brick).cloned().unwrap_or_default();
-        graph::to_record(graph, grant, &node, to.key())
+        let node = self.node_of_brick.get(brick).expect("bricks that are no node are closed");
+        graph::to_record(graph, grant, node, to.key())
     }
 
     pub(super) fn segment_with(&self, id: SegmentId) -> Result<&SegmentRecord, Problem> {
@@ -206,6 +206,7 @@ impl State {
     /// Ends a segment: its memory is free.
     fn forget(&mut self, id: SegmentId, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.remove(&id) else { return };
+        assert!(segment.releasing, "only what was released is free");
         let released = self.rack.release(RequestId(id.0.as_u128()));
         assert!(released.is_ok(), "every segment stands in the rack");
         self.runtime.remove(&id);

@@ -59,6 +59,27 @@ impl MemoryState {
         }
     }
 
+    /// Reserves bandwidth for one segment more.
+    pub(super) fn reserve(&mut self, rates: RateLimits) {
+        let RateLimits { read_bytes_per_s: read, write_bytes_per_s: write } = self.left;
+        let is_there = rates.read_bytes_per_s <= read && rates.write_bytes_per_s <= write;
+        assert!(is_there, "a brick is promised more than it serves");
+        self.left.read_bytes_per_s -= rates.read_bytes_per_s;
+        self.left.write_bytes_per_s -= rates.write_bytes_per_s;
+        self.segments += 1;
+    }
+
+    /// Undoes [`reserve`](Self::reserve).
+    pub(super) fn release(&mut self, rates: RateLimits) {
+        assert_ne!(self.segments, 0, "a brick gives up more segments than it had");
+        self.segments -= 1;
+        self.left.read_bytes_per_s += rates.read_bytes_per_s;
+        self.left.write_bytes_per_s += rates.write_bytes_per_s;
+        let RateLimits { read_bytes_per_s: read, write_bytes_per_s: write } = self.limits;
+        let is_right = self.left.read_bytes_per_s <= read && self.left.write_bytes_per_s <= write;
+        assert!(is_right, "a brick got back more than it serves");
+    }
+
     /// Bytes free.
     pub(super) fn free_bytes(&self) -> u64 {
         u64::from(self.free.total()) * SUPERPAGE_BYTES

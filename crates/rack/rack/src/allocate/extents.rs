@@ -88,6 +88,7 @@ impl Extents {
     /// # Panics
     /// If part of it is free already: two owners had it.
     pub(super) fn give(&mut self, first: u32, count: u32) {
+        assert_ne!(count, 0, "nobody gives nothing back");
         let at = self.free.partition_point(|(start, _)| *start < first);
         let joins_left = at > 0 && {
             let (start, free) = self.free[at - 1];

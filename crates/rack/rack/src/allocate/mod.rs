@@ -221,9 +221,7 @@ impl Allocator {
     fn reserve_rest(&mut self, compute: ComputeId, rates: RateLimits, place: &Place) {
         self.network.reserve(&place.hops, rates);
         let state = &mut self.memories[place.memory.index()];
-        state.left.read_bytes_per_s -= rates.read_bytes_per_s;
-        state.left.write_bytes_per_s -= rates.write_bytes_per_s;
-        state.segments += 1;
+        state.reserve(rates);
         self.computes[compute.index()].add_segment(state.domain);
         self.refresh(place.memory);
     }
@@ -235,9 +233,7 @@ impl Allocator {
         for (first, count) in &place.pieces {
             state.free.give(*first, *count);
         }
-        state.left.read_bytes_per_s += rates.read_bytes_per_s;
-        state.left.write_bytes_per_s += rates.write_bytes_per_s;
-        state.segments -= 1;
+        state.release(rates);
         self.computes[compute.index()].remove_segment(state.domain);
         self.refresh(place.memory);
     }

@@ -64,6 +64,8 @@ impl Allocator {
         let standing = self.standing.get_mut(id).ok_or(RackError::UnknownRequest(id))?;
         let new = standing.take_moving().ok_or(RackError::NotMoving(id))?;
         let gone = which(standing, new);
+        let is_other = gone.epoch != standing.place.epoch && gone.base == standing.place.base;
+        assert!(is_other, "a move changes the epoch and leaves the addresses");
         let grant = standing.grant(&gone, &self.network);
         let (compute, rates) = (standing.compute, standing.rates);
         self.unreserve(compute, rates, &gone);

@@ -444,6 +444,9 @@ impl Network {
     pub(super) fn reserve(&mut self, hops: &[End], want: RateLimits) {
         for hop in hops {
             let left = &mut self.links[hop.link()].left;
+            let (there, back) = (left[hop.side()], left[1 - hop.side()]);
+            let is_there = want.write_bytes_per_s <= there && want.read_bytes_per_s <= back;
+            assert!(is_there, "a link is promised more than it carries");
             left[hop.side()] -= want.write_bytes_per_s;
             left[1 - hop.side()] -= want.read_bytes_per_s;
         }
@@ -473,8 +476,9 @@ impl Network {
         }
         for (arrival, out) in crossings(hops) {
             if self.at(arrival).owner.is_circuit_switch() {
-                for end in [arrival, out] {
+                for (end, peer) in [(arrival, out), (out, arrival)] {
                     let end = self.at_mut(end);
+                    assert!(end.users > 0 && end.peer == peer.0, "the circuit stands");
                     end.users -= 1;
                     if end.users == 0 {
                         end.peer = NONE;

@@ -106,7 +106,8 @@ impl Standing {
     }
 
     pub(super) fn set_moving(&mut self, place: Place) {
-        self.rare.get_or_insert_default().moving = Some(place);
+        let before = self.rare.get_or_insert_default().moving.replace(place);
+        assert!(before.is_none(), "a segment moves to one place");
     }
 
     pub(super) fn take_moving(&mut self) -> Option<Place> {
@@ -218,10 +219,12 @@ impl Book {
     /// # Panics
     /// If 2^32 stand: their records alone would be 512 GiB.
     pub(super) fn insert(&mut self, standing: Standing) {
+        assert!(!standing.is_vacant(), "what stands has a path");
         let hash = self.hash(standing.id);
         let slot = match self.vacant.pop() {
             Some(slot) => {
-                self.slots[slot as usize] = standing;
+                let before = std::mem::replace(&mut self.slots[slot as usize], standing);
+                assert!(before.is_vacant(), "slot {slot} is somebody's");
                 slot
             }
             None => {
