@@ -17,6 +17,7 @@ use farpool_keyvault::frame::Status;
 use farpool_keyvault::lease::Leases;
 use farpool_keyvault::message::{Request, SetMode};
 use farpool_keyvault::owner::{hash_key, shard_of};
+use farpool_units::{at_most, exactly};
 
 const KEYS: u64 = 100_000;
 /// All values together: they must fit into the server's memory.
@@ -34,7 +35,7 @@ fn key(number: u64) -> [u8; 12] {
     let mut key = *b"key000000000";
     let mut rest = number;
     for digit in key[3..].iter_mut().rev() {
-        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        *digit = b'0' + exactly::<u8, _>(rest % 10);
         rest /= 10;
     }
     key
@@ -239,7 +240,7 @@ fn main() -> Result<(), Error> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        keys[usize::try_from(state % keys.len() as u64).unwrap_or(0)]
+        keys[exactly::<usize, _>(state % keys.len() as u64)]
     };
     for _ in 0..ROUNDS {
         let (start, cpu) = (Instant::now(), processor_time());
@@ -279,5 +280,5 @@ fn main() -> Result<(), Error> {
 
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(at_most(time.tv_sec), at_most(time.tv_nsec))
 }

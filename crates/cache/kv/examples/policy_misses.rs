@@ -8,6 +8,7 @@ use farpool_keyvault::owner::hash_key;
 use farpool_kv::store::item::ItemParts;
 use farpool_kv::store::{Store, StoreError, StoreSettings};
 use farpool_policy::{CacheKind, Rng};
+use farpool_units::exactly;
 
 const LIMIT_BYTES: usize = 16 << 20;
 const REQUESTS: usize = 2_000_000;
@@ -51,7 +52,7 @@ fn one_time_visitors() -> Vec<Request> {
     let request = |at: usize| {
         let visitor = (1 << 40) + at as u64;
         let key = if rng.below(3) == 0 { visitor } else { zipf.draw(&mut rng) };
-        (key, 32 + usize::try_from(hash_key(&key.to_le_bytes()) % 1024).unwrap_or(0))
+        (key, 32 + exactly::<usize, _>(hash_key(&key.to_le_bytes()) % 1024))
     };
     (0..REQUESTS).map(request).collect()
 }

@@ -3,6 +3,8 @@
 //! As in memcached, an expiry up to 30 days counts from now, a larger one is a Unix time, 0 means never
 //! and a negative one has passed already.
 
+use farpool_units::at_most;
+
 /// Expiry times up to this many seconds count from now.
 const RELATIVE_MAX_S: i64 = 60 * 60 * 24 * 30;
 /// The clock's reading at the start: an expiry of 1 has then passed.
@@ -29,8 +31,8 @@ impl Clock {
     /// another one, so that Unix times are again what the world takes them for.
     #[must_use]
     pub fn resume(zero_unix_s: i64, last_s: u32, unix_s: i64) -> Self {
-        let now_s = u32::try_from((unix_s - zero_unix_s).max(i64::from(START_S)));
-        let now_s = now_s.unwrap_or(u32::MAX).max(last_s);
+        let passed_s: u32 = at_most(unix_s.saturating_sub(zero_unix_s));
+        let now_s = passed_s.max(START_S).max(last_s);
         Self { zero_unix_s: unix_s - i64::from(now_s), start_s: now_s, now_s }
     }
 
@@ -80,7 +82,7 @@ impl Clock {
             1..=RELATIVE_MAX_S => i64::from(self.now_s) + exptime,
             _ => (exptime - self.zero_unix_s).max(1),
         };
-        u32::try_from(expiry).unwrap_or(u32::MAX)
+        at_most(expiry)
     }
 }
 

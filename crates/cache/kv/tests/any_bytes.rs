@@ -66,14 +66,14 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
         }),
         2 => select(&["fill80", "fill81", "a"][..]).prop_map(|key| key.as_bytes().to_vec()),
         2 => prop::collection::vec((1u8..4, 0u8..4), 1..6).prop_map(|leases| {
-            let mut body = vec![u8::try_from(leases.len()).unwrap_or(0), 0, 0, 0];
+            let mut body = vec![u8::try_from(leases.len()).unwrap(), 0, 0, 0];
             leases.iter().for_each(|(uses, slot)| body.extend_from_slice(&[*slot, uses << 4, 0, 0]));
             body
         }),
         1 => prop::collection::vec(select(&["a", "fill1", "x"][..]), 1..5).prop_map(|keys| {
-            let mut body = u16::try_from(keys.len()).unwrap_or(0).to_le_bytes().to_vec();
+            let mut body = u16::try_from(keys.len()).unwrap().to_le_bytes().to_vec();
             for key in keys {
-                body.push(u8::try_from(key.len()).unwrap_or(0));
+                body.push(u8::try_from(key.len()).unwrap());
                 body.extend_from_slice(key.as_bytes());
             }
             body

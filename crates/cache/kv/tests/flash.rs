@@ -257,6 +257,10 @@ fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
     small.flash.as_mut().unwrap().bytes = 1 << 20;
     let error = refusal(small);
     assert!(matches!(error, ServerError::Flash(FlashError::TooSmall { .. })), "{error}");
+    let mut impossible = settings(&path, 1);
+    impossible.flash.as_mut().unwrap().bytes = u64::MAX;
+    let error = refusal(impossible);
+    assert!(matches!(error, ServerError::Flash(FlashError::TooLarge { .. })), "{error}");
     let mut large = settings(&folder.path().join("large"), 1);
     large.flash.as_mut().unwrap().bytes = 8 << 40;
     let error = refusal(large).to_string();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::talk::{ask, exchange, read_to_end, read_until, shown};
 use common::{Ours, PATIENCE, unix_s, wait_until};
-use farpool_kv::server::{Server, ServerError, Settings};
+use farpool_kv::server::{Server, ServerError, Settings, THREADS_MAX};
 
 fn settings(threads: usize) -> Settings {
     Settings { threads, ..Settings::default() }
@@ -211,6 +211,14 @@ fn the_socket_file_has_its_mode_and_replaces_only_what_is_dead() {
     let refused = Server::bind(at_path(), unix_s());
     assert!(matches!(refused, Err(ServerError::SocketInUse { .. })), "{refused:?}");
     assert_eq!(std::fs::read(&path).expect("it is there"), b"precious");
+}
+
+#[test]
+fn more_threads_than_frames_can_number_are_refused() {
+    for threads in [0, THREADS_MAX + 1] {
+        let refused = Server::bind(settings(threads), unix_s());
+        assert!(matches!(refused, Err(ServerError::Threads(_))), "{refused:?}");
+    }
 }
 
 #[test]

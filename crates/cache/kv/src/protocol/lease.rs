@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use farpool_keyvault::frame::{Header, Status};
 use farpool_keyvault::message::{LEASES_RELEASED_MAX, LeaseIds, LeasedItem};
+use farpool_units::exactly;
 
 use super::{Shard, light};
 use crate::store::Found;
@@ -35,7 +36,7 @@ impl LeaseTable {
     /// Values shorter than `bytes_min` are not leased.
     #[must_use]
     pub fn new(bytes_min: u32) -> Self {
-        Self { bytes_min: usize::try_from(bytes_min).unwrap_or(usize::MAX), ..Self::default() }
+        Self { bytes_min: exactly(bytes_min), ..Self::default() }
     }
 
     /// How many leases there are.

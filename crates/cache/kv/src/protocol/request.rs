@@ -3,6 +3,8 @@
 //! The parser sees a buffer that begins where a request begins and says how far that request goes, what is
 //! asked, or that more must come. It keeps nothing between calls, so bytes may arrive in any pieces.
 
+use farpool_units::exactly;
+
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
 use crate::store::item::{KEY_BYTES_MAX, memcached_bytes};
 
@@ -312,7 +314,7 @@ fn parse_store<'a>(
     let (Some(cas), true, 0..=DATA_BYTES_MAX) = (cas, key.len() <= KEY_BYTES_MAX, length) else {
         return refused(BAD_FORMAT, quiet);
     };
-    let value_bytes = usize::try_from(length).unwrap_or(0);
+    let value_bytes = exactly(length);
     if !limits.fits(key.len(), client_flags, value_bytes) {
         // An old value must not outlive a set that failed.
         let drop = (mode == StoreMode::Set).then_some(KeyWord { word: key, is_base64: false });
@@ -410,7 +412,7 @@ fn parse_meta_set<'a>(
     let Some(length @ 0..=DATA_BYTES_MAX) = signed_32(words.get(2)) else {
         return refused(BAD_FORMAT, false);
     };
-    let value_bytes = usize::try_from(length).unwrap_or(0);
+    let value_bytes = exactly(length);
     let data_bytes = value_bytes + 2;
     let skipped = |reply, drop| {
         Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use farpool_keyvault::frame::{FRAME_BYTES_MAX, HEADER_BYTES, Header, Status};
 use farpool_keyvault::message::{FOUND_BYTES, Item, Keys, begin_found, finish_found};
 use farpool_keyvault::owner::hash_key;
+use farpool_units::exactly;
 
 use super::lower::Parked;
 use super::mailbox::{Address, Answer, Batch};
@@ -81,7 +82,7 @@ impl Gathering {
                     out.extend_from_slice(bytes);
                 }
             }
-            finish_found(out, at, u16::try_from(self.parts.len()).unwrap_or(u16::MAX));
+            finish_found(out, at, exactly(self.parts.len()));
             Status::Ok
         });
     }

@@ -3,6 +3,7 @@
 use farpool_keyvault::frame::{Header, Status, begin, finish};
 use farpool_keyvault::message::LeasesGranted;
 use farpool_keyvault::share;
+use farpool_units::exactly;
 
 use super::light::Light;
 use super::sockets::Connection;
@@ -26,7 +27,7 @@ impl Worker {
         let memory = self.shard.store.readable_by_others().filter(|_| may_have);
         let checked = !state.unchecked;
         let is_granted = memory.is_some_and(|(file, bytes)| {
-            let leases = u32::try_from(LEASES_MAX).unwrap_or(u32::MAX);
+            let leases = exactly(LEASES_MAX);
             let mut reply = Vec::new();
             let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
             LeasesGranted { memory_bytes: bytes as u64, leases }.write(&mut reply);

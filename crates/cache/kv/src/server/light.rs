@@ -11,6 +11,7 @@ use farpool_keyvault::frame::{
 use farpool_keyvault::message::{Hello, Request, SetMode};
 use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_keyvault::share::RingSizes;
+use farpool_units::exactly;
 use smallvec::SmallVec;
 
 use super::connection::{Client, Phase, Ticket};
@@ -236,15 +237,14 @@ impl Worker {
         error: &FrameError,
         frame: &[u8],
     ) {
+        let number = frame[8..].first_chunk().expect("a frame has a whole header");
         let header = Header::read(frame, false).unwrap_or(Header {
             length: 0,
             opcode: Opcode::Noop,
             status: None,
             shard: 0,
             connection: 0,
-            request: frame
-                .get(8..12)
-                .map_or(0, |it| u32::from_le_bytes(it.try_into().unwrap_or_default())),
+            request: u32::from_le_bytes(*number),
         });
         let status = match error {
             FrameError::Checksum { .. } => Status::Damaged,
@@ -316,7 +316,7 @@ impl Worker {
         if let Request::MultiGet(keys) = *request
             && let Some(other) = light::foreign_key_owner(keys, owner, shards)
         {
-            let other = u16::try_from(other).unwrap_or(0).to_le_bytes();
+            let other = exactly::<u16, _>(other).to_le_bytes();
             light::answer_status(header, Status::WrongShard, &other, checked, &mut self.out);
             return false;
         }
@@ -413,12 +413,12 @@ impl Worker {
         state.credits = hello.credits.clamp(1, CREDITS_MAX);
         let granted = Hello {
             version: VERSION,
-            shard: u16::try_from(shards).unwrap_or(u16::MAX),
+            shard: exactly(shards),
             credits: state.credits,
             unchecked: hello.unchecked,
         };
-        let number = u16::try_from(id.number & 0xffff).unwrap_or(0);
-        let shard = u16::try_from(self.number).unwrap_or(0);
+        let number = exactly(id.number & 0xffff);
+        let shard = exactly(self.number);
         let answer = Header { status: Some(Status::Ok), connection: number, shard, ..*header };
         let start = begin(&mut self.out, answer);
         granted.write(&mut self.out);

@@ -34,6 +34,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farpool_keyvault::frame::BROADCAST;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -45,6 +46,10 @@ pub use settings::{
     FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
 };
 pub use worker::{Worker, WorkerError};
+
+/// The most threads: each has a shard, and KeyVault's frames have 12 bits for the number of one,
+/// of which the last stands for any.
+pub const THREADS_MAX: usize = BROADCAST as usize;
 
 /// Why a server does not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +64,8 @@ pub enum ServerError {
     Thread(#[from] std::io::Error),
     #[error("a server thread: {0}")]
     Worker(#[from] WorkerError),
+    #[error("a server has 1 to {THREADS_MAX} threads, not {0}")]
+    Threads(usize),
     #[error(transparent)]
     Far(#[from] FarError),
     #[error(transparent)]
@@ -92,6 +99,9 @@ pub struct Server {
 impl Server {
     /// Takes memory and addresses. `start_unix_s` is now.
     pub fn bind(settings: Settings, start_unix_s: i64) -> Result<Self, ServerError> {
+        if !(1..=THREADS_MAX).contains(&settings.threads) {
+            return Err(ServerError::Threads(settings.threads));
+        }
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         for &address in &settings.addresses {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use farpool_keyvault::frame::{Header, Status, begin, finish, frame_length};
 use farpool_keyvault::ring::{Popped, Reader, Writer, frame_bytes_max};
 use farpool_keyvault::share::{self, Ring, RingSizes};
+use farpool_units::exactly;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smallvec::SmallVec;
@@ -45,8 +46,8 @@ impl Worker {
         let checked = !state.unchecked;
         let mut reply = Vec::new();
         let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
-        reply.extend_from_slice(&u32::try_from(sizes.request_bytes).unwrap_or(0).to_le_bytes());
-        reply.extend_from_slice(&u32::try_from(sizes.answer_bytes).unwrap_or(0).to_le_bytes());
+        reply.extend_from_slice(&exactly::<u32, _>(sizes.request_bytes).to_le_bytes());
+        reply.extend_from_slice(&exactly::<u32, _>(sizes.answer_bytes).to_le_bytes());
         finish(&mut reply, start, checked);
         // What is ready goes first; only then do descriptors travel with their own bytes.
         let shared = self.send(connection)
@@ -104,10 +105,7 @@ impl Worker {
         }
         let Some(mut connection) = self.connections[number].take() else { return false };
         connection.client.last_active_s = self.shard.clock.now_s();
-        let id = ConnectionId {
-            number: u32::try_from(number).unwrap_or(0),
-            generation: connection.generation,
-        };
+        let id = ConnectionId { number: exactly(number), generation: connection.generation };
         let done = self.serve_light(&mut connection, id, (&frames, Source::Ring));
         is_broken |= done < frames.len();
         self.frames = frames;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use farpool_units::at_most;
+
 use super::report::{ShardReport, TierReport};
 use super::settings::{MEMCACHED_VERSION, Shared};
 use super::worker::Worker;
@@ -138,13 +140,12 @@ fn push_processor_time(out: &mut Vec<u8>) {
         let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
         Some((fields.next()?.parse::<u64>().ok()?, fields.next()?.parse::<u64>().ok()?))
     });
-    let per_second =
-        u64::from(u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)).max(1);
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
     let seconds = |ticks: u64| {
         format!("{}.{:06}", ticks / per_second, ticks % per_second * 1_000_000 / per_second)
     };
-    let (user, system) =
-        ticks.unwrap_or((u64::try_from(clock.tv_sec).unwrap_or(0) * per_second, 0));
+    let whole_s: u64 = at_most(clock.tv_sec);
+    let (user, system) = ticks.unwrap_or((whole_s.saturating_mul(per_second), 0));
     push(out, "rusage_user", seconds(user));
     push(out, "rusage_system", seconds(system));
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use farpool_keyvault::arbiter::LeastRecentlyGranted;
+use farpool_units::at_most;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -311,9 +312,7 @@ impl Worker {
 
     fn tick(&mut self, now: Instant) {
         self.last_tick = now;
-        let uptime_s =
-            u32::try_from(now.duration_since(self.started).as_secs()).unwrap_or(u32::MAX);
-        self.shard.clock.set_uptime(uptime_s);
+        self.shard.clock.set_uptime(at_most(now.duration_since(self.started).as_secs()));
         let now_s = self.shard.clock.now_s();
         self.shard.store.set_now(now_s);
         self.shard.store.free_expired();

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use super::extents::Extents;
 use super::index::Place;
@@ -66,6 +66,11 @@ impl SegmentId {
 
     const fn index(self) -> usize {
         self.0 as usize
+    }
+
+    /// The segment with this number, which is below [`SEGMENTS_MAX`].
+    fn numbered(number: usize) -> Self {
+        Self(exactly(number))
     }
 }
 
@@ -213,7 +218,7 @@ impl Arena {
         let lone = if is_lone {
             let lone = self.lone_memory(self.segment_bytes_for(footprint_bytes));
             if lone.is_none() {
-                self.free_lone.push(u32::try_from(number).expect("below SEGMENTS_MAX"));
+                self.free_lone.push(exactly(number));
             }
             Some(lone?)
         } else {
@@ -221,7 +226,7 @@ impl Arena {
         };
         self.in_use_bytes += lone.as_ref().map_or(self.segment_bytes, Lone::len);
         self.segments[number] = Segment { lone, in_use: true, ..segment };
-        Some(SegmentId(u32::try_from(number).expect("below SEGMENTS_MAX")))
+        Some(SegmentId::numbered(number))
     }
 
     fn usual_number(&mut self) -> Option<usize> {
@@ -306,8 +311,7 @@ impl Arena {
     pub fn cut_strays(&mut self, limit_bytes: usize) {
         let Some(shared) = &self.shared else { return };
         let Ok(status) = rustix::fs::fstat(&shared.reader) else { return };
-        let there_bytes =
-            usize::try_from(status.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
+        let there_bytes = at_most::<usize, _>(status.st_blocks).saturating_mul(BLOCK_BYTES);
         if there_bytes <= limit_bytes.max(self.in_use_bytes).saturating_add(STRAY_BYTES_MAX) {
             return;
         }
@@ -361,7 +365,7 @@ impl Arena {
     #[must_use]
     pub fn sample(&self, number: usize) -> Option<SegmentId> {
         let number = number.checked_rem(self.segments.len())?;
-        self.segments[number].in_use.then(|| SegmentId(u32::try_from(number).unwrap_or(u32::MAX)))
+        self.segments[number].in_use.then(|| SegmentId::numbered(number))
     }
 
     /// The first segment in use from this number on, and its number.
@@ -369,15 +373,13 @@ impl Arena {
     pub fn first_in_use(&self, from: usize) -> Option<(usize, SegmentId)> {
         let rest = self.segments.get(from..)?;
         let number = from + rest.iter().position(|segment| segment.in_use)?;
-        Some((number, SegmentId(u32::try_from(number).unwrap_or(u32::MAX))))
+        Some((number, SegmentId::numbered(number)))
     }
 
     /// All segments in use.
     pub fn segments(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
         let numbered = self.segments.iter().enumerate().filter(|(_, segment)| segment.in_use);
-        numbered.map(|(number, segment)| {
-            (SegmentId(u32::try_from(number).unwrap_or(u32::MAX)), segment)
-        })
+        numbered.map(|(number, segment)| (SegmentId::numbered(number), segment))
     }
 
     /// Bytes that still fit into an open segment.

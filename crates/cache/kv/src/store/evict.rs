@@ -5,6 +5,7 @@
 //! the others go. One segment stays in reserve so that what goes on always has where to.
 
 use farpool_policy::cache::S3_FIFO_PROMOTION_REFERENCES;
+use farpool_units::exactly;
 
 use super::arena::{Queue, Segment, SegmentId};
 use super::index::{Entry, EntryAt, Place, Tier};
@@ -171,7 +172,7 @@ impl Store {
     /// What segments are filled with, and how much of it is dead, in bytes.
     pub(super) fn used_and_holes(&self) -> (usize, usize) {
         let used: usize = self.queue_bytes.iter().sum();
-        let live = usize::try_from(self.item_bytes).unwrap_or(usize::MAX);
+        let live: usize = exactly(self.item_bytes);
         (used, used.saturating_sub(live))
     }
 

@@ -4,6 +4,8 @@
 //! itself, so the whole remembers about as many keys as it has places. One miss in about two
 //! thousand is mistaken for a known key, which costs nothing but a place in the main queue.
 
+use farpool_units::exactly;
+
 /// Fingerprints of one row; with the row's hand they fill 64 bytes.
 const ROW_KEYS: usize = 31;
 
@@ -42,7 +44,7 @@ impl Ghost {
     fn place(&self, hash: u64) -> Option<(usize, u16)> {
         // Other bits than those that choose shard and bucket are not needed: rows are wide.
         let row = (u128::from(hash.rotate_left(24)) * self.rows.len() as u128) >> 64;
-        let key = u16::try_from(hash & 0xffff).unwrap_or_default().max(1);
+        let key = exactly::<u16, _>(hash & 0xffff).max(1);
         (!self.rows.is_empty()).then_some((usize::try_from(row).ok()?, key))
     }
 

@@ -10,6 +10,8 @@
 //! items, which may lie on flash: a region grows by quarters of its first size, then splits into two.
 //! Growth by quarters keeps the tables at least about 72 % full.
 
+use farpool_units::exactly;
+
 use super::mapping::{Mapping, prefetch};
 
 /// Entries of one bucket: one cache line.
@@ -189,7 +191,7 @@ impl Region {
         let away = if gap / BUCKET_ENTRIES == home { 0 } else { AWAY };
         self.memory.words_mut()[gap] = entry.tagged(hash).0 | away;
         self.entries += 1;
-        u32::try_from(gap).ok()
+        Some(exactly(gap))
     }
 
     /// Moves entries of a full bucket, and of those that they push, to their other buckets.

@@ -15,6 +15,8 @@
 //! A key of 12 bytes with a value of 64 takes 88 bytes and 8 in the index, where memcached takes 156.
 //! Items begin at multiples of [`ALIGN_BYTES`].
 
+use farpool_units::{at_most, exactly};
+
 /// What every item has in front.
 pub const HEADER_BYTES: usize = 12;
 /// Items begin at multiples of this, so that a place in 8 TiB fits into 40 bits.
@@ -68,10 +70,10 @@ impl AccessTime {
     #[must_use]
     pub fn from_seconds(since_birth_s: u32) -> Self {
         if since_birth_s < Self::EXACT_S {
-            return Self(u16::try_from(since_birth_s).unwrap_or(u16::MAX));
+            return Self(exactly(since_birth_s));
         }
         let coarse = (since_birth_s - Self::EXACT_S) / Self::COARSE_S + Self::EXACT_S;
-        Self(u16::try_from(coarse).unwrap_or(u16::MAX))
+        Self(at_most(coarse))
     }
 
     /// Seconds between the segment's birth and the access.

@@ -24,6 +24,8 @@ pub mod quota;
 mod ranked;
 pub mod walk;
 
+use farpool_units::exactly;
+
 use crate::observe::journal::{Journal, ReadStatus};
 
 use arena::{Arena, SegmentId};
@@ -52,12 +54,12 @@ pub fn ttl_class(expires_s: u32, now_s: u32) -> u8 {
     }
     let left = expires_s.saturating_sub(now_s).max(1);
     let log2 = left.next_power_of_two().ilog2().max(TTL_FIRST_LOG2) - TTL_FIRST_LOG2 + 1;
-    u8::try_from((log2 as usize).min(TTL_CLASSES - 1)).unwrap_or(0)
+    exactly((log2 as usize).min(TTL_CLASSES - 1))
 }
 
 #[inline]
 fn seen_slot(hash: u64) -> usize {
-    usize::try_from(hash % SEEN as u64).unwrap_or(0)
+    exactly(hash % SEEN as u64)
 }
 
 /// Why an item was not stored.

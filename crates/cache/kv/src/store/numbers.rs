@@ -8,6 +8,7 @@
 //! Two keys with one hash of 64 bits are one to the policy: they come and go together.
 
 use farpool_policy::{CacheKind, RANKED_PAGES_MAX, Ranking};
+use farpool_units::exactly;
 
 use super::index::{Entry, EntryAt, Index, IndexFull, Place, Tier};
 
@@ -66,7 +67,7 @@ impl Ranked {
     }
 
     fn find(&self, hash: u64) -> Option<(EntryAt, u32)> {
-        let number = |entry: Entry| u32::try_from(entry.place().bits()).unwrap_or(u32::MAX);
+        let number = |entry: Entry| exactly::<u32, _>(entry.place().bits());
         let is_it = |entry| self.hashes.get(number(entry) as usize) == Some(&hash);
         self.numbers.find(hash, is_it).map(|(at, entry)| (at, number(entry)))
     }
@@ -107,8 +108,7 @@ impl Ranked {
 
     /// Items are about to leave because no more fit.
     pub(super) fn is_full(&mut self) {
-        let len = u32::try_from(self.policy.len()).unwrap_or(u32::MAX);
-        self.policy.set_capacity(len, &mut self.forgotten);
+        self.policy.set_capacity(exactly(self.policy.len()), &mut self.forgotten);
         self.free_forgotten();
     }
 
@@ -141,7 +141,7 @@ impl Ranked {
         let place = Place::new(number as u64).ok_or(IndexFull)?;
         self.numbers.insert(hash, Entry::new(Tier::Memory, place, 0))?;
         self.hashes.push(hash);
-        u32::try_from(number).map_err(|_| IndexFull)
+        Ok(exactly(number))
     }
 
     /// Makes the tables fit for so many numbers and some more.

@@ -7,6 +7,8 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use farpool_units::exactly;
+
 use super::index::{Entry, Place, Tier};
 use super::{Found, Store, StoreError};
 
@@ -166,7 +168,7 @@ impl Store {
     /// Takes hashes out that nothing belongs to any more, or twice, once they are too many.
     fn forget_stale(&mut self, number: usize) {
         let Quota { report, order } = &self.quotas.0[number];
-        let items = usize::try_from(report.items).unwrap_or(usize::MAX);
+        let items: usize = exactly(report.items);
         if order.len() <= items.saturating_mul(2).saturating_add(STALE_MIN) {
             return;
         }

@@ -11,6 +11,8 @@
 //! The seal tells one use of a zone from every other. It is not stored: who reads knows it, and a record
 //! that an earlier use left behind has another checksum.
 
+use farpool_units::exactly;
+
 use crate::store::item::{Header, ItemView};
 
 /// Bytes in front of the item.
@@ -35,7 +37,7 @@ fn checksum(seal: u32, bytes: &[u8]) -> u32 {
 /// Appends a record without its checksum; [`seal`] adds it when the seal is known.
 pub fn push(out: &mut Vec<u8>, hash: u64, stored_as: u64, item: &[u8]) {
     out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&u32::try_from(item.len()).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend_from_slice(&exactly::<u32, _>(item.len()).to_le_bytes());
     out.extend_from_slice(&hash.to_le_bytes());
     out.extend_from_slice(&stored_as.to_le_bytes());
     out.extend_from_slice(item);
@@ -76,7 +78,7 @@ pub fn read(bytes: &[u8], seal: u32) -> Option<Record<'_>> {
 #[must_use]
 pub fn read_unchecked(bytes: &[u8]) -> Option<Record<'_>> {
     let bytes = bytes.get(..length(bytes)?)?;
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
     let item = &bytes[HEAD_BYTES..];
     if item.len() < crate::store::item::HEADER_BYTES
         || Header::read(item).item_bytes() != item.len()

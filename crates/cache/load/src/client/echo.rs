@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use farpool_units::exactly;
 use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
 
@@ -89,7 +90,7 @@ impl Loop {
                 match event.data.u64() {
                     TOKEN_STOP => return Ok(()),
                     TOKEN_LISTENER => self.accept()?,
-                    number => self.serve(usize::try_from(number).unwrap_or(0), &mut buffer),
+                    number => self.serve(exactly(number), &mut buffer),
                 }
             }
         }

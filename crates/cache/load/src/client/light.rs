@@ -12,6 +12,7 @@ use farpool_keyvault::frame::{begin, finish, frame_length};
 use farpool_keyvault::message::{Hello, Item, KeyList, Request, SetMode, read_found};
 use farpool_keyvault::owner::{hash_key, shard_of};
 
+use farpool_units::{at_most, exactly};
 use smallvec::{SmallVec, smallvec};
 
 use super::link::{Asked, LoadError};
@@ -78,7 +79,7 @@ impl Light {
         let mut light = Self::greet(&mut socket, BROADCAST, checked)?;
         if light.shards > 1 {
             socket = connect()?;
-            let shard = u16::try_from(number % light.shards).unwrap_or(BROADCAST);
+            let shard = exactly(number % light.shards);
             light = Self::greet(&mut socket, shard, checked)?;
         }
         Ok((socket, light))
@@ -106,6 +107,10 @@ impl Light {
         let granted =
             Hello::read(&answer[HEADER_BYTES..]).filter(|_| header.status == Some(Status::Ok));
         let granted = granted.ok_or_else(|| LoadError::Greeting(format!("{:?}", header.status)))?;
+        if granted.shard > BROADCAST {
+            // Frames have no numbers for so many.
+            return Err(LoadError::Greeting(format!("{} shards", granted.shard)));
+        }
         Ok(Self {
             connection: header.connection,
             checked: !granted.unchecked,
@@ -195,7 +200,7 @@ impl Light {
             Operation::Set => {
                 value.clear();
                 push_value(&mut value, key, workload.value_bytes(key));
-                let exptime = i32::try_from(workload.lifetime_s(key)).unwrap_or(i32::MAX);
+                let exptime = at_most(workload.lifetime_s(key));
                 let mode = SetMode::Set;
                 Request::Set { mode, key: &name, value: &value, client_flags: 0, exptime, cas: 0 }
             }
@@ -257,9 +262,8 @@ impl Light {
         (request, positions): (u64, SmallVec<[u16; 1]>),
         out: &mut Vec<u8>,
     ) {
-        let number = self.first_frame.wrapping_add(u32::try_from(self.frames.len()).unwrap_or(0));
-        let shard = u16::try_from(shard).unwrap_or(BROADCAST);
-        push_frame(out, (self.connection, shard, number), body, self.checked);
+        let number = self.first_frame.wrapping_add(exactly(self.frames.len()));
+        push_frame(out, (self.connection, exactly(shard), number), body, self.checked);
         self.frames.push_back(Some(Frame { request, positions }));
         self.frames_under_way += 1;
     }

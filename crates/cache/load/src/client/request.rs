@@ -1,5 +1,7 @@
 //! Requests as bytes, and what is expected for each.
 
+use farpool_units::exactly;
+
 use super::value::{push_key, push_value};
 use crate::workload::{KeyNumber, Operation, Workload};
 
@@ -138,7 +140,7 @@ fn push_number(out: &mut Vec<u8>, number: usize) {
     let mut left = number;
     loop {
         at -= 1;
-        digits[at] = b'0' + u8::try_from(left % 10).unwrap_or(0);
+        digits[at] = b'0' + exactly::<u8, _>(left % 10);
         left /= 10;
         if left == 0 {
             break;

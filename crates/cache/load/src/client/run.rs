@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use farpool_policy::Rng;
+use farpool_units::at_most;
 use rustix::event::{Timespec, epoll};
 
 use super::link::{Link, LoadError, Server};
@@ -130,7 +131,7 @@ fn in_threads(
 
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(at_most(time.tv_sec), at_most(time.tv_nsec))
 }
 
 impl<'a> Runner<'a> {
@@ -166,7 +167,7 @@ impl<'a> Runner<'a> {
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        at_most(self.start.elapsed().as_nanos())
     }
 
     /// Waits for replies, for at most so long.
@@ -416,5 +417,5 @@ impl<'a> Runner<'a> {
 }
 
 fn elapsed_ns(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    at_most(start.elapsed().as_nanos())
 }

@@ -1,6 +1,7 @@
 //! Which keys are asked for how often.
 
 use farpool_policy::Rng;
+use farpool_units::exactly;
 
 use super::unit;
 
@@ -49,7 +50,7 @@ impl Ranks {
         match &self.zipf {
             None => {
                 let wide = u128::from(rng.next_u64()) * u128::from(self.keys);
-                u64::try_from(wide >> 64).unwrap_or(0)
+                exactly(wide >> 64)
             }
             Some(zipf) => self.scatter.number_of(zipf.rank(rng) - 1),
         }

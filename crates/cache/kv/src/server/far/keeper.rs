@@ -232,7 +232,8 @@ impl Keeper {
 
     fn take(&mut self, key: PlaceKey, place: &Place) {
         let taken = self.blade_of(key, place).and_then(|spec| {
-            let superpages = u32::try_from(place.bytes / SUPERPAGE_BYTES).unwrap_or(u32::MAX);
+            let superpages = u32::try_from(place.bytes / SUPERPAGE_BYTES)
+                .map_err(|_| FarError::TooLarge { bytes: place.bytes })?;
             self.connect(vec![spec], superpages)
         });
         let now = self.started.elapsed();
@@ -349,5 +350,5 @@ fn whole_superpages(settings: &FarSettings, shards: usize) -> Result<u32, FarErr
         let least = SUPERPAGE_BYTES * shards as u64;
         return Err(FarError::TooSmall { bytes: settings.bytes, shards, least });
     }
-    Ok(u32::try_from(each * shards as u64).unwrap_or(u32::MAX))
+    u32::try_from(each * shards as u64).map_err(|_| FarError::TooLarge { bytes: settings.bytes })
 }

@@ -25,6 +25,8 @@ pub enum FarError {
         "{bytes} bytes of far memory are too few for {shards} threads: give at least {least} bytes"
     )]
     TooSmall { bytes: u64, shards: usize, least: u64 },
+    #[error("{bytes} bytes are more far memory than a server can take at a time")]
+    TooLarge { bytes: u64 },
     #[error("no address that could be used among {addresses:?}")]
     Address { addresses: String },
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farpool_api::seats::{Action, PlaceKey, Seats};
 use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, exactly};
 
 use crate::tier::far::GrantNumber;
 
@@ -320,7 +320,7 @@ impl Plan {
 
     /// The place is used from now on.
     pub fn taken(&mut self, key: PlaceKey, grant: GrantNumber) {
-        self.seats.taken(key, usize::try_from(grant.0).unwrap_or(usize::MAX), 0);
+        self.seats.taken(key, exactly(grant.0), 0);
     }
 
     /// The place cannot be used. If another of the segment is still being emptied, the segment is released after that.
@@ -341,7 +341,7 @@ impl Plan {
     /// The way to a grant's blade is lost.
     pub fn lost(&mut self, grant: GrantNumber, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
-        if let Some(key) = self.seats.key_of(usize::try_from(grant.0).unwrap_or(usize::MAX)) {
+        if let Some(key) = self.seats.key_of(exactly(grant.0)) {
             if let Some(node) = self.segment_at(key).map(|it| it.place.node.clone()) {
                 self.shunned.insert(node, now + SHUN);
             }
@@ -353,7 +353,7 @@ impl Plan {
 
     /// Nothing of a grant is used any more, and the way to it is closed.
     pub fn freed(&mut self, grant: GrantNumber) {
-        let entry = usize::try_from(grant.0).unwrap_or(usize::MAX);
+        let entry = exactly(grant.0);
         let key = self.seats.key_of(entry);
         self.seats.sweep(|it, _| it != entry);
         self.dropped.remove(&grant);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::exactly;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -77,6 +77,12 @@ pub(super) fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
 }
 
 pub(super) fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geometry, FlashError> {
+    // The superblock has 32 bits for the number of zones, and files have offsets of 63.
+    let zones = settings.bytes / ZONE_BYTES as u64 / shards.max(1) as u64;
+    if zones > u64::from(u32::MAX) || i64::try_from(settings.bytes).is_err() {
+        let (path, bytes) = (settings.path.clone(), settings.bytes);
+        return Err(FlashError::TooLarge { path, bytes, shards });
+    }
     Geometry::fitting(settings.bytes, shards, ZONES_MIN).ok_or_else(|| {
         let least = Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes();
         let (path, bytes) = (settings.path.clone(), settings.bytes);
@@ -152,7 +158,7 @@ pub(super) fn wipe_book(file: &File, geometry: Geometry) -> std::io::Result<()> 
     let (mut at, end) = (geometry.control_at(0), geometry.book_bytes());
     while at < end {
         let bytes = (end - at).min(ZONE_BYTES as u64);
-        file.write_all_at(&zeros[..usize::try_from(bytes).unwrap_or(PAGE_BYTES)], at)?;
+        file.write_all_at(&zeros[..exactly(bytes)], at)?;
         at += bytes;
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 use super::control::Control;
 use super::device::{self, random_id, random_nonce};
@@ -78,6 +78,11 @@ pub enum FlashError {
         path = .path.display()
     )]
     TooSmall { path: PathBuf, bytes: u64, shards: usize, least: u64 },
+    #[error(
+        "flash {path}: {bytes} bytes are more than {shards} threads can have on it",
+        path = .path.display()
+    )]
+    TooLarge { path: PathBuf, bytes: u64, shards: usize },
     #[error(
         "flash {path}: the device is mounted, or used by another program or device",
         path = .path.display()
@@ -217,8 +222,8 @@ impl FlashFile {
         let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
         let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
         let superblock = superblock.unwrap_or(Superblock {
-            shards: u32::try_from(shards).unwrap_or(u32::MAX),
-            zones_per_shard: u32::try_from(geometry.zones_per_shard).unwrap_or(u32::MAX),
+            shards: exactly(shards),
+            zones_per_shard: exactly(geometry.zones_per_shard),
             format_id: random_id(),
             zero_unix_s: now_unix_s - i64::from(crate::clock::START_S),
             boot_id,
@@ -270,7 +275,7 @@ impl FlashFile {
             if is_new {
                 control.write_promises(&layout::Promises::default());
             } else if is_changed || control.promises().is_none() {
-                let by_chance = u32::try_from(random_id() >> 32).unwrap_or(0);
+                let by_chance = exactly(random_id() >> 32);
                 control.begin_empty(by_chance);
                 self.emptied[shard] = true;
             }
@@ -396,7 +401,7 @@ impl FlashFile {
             let mut at = start + PAGE_BYTES as u64;
             let end = self.geometry.control_at(shard + 1);
             while at < end {
-                let left = usize::try_from(end - at).unwrap_or(ZONE_BYTES);
+                let left: usize = exactly(end - at);
                 let part = &mut chunk[..left.min(ZONE_BYTES)];
                 self.book().read_exact_at(part, at)?;
                 sum = sum.append(part);
