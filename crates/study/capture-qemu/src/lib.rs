@@ -225,7 +225,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     count: c_int,
     arguments: *const *const c_char,
 ) -> c_int {
-    let count = usize::try_from(count).unwrap_or(0);
+    let Ok(count) = usize::try_from(count) else { return -1 };
     // SAFETY: as QEMU promises: `count` valid strings.
     let text = |index| unsafe { CStr::from_ptr(*arguments.add(index)) };
     match install(id, (0..count).map(|index| text(index).to_string_lossy().into_owned())) {

@@ -28,13 +28,15 @@ impl Settings {
         for argument in arguments {
             let (name, value) =
                 argument.split_once('=').ok_or_else(|| format!("{argument}: not NAME=VALUE"))?;
-            let number = || value.parse::<u64>().map_err(|_| format!("{argument}: no number"));
+            let no_number = || format!("{argument}: no number");
+            let number = || value.parse::<u64>().map_err(|_| no_number());
+            let ways = || value.parse::<usize>().map_err(|_| no_number());
             match name {
                 "ring" => value.clone_into(&mut settings.ring),
                 "l1" => settings.l1_bytes = number()?,
-                "l1ways" => settings.l1_ways = usize::try_from(number()?).unwrap_or(0),
+                "l1ways" => settings.l1_ways = ways()?,
                 "llc" => settings.llc_bytes = number()?,
-                "llcways" => settings.llc_ways = usize::try_from(number()?).unwrap_or(0),
+                "llcways" => settings.llc_ways = ways()?,
                 "pages" => settings.page_window = number()?,
                 _ => return Err(format!("{argument}: unknown")),
             }

@@ -82,7 +82,8 @@ impl Stream {
             .open(path)
             .map_err(|error| format!("{path}: {error}"))?;
         let bytes = file.metadata().map_err(|error| format!("{path}: {error}"))?.len();
-        let bytes = usize::try_from(bytes).unwrap_or(0);
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| format!("{path}: {bytes} bytes are more than can be mapped"))?;
         if bytes < HEADER_BYTES {
             return Err(format!("{path}: too short for a capture file"));
         }
@@ -117,7 +118,8 @@ impl Stream {
         if self.written - self.read_seen == self.capacity && !self.wait_for_room() {
             return false;
         }
-        let at = usize::try_from(self.written & (self.capacity - 1)).unwrap_or(0) * 2;
+        let place = usize::try_from(self.written & (self.capacity - 1));
+        let at = place.expect("the ring lies in the address space") * 2;
         let ticks = ticks.min((1 << TICK_BITS) - 1);
         let thread = thread.min(LAST_THREAD);
         // SAFETY: `at` is below twice the capacity, which `open` checked against the file's length;
@@ -151,7 +153,9 @@ impl Stream {
     }
 
     fn recorder_lives(&self) -> bool {
-        let recorder = i32::try_from(self.header().recorder).unwrap_or(0);
+        // 0 and below would ask for a group of processes: ours, which is always there.
+        let recorder = i32::try_from(self.header().recorder).ok().filter(|process| *process > 0);
+        let Some(recorder) = recorder else { return false };
         // SAFETY: signal 0 is only a question.
         unsafe { libc::kill(recorder, 0) == 0 }
     }

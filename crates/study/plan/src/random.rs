@@ -1,6 +1,7 @@
 //! Random numbers that are the same on every machine: groupings must come out again from their seed.
 
 use farpool_policy::Rng;
+use farpool_units::exactly;
 
 /// The seeded generator of the policies, for choosing among many and shuffling.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ impl Random {
         assert!(bound > 0, "nothing is below zero");
         let product = u128::from(self.next_bits()) * bound as u128;
         // The upper half of a product of 64 bits with a usize is below that usize.
-        usize::try_from(product >> 64).unwrap_or(0)
+        exactly(product >> 64)
     }
 
     /// Fisher and Yates.

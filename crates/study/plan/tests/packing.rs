@@ -13,9 +13,8 @@ use farpool_plan::utilisation::{Columns, Options, Utilisation};
 /// Items of random sizes, in tenths of a bin, so that many fit exactly.
 fn problem(random: &mut Random, items: usize, dimensions: usize) -> Problem {
     let largest = 1 + random.below(10);
-    let part = |random: &mut Random| {
-        f64::from(u32::try_from(random.below(largest + 1)).unwrap_or(0)) / 10.0
-    };
+    let part =
+        |random: &mut Random| f64::from(u32::try_from(random.below(largest + 1)).unwrap()) / 10.0;
     let item = |random: &mut Random| (0..dimensions).map(|_| part(random)).collect();
     let items: Vec<Vec<f64>> = (0..items).map(|_| item(random)).collect();
     Problem::new(&items).expect("none is larger than a bin")
@@ -87,7 +86,7 @@ fn every_way_of_packing_holds_all_items_once_and_none_beats_the_proven_one() {
 #[test]
 fn some_tens_of_items_are_proven_and_more_are_not_tried() {
     let mut random = Random::new(4);
-    let mut part = || 0.05 + f64::from(u8::try_from(random.below(50)).unwrap_or(0)) / 100.0;
+    let mut part = || 0.05 + f64::from(u8::try_from(random.below(50)).unwrap()) / 100.0;
     let items: Vec<Vec<f64>> = (0..22).map(|_| (0..3).map(|_| part()).collect()).collect();
     let problem = Problem::new(&items).expect("small items");
     let packing = exact::pack(&problem).expect("proven");

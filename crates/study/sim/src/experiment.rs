@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farpool_policy::CacheKind;
+use farpool_units::at_most;
 use serde::{Deserialize, Serialize};
 
 use crate::design::{Design, DesignError, Preset};
@@ -28,7 +29,7 @@ impl LocalSize {
             Self::Permille(share) => page_count as u64 * u64::from(share) / 1000,
             Self::Bytes(bytes) => bytes / page_bytes,
         };
-        usize::try_from(pages).unwrap_or(usize::MAX).max(1)
+        at_most::<usize, _>(pages).max(1)
     }
 }
 
@@ -211,7 +212,7 @@ pub(crate) fn cell(
         local: size,
         local_pages: pages as u64,
         policy: policy.name(),
-        slowdown_permille: u64::try_from(ratio).unwrap_or(u64::MAX).saturating_sub(1000),
+        slowdown_permille: at_most::<u64, _>(ratio).saturating_sub(1000),
         outcome,
     })
 }

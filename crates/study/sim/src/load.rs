@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use farpool_trace::dense::{Densifier, MAX_PAGES, PageLimitReached};
 use farpool_trace::export::page_shift;
 use farpool_trace::{Access, Batch, Columns, TraceError, TraceInfo, TraceReader};
+use farpool_units::{at_most, exactly};
 
 /// One reference, 16 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,7 +188,7 @@ pub fn load_pages(
     let shift = page_shift(reader.path(), info.block_bytes, options.page_bytes)?;
     let room = Room::new(&reader, options, pages_memory_bytes)?;
     let mut densifier = Densifier::new(MAX_PAGES);
-    let mut pages = Vec::with_capacity(usize::try_from(room.records).unwrap_or(0));
+    let mut pages = Vec::with_capacity(exactly(room.records));
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch)? {
         let read = pages.len() as u64;
@@ -260,7 +261,7 @@ impl Loading {
         let line_shift = (block_bytes <= LINE_BYTES)
             .then(|| LINE_BYTES.trailing_zeros() - block_bytes.trailing_zeros());
         Self {
-            references: Vec::with_capacity(usize::try_from(records).unwrap_or(0)),
+            references: Vec::with_capacity(exactly(records)),
             densifier: Densifier::new(MAX_PAGES),
             numbers: Vec::new(),
             shift,
@@ -274,7 +275,8 @@ impl Loading {
         self.densifier
             .number(batch.blocks.iter().map(|block| block >> shift), &mut self.numbers)?;
         for (record, &page) in batch.records().zip(&self.numbers) {
-            let thread = u16::try_from(record.thread).unwrap_or(u16::MAX);
+            // As the fields have it, all above the last thread or line count as that one.
+            let thread = at_most(record.thread);
             let line = self.line_shift.map_or(0, |line_shift| {
                 record.block >> line_shift & ((1 << (shift - line_shift.min(shift))) - 1)
             });
@@ -282,7 +284,7 @@ impl Loading {
                 ticks: record.ticks,
                 page,
                 thread,
-                line: u8::try_from(line).unwrap_or(u8::MAX),
+                line: at_most(line),
                 access: record.access,
             });
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use farpool_policy::cache::{Belady, CacheKind, CacheVisitor, Future, PageCache};
+use farpool_units::at_most;
 
 /// Seed of [`CacheKind::Random`]; fixed, so that the same question has the same answer.
 pub const RANDOM_SEED: u64 = 42;
@@ -131,7 +132,8 @@ pub(crate) fn count(
             kind.visit(page_count, config.capacity, RANDOM_SEED, visitor)
         }
         (MissPolicy::Belady, Some(future)) => {
-            let room = u32::try_from(config.capacity).unwrap_or(u32::MAX);
+            // No trace has more pages.
+            let room = at_most(config.capacity);
             run(pages, Belady::new(future, page_count, room), progress)
         }
         (MissPolicy::Belady, None) => {

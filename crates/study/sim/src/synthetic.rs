@@ -4,6 +4,7 @@
 //! policies apart.
 
 use farpool_policy::Rng;
+use farpool_units::exactly;
 
 /// A trace of dense pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +142,7 @@ fn unit(rng: &mut Rng) -> f64 {
 }
 
 fn modulo(drawn: u64, bound: u32) -> u32 {
-    u32::try_from(drawn % u64::from(bound)).unwrap_or(0)
+    exactly(drawn % u64::from(bound))
 }
 
 /// Where in the sums of weights to begin a search: a table of equal steps of the sum.
@@ -180,6 +181,6 @@ impl RankIndex {
         let low = self.starts[step.saturating_sub(1)] as usize;
         let high = self.starts[(step + 2).min(self.starts.len() - 1)] as usize + 1;
         let found = low + sums[low..high].partition_point(|sum| *sum <= drawn);
-        u32::try_from(found.min(sums.len() - 1)).unwrap_or(0)
+        exactly(found.min(sums.len() - 1))
     }
 }

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use farpool_units::exactly;
+
 use crate::dense::{Densifier, MAX_PAGES};
 use crate::error::TraceError;
 use crate::import::oracle_general_record;
@@ -25,16 +27,23 @@ const NEVER_AGAIN: i64 = -1;
 pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, TraceError> {
     let mut reader = TraceReader::open(from, Columns::BLOCKS)?;
     let shift = page_shift(from, reader.info().block_bytes, page_bytes)?;
+    let bytes = u32::try_from(page_bytes).map_err(|_| {
+        let reason = format!("pages of {page_bytes} bytes; oracleGeneral has 32 bits for them");
+        TraceError::foreign(from, reason)
+    })?;
     let mut blocks: Vec<u64> = Vec::new();
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch)? {
         blocks.extend(batch.blocks.iter().map(|block| block >> shift));
     }
+    if u32::try_from(blocks.len()).is_err() {
+        let reason = format!("{} records; oracleGeneral has 32 bits for their times", blocks.len());
+        return Err(TraceError::foreign(from, reason));
+    }
     let next = next_requests(from, &blocks)?;
     let mut output = Output::begin(to)?;
     let is_compressed = to.extension().is_some_and(|extension| extension == "zst");
-    write_all(output.file(), is_compressed, &blocks, &next, page_bytes)
-        .map_err(TraceError::io(to))?;
+    write_all(output.file(), is_compressed, &blocks, &next, bytes).map_err(TraceError::io(to))?;
     output.finish()?;
     Ok(blocks.len() as u64)
 }
@@ -65,7 +74,7 @@ fn next_requests(path: &Path, blocks: &[u64]) -> Result<Vec<i64>, TraceError> {
     let mut next = vec![NEVER_AGAIN; blocks.len()];
     for (at, &number) in numbers.iter().enumerate().rev() {
         // A request's number counts from 1 in the format.
-        let this = i64::try_from(at + 1).unwrap_or(i64::MAX);
+        let this = exactly(at + 1);
         next[at] = std::mem::replace(&mut following[number as usize], this);
     }
     Ok(next)
@@ -76,13 +85,11 @@ fn write_all(
     is_compressed: bool,
     blocks: &[u64],
     next: &[i64],
-    page_bytes: u64,
+    bytes: u32,
 ) -> std::io::Result<()> {
-    let bytes = u32::try_from(page_bytes).unwrap_or(u32::MAX);
     let write_to = |out: &mut dyn Write| -> std::io::Result<()> {
         for (at, (&block, &next)) in blocks.iter().zip(next).enumerate() {
-            let time = u32::try_from(at).unwrap_or(u32::MAX);
-            out.write_all(&oracle_general_record(time, block, bytes, next))?;
+            out.write_all(&oracle_general_record(exactly(at), block, bytes, next))?;
         }
         Ok(())
     };

@@ -1,5 +1,7 @@
 //! Lower bounds: no packing can do with fewer bins, whatever the time spent.
 
+use farpool_units::exactly;
+
 use super::problem::{BIN, Problem};
 
 /// What no packing can go below.
@@ -38,7 +40,7 @@ pub fn lower(problem: &Problem) -> Bound {
 }
 
 fn whole_bins(sum: u64) -> usize {
-    usize::try_from(sum.div_ceil(u64::from(BIN))).unwrap_or(usize::MAX)
+    exactly(sum.div_ceil(u64::from(BIN)))
 }
 
 /// The bound L2 (Martello and Toth 1990) over all thresholds; `sizes` from the largest down.

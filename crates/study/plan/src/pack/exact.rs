@@ -1,5 +1,7 @@
 //! The least number of bins, proven: branch and bound for some tens of items.
 
+use farpool_units::exactly;
+
 use super::bound;
 use super::greedy::{Order, best_fit, first_fit};
 use super::problem::{BIN, Bin, Packing, Problem};
@@ -96,6 +98,6 @@ impl Search<'_> {
             }
         }
         let most = needed.into_iter().max().unwrap_or(0).max(0).cast_unsigned();
-        usize::try_from(most.div_ceil(u64::from(BIN))).unwrap_or(usize::MAX)
+        exactly(most.div_ceil(u64::from(BIN)))
     }
 }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::hash::Hash;
 use std::path::Path;
 
+use farpool_units::at_most;
 use parquet::basic::{LogicalType, Type};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
@@ -31,11 +32,11 @@ impl<'a> Table<'a> {
         let file = File::open(path).map_err(PlanError::io(path))?;
         let file = SerializedFileReader::new(file).map_err(PlanError::parquet(path))?;
         let footer = file.metadata().file_metadata();
-        let rows = usize::try_from(footer.num_rows()).unwrap_or(usize::MAX);
-        if rows > ROWS_MAX {
+        let rows = usize::try_from(footer.num_rows()).ok().filter(|rows| *rows <= ROWS_MAX);
+        let rows = rows.ok_or_else(|| {
             let reason = format!("{} rows; at most {ROWS_MAX} are read", footer.num_rows());
-            return Err(PlanError::foreign(path, reason));
-        }
+            PlanError::foreign(path, reason)
+        })?;
         let columns = footer.schema_descr().columns();
         if let Some(nested) = columns.iter().find(|column| column.max_rep_level() > 0) {
             let reason = format!("column {} holds lists; only flat tables are read", nested.path());
@@ -124,10 +125,10 @@ impl<'a> Table<'a> {
         mut reader: ColumnReaderImpl<T>,
         mut take: impl FnMut(&T::T),
     ) -> Result<(), PlanError> {
-        let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(0);
-        if rows > self.rows {
-            return Err(PlanError::foreign(self.path, "a row group is longer than the file"));
-        }
+        let rows = usize::try_from(group.metadata().num_rows()).ok();
+        let rows = rows.filter(|rows| *rows <= self.rows).ok_or_else(|| {
+            PlanError::foreign(self.path, "a row group is no part of the file by its length")
+        })?;
         let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
         while read < rows {
             values.clear();
@@ -181,8 +182,8 @@ impl<K: Eq + Hash + Clone> Known<K> {
         let place = match self.by_value.get(value) {
             Some(place) => *place,
             None => {
-                // Too many are refused once all are read; a wrapped place is never used.
-                let place = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+                // Too many are refused once all are read; the last place is then never used.
+                let place = at_most(self.names.len());
                 self.names.push(value.to_owned());
                 self.by_value.insert(value.to_owned(), place);
                 place

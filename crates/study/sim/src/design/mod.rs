@@ -7,6 +7,7 @@ mod preset;
 
 pub use preset::Preset;
 
+use farpool_units::{at_most, exactly};
 use serde::{Deserialize, Serialize};
 
 /// What travels when the program needs something that is not local.
@@ -237,12 +238,12 @@ impl Tier {
                     below.map_or((0, 1000), |p| (p.utilisation_permille, p.latency_permille));
                 let run = u64::from(above.utilisation_permille - x0);
                 let rise = i64::from(above.latency_permille) - i64::from(y0);
-                let part = i64::try_from(utilisation_permille - u64::from(x0)).unwrap_or(0);
-                let run = i64::try_from(run.max(1)).unwrap_or(i64::MAX);
-                u64::try_from(i64::from(y0) + rise * part / run).unwrap_or(1000)
+                let part: i64 = exactly(utilisation_permille - u64::from(x0));
+                let run: i64 = exactly(run.max(1));
+                exactly(i64::from(y0) + rise * part / run)
             }
         };
-        u64::try_from(u128::from(idle_ps) * u128::from(factor) / 1000).unwrap_or(u64::MAX)
+        at_most(u128::from(idle_ps) * u128::from(factor) / 1000)
     }
 }
 
@@ -250,5 +251,5 @@ impl Tier {
 #[must_use]
 pub fn transfer_ps(bytes: u64, bytes_per_s: u64) -> u64 {
     let time = (u128::from(bytes) * 1_000_000_000_000).div_ceil(u128::from(bytes_per_s.max(1)));
-    u64::try_from(time).unwrap_or(u64::MAX)
+    at_most(time)
 }

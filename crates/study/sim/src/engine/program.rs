@@ -6,6 +6,7 @@ use farpool_policy::{
     CacheVisitor, PageCache, PrefetchKind, PrefetchWindow, Prefetcher, VictimPolicy, victim::Fifo,
 };
 use farpool_trace::Access;
+use farpool_units::at_most;
 
 use super::channel::{Channel, Link};
 use super::{Outcome, Program};
@@ -101,7 +102,7 @@ impl<'a> Running<'a> {
             design.prefetch.as_deref().and_then(|name| name.parse::<PrefetchKind>().ok());
         let far_order = design.overflow.as_ref().map(|overflow| {
             let room = page_count as u64 * u64::from(overflow.far_permille) / 1000;
-            (Fifo::new(page_count), usize::try_from(room).unwrap_or(usize::MAX))
+            (Fifo::new(page_count), at_most(room))
         });
         let migrated = if design.migration.is_some() { page_count } else { 0 };
         Ok(Self {
@@ -455,7 +456,7 @@ impl<'a> Running<'a> {
         wanted.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         // No more than the link can carry both ways in an epoch, nor more than local memory.
         let page_ps = transfer_ps(self.trace.page_bytes, design.far.link_bytes_per_s).max(1);
-        let most = usize::try_from(migration.epoch_ps / page_ps).unwrap_or(usize::MAX);
+        let most: usize = at_most(migration.epoch_ps / page_ps);
         wanted.truncate(most.min(self.capacity / 2));
         for &(_, page) in &wanted {
             self.bring(design, device, page, now_ps);

@@ -5,6 +5,8 @@
 //! from all later entries of one block a level, which vector instructions do at once. A sixth of a byte
 //! per place: the row of a million pages stays in the second-level cache.
 
+use farpool_units::exactly;
+
 /// Places of a word.
 const WORD: usize = 64;
 
@@ -90,7 +92,7 @@ impl Timeline {
             self.open_word(word);
         }
         self.words[word] |= 1 << (self.now % WORD);
-        let place = u32::try_from(self.now).unwrap_or(u32::MAX);
+        let place = exactly(self.now);
         self.now += 1;
         self.taken += 1;
         place
@@ -102,7 +104,7 @@ impl Timeline {
         let before = |words: &[u64], at: usize| words[at - 1].count_ones();
         if !word.is_multiple_of(BLOCK_WORDS) {
             let sum = u32::from(self.in_block[word - 1]) + before(&self.words, word);
-            self.in_block[word] = u16::try_from(sum).unwrap_or(u16::MAX);
+            self.in_block[word] = exactly(sum);
             return;
         }
         self.in_block[word] = 0;
@@ -154,7 +156,7 @@ impl Timeline {
 
 /// A number below 2^16.
 fn low_16(number: usize) -> u16 {
-    u16::try_from(number).unwrap_or(u16::MAX)
+    exactly(number)
 }
 
 #[cfg(test)]

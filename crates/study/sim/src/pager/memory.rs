@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use farpool_policy::{CHUNK_PAGES, CleanEstimator, SAMPLED_FETCHES, SweepPolicy};
+use farpool_units::exactly;
 
 use super::Events;
 
@@ -111,10 +112,9 @@ impl Memory {
         for (dense, number) in (0..).zip(page_numbers) {
             let superpage = *superpage_index.entry(number / pages).or_insert_with(|| {
                 memory.superpages.push(([NONE; SUPERPAGE_CHUNKS], None));
-                u32::try_from(memory.superpages.len() - 1).unwrap_or(NONE)
+                exactly(memory.superpages.len() - 1)
             });
-            let within = usize::try_from(number % pages).unwrap_or(0);
-            memory.place(dense, within, superpage);
+            memory.place(dense, exactly(number % pages), superpage);
         }
         memory
     }
@@ -131,7 +131,7 @@ impl Memory {
         let chunk = *slot;
         self.chunks[chunk as usize].pages[bit] = dense;
         self.chunk_of.push(chunk);
-        self.bit_of.push(u8::try_from(bit).unwrap_or(0));
+        self.bit_of.push(exactly(bit));
     }
 
     pub fn phase(&self, page: u32) -> Phase {
@@ -189,7 +189,7 @@ impl Memory {
     fn number_superpage(&mut self, chunk: u32) {
         let (chunks, number) = &mut self.superpages[self.superpage_of[chunk as usize] as usize];
         if number.is_none() {
-            *number = u32::try_from(self.by_number.len()).ok();
+            *number = Some(exactly(self.by_number.len()));
             self.by_number.push(*chunks);
         }
     }

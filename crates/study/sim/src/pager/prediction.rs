@@ -3,6 +3,7 @@
 use farpool_policy::{PrefetchKind, VictimKind};
 use farpool_report::{Column, Page, Provenance, Table};
 use farpool_trace::Filter;
+use farpool_units::at_most;
 use serde::Serialize;
 
 use super::{Costs, Events, MeasuredCosts, Settings, events};
@@ -53,7 +54,7 @@ pub fn predict(
 ) -> Prediction {
     let fixed_pages = question.fixed_bytes / trace.page_bytes;
     // A share is one of all the program's memory.
-    let all_pages = trace.page_count().saturating_add(usize::try_from(fixed_pages).unwrap_or(0));
+    let all_pages = trace.page_count().saturating_add(at_most(fixed_pages));
     let limit_pages = local.pages(all_pages, trace.page_bytes) as u64;
     let settings = Settings {
         limit_pages,
@@ -71,7 +72,7 @@ pub fn predict(
         local_bytes: limit_pages * trace.page_bytes,
         events,
         added_ps,
-        slowdown_permille: u64::try_from(permille).unwrap_or(u64::MAX),
+        slowdown_permille: at_most(permille),
     }
 }
 

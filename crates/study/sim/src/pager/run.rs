@@ -6,6 +6,7 @@ use farpool_policy::reserve::{
 use farpool_policy::{
     ChunkSweep, PrefetchKind, PrefetchWindow, Prefetcher, SweepPolicy, VictimKind,
 };
+use farpool_units::{at_most, exactly};
 
 use super::Events;
 use super::memory::{Memory, Phase};
@@ -60,7 +61,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(trace: &'a References, settings: &Settings) -> Self {
-        let limit = signed(settings.limit_pages);
+        // More than all memory there is means all of it.
+        let limit = at_most(settings.limit_pages);
         Self {
             trace,
             memory: Memory::new(&trace.page_numbers, settings.remembers_runs),
@@ -69,7 +71,7 @@ impl<'a> Run<'a> {
             zero_runs: [(0, 0); PLACES],
             limit,
             // Pages of files count as half of the limit at most.
-            fixed: signed(settings.fixed_pages).min(limit / 2),
+            fixed: at_most::<i64, _>(settings.fixed_pages).min(limit / 2),
             low: low_mark_pages(limit, 1),
             allowance: 0,
             is_active: false,
@@ -142,8 +144,7 @@ impl<'a> Run<'a> {
     fn fetch(&mut self, page: u32, thread: usize) {
         let mut window = PrefetchWindow::EMPTY;
         let number = self.trace.page_numbers[page as usize];
-        let thread = u32::try_from(thread).unwrap_or(u32::MAX);
-        self.prefetcher.on_fault(thread, number, &mut window);
+        self.prefetcher.on_fault(exactly(thread), number, &mut window);
         let far = |number| {
             self.trace.dense(number).filter(|dense| self.memory.phase(*dense) == Phase::Far)
         };
@@ -232,5 +233,5 @@ impl<'a> Run<'a> {
 }
 
 fn signed(pages: u64) -> i64 {
-    i64::try_from(pages).unwrap_or(i64::MAX)
+    exactly(pages)
 }

@@ -6,7 +6,7 @@
 
 use farpool_policy::CacheKind;
 use farpool_trace::{Access, Clock, TraceInfo};
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, at_most};
 
 use super::hpl::VmsRun;
 use super::{Claim, Holds, percent, verdict};
@@ -91,7 +91,7 @@ impl Server {
         let times = self.times_ps(vms, part.min(pages), compute_ps)?;
         let share = |time: u64| u128::from(local_ps) * 1_000_000 / u128::from(time.max(1));
         let millionths: u128 = times.into_iter().map(share).sum();
-        Ok(u64::try_from(millionths / 1000).unwrap_or(u64::MAX))
+        Ok(at_most(millionths / 1000))
     }
 
     /// What far memory costs `vms` machines against Max, in thousandths.

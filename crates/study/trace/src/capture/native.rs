@@ -8,7 +8,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, at_most};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, SeekFrom, fstat, major, minor, seek};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -71,8 +71,7 @@ fn run(command: &Command, is_cancelled: &AtomicBool) -> Result<NativeRun, TraceE
     if is_cancelled.load(Ordering::Relaxed) {
         return Err(TraceError::Capture("ended while the program was timed".to_owned()));
     }
-    let time_ps = u64::try_from(time_ps).unwrap_or(u64::MAX);
-    Ok(NativeRun { time_ps, file_bytes, status })
+    Ok(NativeRun { time_ps: at_most(time_ps), file_bytes, status })
 }
 
 /// Waits for the program's end, and brings it about when `is_cancelled`; also the most memory of files it had.
