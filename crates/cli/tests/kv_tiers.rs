@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use common::farpool;
 use farpool_e2e::ports::free_port;
 use farpool_e2e::proxy::{Fault, Proxy};
+use farpool_units::exactly;
 use home::Home;
 use serde_json::Value;
 
@@ -393,7 +394,7 @@ fn garble_memory(pid: u32) -> std::io::Result<usize> {
                 continue;
             }
             if page.iter().any(|&byte| byte != 0) {
-                let spot = usize::try_from(at / 4096 * 131).unwrap_or(0) % PAGE;
+                let spot = exactly::<usize, _>(at / 4096 * 131) % PAGE;
                 memory.write_all_at(&[page[spot] ^ 0x10], at + spot as u64)?;
                 garbled += 1;
             }

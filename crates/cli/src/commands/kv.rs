@@ -10,6 +10,7 @@ use farpool_kv::server::auth::Credentials;
 use farpool_kv::server::{
     Books, FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings,
 };
+use farpool_units::{MIB, at_most};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -84,7 +85,7 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         [&settings.socket_path, &settings.keyvault_path].into_iter().flatten().cloned().collect();
     let (memory_bytes, threads) = (settings.memory_bytes as u64, settings.threads);
     raise_limits(args, settings.connections_max)?;
-    let server = Server::bind(settings, i64::try_from(unix_s).unwrap_or(i64::MAX))?;
+    let server = Server::bind(settings, at_most(unix_s))?;
     let mut listen: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     listen.extend(socket_paths.iter().map(|path| path.display().to_string()));
     let pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -221,10 +222,8 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         quotas: args.quota.iter().map(|it| (it.prefix.clone().into(), it.size.0)).collect(),
         ..Settings::default()
     };
-    if let Some(Size(bytes)) =
-        args.memory.or(args.memory_mib.map(|mebibytes| Size(mebibytes << 20)))
-    {
-        settings.memory_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if let Some(bytes) = memory_bytes(args)? {
+        settings.memory_bytes = bytes;
     }
     if let Some(delimiter) = args.prefix_delimiter {
         settings.prefix_delimiter = u8::try_from(delimiter)
@@ -322,6 +321,17 @@ fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
             "the {other} protocol is not served, the text protocol with its meta commands is; use -B ascii"
         ))),
     }
+}
+
+/// `--memory` or `-m`, if one is given.
+fn memory_bytes(args: &KvArgs) -> Result<Option<usize>, UsageError> {
+    let too_much = || UsageError("no machine has so much memory; write --memory 4GiB".to_owned());
+    let bytes = match (args.memory, args.memory_mib) {
+        (Some(Size(bytes)), _) => bytes,
+        (None, Some(mebibytes)) => mebibytes.checked_mul(MIB).ok_or_else(too_much)?,
+        (None, None) => return Ok(None),
+    };
+    usize::try_from(bytes).map(Some).map_err(|_| too_much())
 }
 
 /// `-I`: bytes, or with k, m or g.

@@ -17,7 +17,7 @@ use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
 };
 use farpool_trace::{Columns, TraceReader};
-use farpool_units::PAGE_BYTES_U64 as PAGE_BYTES;
+use farpool_units::{PAGE_BYTES_U64 as PAGE_BYTES, at_most};
 
 use super::answer::{give, provenance};
 use crate::args::{
@@ -209,8 +209,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     let measured = MeasuredCosts::read(&args.costs)?;
     let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
     let references = load_trace(&args.trace, page_bytes, &args.load)?;
-    let given =
-        args.native.map(|span| u64::try_from(span.0.as_nanos()).unwrap_or(u64::MAX / 1000) * 1000);
+    let given = args.native.map(|span| at_most(span.0.as_nanos().saturating_mul(1000)));
     let Some(native_ps) = given.or(references.info.native_ps) else {
         bail!(
             "{}: the trace does not say how long the program takes by itself; capture it with --time, or give \

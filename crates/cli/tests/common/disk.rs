@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
@@ -141,7 +141,7 @@ impl Faults {
     }
 
     fn read(&self, offset: u64, size: usize, order: (Fault, u64)) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; size.min(usize::try_from(self.size - offset).unwrap_or(size))];
+        let mut bytes = vec![0; size.min(exactly(self.size - offset))];
         self.bytes.read_exact_at(&mut bytes, offset).map_err(|_| Errno::EIO)?;
         let (fault, first) = order;
         if offset < first {
@@ -158,7 +158,7 @@ impl Faults {
             }
             match fault {
                 Fault::FlipBits => {
-                    let spot = usize::try_from(number * 131).unwrap_or(0) % page.len();
+                    let spot = exactly::<usize, _>(number * 131) % page.len();
                     page[spot] ^= 0x10;
                 }
                 Fault::Zeros => page.fill(0),

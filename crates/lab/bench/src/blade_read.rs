@@ -8,7 +8,7 @@ use crate::stage::lacking;
 use crate::sys::{self, Mapping};
 use crate::workload::{Shuffle, mix};
 use farpool_fabric::{Control, DescriptorSet, Link, LinkPage, PageDone, Session, StreamLink};
-use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::{ClientId, PageNumber, Purpose, Request, Response, SegmentId, SuperpageNumber};
 use std::io::Read;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Reader {
             for place in 0..BLOCKS_IN_FLIGHT.min(self.blocks - first) {
                 let pages = self.pages(first + place, place);
                 for page in &pages {
-                    let at = usize::try_from(page.token).unwrap_or(0) * WORDS;
+                    let at = exactly::<usize, _>(page.token) * WORDS;
                     let value = mix(u64::from(page.page.0));
                     self.memory.words_mut()[at] = value;
                     self.memory.words_mut()[at + WORDS - 1] = value;
@@ -157,10 +157,9 @@ impl Reader {
     fn pages(&self, block: usize, place: usize) -> [LinkPage; BLOCK_PAGES] {
         std::array::from_fn(|i| {
             let token = place * BLOCK_PAGES + i;
-            let page = u32::try_from(block * BLOCK_PAGES + i).unwrap_or(u32::MAX);
             LinkPage {
                 segment: self.segment,
-                page: PageNumber(page),
+                page: PageNumber(exactly(block * BLOCK_PAGES + i)),
                 file: -1,
                 file_page: 0,
                 memory: self.memory.page_pointer(token),
@@ -176,7 +175,7 @@ impl Reader {
         self.link.expire(Instant::now(), &mut self.done);
         for done in &self.done {
             done.result.map_err(|fault| lacking(format!("the blade fails: {fault:?}")))?;
-            let place = usize::try_from(done.token).unwrap_or(0) / BLOCK_PAGES;
+            let place = exactly::<usize, _>(done.token) / BLOCK_PAGES;
             self.missing[place] -= 1;
             if self.missing[place] == 0 {
                 self.arrived += 1;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use farpool_sim::pager::{Costs, Events, MeasuredCosts, Probe};
 use farpool_trace::capture;
+use farpool_units::at_most;
 
 use crate::machine::Machine;
 use crate::stage::{self, Door, check_interrupted, progress, run_to_end, watch_signals};
@@ -142,7 +143,7 @@ fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
         }
     }
     let added_ns = least[1].saturating_sub(least[0]).as_nanos();
-    Ok(u64::try_from(added_ns * 1000).unwrap_or(u64::MAX))
+    Ok(at_most(added_ns * 1000))
 }
 
 /// Both places in turns, so that a machine that becomes slower does so for both.

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use farpool_units::{at_most, exactly};
+
 /// Linear steps inside each power of two: buckets are at most 1.6 % wide.
 const STEPS: usize = 64;
 /// Latencies below 2^6 ns share the first buckets one by one.
@@ -24,7 +26,7 @@ impl Latencies {
     }
 
     pub(crate) fn record(&mut self, latency: Duration) {
-        let latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        let latency_ns = at_most(latency.as_nanos());
         self.buckets[bucket_of(latency_ns)] += 1;
         self.count += 1;
         self.sum_ns = self.sum_ns.saturating_add(latency_ns);
@@ -55,13 +57,13 @@ impl Latencies {
 fn bucket_of(latency_ns: u64) -> usize {
     let power = latency_ns.max(1).ilog2();
     if power < FIRST_POWER {
-        return usize::try_from(latency_ns).unwrap_or(0);
+        return exactly(latency_ns);
     }
     let row = (power - FIRST_POWER) as usize;
     if row >= POWERS {
         return STEPS * (POWERS + 1) - 1;
     }
-    let step = usize::try_from(latency_ns >> (power - FIRST_POWER)).unwrap_or(0) % STEPS;
+    let step = exactly::<usize, _>(latency_ns >> (power - FIRST_POWER)) % STEPS;
     STEPS * (row + 1) + step
 }
 

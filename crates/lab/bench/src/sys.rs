@@ -4,7 +4,7 @@ use crate::BenchError;
 use std::io;
 use std::ptr::NonNull;
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most};
 
 /// Anonymous private memory of this process, as any program maps it; unmapped on drop.
 #[derive(Debug)]
@@ -166,7 +166,7 @@ pub(crate) fn peak_resident_bytes() -> u64 {
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
         usage
     };
-    u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024
+    at_most::<u64, _>(usage.ru_maxrss) * 1024
 }
 
 /// Keeps the calling thread on `core`; on a machine that has no such core it stays free.

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use farpool_policy::Rng;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
 use serde::{Deserialize, Serialize};
 
 use crate::BenchError;
@@ -105,7 +105,7 @@ struct Tenant {
 
 impl Tenant {
     fn new(args: &TenantArgs) -> Result<Self, BenchError> {
-        let pages = |bytes: u64| usize::try_from(bytes).map_or(usize::MAX, |it| it / PAGE_BYTES);
+        let pages = |bytes: u64| at_most::<usize, _>(bytes) / PAGE_BYTES;
         let first = pages(args.bytes).max(RUN_PAGES);
         let most = pages(args.bytes_max.unwrap_or(0)).max(first);
         let memory = Mapping::small_pages(most.saturating_mul(PAGE_BYTES))?;
@@ -131,7 +131,7 @@ impl Tenant {
         self.say(say, false);
         let step = Duration::from_secs(1).as_nanos() * u128::from(run_bytes());
         let step = step / u128::from(self.pace_bytes_per_s);
-        let step = Duration::from_nanos(u64::try_from(step).unwrap_or(u64::MAX));
+        let step = Duration::from_nanos(at_most(step));
         let mut due = Instant::now();
         loop {
             let now = Instant::now();
@@ -166,7 +166,7 @@ impl Tenant {
     /// One run of pages: read, compared, perhaps written anew.
     fn work(&mut self) -> Result<(), BenchError> {
         let random = self.rng.next_u64();
-        let first = usize::try_from(random >> 8).unwrap_or(0) % (self.pages - RUN_PAGES + 1);
+        let first = exactly::<usize, _>(random >> 8) % (self.pages - RUN_PAGES + 1);
         let started = Instant::now();
         for page in first..first + RUN_PAGES {
             self.check(page)?;
@@ -174,7 +174,7 @@ impl Tenant {
                 self.write(page);
             }
         }
-        let took_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let took_us = at_most(started.elapsed().as_micros());
         self.report.longest_us = self.report.longest_us.max(took_us);
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use farpool_units::at_most;
+
 /// Nanoseconds of each request; longer than 4 s counts as 4 s.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<u32>);
@@ -12,7 +14,7 @@ impl Latencies {
     }
 
     pub fn record(&mut self, took: Duration) {
-        self.0.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
+        self.0.push(at_most(took.as_nanos()));
     }
 
     pub fn merge(&mut self, other: Latencies) {

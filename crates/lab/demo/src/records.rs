@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use farpool_units::exactly;
 use twox_hash::XxHash3_64;
 
 use crate::error::{During, Error};
@@ -128,8 +129,7 @@ impl Writer {
         if opened.and_then(|mut file| file.read_to_end(&mut content)).is_err() {
             return Ok(());
         }
-        let block_bytes = usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX);
-        for (number, block) in content.chunks(block_bytes).enumerate() {
+        for (number, block) in content.chunks(exactly(BLOCK_BYTES)).enumerate() {
             let key = format!("file:{}#{number}", path.display());
             let mut value = format!("{} {}\n", metadata.len(), metadata.mtime()).into_bytes();
             value.extend_from_slice(block);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use farpool_bench::stage::check_interrupted;
 use farpool_bench::{RedisClient, Zipf};
 use farpool_policy::Rng;
+use farpool_units::exactly;
 use twox_hash::XxHash3_64;
 
 use crate::error::{During, Error};
@@ -172,8 +173,7 @@ impl Lane {
         let mut slots: Vec<Slot> =
             own.map(|record| Slot { record, belief: beliefs.0[record] }).collect();
         for at in (1..slots.len()).rev() {
-            let bound = u32::try_from(at + 1).unwrap_or(u32::MAX);
-            slots.swap(at, rng.below(bound) as usize);
+            slots.swap(at, rng.below(exactly(at + 1)) as usize);
         }
         Lane { slots, rng, gets: Latencies::default(), digest: XxHash3_64::new() }
     }
@@ -190,7 +190,7 @@ impl Lane {
             return Ok(());
         }
         let zipf = Zipf::new(self.slots.len(), ZIPF_EXPONENT);
-        self.gets = Latencies::with_capacity(usize::try_from(requests).unwrap_or(0));
+        self.gets = Latencies::with_capacity(exactly(requests));
         let mut value = Vec::new();
         for number in 0..requests {
             if number % REQUESTS_PER_CHECK == 0 {

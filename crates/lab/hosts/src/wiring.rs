@@ -7,6 +7,8 @@
 
 use std::net::Ipv4Addr;
 
+use farpool_units::exactly;
+
 use crate::link;
 use crate::{HostsError, Namespace};
 
@@ -151,5 +153,5 @@ pub(crate) fn data_address(index: usize) -> Ipv4Addr {
 
 fn last_byte(index: usize) -> u8 {
     // At most MAX_HOSTS, as checked.
-    u8::try_from(index + 1).unwrap_or(u8::MAX)
+    exactly(index + 1)
 }

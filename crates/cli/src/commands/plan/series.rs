@@ -5,6 +5,7 @@ use farpool_plan::pack::{self, Demand, Server};
 use farpool_plan::utilisation::{Above, Columns, Options, Utilisation};
 use farpool_plan::{pages, pool};
 use farpool_report::{Input, Provenance};
+use farpool_units::exactly;
 use indicatif::ProgressBar;
 
 use super::{give, provenance, refused, text_of};
@@ -18,7 +19,7 @@ pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
     let local_price = args.memory_price.map_or(memory.dollars_per_gib, |price| price.0);
     let question = pool::Question {
         group: args.group,
-        groupings: usize::try_from(args.groupings).unwrap_or(usize::MAX),
+        groupings: exactly(args.groupings),
         seed: args.seed,
         local_share: args.local.share(),
         blades: args.blades.unwrap_or(0),

@@ -3,6 +3,7 @@
 use super::tree::tree;
 use super::{Peak, lacking};
 use crate::BenchError;
+use farpool_units::at_most;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Seek, Write};
@@ -305,7 +306,7 @@ fn unnamed_file() -> io::Result<File> {
 
 /// The end of what a file holds, on one line.
 fn tail(file: &mut File) -> io::Result<String> {
-    let len = i64::try_from(file.metadata()?.len()).unwrap_or(i64::MAX);
+    let len: i64 = at_most(file.metadata()?.len());
     file.seek(io::SeekFrom::End(-len.min(ERROR_TAIL_BYTES)))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;

@@ -4,6 +4,7 @@
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use farpool_policy::Rng;
+use farpool_units::exactly;
 use std::time::Duration;
 
 /// Smallest and largest allocation, as powers of two: 64 B to 1 MiB.
@@ -32,7 +33,7 @@ fn churn(args: &WorkloadArgs) -> Result<(u64, u64), BenchError> {
         (held, allocated, ops) = (held + bytes, allocated + bytes as u64, ops + 1);
         blocks.push(block);
         while held > held_max {
-            let at = rng.below(u32::try_from(blocks.len()).unwrap_or(u32::MAX)) as usize;
+            let at = rng.below(exactly(blocks.len())) as usize;
             let block = blocks.swap_remove(at);
             held -= block.0.len() * 8;
             sum = sum.wrapping_add(check(&block)?);

@@ -8,7 +8,7 @@ use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use crate::sys::Mapping;
 use farpool_policy::Rng;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Threads unless asked for otherwise: more than any core count here, so that they wait for faults
@@ -84,7 +84,7 @@ fn run_thread(
     let mut sum = 0u64;
     for _ in 0..ops {
         let random = rng.next_u64();
-        let slot = usize::try_from(random >> 32).unwrap_or(0) % layout.slots;
+        let slot = exactly::<usize, _>(random >> 32) % layout.slots;
         let version = &mut versions[slot];
         sum = sum.wrapping_add(check(words, layout, thread, slot, *version)?);
         if args.is_write(random & 0xFFFF_FFFF, WRITE_PERCENT) {

@@ -8,6 +8,7 @@
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use farpool_policy::Rng;
+use farpool_units::exactly;
 
 /// Edges per vertex: as in the usual benchmark graphs (16 in Graph500).
 const EDGES_PER_VERTEX: usize = 16;
@@ -47,7 +48,7 @@ impl Edges {
         let u = f64::from(self.rng.below(1 << 30)) / f64::from(1u32 << 30);
         let rank = crate::units::round(u * u * u * f64::from(self.vertices - 1));
         // Popular vertices are spread over the addresses, as in a graph with arbitrary names.
-        u32::try_from(mix(rank) % u64::from(self.vertices)).unwrap_or(0)
+        exactly(mix(rank) % u64::from(self.vertices))
     }
 }
 

@@ -22,6 +22,8 @@ use crate::parse_bytes;
 use crate::{BenchError, sys};
 use std::time::{Duration, Instant};
 
+use farpool_units::exactly;
+
 /// An access that takes longer is counted as a page fault: cache and TLB misses stay well below,
 /// the cheapest fault (a zero page) well above.
 const FAULT_MIN: Duration = Duration::from_nanos(1000);
@@ -253,7 +255,7 @@ impl Shuffle {
         loop {
             x = self.step(x);
             if x < self.count {
-                return usize::try_from(x).unwrap_or(0);
+                return exactly(x);
             }
         }
     }

@@ -5,7 +5,7 @@ use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use crate::sys::Mapping;
 use farpool_policy::Rng;
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 
 /// Words of a page.
 const WORDS: usize = PAGE_BYTES / 8;
@@ -40,7 +40,7 @@ fn access(words: &mut [u64], pages: usize, ops: u64, args: &WorkloadArgs) -> u64
             hot + below(&mut rng, pages - hot)
         };
         let random = rng.next_u64();
-        let word = &mut words[page * WORDS + usize::try_from(random >> 32).unwrap_or(0) % WORDS];
+        let word = &mut words[page * WORDS + exactly::<usize, _>(random >> 32) % WORDS];
         sum = sum.wrapping_add(*word);
         if args.is_write(random & 0xFFFF_FFFF, WRITE_PERCENT) {
             *word = word.wrapping_mul(3).wrapping_add(random);
@@ -50,7 +50,7 @@ fn access(words: &mut [u64], pages: usize, ops: u64, args: &WorkloadArgs) -> u64
 }
 
 fn below(rng: &mut Rng, bound: usize) -> usize {
-    rng.below(u32::try_from(bound).unwrap_or(u32::MAX)) as usize
+    rng.below(exactly(bound)) as usize
 }
 
 fn fold(words: &[u64]) -> u64 {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use farpool_units::at_most;
+
 use super::five_hosts::Rack;
 use super::organiser::{Drain, Status};
 use super::programs::Guest;
@@ -246,7 +248,7 @@ impl Progress {
         let least = Duration::from_secs(1).saturating_sub(self.at.elapsed());
         rack.rest(least)?;
         let (mut passed, mut seen) = (true, Vec::new());
-        let ms = u64::try_from(self.at.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
+        let ms = at_most::<u64, _>(self.at.elapsed().as_millis()).max(1);
         for (guest, before) in &self.checked {
             let guest = rack.guest(guest)?;
             // What has nothing to do with far memory is shown only where it does not go on.

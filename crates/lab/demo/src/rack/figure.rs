@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use farpool_units::{at_most, exactly};
+
 use super::timeline::Timeline;
 
 /// Eighths of a character cell, from nothing to all of it.
@@ -17,7 +19,7 @@ const EIGHTHS_PER_DOUBLING: f64 = 4.0;
 /// Widest plot; a longer time has several seconds in a column.
 const COLUMNS_MAX: u64 = 100;
 /// Between two numbers on the axis of time.
-const TICK_COLUMNS: u64 = 10;
+const TICK_COLUMNS: usize = 10;
 /// Left of a plot: the scale.
 const MARGIN: usize = 8;
 
@@ -30,7 +32,7 @@ struct Column {
 
 /// One letter of traffic: nothing below 1 MiB/s, full from 128 MiB/s, each step twice the one before.
 pub fn spark(traffic_bytes_per_s: u64) -> char {
-    BLOCKS[usize::try_from(level(traffic_bytes_per_s, 1.0)).unwrap_or(0).min(8)]
+    BLOCKS[at_most::<usize, _>(level(traffic_bytes_per_s, 1.0)).min(8)]
 }
 
 /// The plots of some hosts, one below the other, all on one scale; `moment` is marked.
@@ -54,7 +56,7 @@ pub fn plot(
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name}, MiB/s in and out");
         for line in (0..height).rev() {
-            let scale = 4_u64.saturating_pow(u32::try_from(line).unwrap_or(0) + 1);
+            let scale = 4_u64.saturating_pow(exactly::<u32, _>(line) + 1);
             let bar = |column: &Column| cell(column.traffic_bytes_per_s, line);
             let bars: String = row.iter().map(bar).collect();
             let _ = writeln!(text, "{scale:>width$} |{}", bars.trim_end(), width = MARGIN - 2);
@@ -66,10 +68,11 @@ pub fn plot(
 }
 
 fn columns(timeline: &Timeline, host: usize, step: u64, count: u64) -> Vec<Column> {
-    let mut columns = vec![Column::default(); usize::try_from(count).unwrap_or(0)];
+    let mut columns = vec![Column::default(); exactly(count)];
     for sample in &timeline.samples {
-        let at = usize::try_from(sample.at.as_secs() / step).unwrap_or(usize::MAX);
-        if let (Some(column), Some(host)) = (columns.get_mut(at), sample.hosts.get(host)) {
+        let at = usize::try_from(sample.at.as_secs() / step).ok();
+        let column = at.and_then(|at| columns.get_mut(at));
+        if let (Some(column), Some(host)) = (column, sample.hosts.get(host)) {
             let traffic = host.traffic_bytes_per_s();
             column.traffic_bytes_per_s = column.traffic_bytes_per_s.max(traffic);
             column.letter = Some(host.role.letter());
@@ -87,7 +90,7 @@ fn columns(timeline: &Timeline, host: usize, step: u64, count: u64) -> Vec<Colum
 /// The part of a bar that is in one of its lines, counted from below.
 fn cell(traffic_bytes_per_s: u64, line: u64) -> char {
     let eighths = level(traffic_bytes_per_s, EIGHTHS_PER_DOUBLING).saturating_sub(line * 8).min(8);
-    BLOCKS[usize::try_from(eighths).unwrap_or(0)]
+    BLOCKS[exactly::<usize, _>(eighths)]
 }
 
 /// How high a bar is that grows by so much with each doubling; nothing below 1 MiB/s.
@@ -108,12 +111,11 @@ fn level(traffic_bytes_per_s: u64, per_doubling: f64) -> u64 {
 
 fn axis(step: u64, count: u64, moment: Duration) -> String {
     let mut line = " ".repeat(MARGIN);
-    for tick in (0..count).step_by(usize::try_from(TICK_COLUMNS).unwrap_or(1)) {
+    for tick in (0..count).step_by(TICK_COLUMNS) {
         let label = format!("{}", tick * step);
-        let width = usize::try_from(TICK_COLUMNS).unwrap_or(1);
-        line += &format!("{label:<width$}");
+        line += &format!("{label:<TICK_COLUMNS$}");
     }
-    let at = usize::try_from(moment.as_secs() / step).unwrap_or(0);
+    let at: usize = exactly(moment.as_secs() / step);
     let mark = format!("{}^ the big program starts on A", " ".repeat(MARGIN + at));
     format!("{} s\n{mark}\n", line.trim_end())
 }

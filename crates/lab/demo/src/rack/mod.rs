@@ -35,6 +35,7 @@ use farpool_hosts::Hosts;
 use crate::Error;
 use checks::Checks;
 use collaboration::Collaboration;
+use farpool_units::exactly;
 use log::{SharedScreen, locked};
 use organiser::Organiser;
 use plan::{Plan, Program};
@@ -126,7 +127,7 @@ pub fn run(options: &Options) -> Result<bool, Error> {
     remove_leftovers(&options.folder);
     let missing = |variant: &&Variant| variant.missing(&options.farpool).is_none();
     let variants: Vec<&Variant> = options.variants.iter().filter(missing).collect();
-    let expected = options.plan.expected * u32::try_from(variants.len()).unwrap_or(1);
+    let expected = options.plan.expected * exactly::<u32, _>(variants.len());
     let screen: SharedScreen = Arc::new(Mutex::new(Screen::new(options.json, expected)));
     let mut racks = Vec::new();
     for variant in variants {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_hosts::{Host, Hosts, LinkCounters};
-use farpool_units::PAGE_BYTES_U64;
+use farpool_units::{PAGE_BYTES_U64, at_most};
 
 use super::log::{Log, locked};
 use super::organiser::{NodeStatus, Organiser};
@@ -147,7 +147,7 @@ impl Eye {
 
 fn rate(bytes: u64, passed: Duration) -> u64 {
     let ms = passed.as_millis().max(1);
-    u64::try_from(u128::from(bytes) * 1000 / ms).unwrap_or(u64::MAX)
+    at_most(u128::from(bytes) * 1000 / ms)
 }
 
 /// What each run has in far memory, by the process of its keeper; nothing where nobody says.

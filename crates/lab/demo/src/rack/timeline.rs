@@ -5,6 +5,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use farpool_units::at_most;
 use serde_json::{Value, json};
 
 /// What a host is to the others.
@@ -186,7 +187,7 @@ impl Timeline {
 }
 
 fn ms(at: Duration) -> u64 {
-    u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
+    at_most(at.as_millis())
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Pages that leave unchanged, changed, and changed back to what they once were.
 
+use farpool_units::exactly;
+
 use crate::forks::fork_once;
 use crate::memory::*;
 
@@ -55,7 +57,7 @@ impl Versioned {
             let page = (*random >> 33) as usize % PAGES;
             self.check(page);
             match (*random >> 24) % 8 {
-                0 | 1 => self.write(page, u8::try_from((*random >> 16) % VERSIONS).unwrap_or(0)),
+                0 | 1 => self.write(page, exactly((*random >> 16) % VERSIONS)),
                 2 => self.write(page, self.versions[page]),
                 _ => {}
             }

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use farpool_units::exactly;
 use io_uring::{IoUring, opcode, types};
 
 use crate::region::PAGE;
@@ -79,7 +80,7 @@ impl Files {
         let Some(Ring(ring)) = &mut self.ring else {
             return copy_through(&self.plain, from, to, pages);
         };
-        let length = u32::try_from(PAGE).unwrap_or(0);
+        let length = exactly(PAGE);
         let write = |page: usize| {
             let buffer = (from + page * PAGE) as *const u8;
             opcode::Write::new(types::Fd(file), buffer, length).offset((page * PAGE) as u64).build()

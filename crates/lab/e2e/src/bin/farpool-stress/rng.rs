@@ -1,5 +1,7 @@
 //! A small seeded generator (SplitMix64): the same seed gives the same choices in each thread.
 
+use farpool_units::exactly;
+
 /// The generator's state.
 #[derive(Debug)]
 pub struct Rng(u64);
@@ -18,7 +20,7 @@ impl Rng {
 
     /// A number below `limit`; 0 if the limit is 0.
     pub fn below(&mut self, limit: usize) -> usize {
-        let word = usize::try_from(self.next() >> 1).unwrap_or(0);
+        let word: usize = exactly(self.next() >> 1);
         word.checked_rem(limit).unwrap_or(0)
     }
 
