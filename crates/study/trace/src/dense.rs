@@ -137,6 +137,10 @@ impl Densifier {
     }
 
     fn resize(&mut self, slot_count: usize) {
+        assert!(
+            slot_count.is_power_of_two() && slot_count > self.page_count(),
+            "a table of slots has room for every page and a free slot to end a search"
+        );
         let empty = vec![Slot { page: 0, dense: EMPTY }; slot_count];
         let old = std::mem::replace(&mut self.slots, empty);
         self.shift = 64 - slot_count.ilog2();

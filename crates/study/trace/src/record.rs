@@ -187,8 +187,15 @@ impl Batch {
         self.threads.clear();
     }
 
+    /// Every column has a value for each record.
+    pub(crate) fn is_whole(&self) -> bool {
+        let columns = [self.ticks.len(), self.accesses.len(), self.threads.len()];
+        columns.iter().all(|length| *length == self.blocks.len())
+    }
+
     /// The records of a batch with all columns.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+        assert!(self.is_whole(), "a batch of which records are asked has all columns");
         let rest = self.ticks.iter().zip(&self.accesses).zip(&self.threads);
         self.blocks.iter().zip(rest).map(|(&block, ((&ticks, &access), &thread))| Record {
             block,

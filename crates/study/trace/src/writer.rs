@@ -139,6 +139,7 @@ fn write_group(
     batch: &Batch,
 ) -> Result<(), parquet::errors::ParquetError> {
     debug_assert_eq!(COLUMN_NAMES.len(), 4, "four columns are written below");
+    assert!(batch.is_whole(), "what is written has all columns");
     let signed = |values: &[u64]| values.iter().map(|&v| v.cast_signed()).collect::<Vec<i64>>();
     let mut group = writer.next_row_group()?;
     write_column::<Int64Type>(&mut group, &signed(&batch.blocks))?;

@@ -64,7 +64,8 @@ impl LeaseTable {
         // From 1 on: no number is 0.
         slot.uses = (slot.uses + 1) % (1 << (u32::BITS - SLOT_BITS));
         slot.uses = slot.uses.max(1);
-        slot.lease = Some(lease);
+        let before = slot.lease.replace(lease);
+        assert!(before.is_none(), "a free number has no lease");
         let at = u32::try_from(at).expect("below LEASES_MAX");
         NonZeroU32::new(slot.uses << SLOT_BITS | at).expect("uses count from 1")
     }

@@ -224,6 +224,8 @@ impl Arena {
         } else {
             None
         };
+        assert!(!self.segments[number].in_use, "a free number has no segment");
+        assert!(is_lone == (number >= self.usual), "lone segments are numbered behind the usual");
         self.in_use_bytes += lone.as_ref().map_or(self.segment_bytes, Lone::len);
         self.segments[number] = Segment { lone, in_use: true, ..segment };
         Some(SegmentId::numbered(number))
@@ -272,6 +274,7 @@ impl Arena {
         let segment = &mut self.segments[id.index()];
         assert!(segment.in_use, "a segment is freed once");
         assert!(segment.leases == 0, "what clients read stays");
+        assert!(!segment.is_sealed, "a segment that is freed stands in no queue");
         segment.in_use = false;
         if let Some(lone) = segment.lone.take() {
             self.in_use_bytes -= lone.len();
@@ -301,6 +304,7 @@ impl Arena {
         while self.idle_bytes() > idle_bytes_max
             && let Some(number) = self.free_usual.pop()
         {
+            assert!(!self.segments[number as usize].in_use, "only free segments are released");
             let at = number as usize * self.segment_bytes;
             self.memory.release(at..at + self.segment_bytes);
             self.released_usual.push(Reverse(number));
@@ -401,6 +405,8 @@ impl Arena {
     pub fn append_copy(&mut self, id: SegmentId, header: Header, from: Place) -> Place {
         let bytes = header.item_bytes();
         let offset = self.segment(id).used_bytes;
+        // Usual segments lie side by side: what is too long would be written into the next.
+        assert!(header.footprint_bytes() <= self.room_bytes(id), "a copy fits into its segment");
         if SegmentId::of(from).index() < self.usual && id.index() < self.usual {
             let start = self.usual_at(from);
             let to = id.index() * self.segment_bytes + offset;
@@ -415,6 +421,7 @@ impl Arena {
 
     fn account(&mut self, id: SegmentId, offset: usize, footprint: usize) -> Place {
         let segment = self.segment_mut(id);
+        assert!(segment.in_use && !segment.is_sealed, "only open segments are filled");
         segment.used_bytes += footprint;
         segment.live_bytes += footprint;
         segment.live_items += 1;
@@ -545,6 +552,16 @@ impl Segment {
     #[must_use]
     pub const fn dead_bytes(&self) -> usize {
         self.used_bytes - self.live_bytes
+    }
+
+    /// An item that counted as live does not any more.
+    pub(super) fn died(&mut self, footprint: usize) {
+        assert!(
+            self.live_items > 0 && self.live_bytes >= footprint,
+            "an item that dies was live in its segment"
+        );
+        self.live_bytes -= footprint;
+        self.live_items -= 1;
     }
 
     /// Whether every item of it has expired.

@@ -220,7 +220,7 @@ impl Store {
                 break;
             }
         }
-        debug_assert_eq!(self.arena.segment(id).live_items, 0, "every item was judged");
+        assert_eq!(self.arena.segment(id).live_items, 0, "every item was judged");
         self.free_sealed(id);
     }
 
@@ -307,9 +307,7 @@ impl Store {
         self.items -= 1;
         self.item_bytes -= footprint as u64;
         self.quotas.died(self.arena.item(place).key(), footprint);
-        let segment = self.arena.segment_mut(SegmentId::of(place));
-        segment.live_bytes -= footprint;
-        segment.live_items -= 1;
+        self.arena.segment_mut(SegmentId::of(place)).died(footprint);
     }
 
     /// Moves an item on into `queue`; false if it took its lone segment with it. `entry` is what the index
@@ -364,6 +362,7 @@ impl Store {
         let bytes = self.arena.segment(id).used_bytes;
         let old = self.arena.segment(id).queue as usize;
         self.queues[old].remove(&mut self.arena, id);
+        assert!(self.queue_bytes[old] >= bytes, "a queue counts what its segments hold");
         self.queue_bytes[old] -= bytes;
         self.arena.segment_mut(id).queue = queue;
         self.queue_bytes[queue as usize] += bytes;

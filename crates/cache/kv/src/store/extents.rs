@@ -49,6 +49,11 @@ impl Extents {
     pub fn give(&mut self, mut start: usize, mut length: usize) {
         let before = self.by_start.range(..start).next_back().map(|(&at, &length)| (at, length));
         let after = self.by_start.range(start..).next().map(|(&at, &length)| (at, length));
+        assert!(
+            before.is_none_or(|(at, before)| at + before <= start)
+                && after.is_none_or(|(at, _)| start + length <= at),
+            "what is given back was taken"
+        );
         if let Some((at, before)) = before.filter(|(at, before)| at + before == start) {
             self.drop(at, before);
             (start, length) = (at, before + length);

@@ -324,6 +324,7 @@ impl Index {
     #[inline]
     pub fn set(&mut self, at: EntryAt, entry: Entry) {
         let word = &mut self.regions[at.region as usize].memory.words_mut()[at.word as usize];
+        assert!(*word != 0, "an entry that changes is there");
         *word = *word & OURS | entry.0 & !OURS;
     }
 
@@ -341,7 +342,8 @@ impl Index {
 
     pub fn remove(&mut self, at: EntryAt) {
         let region = &mut self.regions[at.region as usize];
-        region.memory.words_mut()[at.word as usize] = 0;
+        let word = std::mem::take(&mut region.memory.words_mut()[at.word as usize]);
+        assert!(word != 0, "an entry is removed once");
         region.entries -= 1;
     }
 
@@ -383,6 +385,7 @@ impl Index {
             let mut fits = true;
             old.for_each(|hash, entry| fits = fits && new.insert(hash, entry).is_some());
             if fits {
+                assert!(new.entries == old.entries, "a region that grows keeps its entries");
                 self.regions[number as usize] = new;
                 return Ok(());
             }
@@ -408,6 +411,10 @@ impl Index {
         if !fits {
             return Err(IndexFull);
         }
+        assert!(
+            lower.entries + upper.entries == old.entries,
+            "a region that splits keeps its entries"
+        );
         if depth > self.depth {
             self.directory = self.directory.iter().flat_map(|&region| [region, region]).collect();
             self.depth = depth;

@@ -83,6 +83,7 @@ impl Store {
         let value_at = header.key_at() + usize::from(header.key_bytes);
         let at = self.arena.shared_at(found.place, value_at)?;
         let id = SegmentId::of(found.place);
+        assert!(!self.arena.segment(id).is_held, "a segment that is held has nothing to lease");
         let leases = self.arena.segment(id).leases.checked_add(1)?;
         if leases == 1 {
             let bytes = self.leases.bytes + self.arena.taken_bytes(id);
@@ -99,13 +100,15 @@ impl Store {
 
     /// Ends a lease: what nothing else keeps is freed.
     pub fn release(&mut self, Lease(id): Lease) {
-        self.leases.leases -= 1;
         let segment = self.arena.segment_mut(id);
+        assert!(segment.leases > 0 && self.leases.leases > 0, "a lease ends once");
+        self.leases.leases -= 1;
         segment.leases -= 1;
         if segment.leases > 0 {
             return;
         }
         let is_held = segment.is_held;
+        assert!(self.leases.segments > 0, "a segment with leases was counted");
         self.leases.segments -= 1;
         self.leases.bytes -= self.arena.taken_bytes(id);
         if is_held {
@@ -122,6 +125,8 @@ impl Store {
     /// Frees a segment that stands in no queue any more, when nobody reads in it.
     pub(super) fn free_or_hold(&mut self, id: SegmentId) {
         let segment = self.arena.segment_mut(id);
+        assert!(!segment.is_held, "a segment is given up once");
+        assert!(segment.live_items == 0, "no item is left in a segment that is given up");
         if segment.leases > 0 {
             segment.is_held = true;
         } else {

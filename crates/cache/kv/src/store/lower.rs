@@ -87,6 +87,7 @@ impl Store {
 
     pub fn return_outbox(&mut self, mut outbox: Outbox) {
         outbox.clear();
+        assert!(self.outbox.is_none(), "an outbox comes back to the store that it was taken from");
         self.outbox = Some(outbox);
     }
 

@@ -532,7 +532,7 @@ impl Store {
         }
         let found = self.set_cas(found, hash, cas)?;
         let header = self.view(found).header();
-        debug_assert_eq!(header.value_bytes as usize, value.len(), "the length stays");
+        assert_eq!(header.value_bytes as usize, value.len(), "the length stays");
         let at = header.key_at() + usize::from(header.key_bytes);
         self.arena.item_mut(found.place)[at..at + value.len()].copy_from_slice(value);
         Ok(found)
@@ -553,8 +553,7 @@ impl Store {
         self.quotas.died(self.arena.item(place).key(), footprint);
         let id = SegmentId::of(place);
         let segment = self.arena.segment_mut(id);
-        segment.live_bytes -= footprint;
-        segment.live_items -= 1;
+        segment.died(footprint);
         if segment.live_items == 0 && segment.is_sealed {
             self.free_sealed(id);
         }
@@ -563,7 +562,9 @@ impl Store {
     fn free_sealed(&mut self, id: SegmentId) {
         let queue = self.arena.segment(id).queue as usize;
         self.queues[queue].remove(&mut self.arena, id);
-        self.queue_bytes[queue] -= self.arena.segment(id).used_bytes;
+        let bytes = self.arena.segment(id).used_bytes;
+        assert!(self.queue_bytes[queue] >= bytes, "a queue counts what its segments hold");
+        self.queue_bytes[queue] -= bytes;
         self.free_or_hold(id);
     }
 }

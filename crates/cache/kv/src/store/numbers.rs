@@ -138,6 +138,7 @@ impl Ranked {
         if number >= RANKED_PAGES_MAX.min(self.room) {
             return Err(IndexFull);
         }
+        assert!(self.forgotten.is_empty(), "only numbers behind the last are free");
         let place = Place::new(number as u64).ok_or(IndexFull)?;
         self.numbers.insert(hash, Entry::new(Tier::Memory, place, 0))?;
         self.hashes.push(hash);
@@ -172,7 +173,7 @@ impl Ranked {
     }
 
     fn free(&mut self, number: u32) {
-        debug_assert!(!self.policy.knows(number), "a number is free when nothing is known of it");
+        assert!(!self.policy.knows(number), "a number is free when nothing is known of it");
         if let Some((at, _)) = self.find(self.hashes[number as usize]) {
             self.numbers.remove(at);
         }

@@ -63,6 +63,7 @@ impl Store {
         let delta =
             u32::try_from(delta.unwrap_or(0)).expect("segment_for opens a segment in reach");
         let header = parts.header(self.access_now(id), delta);
+        assert!(header.footprint_bytes() <= footprint, "room was made for all of the item");
         let place = self.arena.append(id, header, parts);
         self.queue_bytes[queue as usize] += header.footprint_bytes();
         self.items += 1;

@@ -19,7 +19,7 @@ impl SegmentQueue {
     /// Seals the segment and puts it at the end.
     pub fn push(&mut self, arena: &mut Arena, id: SegmentId) {
         let segment = arena.segment_mut(id);
-        debug_assert!(!segment.is_sealed, "a segment is sealed once");
+        assert!(!segment.is_sealed, "a segment is sealed once");
         segment.is_sealed = true;
         segment.older = self.newest;
         segment.newer = None;
@@ -33,16 +33,22 @@ impl SegmentQueue {
     /// Takes a sealed segment out, wherever it stands.
     pub fn remove(&mut self, arena: &mut Arena, id: SegmentId) {
         let segment = arena.segment_mut(id);
-        debug_assert!(segment.is_sealed, "only sealed segments stand in a queue");
+        assert!(segment.is_sealed, "only sealed segments stand in a queue");
         segment.is_sealed = false;
         let (older, newer) = (segment.older.take(), segment.newer.take());
         match older {
             Some(older) => arena.segment_mut(older).newer = newer,
-            None => self.oldest = newer,
+            None => {
+                assert!(self.oldest == Some(id), "who has no older one is this queue's oldest");
+                self.oldest = newer;
+            }
         }
         match newer {
             Some(newer) => arena.segment_mut(newer).older = older,
-            None => self.newest = older,
+            None => {
+                assert!(self.newest == Some(id), "who has no newer one is this queue's newest");
+                self.newest = older;
+            }
         }
     }
 }

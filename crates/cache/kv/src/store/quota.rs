@@ -64,6 +64,10 @@ impl Quotas {
             && let Some(number) = self.number_of(key)
         {
             let report = &mut self.0[number].report;
+            assert!(
+                report.items > 0 && report.used_bytes >= footprint as u64,
+                "a quota counts each of its items"
+            );
             report.used_bytes -= footprint as u64;
             report.items -= 1;
         }

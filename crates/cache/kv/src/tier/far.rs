@@ -63,6 +63,10 @@ impl Far {
     pub fn take_share(&mut self, share: Share) {
         let zones_each = SUPERPAGE_PAGES / ZONE_PAGES_U32;
         let grant = share.grant;
+        assert!(
+            self.medium().held.iter().all(|it| it.share.grant != grant),
+            "a share of a grant is taken once"
+        );
         let mut zones = Vec::new();
         let pages = share.superpages.iter().flat_map(|superpage| {
             (0..zones_each).map(move |n| superpage * SUPERPAGE_PAGES + n * ZONE_PAGES_U32)
@@ -138,7 +142,8 @@ impl FarMemory {
         let at = SegmentPage { segment: held.share.segment, page };
         held.under_way += 1;
         let lent = begin(pages, &mut held.share.lane, at);
-        self.lent.insert(token, (seat.grant, lent));
+        let before = self.lent.insert(token, (seat.grant, lent));
+        assert!(before.is_none(), "a token names one request");
     }
 
     /// What to wait for while something is under way. The set changes.
@@ -156,6 +161,7 @@ impl FarMemory {
         if lent.is_done()
             && let Some((_, lent)) = self.lent.remove(&token)
         {
+            assert!(held.under_way > 0, "what ends was under way");
             held.under_way -= 1;
             let (pages, is_ok) = lent.give_back();
             ended.push(Ended { token, pages, is_ok });

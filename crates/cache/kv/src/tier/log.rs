@@ -321,6 +321,7 @@ impl<M: Medium> Log<M> {
         }
         let seal = self.seal(self.open);
         let zone = &mut self.zones[self.open];
+        assert!(zone.state == ZoneState::Open, "records go into the open zone");
         let offset = zone.used_bytes;
         let buffer = &mut self.buffer.as_mut()?.bytes_mut()[offset..offset + footprint];
         let (record, gap) = buffer.split_at_mut(bytes.len());
@@ -383,6 +384,7 @@ impl<M: Medium> Log<M> {
             return false;
         };
         self.close();
+        assert!(self.zones[next].leave == Leave::Stays, "a zone that leaves is not filled");
         self.buffer = Some(fresh);
         self.open = next;
         self.last_sequence = self.last_sequence.wrapping_add(1);
@@ -401,6 +403,7 @@ impl<M: Medium> Log<M> {
     pub fn close(&mut self) {
         let Some(mut full) = self.buffer.take() else { return };
         let zone = self.open;
+        assert!(self.zones[zone].state == ZoneState::Open, "the zone that has the buffer is open");
         let used_bytes = self.zones[zone].used_bytes;
         // What an earlier use left behind the last record is no record.
         full.bytes_mut()[used_bytes..].fill(0);
@@ -412,7 +415,8 @@ impl<M: Medium> Log<M> {
 
     fn number(&mut self, operation: Operation) -> u64 {
         self.next_operation += 1;
-        self.operations.insert(self.next_operation, operation);
+        let before = self.operations.insert(self.next_operation, operation);
+        assert!(before.is_none(), "each operation has a number of its own");
         self.next_operation
     }
 
@@ -516,6 +520,7 @@ impl<M: Medium> Log<M> {
     fn complete(&mut self, Ended { token, pages, is_ok }: Ended) {
         match self.operations.remove(&token) {
             Some(Operation::Read { place, seal, token, skip_bytes }) => {
+                assert!(self.reading > 0, "a read that ends was counted");
                 self.reading -= 1;
                 let record = record::read(&pages.bytes()[skip_bytes..], seal).filter(|_| is_ok);
                 let otherwise = if is_ok { Outcome::Gone } else { Outcome::Failed };
@@ -533,6 +538,10 @@ impl<M: Medium> Log<M> {
     }
 
     fn complete_write(&mut self, zone: usize, pages: Pages, is_ok: bool) {
+        assert!(
+            self.zones[zone].state == ZoneState::Writing,
+            "nothing else becomes of a zone while it is on its way"
+        );
         // A zone that did not arrive is used again in its turn; until then its reads fail.
         self.zones[zone].state = ZoneState::Sealed;
         if is_ok {

@@ -243,7 +243,8 @@ impl Light {
         positions: SmallVec<[u16; 1]>,
         out: &mut Vec<u8>,
     ) {
-        let place = usize::try_from(request - self.first_open).unwrap_or(usize::MAX);
+        assert!(request >= self.first_open, "a request that is asked for again is open");
+        let place: usize = exactly(request - self.first_open);
         let Some(Some(open)) = self.open.get(place) else { return };
         let (mut list, mut name) = (KeyList::default(), Vec::with_capacity(250));
         for key in positions.iter().filter_map(|&at| open.keys.get(usize::from(at)).copied()) {
@@ -306,12 +307,14 @@ impl Light {
         let at = header.request.wrapping_sub(self.first_frame) as usize;
         let frame = self.frames.get_mut(at).and_then(Option::take);
         let frame = frame.ok_or(LoadError::Unasked(header.request))?;
+        assert!(self.frames_under_way > 0, "a frame that is answered was under way");
         self.frames_under_way -= 1;
         while matches!(self.frames.front(), Some(None)) {
             self.frames.pop_front();
             self.first_frame = self.first_frame.wrapping_add(1);
         }
-        let place = usize::try_from(frame.request - self.first_open).unwrap_or(usize::MAX);
+        assert!(frame.request >= self.first_open, "a request is open while a frame of it is");
+        let place: usize = exactly(frame.request - self.first_open);
         let unasked = || LoadError::Unasked(header.request);
         let Some(slot) = self.open.get_mut(place) else { return Err(unasked()) };
         let Some(open) = slot else { return Err(unasked()) };
@@ -320,6 +323,7 @@ impl Light {
             self.left_out.push((frame.request, frame.positions[looked_at..].into()));
             return Ok(());
         }
+        assert!(open.frames_left > 0, "a request waits for each of its frames once");
         open.frames_left -= 1;
         if open.frames_left == 0 {
             take(open.asked, open.said, &open.keys);

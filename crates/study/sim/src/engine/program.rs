@@ -346,6 +346,7 @@ impl<'a> Running<'a> {
     /// A page begins to come back; true when it comes from the tier below.
     fn leave_far(&mut self, page: u32) -> bool {
         self.outcome.fetched_bytes += self.trace.page_bytes;
+        assert!(self.far_count > 0, "a page that comes back was far");
         self.far_count -= 1;
         if let Some((order, _)) = &mut self.far_order {
             order.remove(page);

@@ -123,7 +123,8 @@ impl Memory {
         let (place, bit) = (within / CHUNK_PAGES as usize, within % CHUNK_PAGES as usize);
         let slot = &mut self.superpages[superpage as usize].0[place];
         if *slot == NONE {
-            *slot = u32::try_from(self.chunks.len()).unwrap_or(NONE);
+            *slot = exactly(self.chunks.len());
+            assert!(*slot != NONE, "no chunk has the number that means none");
             let pages = [NONE; CHUNK_PAGES as usize];
             self.chunks.push(Chunk { pages, resident: 0, hot: 0, victims: 0, in_buffer: false });
             self.superpage_of.push(superpage);
@@ -171,7 +172,12 @@ impl Memory {
     pub fn settle(&mut self, page: u32, in_run: bool) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         self.number_superpage(chunk);
-        self.chunks[chunk as usize].resident |= 1 << bit;
+        let entry = &mut self.chunks[chunk as usize];
+        assert!(
+            (entry.resident | entry.victims) & 1 << bit == 0,
+            "a page that becomes resident has no frame yet"
+        );
+        entry.resident |= 1 << bit;
         self.resident_pages += 1;
         let state = &mut self.pages[page as usize];
         if state.phase == Phase::Far {
@@ -198,6 +204,8 @@ impl Memory {
     pub fn take_back(&mut self, page: u32) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         let entry = &mut self.chunks[chunk as usize];
+        assert!(entry.victims & 1 << bit != 0, "a page that is taken back is in the buffer");
+        assert!(self.free_frames > 0, "the frames of victims are counted");
         entry.victims &= !(1 << bit);
         entry.resident |= 1 << bit;
         entry.hot |= 1 << bit;
@@ -224,6 +232,7 @@ impl Memory {
         if taken == 0 {
             return 0;
         }
+        assert!(entry.victims == 0, "a chunk without a tray has no victims");
         entry.resident &= !taken;
         (entry.victims, entry.in_buffer) = (taken, true);
         let pages = entry.pages;
@@ -232,6 +241,7 @@ impl Memory {
         }
         self.buffer.push_back(chunk);
         let moved = u64::from(taken.count_ones());
+        assert!(self.resident_pages >= moved, "pages that are moved out were resident");
         self.free_frames += moved;
         self.resident_pages -= moved;
         events.evictions += moved;
@@ -241,6 +251,7 @@ impl Memory {
 
     fn move_out(&mut self, page: u32, events: &mut Events) {
         let state = &mut self.pages[page as usize];
+        assert!(state.phase == Phase::Resident, "only resident pages are moved out");
         let is_unchanged = state.is_remembered && !state.is_changed;
         if state.is_remembered {
             self.remembers_all = self.clean.compared(is_unchanged);
@@ -258,13 +269,16 @@ impl Memory {
     pub fn take_frames(&mut self, most: u64) -> u64 {
         while let Some(&chunk) = self.buffer.front() {
             let entry = &mut self.chunks[chunk as usize];
+            assert!(entry.in_buffer, "a chunk in the queue of trays has one");
             let (pages, mut taken) = (entry.pages, 0);
             for bit in bits(entry.victims) {
                 if taken == most {
                     break;
                 }
                 entry.victims &= !(1 << bit);
-                self.pages[pages[bit] as usize].phase = Phase::Far;
+                let page = &mut self.pages[pages[bit] as usize];
+                assert!(page.phase == Phase::Victim, "only a victim's frame is handed out");
+                page.phase = Phase::Far;
                 taken += 1;
             }
             if entry.victims == 0 {
@@ -272,6 +286,7 @@ impl Memory {
                 self.buffer.pop_front();
             }
             if taken > 0 {
+                assert!(self.free_frames >= taken, "the frames of victims are counted");
                 self.free_frames -= taken;
                 return taken;
             }

@@ -80,6 +80,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
     }
 
     fn table_at(&self, zone: usize) -> Range<usize> {
+        // Behind the last entry are the sums.
+        assert!(zone < self.geometry.zones_per_shard, "the zone is one of the shard's");
         let at = PAGE_BYTES + zone * TABLE_ENTRY_BYTES;
         at..at + TABLE_ENTRY_BYTES
     }
@@ -101,6 +103,7 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
     }
 
     fn forget_bits(&self, zone: usize) -> Range<usize> {
+        assert!(zone < self.geometry.zones_per_shard, "the zone is one of the shard's");
         let at = self.geometry.forget_bits_at() + zone * FORGET_BYTES;
         at..at + FORGET_BYTES
     }
@@ -110,6 +113,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
     }
 
     fn write_forget_sum(&mut self, zone: usize, sum: u64) {
+        // Behind the last sum are the bits.
+        assert!(zone < self.geometry.zones_per_shard, "the zone is one of the shard's");
         let at = self.geometry.sums_at() + zone * FORGET_SUM_BYTES;
         self.memory[at..at + FORGET_SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
     }

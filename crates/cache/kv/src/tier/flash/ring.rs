@@ -82,7 +82,9 @@ impl Ring {
     }
 
     fn push(&mut self, entry: io_uring::squeue::Entry, pages: Pages, bytes: u32, token: u64) {
-        self.lent.insert(token, Lent { pages, bytes, since: None });
+        let before = self.lent.insert(token, Lent { pages, bytes, since: None });
+        // Its memory would be given up while the kernel may still write there.
+        assert!(before.is_none(), "a token names one request");
         let entry = entry.flags(self.flags).user_data(token);
         if self.ring.submission().is_full() {
             self.submit();

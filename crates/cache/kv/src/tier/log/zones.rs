@@ -95,6 +95,7 @@ impl<M: Medium> Log<M> {
             self.zones[zone] = Zone::FREE;
         }
         self.usable += 1;
+        assert!(self.usable + self.gone <= self.zones.len(), "each zone is counted once");
         // What failed before says nothing of new memory.
         (self.lost_in_row, self.stuck_until) = (0, None);
         Some(zone)
@@ -110,6 +111,7 @@ impl<M: Medium> Log<M> {
         match self.zones[zone].state {
             ZoneState::Free => self.go(zone),
             ZoneState::Open => {
+                assert!(zone == self.open && self.buffer.is_some(), "an open zone has the buffer");
                 // Its records are at hand.
                 if let Some(buffer) = self.buffer.take() {
                     self.zones[zone].state = ZoneState::Reclaiming;
@@ -137,6 +139,7 @@ impl<M: Medium> Log<M> {
             // When what is under way has ended.
             ZoneState::Writing | ZoneState::Reclaiming => {}
             ZoneState::Open => {
+                assert!(zone == self.open && self.buffer.is_some(), "an open zone has the buffer");
                 self.spare.extend(self.buffer.take());
                 self.go(zone);
             }
@@ -227,6 +230,7 @@ impl<M: Medium> Log<M> {
         let used = self.zones_under_way();
         for &zone in zones {
             if self.zones[zone].state == ZoneState::Gone && !used.contains(&zone) {
+                assert!(self.gone > 0, "a zone that is gone was counted");
                 self.zones[zone] = Zone { state: ZoneState::Absent, ..Zone::FREE };
                 self.gone -= 1;
             }
@@ -239,6 +243,7 @@ impl<M: Medium> Log<M> {
     /// The zone is gone, and nothing begins there any more.
     pub(super) fn go(&mut self, zone: usize) {
         let it = &mut self.zones[zone];
+        assert!(!matches!(it.state, ZoneState::Absent | ZoneState::Gone), "a zone goes once");
         self.usable -= usize::from(it.leave == Leave::Stays);
         it.leave = Leave::Drops;
         it.used_bytes = 0;
@@ -284,6 +289,7 @@ impl<M: Medium> Log<M> {
         let Some(pages) = self.spare.pop().or_else(|| Pages::new(M::ZONE_PAGES)) else {
             return false;
         };
+        assert!(self.zones[zone].state == ZoneState::Sealed, "what is read back was written");
         self.zones[zone].state = ZoneState::Reclaiming;
         let operation = self.number(Operation::Reclaim { zone });
         self.medium.start_read(pages, (zone, 0), M::ZONE_PAGES, operation);
@@ -292,6 +298,7 @@ impl<M: Medium> Log<M> {
 
     /// Judges every record of a zone, then frees it.
     pub(super) fn reuse(&mut self, zone: usize, pages: &Pages, is_ok: bool, judge: &mut dyn Judge) {
+        assert!(self.zones[zone].state == ZoneState::Reclaiming, "a zone is judged once");
         if self.zones[zone].leave == Leave::Drops {
             return self.go(zone);
         }
