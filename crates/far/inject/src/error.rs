@@ -70,6 +70,8 @@ pub(crate) enum StepError {
     Late(&'static str),
     /// The task was hit by a signal that no mask holds back (a fault, or SIGSYS).
     Fault,
+    /// What is mapped is locked at once (mlockall with MCL_FUTURE).
+    Locked,
     Refused(&'static str, io::Error),
     Kernel(&'static str, io::Error),
 }
@@ -88,6 +90,11 @@ impl StepError {
             Self::Fault => InjectError::Sealed {
                 pid,
                 reason: "a system call made for it was answered by a fault",
+            },
+            Self::Locked => InjectError::Sealed {
+                pid,
+                reason: "it has all memory that it maps locked (mlockall with MCL_FUTURE), so \
+                         none of it can be far",
             },
             Self::Refused(call, source) => InjectError::Refused { pid, call, source },
             Self::Kernel(what, source) => InjectError::Kernel { pid, what, source },

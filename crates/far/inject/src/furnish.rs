@@ -164,7 +164,18 @@ fn reserve(task: &mut Remote, image: &Image) -> Result<Place, StepError> {
     // A wish: if something is there by now the kernel chooses another place.
     let wish = procfs::middle_of_largest_gap(&mappings);
     let args = [wish, bytes, PROT_NONE, MAP_RESERVE, NO_FD, 0];
-    let start = task.call("mmap", number::MMAP, args)?;
+    let locks = procfs::locks_memory(task.tid);
+    // Above its limit of locked memory it is not mapped at all.
+    let start = task.call("mmap", number::MMAP, args).map_err(|error| match error {
+        StepError::Refused(_, source) if locks && source.raw_os_error() == Some(libc::EAGAIN) => {
+            StepError::Locked
+        }
+        error => error,
+    })?;
+    if locks && procfs::is_locked(task.tid, start) {
+        let _ = task.call("munmap", number::MUNMAP, [start, bytes, 0, 0, 0, 0]);
+        return Err(StepError::Locked);
+    }
     let image = start.next_multiple_of(layout.align_bytes);
     let end = start + bytes;
     let place = Place { start, end, image, stack: end - STACK_BYTES };

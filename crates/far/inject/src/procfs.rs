@@ -54,6 +54,26 @@ pub fn is_runnable(tid: Tid) -> bool {
     Status::read(tid).is_ok_and(|status| matches!(status.state(), Some('R' | 'S')))
 }
 
+/// Whether any memory of the process is locked (mlock, mlockall).
+pub fn locks_memory(tid: Tid) -> bool {
+    let locked = Status::read(tid).ok().and_then(|status| status.0.get("VmLck").cloned());
+    locked.is_some_and(|text| !text.starts_with("0 "))
+}
+
+/// Whether the mapping that begins at an address is locked.
+pub fn is_locked(tid: Tid, start: u64) -> bool {
+    let smaps = fs::read(format!("/proc/{}/smaps", tid.0)).unwrap_or_default();
+    is_locked_in(&String::from_utf8_lossy(&smaps), start)
+}
+
+fn is_locked_in(smaps: &str, start: u64) -> bool {
+    let head = format!("{start:x}-");
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
+    // The first flags after the mapping's head are its own.
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+    flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "lo"))
+}
+
 /// The process's threads now.
 pub fn threads(pid: Tid) -> Result<Vec<Tid>, Error> {
     let entries = fs::read_dir(format!("/proc/{}/task", pid.0))?;
@@ -217,5 +237,13 @@ mod tests {
         let status = Status::read(own).expect("own status");
         assert_eq!(status.own_pid().is_some(), status.state().is_some());
         assert!(auxiliary(own).iter().any(|(key, value)| *key == 6 && *value >= 4096));
+    }
+
+    #[test]
+    fn a_locked_mapping_is_told_from_its_neighbours() {
+        let smaps = "7f00-7f10 rw-p 0 00:00 0\nSize: 4 kB\nVmFlags: rd wr lo \n\
+                     7f10-7f20 ---p 0 00:00 0\nSize: 4 kB\nVmFlags: mr mw \n";
+        assert!(is_locked_in(smaps, 0x7f00) && !is_locked_in(smaps, 0x7f10));
+        assert!(!is_locked_in(smaps, 0x7f30));
     }
 }

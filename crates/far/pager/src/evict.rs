@@ -10,6 +10,7 @@
 //! The registry's lock is held during 1 to 3, so nothing is unmapped or discarded meanwhile. It is
 //! not held while a blade is waited for.
 
+mod locked;
 mod moving;
 mod own;
 mod room;
@@ -126,6 +127,8 @@ pub struct Evictor {
     round_began: Instant,
     /// The end of a mapping that is to be looked at before anything of it is moved out.
     unseen_tail: Option<Range<usize>>,
+    /// Frames with poison in them, see [`locked`].
+    poisoned: Vec<usize>,
 }
 
 impl Evictor {
@@ -167,6 +170,7 @@ impl Evictor {
             stubborn: Stubborn::default(),
             round_began: Instant::now(),
             unseen_tail: None,
+            poisoned: Vec::new(),
         })
     }
 
@@ -175,6 +179,7 @@ impl Evictor {
         self.core.crew.be_evictor();
         loop {
             self.check_deadlines();
+            self.end_walks();
             self.evict_retired();
             let look = self.core.budget.look(self.core.slot);
             self.gauges.publish();
@@ -383,7 +388,7 @@ impl Evictor {
         }
         self.drain();
         self.core.frames.take_tray_of(superpage, chunk, &mut self.taken);
-        self.core.frames.release(&self.core.uffd, &mut self.taken);
+        self.core.frames.release(&self.core.uffd, &self.core.pagemap, &mut self.taken);
         self.core.frames.retire_all();
     }
 
@@ -476,6 +481,7 @@ impl Evictor {
             _ => return NOTHING,
         };
         let tray = core.frames.take_empty(zone)?;
+        self.clear_poison(tray);
         let take = self.choose(number, superpage, resident, wanted);
         let may_share = wanted.may_be_shared() && core.shares.load(SeqCst) && core.layout.follows();
         let shared = if may_share { self.shared_pages(number, take) } else { 0 };
@@ -551,7 +557,7 @@ impl Evictor {
         };
         self.core.frames.take_trays(least, &mut self.taken);
         let released = self.taken.iter().map(TakenTray::pages).sum();
-        self.core.frames.release(&self.core.uffd, &mut self.taken);
+        self.core.frames.release(&self.core.uffd, &self.core.pagemap, &mut self.taken);
         released
     }
 }

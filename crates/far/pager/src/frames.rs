@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use farpool_uffd::Uffd;
+use farpool_uffd::{Pagemap, Uffd};
 use farpool_units::{PAGE_BYTES, exactly};
 
 use queues::Queues;
@@ -39,13 +39,14 @@ pub use zones::Zone;
 
 use crate::drain;
 use crate::page::{PageState, Phase};
+use crate::serve::fail_closed;
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Superpage};
 use crate::sys;
 
 /// Trays of a process: 672 MiB of addresses. When all of a zone hold something, eviction of such
 /// memory waits for the blade.
 pub const TRAYS: usize = Zone::WriteExecute.first_tray() + Zone::WriteExecute.trays();
-const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
+pub const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
 /// The buffer.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub struct Frames {
     /// Changes when frames become free; waited for by those who need one.
     version: AtomicU32,
     recycles: bool,
+    /// Missing frames that threads of the program wait for, see [`Frames::note_touched`].
+    touched: Mutex<Vec<usize>>,
 }
 
 impl Frames {
@@ -83,6 +86,7 @@ impl Frames {
             free,
             version,
             recycles,
+            touched: Mutex::default(),
         })
     }
 
@@ -386,13 +390,15 @@ impl Frames {
         frames.count_ones() as usize
     }
 
-    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has the buffer.
-    pub fn release(&self, uffd: &Uffd, taken: &mut Vec<TakenTray>) {
+    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has the
+    /// buffer.
+    pub fn release(&self, uffd: &Uffd, pagemap: &Pagemap, taken: &mut Vec<TakenTray>) {
         taken.sort_unstable_by_key(|tray| tray.tray);
         for group in taken.chunk_by(|a, b| a.whole && b.whole && a.tray + 1 == b.tray) {
             if group[0].whole {
                 self.release_range(
                     uffd,
+                    pagemap,
                     self.tray_address(group[0].tray),
                     group.len() * TRAY_BYTES,
                 );
@@ -400,7 +406,7 @@ impl Frames {
             }
             for (first, count) in runs(group[0].frames) {
                 let start = self.tray_address(group[0].tray) + first * PAGE_BYTES;
-                self.release_range(uffd, start, count * PAGE_BYTES);
+                self.release_range(uffd, pagemap, start, count * PAGE_BYTES);
             }
         }
         for TakenTray { tray, frames, .. } in taken.drain(..) {
@@ -412,9 +418,36 @@ impl Frames {
         }
     }
 
-    fn release_range(&self, uffd: &Uffd, start: usize, bytes: usize) {
-        // Where the program's calls are not seen there are events of them.
-        if self.recycles { sys::release(start, bytes) } else { drain::release(uffd, start, bytes) }
+    /// Gives frames back that the caller owns.
+    pub fn release_range(&self, uffd: &Uffd, pagemap: &Pagemap, start: usize, bytes: usize) {
+        if !self.recycles {
+            return drain::release(uffd, pagemap, start, bytes, || self.unlock());
+        }
+        // The program's calls are seen, and none of them locks the buffer.
+        if let Err(error) = sys::release(start, bytes) {
+            fail_closed(&format!("frames at {start:#x} cannot be dropped: {error}"));
+        }
+    }
+
+    /// Unlocks the buffer, which a program locks that locks all its memory.
+    pub fn unlock(&self) {
+        let (base, bytes) = self.range();
+        if let Err(error) = sys::unlock(base, bytes) {
+            fail_closed(&format!("the victim buffer cannot be unlocked: {error}"));
+        }
+    }
+
+    /// Notes a frame that is missing and that a thread of the program waits for. True for the first
+    /// of them that nobody has taken yet.
+    pub fn note_touched(&self, address: usize) -> bool {
+        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        touched.push(address);
+        touched.len() == 1
+    }
+
+    /// Takes what was noted by [`Frames::note_touched`].
+    pub fn take_touched(&self) -> Vec<usize> {
+        std::mem::take(&mut *self.touched.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until frames became free since `version` was read, at most for `timeout`.

@@ -368,7 +368,7 @@ impl Steward {
         let mut taken = Vec::new();
         loop {
             self.core.frames.take_trays(usize::MAX, &mut taken);
-            self.core.frames.release(&self.core.uffd, &mut taken);
+            self.core.frames.release(&self.core.uffd, &self.core.pagemap, &mut taken);
             if self.core.frames.is_empty() {
                 return;
             }

@@ -155,12 +155,14 @@ impl Mapping {
             Reach::Library => self.rights.contains('w') && !self.has("dc") && !self.has("wf"),
             Reach::Sidecar | Reach::Filtered => true,
         };
+        // Memory that may not be written to gets other rights for the move, which its seal forbids.
+        let is_stiff = self.has("sl") && !self.rights.contains('w');
         // "um": a page that is missing is brought in by the pager.
         if self.has("lo") {
             Some(Kind::Locked)
         } else if self.rights.contains('x') && (reach != Reach::Sidecar || !self.has("um")) {
             Some(Kind::Executable)
-        } else if self.has("um") && is_reached {
+        } else if self.has("um") && is_reached && !is_stiff {
             None
         } else if self.has("sl") {
             Some(Kind::Sealed)
@@ -229,6 +231,7 @@ mod tests {
             entry("rwxp", "", 20, 20, "rd wr ex um"),
             entry("rw-p", "", 30, 30, "rd wr sl"),
             entry("rw-p", "", 35, 35, "rd wr um sl"),
+            entry("r--p", "", 3, 3, "rd um sl"),
             entry("rw-p", "[stack]", 40, 40, "rd wr gd"),
             entry("r--p", "", 2, 2, "rd um"),
             entry("rw-p", "", 50, 50, "rd wr dc um"),
@@ -238,13 +241,13 @@ mod tests {
         .concat();
         let unmovable = Unmovable::of_process(&smaps, Reach::Library, 7 << 10);
         let kib = Kind::ALL.map(|kind| unmovable.get(kind) >> 10);
-        assert_eq!(kib, [10, 20, 30, 40 + 2 + 50 + 5 - 7, 60, 70, 7]);
+        assert_eq!(kib, [10, 20, 33, 40 + 2 + 50 + 5 - 7, 60, 70, 7]);
         let reached = |reach, kind| Unmovable::of_process(&smaps, reach, 0).get(kind) >> 10;
         assert_eq!(reached(Reach::Filtered, Kind::Other), 40 + 5);
         assert_eq!(reached(Reach::Filtered, Kind::Executable), 20);
         assert_eq!(reached(Reach::Sidecar, Kind::Executable), 0);
-        assert_eq!(unmovable.staying_bytes(100 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 60);
-        assert_eq!(unmovable.staying_bytes(140 << 10) >> 10, 10 + 20 + 30 + 90 + 7 + 70);
+        assert_eq!(unmovable.staying_bytes(100 << 10) >> 10, 10 + 20 + 33 + 90 + 7 + 60);
+        assert_eq!(unmovable.staying_bytes(140 << 10) >> 10, 10 + 20 + 33 + 90 + 7 + 70);
         assert!(unmovable.text().starts_with("92160 stacks, "));
     }
 

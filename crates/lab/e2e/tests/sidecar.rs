@@ -463,6 +463,38 @@ fn rights_that_change_all_the_time_are_kept() {
     }
 }
 
+/// Rights that the program may not give again are not taken from it for a moment, either.
+#[test]
+fn code_stays_where_no_more_may_be_made() {
+    let _turn = turn();
+    let Some(program) = protections() else { return };
+    let (outcome, _) = program.run(&["deny", "4", "0"], LIMIT_MIB);
+    if outcome.code == 77 {
+        return skip("the kernel knows no PR_SET_MDWE");
+    }
+    assert_eq!(outcome.require_success().stdout, "0 wrong\n");
+}
+
+/// The kernel touches what is missing in all mappings for it, the victim buffer among them, and
+/// drops nothing that is locked.
+#[test]
+fn all_memory_is_locked_and_unlocked_while_most_is_far() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("locks_all", include_str!("sidecar/locks_all.c"), &[]);
+    // MCL_CURRENT, with MCL_FUTURE and MCL_ONFAULT.
+    for flags in ["1", "3", "5", "7"] {
+        let (outcome, _) = program.run(&[flags], LIMIT_MIB);
+        if outcome.code == 77 {
+            return skip("memory may not be locked here (RLIMIT_MEMLOCK)");
+        }
+        assert_eq!(outcome.require_success().stdout, "0 wrong\n", "{flags}");
+        outcome.require_far();
+    }
+}
+
 /// The kernel writes to a thread's descriptor at its end, and asks no userfaultfd for that.
 #[test]
 fn a_thread_that_was_idle_for_long_is_joined() {

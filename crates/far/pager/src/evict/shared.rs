@@ -127,7 +127,8 @@ impl Evictor {
     /// Gives back the memory of `copies` when it was used.
     pub(crate) fn release_copies(&mut self) {
         if std::mem::take(&mut self.in_place.used) {
-            sys::release(self.copies, CHUNK_PAGES * PAGE_BYTES);
+            // Locked by the program it stays, and is written over.
+            let _ = sys::release(self.copies, CHUNK_PAGES * PAGE_BYTES);
         }
     }
 

@@ -172,7 +172,11 @@ impl Evictor {
         // Without the list no rights are lent, and nothing moves.
         let list = sys::read_file("/proc/self/maps").unwrap_or_default();
         self.aside.mappings = maps::eligible(&list, &[], 0);
-        self.aside.mappings.retain(|mapping| !mapping.protection.can_write);
+        // A program that may give no memory the right to be executed could not be given it back.
+        let is_denied = sys::denies_execution();
+        self.aside.mappings.retain(|Eligible { protection, .. }| {
+            !(protection.can_write || is_denied && protection.can_execute)
+        });
         let mut moved = 0;
         for number in chunks {
             if moved >= wanted || self.aside.began.elapsed() >= WORKING_TIME {

@@ -266,11 +266,7 @@ impl FaultThread {
             return;
         };
         if self.core.frames.contains(address) {
-            fail_closed(&format!(
-                "a frame of the victim buffer is missing at {address:#x}, touched by thread {}: {}",
-                event.thread,
-                self.core.frames.describe(address)
-            ));
+            return self.note_touched_frame(address, event.thread);
         }
         if !self.core.gate.enter(event.thread, address) {
             return;
@@ -290,6 +286,22 @@ impl FaultThread {
         }
         self.leave_when_idle();
         self.core.budget.kick_if_low(self.core.frames.free());
+    }
+
+    /// A frame that is missing is touched by nobody, but by the kernel for a program that locks all
+    /// its memory: the evictor sees to that.
+    #[cold]
+    fn note_touched_frame(&self, address: usize, thread: u32) {
+        let frames = &self.core.frames;
+        if frames.recycles() || sys::locked_bytes() == 0 {
+            fail_closed(&format!(
+                "a frame of the victim buffer is missing at {address:#x}, touched by thread {thread}: {}",
+                frames.describe(address)
+            ));
+        }
+        if frames.note_touched(address) {
+            self.core.budget.kick();
+        }
     }
 
     /// For whoever captures the run's faults.
@@ -560,7 +572,8 @@ impl FaultThread {
     /// Gives the stage's memory back; nothing must be in flight. It counts against the limit, in each process.
     fn release_stage(&mut self) {
         assert_eq!(self.free_stage.len(), STAGE_PAGES, "a page of the stage is in flight");
-        sys::release(self.stage, std::mem::take(&mut self.stage_used) * PAGE_BYTES);
+        // Locked by the program it stays, and is written over.
+        let _ = sys::release(self.stage, std::mem::take(&mut self.stage_used) * PAGE_BYTES);
     }
 
     /// Free frames without waiting, but not the last ones, which are for demand.

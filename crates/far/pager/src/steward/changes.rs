@@ -315,16 +315,11 @@ const UNMOVABLE_PART: u64 = 4;
 impl Steward {
     /// Notes whether much of the memory is locked, or of rights that the victim buffer does not have.
     fn look_at_unmovable(&self) {
-        let status = sys::read_file("/proc/self/status").unwrap_or_default();
-        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-        let locked_kib: u64 = locked
-            .and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok())
-            .unwrap_or_default();
         let registry = self.pager.lock_registry();
         let pinned = registry.iter().filter(|region| region.pinned);
         let pinned_bytes: u64 = pinned.map(|region| region.bytes() as u64).sum();
         let limit_bytes = self.core.board.header().limit_bytes.load(Relaxed);
-        let is_unmovable = pinned_bytes + locked_kib * 1024 > limit_bytes / UNMOVABLE_PART;
+        let is_unmovable = pinned_bytes + sys::locked_bytes() > limit_bytes / UNMOVABLE_PART;
         self.core.is_unmovable.store(is_unmovable, Relaxed);
     }
 }

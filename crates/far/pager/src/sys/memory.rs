@@ -247,10 +247,26 @@ pub fn unmap(start: usize, bytes: usize) {
     let _ = unsafe { rustix::mm::munmap(start as *mut _, bytes) };
 }
 
-/// Gives the frames of the pager's own pages back to the kernel.
-pub fn release(start: usize, bytes: usize) {
+/// Gives the frames of the pager's own pages back to the kernel. It refuses to take those of locked
+/// memory (EINVAL).
+pub fn release(start: usize, bytes: usize) -> Result<(), Error> {
     // SAFETY: only called on pages of the frame pool that hold nothing any more.
-    let _ = unsafe { rustix::mm::madvise(start as *mut _, bytes, Advice::LinuxDontNeed) };
+    Ok(unsafe { rustix::mm::madvise(start as *mut _, bytes, Advice::LinuxDontNeed) }?)
+}
+
+/// Takes back a lock (mlock) on the pager's own memory.
+pub fn unlock(start: usize, bytes: usize) -> Result<(), Error> {
+    // SAFETY: the lock says only what the kernel may do with pages, not what they hold.
+    let result = unsafe { libc::munlock(start as *const _, bytes) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// The locked memory of this address space, in bytes (VmLck of proc_pid_status(5)).
+pub fn locked_bytes() -> u64 {
+    let status = read_file("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kib = line.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 /// Makes a present page writable and this process's own (ends copy-on-write sharing), without

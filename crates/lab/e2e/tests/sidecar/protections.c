@@ -1,7 +1,9 @@
-// Memory of other rights than to be read and written: protections settle RIGHTS LIMIT_MIB | toggle SECONDS THREADS
+// Memory of other rights than to be read and written: protections settle RIGHTS LIMIT_MIB | toggle SECONDS THREADS |
+// deny SECONDS 0
 // settle: a large piece is filled, gets its rights, and must be far soon; then all of it is read, and run.
 // toggle: threads give pieces other rights all the time, as just-in-time compilers do, while others read, write, run
 // code, and make children; a write where none is allowed must fail, whatever Farpool does at that moment.
+// deny: code stays what it is when the program may make no more memory executable (PR_SET_MDWE), and memory is short.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -78,6 +81,21 @@ static void settle(int protection, long limit_mib) {
     for (size_t at = 0; at < BYTES; at += PAGE) check(memory + at, at / PAGE * 3, protection, "settled");
     if (mprotect(memory, BYTES, BOTH)) exit(2);
     for (size_t at = 0; at < BYTES; at += PAGE) check(memory + at, at / PAGE * 3, BOTH, "in the end");
+}
+
+static void deny(int seconds) {
+    for (size_t at = 0; at < BYTES; at += PAGE) write_page(memory + at, at / PAGE * 3);
+    if (mprotect(memory, BYTES, PROT_READ | PROT_EXEC)) exit(2);
+    enum { SET_MDWE = 65, REFUSE_EXEC_GAIN = 1 };
+    if (prctl(SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0)) { printf("no such denial\n"); exit(77); }
+    uint8_t *other = mmap(0, BYTES, BOTH, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (other == MAP_FAILED) exit(2);
+    for (time_t until = time(0) + seconds; time(0) < until;)
+        for (size_t at = 0; at < BYTES; at += PAGE) write_page(other + at, at / PAGE * 3);
+    for (size_t at = 0; at < BYTES; at += PAGE) {
+        check(memory + at, at / PAGE * 3, PROT_READ | PROT_EXEC, "code");
+        check(other + at, at / PAGE * 3, BOTH, "beside code");
+    }
 }
 
 // What a thread's pieces hold: every one's number and rights.
@@ -156,6 +174,7 @@ int main(int count, char **arguments) {
     memory = mmap(0, BYTES, BOTH, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || zeros < 0) return 2;
     if (!strcmp(arguments[1], "settle")) settle(rights(arguments[2]), atol(arguments[3]));
+    else if (!strcmp(arguments[1], "deny")) deny(atoi(arguments[2]));
     else toggle_all(atoi(arguments[2]), atoi(arguments[3]));
     printf("%ld wrong\n", wrong);
     return wrong != 0;

@@ -1,0 +1,50 @@
+// Locks all memory while most of it is far, reads it, unlocks it, and writes it anew.
+// Argument: the flags of mlockall. Exit code 77: mlockall is not allowed here.
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, PAGES = 16384 };
+
+static uint64_t word_of(size_t page, uint64_t version) { return page * 0x9e3779b97f4a7c15u + version; }
+
+static void fill(uint8_t *memory, uint64_t version) {
+    for (size_t page = 0; page < PAGES; page++)
+        for (size_t at = 0; at < PAGE; at += 8)
+            *(uint64_t *)(memory + page * PAGE + at) = word_of(page, version);
+}
+
+static size_t wrong(const uint8_t *memory, uint64_t version) {
+    size_t pages = 0;
+    for (size_t page = 0; page < PAGES; page++)
+        for (size_t at = 0; at < PAGE; at += 8)
+            if (*(const uint64_t *)(memory + page * PAGE + at) != word_of(page, version)) {
+                pages++;
+                break;
+            }
+    return pages;
+}
+
+int main(int count, char **words) {
+    int flags = count > 1 ? atoi(words[1]) : MCL_CURRENT;
+    uint8_t *memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 1;
+    size_t bad = 0;
+    for (uint64_t round = 1; round <= 3; round++) {
+        // Twice: what is written the second time comes from far.
+        fill(memory, round - 1);
+        fill(memory, round);
+        if (mlockall(flags)) return 77;
+        bad += wrong(memory, round);
+        fill(memory, round + 10);
+        if (munlockall()) return 1;
+        bad += wrong(memory, round + 10);
+    }
+    printf("%zu wrong\n", bad);
+    return bad != 0;
+}
