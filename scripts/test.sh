@@ -23,4 +23,4 @@ kv_clients=$target/kv-clients/bin/python
 [ -x "$kv_clients" ] && export KV_CLIENTS_PYTHON="$kv_clients"
 
 # crates/lab/testrun says which test programs run beside each other.
-exec cargo run --quiet -p farpool-testrun -- --logs "$target/test" "$@"
+exec "$target/debug/farpool-testrun" --logs "$target/test" "$@"
