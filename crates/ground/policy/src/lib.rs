@@ -1,7 +1,7 @@
 //! Which pages leave local memory, which are fetched ahead, and how fast they may travel.
 //!
 //! Pure code: no I/O, no clock, no randomness but the seeded [`Rng`], no allocation after
-//! construction (or an explicit `grow`). The pager decides with it and the simulator will
+//! construction (or an explicit `grow`). The pager decides with it and the simulator
 //! predict with it, so what is measured in one holds in the other.
 //!
 //! * [`victim`]: exact victim policies over single pages. The pager cannot see every reference, so

@@ -4,7 +4,7 @@ use farpool_tidy::{of_the_product, require_none, sources};
 
 /// Longest file; a longer one holds two things.
 const FILE_LINES: usize = 700;
-/// Crates that decide and do no I/O: they take the time as an argument.
+/// Crates that decide: they take the time as an argument.
 const PURE: [&str; 5] = [
     "crates/ground/policy/src",
     "crates/protocol/wire/src",

@@ -1,7 +1,7 @@
 //! The rack as a model: bricks, ports, switches, what is reserved of them, and who gets what next.
 //!
 //! Pure code: no I/O, no clock, no randomness. The controller asks, stores and carries out what
-//! this crate decides; the simulator asks the same code.
+//! this crate decides.
 //!
 //! * [`Graph`]: compute bricks, memory bricks, their ports, switches and links, with annotations
 //!   (dReDBox, Syrivelis 2017, section V: "system resources are modelled as a directed graph, which

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// The value size.
+/// Bytes of a value.
 const VALUE_BYTES: usize = 1024;
 /// What redis needs for one such pair, overhead of its own included, roughly.
 const PAIR_BYTES: u64 = 1200;
