@@ -26,15 +26,16 @@ cargo_is_enough() {
 }
 
 # rustup takes the toolchain that rust-toolchain.toml names. Where that one cannot be had, the stable
-# one has to do if it is the same release under another name.
+# one has to do if it is the same release: it gets the name, which `rustup toolchain link` refuses.
 pin_toolchain() {
     command -v rustup >/dev/null 2>&1 || return 0
-    local channel
+    local channel host
     channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
-    rustup run "$channel" rustc --version >/dev/null 2>&1 && return
+    rustup toolchain list | grep -q "^$channel-" && return
     rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy && return
     [ "$(rustup run stable rustc --version | cut -d' ' -f2)" = "$channel" ] || return 0
-    rustup toolchain link "$channel" "$(rustup run stable rustc --print sysroot)"
+    host=$(rustup run stable rustc -vV | sed -n 's/^host: //p')
+    ln -s "$(rustup run stable rustc --print sysroot)" "$(rustup show home)/toolchains/$channel-$host"
 }
 
 find_missing() {
