@@ -5,12 +5,12 @@ use crate::programs::TestProgram;
 /// How a test program uses the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Holds programs to limits or measures them: one at a time.
+    /// Holds programs to limits or measures them: alone.
     Steady,
-    /// Starts daemons and mostly waits for them: beside a steady one.
+    /// Starts daemons and mostly waits for them: beside one that is not steady.
     Waiting,
-    /// Unit and property tests without other processes: beside a steady one, and all that
-    /// `make test-fast` runs.
+    /// Unit and property tests without other processes: beside one that is not steady, and all
+    /// that `make test-fast` runs.
     Quick,
 }
 

@@ -1,9 +1,8 @@
-//! `farpool-testrun`: every test program of the workspace, in two lanes.
+//! `farpool-testrun`: every test program of the workspace, those that wait two at a time.
 //!
-//! Programs that hold others to a limit, or measure, run one after the other in the first lane. The
-//! rest, which mostly waits for daemons, runs beside them in the second; when one lane is done its
-//! thread takes from the other's list only what may run beside anything. The last line says how many
-//! tests passed, failed and were skipped; the exit code is 1 when one failed.
+//! Programs that hold others to a limit, or measure, run first, each alone. The rest, which mostly
+//! waits for daemons, runs after them in two lanes. The last line says how many tests passed, failed
+//! and were skipped; the exit code is 1 when one failed.
 
 mod classes;
 mod outcome;
@@ -46,26 +45,21 @@ enum Job {
     Documentation,
 }
 
-struct Lanes {
-    steady: Mutex<VecDeque<Job>>,
-    beside: Mutex<VecDeque<Job>>,
-    outcomes: Mutex<Vec<Outcome>>,
-}
+#[derive(Default)]
+struct Outcomes(Mutex<Vec<Outcome>>);
 
-impl Lanes {
-    fn next(&self, may_be_steady: bool) -> Option<Job> {
-        let take = |queue: &Mutex<VecDeque<Job>>| lock(queue).pop_front();
-        may_be_steady.then(|| take(&self.steady)).flatten().or_else(|| take(&self.beside))
-    }
-
-    fn work(&self, may_be_steady: bool, args: &Args) -> anyhow::Result<()> {
-        while let Some(job) = self.next(may_be_steady) {
+impl Outcomes {
+    /// Does what a queue holds, until it is empty.
+    fn work(&self, queue: &Mutex<VecDeque<Job>>, args: &Args) -> anyhow::Result<()> {
+        // The queue is not held locked while a job runs.
+        let next = || lock(queue).pop_front();
+        while let Some(job) = next() {
             let outcome = match job {
                 Job::Program(program) => run_program(&program, &args.logs)?,
                 Job::Documentation => run_documentation(&args.scope, &args.logs)?,
             };
             println!("{}", summary::line(&outcome));
-            lock(&self.outcomes).push(outcome);
+            lock(&self.0).push(outcome);
         }
         Ok(())
     }
@@ -111,14 +105,15 @@ fn test(args: &Args) -> anyhow::Result<Vec<Outcome>> {
     }
     let steady = jobs(&|class| class == Class::Steady && !args.fast);
     let [steady, beside] = [steady, beside].map(Mutex::new);
-    let lanes = Lanes { steady, beside, outcomes: Mutex::new(Vec::new()) };
+    let outcomes = Outcomes::default();
+    outcomes.work(&steady, args)?;
     std::thread::scope(|scope| {
-        let second = (!args.one_lane).then(|| scope.spawn(|| lanes.work(false, args)));
-        let first = lanes.work(true, args);
+        let second = (!args.one_lane).then(|| scope.spawn(|| outcomes.work(&beside, args)));
+        let first = outcomes.work(&beside, args);
         let second = second.map(|it| it.join().expect("a lane does not panic"));
         first.and(second.unwrap_or(Ok(())))
     })?;
-    Ok(lanes.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(outcomes.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn main() -> ExitCode {
