@@ -137,8 +137,7 @@ fn try_furnish(
     let unshare = [0, ALL_FDS, CLOSE_RANGE_UNSHARE, 0, 0, 0];
     task.call("close_range", number::CLOSE_RANGE, unshare)?;
     task.call("setsid", number::SETSID, [0; 6])?;
-    let place = reserve(task, image)?;
-    *placed = Some(place);
+    let place = reserve(task, image, placed)?;
     let memory = Memory::open(task.tid).map_err(|e| StepError::Kernel("opening its memory", e))?;
     let mut work = Work { task, memory, place };
     work.make_stack()?;
@@ -155,7 +154,11 @@ fn try_furnish(
 
 /// One reservation for all: no access, no memory, and not in forks. Far from all that is mapped: a program may unmap
 /// memory and map at the same place a moment later, and must find nothing there.
-fn reserve(task: &mut Remote, image: &Image) -> Result<Place, StepError> {
+fn reserve(
+    task: &mut Remote,
+    image: &Image,
+    placed: &mut Option<Place>,
+) -> Result<Place, StepError> {
     let layout = image.layout();
     let slack = layout.align_bytes - page_bytes();
     let bytes = layout.span_bytes + slack + GUARD_BYTES + STACK_BYTES;
@@ -165,6 +168,7 @@ fn reserve(task: &mut Remote, image: &Image) -> Result<Place, StepError> {
     let wish = procfs::middle_of_largest_gap(&mappings);
     let args = [wish, bytes, PROT_NONE, MAP_RESERVE, NO_FD, 0];
     let locks = procfs::locks_memory(task.tid);
+    let locks = locks.map_err(|e| StepError::Kernel("reading its status", e))?;
     // Above its limit of locked memory it is not mapped at all.
     let start = task.call("mmap", number::MMAP, args).map_err(|error| match error {
         StepError::Refused(_, source) if locks && source.raw_os_error() == Some(libc::EAGAIN) => {
@@ -172,15 +176,17 @@ fn reserve(task: &mut Remote, image: &Image) -> Result<Place, StepError> {
         }
         error => error,
     })?;
-    if locks && procfs::is_locked(task.tid, start) {
-        let _ = task.call("munmap", number::MUNMAP, [start, bytes, 0, 0, 0, 0]);
-        return Err(StepError::Locked);
-    }
     let image = start.next_multiple_of(layout.align_bytes);
     let end = start + bytes;
     let place = Place { start, end, image, stack: end - STACK_BYTES };
+    *placed = Some(place);
     hide(task, place)?;
-    Ok(place)
+    let is_locked = || procfs::is_locked(task.tid, place.start);
+    match locks.then(is_locked).transpose() {
+        Ok(Some(true)) => Err(StepError::Locked),
+        Ok(_) => Ok(place),
+        Err(error) => Err(StepError::Kernel("reading its mappings", error)),
+    }
 }
 
 fn hide(task: &mut Remote, place: Place) -> Result<(), StepError> {

@@ -55,15 +55,16 @@ pub fn is_runnable(tid: Tid) -> bool {
 }
 
 /// Whether any memory of the process is locked (mlock, mlockall).
-pub fn locks_memory(tid: Tid) -> bool {
-    let locked = Status::read(tid).ok().and_then(|status| status.0.get("VmLck").cloned());
-    locked.is_some_and(|text| !text.starts_with("0 "))
+pub fn locks_memory(tid: Tid) -> Result<bool, Error> {
+    let status = Status::read(tid)?;
+    // A kernel without it locks no memory.
+    Ok(status.0.get("VmLck").is_some_and(|text| !text.starts_with("0 ")))
 }
 
 /// Whether the mapping that begins at an address is locked.
-pub fn is_locked(tid: Tid, start: u64) -> bool {
-    let smaps = fs::read(format!("/proc/{}/smaps", tid.0)).unwrap_or_default();
-    is_locked_in(&String::from_utf8_lossy(&smaps), start)
+pub fn is_locked(tid: Tid, start: u64) -> Result<bool, Error> {
+    let smaps = fs::read(format!("/proc/{}/smaps", tid.0))?;
+    Ok(is_locked_in(&String::from_utf8_lossy(&smaps), start))
 }
 
 fn is_locked_in(smaps: &str, start: u64) -> bool {

@@ -390,8 +390,8 @@ impl Frames {
         frames.count_ones() as usize
     }
 
-    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has the
-    /// buffer.
+    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has
+    /// the buffer.
     pub fn release(&self, uffd: &Uffd, pagemap: &Pagemap, taken: &mut Vec<TakenTray>) {
         taken.sort_unstable_by_key(|tray| tray.tray);
         for group in taken.chunk_by(|a, b| a.whole && b.whole && a.tray + 1 == b.tray) {

@@ -21,8 +21,8 @@ const BROADCAST_SIGNAL: c_int = 33;
 /// `_LINUX_CAPABILITY_VERSION_3`: 64 bits in two words.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 const KEEP_CAPS: u64 = 1 << 4;
-/// For [`SECUREBITS`]: a filter of the program refuses to tell them, so those of the pager's threads
-/// stay.
+/// For [`SECUREBITS`]: a filter of the program refuses to tell them, so those of the pager's
+/// threads stay.
 const UNKNOWN: u64 = u64::MAX;
 
 /// The kernel's `struct sigaction`.

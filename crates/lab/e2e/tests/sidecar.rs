@@ -468,11 +468,14 @@ fn rights_that_change_all_the_time_are_kept() {
 fn code_stays_where_no_more_may_be_made() {
     let _turn = turn();
     let Some(program) = protections() else { return };
-    let (outcome, _) = program.run(&["deny", "4", "0"], LIMIT_MIB);
+    // Above the code, which stays: the memory beside it has to come and go.
+    let (outcome, _) = program.run(&["deny", "2", "0"], 144);
     if outcome.code == 77 {
         return skip("the kernel knows no PR_SET_MDWE");
     }
     assert_eq!(outcome.require_success().stdout, "0 wrong\n");
+    outcome.require_far();
+    assert!(outcome.counter("standstills") > 0, "nothing tried to move the code");
 }
 
 /// The kernel touches what is missing in all mappings for it, the victim buffer among them, and
@@ -493,6 +496,22 @@ fn all_memory_is_locked_and_unlocked_while_most_is_far() {
         assert_eq!(outcome.require_success().stdout, "0 wrong\n", "{flags}");
         outcome.require_far();
     }
+}
+
+/// What is mapped into it would be locked: nothing of it stays there, and nothing is far.
+#[test]
+fn a_program_that_locks_what_it_maps_later_takes_no_sidecar() {
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let program = Program::new("locks_all", include_str!("sidecar/locks_all.c"), &[]);
+    let (outcome, _) = program.run(&["3", "first"], LIMIT_MIB);
+    if outcome.code == 77 {
+        return skip("memory may not be locked here (RLIMIT_MEMLOCK)");
+    }
+    assert_eq!(outcome.require_success().stdout, "0 mappings of farpool\n0 wrong\n");
+    assert!(outcome.stderr.contains("(mlockall with MCL_FUTURE)"), "{}", outcome.stderr);
 }
 
 /// The kernel writes to a thread's descriptor at its end, and asks no userfaultfd for that.

@@ -1,8 +1,9 @@
-//! The program locks all its memory (mlockall), and with it the victim buffer: the kernel then walks
-//! over all mappings and touches what is missing, as if the program did, and drops no frame any more.
+//! A program that locks all its memory (mlockall) locks the victim buffer with it. The kernel then
+//! walks over all mappings and touches what is missing, as if the program did, and drops no frame
+//! any more.
 //!
-//! The buffer is unlocked again. The walk over one of its mappings ends at a frame that is poisoned:
-//! the kernel passes over the rest of a mapping in which it meets an error. What the program locked
+//! The buffer is unlocked again. The walk over one of its mappings ends at a poisoned frame: the
+//! kernel passes over the rest of a mapping in which it meets an error. What the program locked
 //! comes in by faults as ever, and stays.
 //!
 //! Invariant: no tray has poison in it while it is used. Only the evictor fills trays, so only the

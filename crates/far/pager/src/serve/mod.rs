@@ -293,9 +293,11 @@ impl FaultThread {
     #[cold]
     fn note_touched_frame(&self, address: usize, thread: u32) {
         let frames = &self.core.frames;
-        if frames.recycles() || sys::locked_bytes() == 0 {
+        let is_locked = sys::locked_bytes().is_some_and(|bytes| bytes > 0);
+        if frames.recycles() || !is_locked {
             fail_closed(&format!(
-                "a frame of the victim buffer is missing at {address:#x}, touched by thread {thread}: {}",
+                "a frame of the victim buffer is missing at {address:#x}, touched by thread \
+                 {thread}: {}",
                 frames.describe(address)
             ));
         }

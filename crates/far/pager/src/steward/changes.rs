@@ -282,8 +282,8 @@ impl Steward {
 }
 
 impl Steward {
-    /// Learns of new memory while the program stands still: then there is a moment at rest, and what
-    /// is found is certain. False: not now.
+    /// Learns of new memory while the program stands still: then there is a moment at rest, and
+    /// what is found is certain. False: not now.
     fn learn_at_standstill(&mut self, attached: &'static Attached) -> bool {
         let core = self.core;
         if Instant::now() < self.no_standstill_before {
@@ -319,7 +319,9 @@ impl Steward {
         let pinned = registry.iter().filter(|region| region.pinned);
         let pinned_bytes: u64 = pinned.map(|region| region.bytes() as u64).sum();
         let limit_bytes = self.core.board.header().limit_bytes.load(Relaxed);
-        let is_unmovable = pinned_bytes + sys::locked_bytes() > limit_bytes / UNMOVABLE_PART;
+        // The last answer stands until there is another one.
+        let Some(locked_bytes) = sys::locked_bytes() else { return };
+        let is_unmovable = pinned_bytes + locked_bytes > limit_bytes / UNMOVABLE_PART;
         self.core.is_unmovable.store(is_unmovable, Relaxed);
     }
 }

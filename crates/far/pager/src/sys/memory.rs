@@ -261,12 +261,12 @@ pub fn unlock(start: usize, bytes: usize) -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// The locked memory of this address space, in bytes (VmLck of proc_pid_status(5)).
-pub fn locked_bytes() -> u64 {
-    let status = read_file("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-    let kib = line.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+/// The locked memory of this address space, in bytes (VmLck of proc_pid_status(5)); None if the
+/// kernel does not say.
+pub fn locked_bytes() -> Option<u64> {
+    let status = read_file("/proc/self/status").ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix("VmLck:"))?;
+    Some(value.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
 /// Makes a present page writable and this process's own (ends copy-on-write sharing), without

@@ -1,9 +1,10 @@
-// Memory of other rights than to be read and written: protections settle RIGHTS LIMIT_MIB | toggle SECONDS THREADS |
-// deny SECONDS 0
+// Memory of other rights than to be read and written:
+// protections settle RIGHTS LIMIT_MIB | toggle SECONDS THREADS | deny SECONDS 0
 // settle: a large piece is filled, gets its rights, and must be far soon; then all of it is read, and run.
 // toggle: threads give pieces other rights all the time, as just-in-time compilers do, while others read, write, run
 // code, and make children; a write where none is allowed must fail, whatever Farpool does at that moment.
-// deny: code stays what it is when the program may make no more memory executable (PR_SET_MDWE), and memory is short.
+// deny: code stays what it is when the program may make no more memory executable (PR_SET_MDWE),
+// and memory is short.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
