@@ -43,27 +43,31 @@ const OTHERS: [(&str, &str, Class); 22] = [
     ("farpool-switch", "circuits", Class::Waiting),
 ];
 
+/// Whether a line of [`OTHERS`] is about a program.
+fn is_about((package, name, _): &(&str, &str, Class), program: &TestProgram) -> bool {
+    *package == program.package && (*name == program.name || *name == program.kind)
+}
+
 pub fn class_of(program: &TestProgram) -> Class {
-    let is_own = |(package, name, _): &&(&str, &str, Class)| {
-        *package == program.package && (*name == program.name || *name == program.kind)
-    };
     let of_package = || PACKAGES.iter().find(|(package, _)| *package == program.package);
-    OTHERS
-        .iter()
-        .find(is_own)
-        .map(|(_, _, class)| *class)
-        .or_else(|| of_package().map(|(_, class)| *class))
-        .unwrap_or(Class::Quick)
+    let own = OTHERS.iter().find(|line| is_about(line, program)).map(|(_, _, class)| *class);
+    own.or_else(|| of_package().map(|(_, class)| *class)).unwrap_or(Class::Quick)
+}
+
+/// Programs that have a class and do not exist: a new name would be classed like its package.
+pub fn unknown(programs: &[TestProgram]) -> Vec<String> {
+    let is_known = |line: &&_| programs.iter().any(|program| is_about(line, program));
+    let unknown = OTHERS.iter().filter(|line| !is_known(line));
+    unknown.map(|(package, name, _)| format!("{package} {name}")).collect()
 }
 
 /// The programs in the order in which they start, those that take long first, so that no long one
 /// is left alone at the end.
 pub fn in_order(mut programs: Vec<TestProgram>, class: impl Fn(Class) -> bool) -> Vec<TestProgram> {
     programs.retain(|it| class(class_of(it)));
-    programs.sort_by_key(|it| match class_of(it) {
-        Class::Waiting => OTHERS.iter().position(|(_, name, _)| *name == it.name).unwrap_or(0),
-        Class::Steady | Class::Quick => OTHERS.len(),
-    });
+    let is_long = |it: &TestProgram| class_of(it) == Class::Waiting;
+    let place = |it: &TestProgram| OTHERS.iter().position(|line| is_about(line, it));
+    programs.sort_by_key(|it| (!is_long(it), place(it)));
     programs
 }
 
@@ -89,6 +93,14 @@ mod tests {
         assert_eq!(class_of(&program("farpool", "kv", "test")), Class::Waiting);
         assert_eq!(class_of(&program("farpool", "farpool", "bin")), Class::Quick);
         assert_eq!(class_of(&program("farpool-wire", "vectors", "test")), Class::Quick);
+    }
+
+    #[test]
+    fn a_class_for_nobody_is_noticed() {
+        let all: Vec<_> =
+            OTHERS.iter().map(|(package, name, _)| program(package, name, "test")).collect();
+        assert_eq!(unknown(&all), [""; 0]);
+        assert_eq!(unknown(&all[1..]), ["farpool-e2e lib"]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `farpool-testrun`: every test program of the workspace, those that wait two at a time.
 //!
 //! Programs that hold others to a limit, or measure, run first, each alone. The rest, which mostly
-//! waits for daemons, runs after them in two lanes. The last line says how many tests passed, failed
-//! and were skipped; the exit code is 1 when one failed.
+//! waits for daemons, runs after them in two lanes. The last line says how many tests passed,
+//! failed and were skipped; the exit code is 1 when one failed.
 
 mod classes;
 mod outcome;
@@ -20,6 +20,9 @@ use clap::Parser;
 use classes::{Class, in_order};
 use outcome::Outcome;
 use programs::TestProgram;
+
+/// The scope of all packages.
+const WORKSPACE: &str = "--workspace";
 
 /// Runs the tests of the workspace, or of the packages that are named as for `cargo test`.
 #[derive(Debug, Parser)]
@@ -95,12 +98,16 @@ fn test(args: &Args) -> anyhow::Result<Vec<Outcome>> {
     std::fs::create_dir_all(&args.logs)?;
     let programs = programs::build(&args.scope)?;
     anyhow::ensure!(!programs.is_empty(), "no test program is of {:?}", args.scope);
+    if args.scope.iter().any(|it| it == WORKSPACE) {
+        let unknown = classes::unknown(&programs);
+        anyhow::ensure!(unknown.is_empty(), "classes.rs has programs that are not: {unknown:?}");
+    }
     let jobs = |class: &dyn Fn(Class) -> bool| -> VecDeque<Job> {
         in_order(programs.clone(), class).into_iter().map(Job::Program).collect()
     };
     let mut beside =
         jobs(&|class| class == Class::Quick || (class == Class::Waiting && !args.fast));
-    if !args.fast && args.scope.iter().any(|it| it == "--workspace") {
+    if !args.fast && args.scope.iter().any(|it| it == WORKSPACE) {
         beside.push_back(Job::Documentation);
     }
     let steady = jobs(&|class| class == Class::Steady && !args.fast);
@@ -119,7 +126,7 @@ fn test(args: &Args) -> anyhow::Result<Vec<Outcome>> {
 fn main() -> ExitCode {
     let mut args = Args::parse();
     if args.scope.is_empty() {
-        args.scope.push("--workspace".to_owned());
+        args.scope.push(WORKSPACE.to_owned());
     }
     match test(&args) {
         Ok(outcomes) => {

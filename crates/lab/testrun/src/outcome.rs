@@ -12,8 +12,8 @@ const LINE_LIMIT: usize = 300;
 pub struct Outcome {
     pub title: String,
     pub took: Duration,
-    /// Time of a processor that it and its children took.
-    pub cpu: Duration,
+    /// Time of a processor that it and its children took, if the kernel said it.
+    pub cpu: Option<Duration>,
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
@@ -24,27 +24,22 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Reads what libtest printed. A program that `ended_well` says it did not counts as one failure
-    /// at the least: it may have died before it had a result.
+    /// Reads what libtest printed. A program that did not end well has one failure at the least:
+    /// it may have died before it had a result.
     pub fn read(title: String, text: &str, ended_well: bool) -> Self {
         let mut outcome = Self { title, ..Self::default() };
-        let mut has_result = false;
-        let mut is_complaint = false;
+        let (mut part, mut has_result) = (Part::Names, false);
         for line in text.lines() {
-            if line.starts_with("test result: ") {
-                has_result = true;
-                is_complaint = false;
-                outcome.passed += count(line, "passed");
-                outcome.failed += count(line, "failed");
-                outcome.ignored += count(line, "ignored");
-            } else if let Some(reason) = line.strip_prefix("SKIPPED: ") {
-                outcome.skipped.push(reason.to_owned());
-            }
             match line {
-                "failures:" => is_complaint = true,
-                "successes:" => is_complaint = false,
-                _ if is_complaint => outcome.complain(line),
-                _ => {}
+                "successes:" => part = Part::Successes { is_skipped: false },
+                "failures:" => part = Part::Failures,
+                _ if line.starts_with("test result: ") => {
+                    (part, has_result) = (Part::Names, true);
+                    outcome.passed += count(line, "passed");
+                    outcome.failed += count(line, "failed");
+                    outcome.ignored += count(line, "ignored");
+                }
+                _ => outcome.hear(&mut part, line),
             }
         }
         if !ended_well && outcome.failed == 0 {
@@ -53,19 +48,48 @@ impl Outcome {
         if !ended_well && !has_result {
             outcome.complain("it died; its last lines:");
             let lines: Vec<&str> = text.lines().collect();
-            lines[lines.len().saturating_sub(LAST_LINES)..]
-                .iter()
-                .for_each(|it| outcome.complain(it));
+            let last = lines.iter().skip(lines.len().saturating_sub(LAST_LINES));
+            last.for_each(|it| outcome.complain(it));
         }
         // A skipped test returned, and libtest took that for a success.
-        outcome.passed = outcome.passed.saturating_sub(outcome.skipped.len() as u64);
+        let skipped = if has_result { outcome.skipped.len() as u64 } else { 0 };
+        outcome.passed = outcome.passed.checked_sub(skipped).expect("who is skipped has passed");
         outcome
+    }
+
+    /// A line of what tests printed.
+    fn hear(&mut self, part: &mut Part, line: &str) {
+        match part {
+            Part::Names => {}
+            Part::Failures => self.complain(line),
+            Part::Successes { is_skipped } if line.starts_with("---- ") => *is_skipped = false,
+            Part::Successes { is_skipped } => {
+                // A test that says so twice is one test.
+                if let Some(reason) = line.strip_prefix("SKIPPED: ")
+                    && !std::mem::replace(is_skipped, true)
+                {
+                    self.skipped.push(reason.to_owned());
+                }
+            }
+        }
     }
 
     fn complain(&mut self, line: &str) {
         self.complaint.extend(line.chars().take(LINE_LIMIT));
         self.complaint.push('\n');
     }
+}
+
+/// What libtest prints after one another.
+enum Part {
+    /// Tests and how they ended.
+    Names,
+    /// What tests printed that passed.
+    Successes {
+        /// Whether the test at hand has said that it could not run.
+        is_skipped: bool,
+    },
+    Failures,
 }
 
 /// The number before a word in `test result: ok. 3 passed; 0 failed; …`.
@@ -79,21 +103,22 @@ fn count(line: &str, word: &str) -> u64 {
 mod tests {
     use super::*;
 
-    const PASSES: &str = "test a ... ok\n\nsuccesses:\n\n---- b stdout ----\nSKIPPED: no redis\n\n\
-        successes:\n    a\n\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured\n";
+    const PASSES: &str = "test a ... ok\n\nsuccesses:\n\n---- b stdout ----\nSKIPPED: no redis\n\
+        SKIPPED: nor a client of it\n\n---- c stdout ----\nSKIPPED: no root\n\nsuccesses:\n    a\n\n\
+        test result: ok. 4 passed; 0 failed; 1 ignored; 0 measured\n";
 
     #[test]
     fn skipped_tests_did_not_pass() {
         let outcome = Outcome::read("x".into(), PASSES, true);
         assert_eq!((outcome.passed, outcome.failed, outcome.ignored), (2, 0, 1));
-        assert_eq!(outcome.skipped, ["no redis"]);
+        assert_eq!(outcome.skipped, ["no redis", "no root"]);
         assert_eq!(outcome.complaint, "");
     }
 
     #[test]
     fn what_failed_is_told_without_what_passed() {
-        let text = "successes:\n    a\n\nfailures:\n\n---- b stdout ----\nwrong byte\n\nfailures:\n    b\n\n\
-            test result: FAILED. 1 passed; 1 failed; 0 ignored\nafter";
+        let text = "successes:\n    a\n\nfailures:\n\n---- b stdout ----\nSKIPPED: no root\n\
+            wrong byte\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\nafter";
         let outcome = Outcome::read("x".into(), text, false);
         assert_eq!((outcome.passed, outcome.failed), (1, 1));
         assert!(outcome.complaint.contains("wrong byte") && !outcome.complaint.contains("after"));

@@ -55,13 +55,11 @@ fn has_ended(child: &Child, deadline: Instant) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// The processor time of a process and of its children that it has waited for. Zero when /proc does
+/// The processor time of a process and of its children that it has waited for; None when /proc does
 /// not say.
-fn cpu_time(pid: u32) -> Duration {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    Duration::from_millis(
-        ticks(&text).unwrap_or(0) * 1000 / rustix::param::clock_ticks_per_second(),
-    )
+fn cpu_time(pid: u32) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(Duration::from_millis(ticks(&text)? * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
 /// utime, stime, cutime and cstime: fields 14 to 17 of /proc/PID/stat (proc_pid_stat(5)).

@@ -10,10 +10,10 @@ const SLOWEST: usize = 10;
 /// `ok      163.0 s (12.3 s of a CPU)  farpool-e2e spill: 11 passed`.
 pub fn line(outcome: &Outcome) -> String {
     let word = if outcome.failed == 0 { "ok" } else { "FAILED" };
+    let cpu = outcome.cpu.map_or("?".to_owned(), |cpu| format!("{:.1}", cpu.as_secs_f64()));
     let mut line = format!(
-        "{word:<6} {:7.1} s ({:6.1} s of a CPU)  {}: {} passed",
+        "{word:<6} {:7.1} s ({cpu:>6} s of a CPU)  {}: {} passed",
         outcome.took.as_secs_f64(),
-        outcome.cpu.as_secs_f64(),
         outcome.title,
         outcome.passed
     );
