@@ -1,6 +1,7 @@
 //! `farpool sim`: wires to the simulator's room.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use farpool_bench::stage::Door;
@@ -17,7 +18,7 @@ use farpool_sim::{
     Experiment, LoadOptions, Preset, References, answer, experiment, load, load_pages,
 };
 use farpool_trace::{Columns, TraceReader};
-use farpool_units::{PAGE_BYTES_U64 as PAGE_BYTES, at_most};
+use farpool_units::PAGE_BYTES_U64;
 
 use super::answer::{give, provenance};
 use crate::args::{
@@ -48,7 +49,7 @@ fn run(args: SimRunArgs) -> anyhow::Result<u8> {
         provenance = provenance.input(Input::of_file(&args.input)?);
         (file.trace, file.page_bytes, file.experiment)
     } else {
-        let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+        let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
         let experiment = Experiment {
             designs: args.design.iter().map(|preset| preset.design()).collect(),
             local: args.local,
@@ -118,7 +119,7 @@ fn announce(
 }
 
 fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
-    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
     let method = match args.sample {
         Some(share) => {
             Method::Sampled(Rate::new(share).map_err(|error| UsageError(error.to_string()))?)
@@ -168,7 +169,7 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
 
 /// `farpool plan local`: a plan, but made by simulating.
 pub fn local(args: &LocalArgs) -> anyhow::Result<u8> {
-    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
     let references = load_trace(&args.trace, page_bytes, &args.load)?;
     let budget = Budget {
         designs: args.design.iter().map(|preset| preset.design()).collect(),
@@ -205,11 +206,17 @@ fn calibrate(args: &CalibrateArgs) -> anyhow::Result<u8> {
     give(&prediction::costs_page(&measured, provenance), &args.answer)
 }
 
+/// The simulator counts in picoseconds, of which 213 days fit.
+fn picoseconds(time: Duration) -> Result<u64, UsageError> {
+    u64::try_from(time.as_nanos() * 1000)
+        .map_err(|_| UsageError("--native is longer than 213 days".to_owned()))
+}
+
 fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     let measured = MeasuredCosts::read(&args.costs)?;
-    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
     let references = load_trace(&args.trace, page_bytes, &args.load)?;
-    let given = args.native.map(|span| at_most(span.0.as_nanos().saturating_mul(1000)));
+    let given = args.native.map(|span| picoseconds(span.0)).transpose()?;
     let Some(native_ps) = given.or(references.info.native_ps) else {
         bail!(
             "{}: the trace does not say how long the program takes by itself; capture it with --time, or give \
@@ -284,7 +291,7 @@ fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
 }
 
 fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
-    let page_bytes = args.load.page.map_or(PAGE_BYTES, |size| size.0);
+    let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
     let mut claims = Vec::new();
     let mut from = provenance();
     for trace in &args.traces {
@@ -335,7 +342,7 @@ fn designs(args: &DesignsArgs) -> anyhow::Result<u8> {
     ];
     let mut table = Table::new("designs", "Designs; print one as TOML with its name", columns);
     for preset in Preset::ALL {
-        let fetch_ns = preset.design().idle_fetch_ps(PAGE_BYTES) / 1000;
+        let fetch_ns = preset.design().idle_fetch_ps(PAGE_BYTES_U64) / 1000;
         #[allow(clippy::cast_precision_loss, reason = "for people")]
         table.row([
             preset.name().into(),
