@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ struct Kv {
 impl Kv {
     fn start(flags: &[&str]) -> Self {
         let home = tempfile::tempdir().expect("a home");
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = free_address();
         let mut command = farpool(home.path());
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::null());

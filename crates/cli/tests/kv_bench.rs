@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Stdio};
 
 use common::{ended, farpool};
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use serde_json::Value;
 
 struct Kv {
@@ -24,7 +24,7 @@ impl Kv {
 
     fn start_with(flags: &[&str]) -> Self {
         let home = tempfile::tempdir().expect("a home");
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = free_address();
         let mut command = farpool(home.path());
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the server starts");

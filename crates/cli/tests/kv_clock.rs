@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use home::Home;
 use rustix::process::Signal;
 use server::{Client, Kv, PATIENCE};
@@ -87,7 +87,7 @@ struct Memcached {
 
 impl Memcached {
     fn start(world: &World) -> Option<Self> {
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = free_address();
         let mut command = Command::new("memcached");
         command.args(["-U", "0", "-l", "127.0.0.1", "-p", &address.port().to_string()]);
         if rustix::process::geteuid().is_root() {

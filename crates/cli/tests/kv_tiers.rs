@@ -7,14 +7,14 @@ mod common;
 mod home;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::farpool;
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use farpool_e2e::proxy::{Fault, Proxy};
 use farpool_units::exactly;
 use home::Home;
@@ -37,7 +37,7 @@ impl Kv {
     }
 
     fn start_with(home: &Path, flags: &[&str]) -> Self {
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = free_address();
         let mut command: Command = farpool(home);
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
@@ -345,7 +345,7 @@ fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
     let home = tempfile::tempdir().expect("a home");
     for fault in [Fault::FlipBit, Fault::CutMidPage, Fault::Repeat, Fault::Garbage, Fault::Reorder]
     {
-        let address = format!("127.0.0.1:{}", free_port());
+        let address = free_address().to_string();
         let _blade = Blade::start_at(home.path(), &format!("tcp://{address}"));
         let proxy = Proxy::start(&address);
         let mut kv = with_far(home.path(), proxy.address());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{ended, farpool};
 use farpool_api::{Client, NodeState, ProblemKind, SegmentState};
 use farpool_e2e::far::{Far, User};
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::{PATIENCE, wait_until};
 use rustix::process::Signal;
@@ -123,7 +123,7 @@ fn a_drained_node_leaves_when_the_client_has_moved() {
 #[test]
 fn a_controller_that_is_killed_is_not_missed_and_finds_the_truth_again() {
     let home = home();
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = free_address().to_string();
     let mut control = start_control(home.path(), &listen, &[]);
     let url = control.address.clone();
     let _node = start_node(home.path(), "n1", &url);

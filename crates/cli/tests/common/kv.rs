@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ impl Kv {
 
     /// As [`Self::start`], with changes to the command, such as its environment.
     pub fn start_with(home: &Path, flags: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = free_address();
         let log = home.join(format!("log-{}", address.port()));
         let mut command = farpool(home);
         command.args(["kv", "--json", "-p", &address.port().to_string()]).args(flags);

@@ -3,9 +3,9 @@
 //! A port that was free a moment ago can be gone the next: the kernel gives it to a connection of
 //! another test. So these lie below the ports that it gives away, and each is taken only once.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr as Name, UnixListener};
 use std::sync::Mutex;
 
 /// Below what Linux gives to connections by itself (32768 and up, `ip_local_port_range`), and above
@@ -30,7 +30,7 @@ pub fn free_port() -> u16 {
             FIRST + u16::try_from(offset).expect("below COUNT")
         })
         .find(|&port| {
-            let name = SocketAddr::from_abstract_name(format!("farpool-test-port-{port}"));
+            let name = Name::from_abstract_name(format!("farpool-test-port-{port}"));
             let Ok(listener) = UnixListener::bind_addr(&name.expect("a short name")) else {
                 return false;
             };
@@ -38,6 +38,15 @@ pub fn free_port() -> u16 {
             TcpListener::bind(("0.0.0.0", port)).is_ok()
         })
         .expect("a port is free")
+}
+
+/// 127.0.0.1 with a [`free_port`].
+///
+/// # Panics
+/// When every port is taken.
+#[must_use]
+pub fn free_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, free_port()).into()
 }
 
 #[cfg(test)]

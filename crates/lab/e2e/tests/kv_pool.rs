@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_e2e::kv::Client;
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::{free_address, free_port};
 use farpool_e2e::rack::{Daemon, answer, ask};
 use farpool_e2e::{binaries, turn, wait_until};
 
@@ -30,7 +30,7 @@ impl Rack {
     /// A controller and nodes that lend so much each.
     fn start(names: &[&'static str], donate: &str) -> Rack {
         let folder = tempfile::tempdir().expect("folder");
-        let listen = format!("127.0.0.1:{}", free_port());
+        let listen = free_address().to_string();
         let control = Daemon::control(&listen, &folder.path().join("control.redb"));
         let mut rack = Rack { kv: None, control, nodes: Vec::new(), folder };
         names.iter().for_each(|name| rack.add_node(name, donate));
@@ -213,7 +213,7 @@ fn a_node_that_dies_costs_its_items_and_a_controller_that_dies_nothing() {
 #[test]
 fn a_server_without_a_pool_serves_and_takes_what_comes() {
     let _turn = turn();
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = free_address().to_string();
     let kv = kv_of(&format!("http://{listen}"), "B", &[]);
     let mut client = Client::of(&kv);
     client.store(0..KEYS, 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 use farpool_e2e::rack::{Daemon, answer, ask};
 use farpool_e2e::run::{Run, Running};
 use farpool_e2e::{turn, wait_until};
@@ -20,7 +20,7 @@ struct Rack {
 impl Rack {
     fn start() -> Rack {
         let folder = tempfile::tempdir().expect("folder");
-        let listen = format!("127.0.0.1:{}", free_port());
+        let listen = free_address().to_string();
         let control = Daemon::control(&listen, &folder.path().join("control.redb"));
         let start = |name| (name, Daemon::node(&control.address, name, "1GiB"));
         let nodes = ["A", "B", "C"].map(start).into();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
 use farpool_api::{Client, ClientReport, Health, ProblemKind, SegmentId, SegmentState};
-use farpool_e2e::ports::free_port;
+use farpool_e2e::ports::free_address;
 
 /// An etcd of one member in a folder of its own; ends when it is dropped.
 struct Etcd {
@@ -24,9 +24,8 @@ impl Etcd {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let (client, peer) = (free_port(), free_port());
-        let url = |port| format!("http://127.0.0.1:{port}");
-        let (url, peer) = (url(client), url(peer));
+        let (client, peer) = (free_address(), free_address());
+        let (url, peer) = (format!("http://{client}"), format!("http://{peer}"));
         let mut command = Command::new("etcd");
         command
             .arg("--data-dir")
@@ -40,7 +39,7 @@ impl Etcd {
         let child = command.spawn().unwrap();
         let etcd = Self { child, url, _folder: folder };
         wait_for("etcd", || {
-            std::net::TcpStream::connect(("127.0.0.1", client)).ok()?;
+            std::net::TcpStream::connect(client).ok()?;
             let mut curl = ureq::get(format!("{}/health", etcd.url)).call().ok()?;
             curl.body_mut().read_to_string().ok()?.contains("true").then_some(())
         });

@@ -224,7 +224,7 @@ fn request(op: &StoreOp) -> Value {
 mod tests {
     use std::process::{Child, Command, Stdio};
 
-    use farpool_e2e::ports::free_port;
+    use farpool_e2e::ports::free_address;
 
     use super::*;
 
@@ -255,7 +255,7 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
-        let url = || format!("http://127.0.0.1:{}", free_port());
+        let url = || format!("http://{}", free_address());
         let (url, peer) = (url(), url());
         let child = Command::new("etcd")
             .arg("--data-dir")
