@@ -9,7 +9,8 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-fast lint demo rack-demo sim-demo kv-demo bench man completions install install-files uninstall dist clean deps
+.PHONY: help deps build test test-fast lint demo rack-demo sim-demo kv-demo bench
+.PHONY: man completions install install-files uninstall dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,15 +59,16 @@ completions: build ## write the shell completions into target/completions
 	$(FARPOOL) completions zsh >$(TARGET_DIR)/completions/_farpool
 	$(FARPOOL) completions fish >$(TARGET_DIR)/completions/farpool.fish
 
-install: man completions install-files ## install under PREFIX (default /usr/local); DESTDIR is honoured
+install: man completions ## install under PREFIX (default /usr/local); DESTDIR is honoured
+	$(MAKE) --no-print-directory install-files
 	@echo 'users who are not root have sidecars (any program, static ones too) after:'
 	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/sidecar.md)'
 
 # What install and dist share; everything is built.
 install-files:
-	scripts/install-stripped.sh $(FARPOOL) $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/bin/.debug
-	scripts/install-stripped.sh $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool/.debug
-	scripts/install-stripped.sh $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool/.debug
+	scripts/install-stripped.sh $(FARPOOL) $(DESTDIR)$(PREFIX)/bin
+	scripts/install-stripped.sh $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool
+	scripts/install-stripped.sh $(RELEASE)/libfarpool_capture_qemu.so $(DESTDIR)$(PREFIX)/lib/farpool
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a tarball and a Debian package of what `make install` installs, and their checksums.
 #
-# Arguments: the folder for them, and the folder of the release build. CARGO_TARGET_DIR as for cargo.
+# Arguments: the folder for them, and the folder of the release build. CARGO_TARGET_DIR as for
+# cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +40,8 @@ tar -C "$stage" --owner=0 --group=0 --sort=name -czf "$out/$name.tar.gz" "$name"
 glibc=$(objdump -T "$farpool" "$2"/libfarpool_preload.so | grep -o 'GLIBC_[0-9.]*' |
     cut -d_ -f2 | sort -V | tail -1)
 
-# Builds a package from a folder. Arguments: package, folder, depends, description; its text on standard input.
+# Builds a package from a folder. Arguments: package, folder, depends, description; its text on
+# standard input.
 package() {
     install -d "$2/DEBIAN"
     cat >"$2/DEBIAN/control" <<END
@@ -57,7 +59,8 @@ END
     dpkg-deb --root-owner-group --build "$2" "$out/${1}_${version}_$architecture.deb" >/dev/null
 }
 
-package farpool "$stage/deb" "libc6 (>= $glibc), libgcc-s1" "far memory for racks of Linux servers" <<END
+package farpool "$stage/deb" "libc6 (>= $glibc), libgcc-s1" \
+    "far memory for racks of Linux servers" <<END
 Runs unmodified programs with part of their memory on other machines, lends
 the spare memory of a host, and matches the two in a rack. With it come a
 key-value server that speaks memcached's protocol, and a simulator and a

@@ -25,17 +25,19 @@ cargo_is_enough() {
     [ -n "$have" ] && at_least "$have" "$RUST_MIN"
 }
 
-# rustup takes the toolchain that rust-toolchain.toml names. Where that one cannot be had, the stable
-# one has to do if it is the same release: it gets the name, which `rustup toolchain link` refuses.
+# rustup takes the toolchain that rust-toolchain.toml names. Where that one cannot be had, the
+# stable one has to do if it is the same release: it gets the name, which `rustup toolchain link`
+# refuses.
 pin_toolchain() {
     command -v rustup >/dev/null 2>&1 || return 0
-    local channel host
+    local channel host stable
     channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
     rustup toolchain list | grep -q "^$channel-" && return
     rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy && return
     [ "$(rustup run stable rustc --version | cut -d' ' -f2)" = "$channel" ] || return 0
     host=$(rustup run stable rustc -vV | sed -n 's/^host: //p')
-    ln -s "$(rustup run stable rustc --print sysroot)" "$(rustup show home)/toolchains/$channel-$host"
+    stable=$(rustup run stable rustc --print sysroot)
+    ln -s "$stable" "$(rustup show home)/toolchains/$channel-$host"
 }
 
 find_missing() {

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Installs a program or library without its debug symbols, and the symbols apart, where gdb finds them.
+# Installs a program or library without its debug symbols, and the symbols in .debug beside it,
+# where gdb looks for them.
 #
-# Arguments: the built file, where it goes, and the folder for its symbols (.debug beside the file).
+# Arguments: the built file, and the folder in which it goes.
 set -euo pipefail
 
-if [ "$#" -ne 3 ]; then
-    sed -n '2,4s/^# \?//p' "$0" >&2
+if [ "$#" -ne 2 ]; then
+    sed -n '2,5s/^# \?//p' "$0" >&2
     exit 2
 fi
-built=$1 target=$2 symbols=$3/$(basename "$1").debug
+built=$1 target=$2/$(basename "$1") symbols=$2/.debug/$(basename "$1").debug
 
-install -d "$(dirname "$target")" "$3"
+install -d "$(dirname "$symbols")"
 objcopy --only-keep-debug "$built" "$symbols"
 chmod 644 "$symbols"
-# The link holds the file's name and checksum; gdb looks beside the program and in .debug there.
+# The link holds the name of the file with the symbols, and its checksum.
 objcopy --strip-unneeded --add-gnu-debuglink="$symbols" "$built" "$target.new"
 chmod 755 "$target.new"
 mv "$target.new" "$target"
