@@ -1,6 +1,7 @@
-//! A sidecar's warden, as the keeper sees it: a process that holds the sidecar's userfaultfds should that be killed,
-//! and then ends the program and the children that nobody serves (crates/far/sidecar/src/warden.rs). It ends with its
-//! work, or with the sidecar; here it is only known, so that nobody takes it for a process of the program's.
+//! A sidecar's warden, as the keeper sees it: a process that holds the sidecar's userfaultfds
+//! should that be killed, and then ends the program and the children that nobody serves
+//! (crates/far/sidecar/src/warden.rs). It ends with its work, or with the sidecar; here it is only
+//! known, so that nobody takes it for a process of the program's.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;

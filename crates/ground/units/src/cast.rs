@@ -1,7 +1,8 @@
 //! Conversions between integer types that say what happens to a value that does not fit.
 //!
-//! `try_from(x).unwrap_or(0)` turns an impossible value into a plausible wrong one. Here the caller
-//! chooses: [`exactly`] where the value must fit, [`at_most`] where the limit is as good as the value.
+//! A conversion that falls back to zero or to a limit turns an impossible value into a plausible
+//! wrong one. Here the caller chooses: [`exactly`] where the value must fit, [`at_most`] where the
+//! limit is as good as the value.
 
 use std::fmt::Display;
 

@@ -2,7 +2,7 @@
 
 use farpool_tidy::{of_the_product, require_none};
 
-/// `try_from(x).unwrap_or(0)` turns an impossible value into a plausible wrong one.
+/// What falls back to a number turns an impossible value into a plausible wrong one.
 #[test]
 fn no_number_is_saturated_in_silence() {
     let mut broken = Vec::new();
@@ -21,21 +21,23 @@ fn no_number_is_saturated_in_silence() {
         }
         for (at, _) in dense.match_indices("::try_from(") {
             let call = end_of_call(&dense[at..]);
-            let after = &dense[at + call..];
-            if ["unwrap_or(0)", "unwrap_or_default()"]
-                .iter()
-                .any(|it| after.starts_with(&format!(".{it}")))
-                || (after.starts_with(".unwrap_or(")
-                    && after[".unwrap_or(".len()..]
-                        .split(')')
-                        .next()
-                        .is_some_and(|it| it.ends_with("::MAX")))
-            {
+            if is_silent(&dense[at + call..]) {
                 broken.push(source.place(lines[at]));
             }
         }
     }
     require_none("exactly() or at_most() of farpool_units convert numbers", &broken);
+}
+
+/// Whether what follows a conversion puts a number in the place of one that does not fit.
+fn is_silent(after: &str) -> bool {
+    let after = after.strip_prefix(".ok()").unwrap_or(after);
+    let Some(other) = after.strip_prefix(".unwrap_or(") else {
+        return after.starts_with(".unwrap_or_default()");
+    };
+    let other = &other[..end_of_call(&format!("({other}")) - 2];
+    let is_limit = ["::MAX", "::MIN"].iter().any(|limit| other.contains(limit));
+    is_limit || other.starts_with(|first: char| first.is_ascii_digit())
 }
 
 /// The length of `name(...)` at the beginning of a text.
@@ -55,4 +57,13 @@ fn end_of_call(text: &str) -> usize {
 #[test]
 fn the_end_of_a_call_is_found() {
     assert_eq!(end_of_call("u8::try_from(a(b)).x"), "u8::try_from(a(b))".len());
+}
+
+#[test]
+fn silent_conversions_are_told_from_others() {
+    let silent = [".unwrap_or(0)", ".ok().unwrap_or(7);", ".unwrap_or(i64::MAX/4).min(3)"];
+    assert!(silent.iter().all(|after| is_silent(after)));
+    assert!(is_silent(".unwrap_or_default()"));
+    let others = [".ok()?", ".unwrap_or(EXIT_FAILED)", ".unwrap_or(of(0)).max(u32::MAX)", ";"];
+    assert!(others.iter().all(|after| !is_silent(after)));
 }
