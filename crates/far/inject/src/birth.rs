@@ -231,10 +231,14 @@ pub fn reap(
 mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::procfs;
     use crate::stop::stop;
+
+    /// How long a program may take until it sleeps.
+    const GOES_ON_WITHIN: Duration = Duration::from_secs(30);
 
     /// What became of a program when the thread that had stopped it, and done `then`, ended.
     fn left_by(then: impl FnOnce(&mut Worker, Tid, &Memory) + Send + 'static) -> Child {
@@ -276,8 +280,17 @@ mod tests {
             worker.remote.call("getpid", libc::SYS_getpid.cast_unsigned(), [0; 6]).expect("pid");
             worker.give_back(pid, memory, sys::OPTION_SYSGOOD).expect("as before");
         });
-        let status = procfs::Status::read(Tid(i32::try_from(child.id()).expect("a process id")));
-        assert!(matches!(status.expect("it lives").state(), Some('S' | 'R')));
+        let pid = Tid(i32::try_from(child.id()).expect("a process id"));
+        // On its way to its sleep it may wait for a disk.
+        let until = Instant::now() + GOES_ON_WITHIN;
+        loop {
+            let state = procfs::Status::read(pid).expect("it lives").state();
+            match state {
+                Some('S') => break,
+                Some('R' | 'D' | 't') if Instant::now() < until => std::thread::yield_now(),
+                _ => panic!("the program is {state:?}"),
+            }
+        }
         child.kill().expect("a signal");
         assert_eq!(child.wait().expect("its end").signal(), Some(libc::SIGKILL));
     }
