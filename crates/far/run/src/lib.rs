@@ -15,6 +15,7 @@ mod custody;
 mod dialing;
 mod directory;
 mod door;
+mod ending;
 mod families;
 mod faults;
 mod holder;
@@ -248,8 +249,8 @@ pub enum RunError {
     #[error("{pages} pages of process {pid} could not be brought in, and it was ended")]
     Stuck { pid: u32, pages: String },
     #[error(
-        "the sidecar of process {pid} has ended, and the process with it, for nobody could bring its pages; please \
-         report it, with its last words: {words}"
+        "the sidecar of process {pid} has ended, and the process with it, for nobody could bring \
+         its pages; please report it, with its last words: {words}"
     )]
     SidecarDied { pid: u32, words: String },
     #[error(

@@ -14,6 +14,7 @@ use rustix::net::RecvFlags;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::authority;
+use crate::ending::Ending;
 use crate::families::Inherits;
 use crate::nursery::Begun;
 use crate::say::say;
@@ -258,7 +259,9 @@ impl Ward {
         if is_over(&self.program) && self.children.is_empty() {
             News::Gone
         } else {
-            News::Died("nothing".into())
+            await_end(&self.sidecar.pidfd);
+            let ending = Ending::of(self.sidecar.pid, &self.sidecar.pidfd);
+            News::Died(format!("none; {ending}"))
         }
     }
 
