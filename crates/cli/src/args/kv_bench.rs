@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use farpool_load::client::link::Server;
+use farpool_load::client::asked::Server;
 
 use crate::values::Span;
 

@@ -1,7 +1,7 @@
 //! The flags of `farpool kv top`.
 
 use clap::Args;
-use farpool_load::client::link::Server;
+use farpool_load::client::asked::Server;
 
 use super::kv_bench::server;
 use crate::values::Span;

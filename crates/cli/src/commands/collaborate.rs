@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::NodeArgs;
 use crate::commands::courtesy;
-use crate::commands::node::{busy_rate, drain_timeout, host_name, listen};
+use crate::commands::lending::{busy_rate, drain_timeout, host_name, listen};
 use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use farpool_load::client::asked::Server;
 use farpool_load::client::echo::Echo;
-use farpool_load::client::link::Server;
 use farpool_load::client::measured::Measured;
 use farpool_load::client::request::{Protocol, Writer};
 use farpool_load::client::run::{Gaps, Pace, Plan, fill, run};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use farpool_load::client::link::Server;
+use farpool_load::client::asked::Server;
 use serde_json::json;
 
 use crate::args::KvTopArgs;

@@ -17,6 +17,7 @@ pub mod generate;
 pub mod kv;
 pub mod kv_bench;
 pub mod kv_top;
+pub mod lending;
 pub mod limit;
 pub mod node;
 pub mod plan;

@@ -10,24 +10,17 @@ use farpool_api::Client;
 use farpool_blade::BladeConfig;
 use farpool_memory::MemoryFiles;
 use farpool_node::{Ended, NodeDaemon, NodeHandle, NodeOptions};
-use farpool_policy::courtesy::BUSY_BYTES_PER_S_PER_PROCESSOR;
-use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
+use crate::commands::lending::{busy_rate, drain_timeout, host_name, listen};
 use crate::commands::service::{read_token, say_ready, tell_systemd};
-use crate::commands::{collaborate, courtesy, refuse_remote};
+use crate::commands::{collaborate, courtesy};
 use crate::config::UsageError;
 use crate::logging;
-use crate::values::{BladeAddress, BusyRate, Patience, Size};
-
-/// Where its blade listens if nothing is said: this machine only.
-const LISTEN_DEFAULT: &str = "tcp://127.0.0.1:7070";
-/// How long segments may take to move away at the end: some GiB over 10 Gb/s, well within the 90 s
-/// that systemd gives a service to stop.
-const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+use crate::values::{BladeAddress, Size};
 
 /// Runs the daemon, with a controller or without one.
 pub fn main(args: NodeArgs) -> anyhow::Result<u8> {
@@ -96,29 +89,6 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
         thresholds: Thresholds::default(),
         memory: MemoryFiles::default(),
     })
-}
-
-/// Where it listens, if that is allowed.
-pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
-    refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
-    let mut listen: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
-    if listen.is_empty() {
-        listen.push(LISTEN_DEFAULT.parse()?);
-    }
-    Ok(listen)
-}
-
-/// Bytes a second and processor that are served while this host's own programs use all processors.
-pub(super) fn busy_rate(settings: &NodeSettings) -> u64 {
-    settings.busy_rate.map_or(BUSY_BYTES_PER_S_PER_PROCESSOR, |BusyRate(bytes_per_s)| bytes_per_s)
-}
-
-pub(super) fn drain_timeout(settings: &NodeSettings) -> Duration {
-    settings.drain_timeout.map_or(DRAIN_TIMEOUT_DEFAULT, |Patience(time)| time)
-}
-
-pub(super) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn say(name: &str, node: &NodeDaemon, json: bool) -> anyhow::Result<()> {

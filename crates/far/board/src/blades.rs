@@ -13,11 +13,8 @@ use std::time::Duration;
 use farpool_policy::{Meters, RateLimit};
 use rustix::thread::futex;
 
-use crate::copies::halves;
-use crate::layout::{load_text, store_text};
+use crate::words::{BLADE_ENTRIES, halves, load_text, store_text};
 
-/// Entries of the table: as many blades as a pool has slots. A run that needs more is refused them.
-pub const BLADE_ENTRIES: usize = 8;
 /// Bytes of an address; the longest (a socket's path of 107 bytes) is well below.
 const ADDRESS_BYTES: usize = 160;
 /// Version of the table a process says it follows while it is about to connect for the first time.

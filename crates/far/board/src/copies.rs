@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use farpool_units::exactly;
 
-use crate::blades::BLADE_ENTRIES;
+use crate::words::{BLADE_ENTRIES, load_wide, store_wide};
 
 /// Frozen parts that can be on their way at once. Beyond it each process copies for itself.
 pub const COPY_ENTRIES: usize = 64;
@@ -67,22 +67,6 @@ pub struct CopyTable {
 }
 
 const _: () = assert!(size_of::<CopyTable>() == COPY_ENTRIES * (32 + 24 * COPY_PARTS));
-
-/// The lower and the upper half.
-pub(crate) fn halves(value: u128) -> [u64; 2] {
-    let [a, b] = [value & u128::from(u64::MAX), value >> 64];
-    [exactly(a), exactly(b)]
-}
-
-fn load_wide(words: &[AtomicU64; 2]) -> u128 {
-    u128::from(words[1].load(Relaxed)) << 64 | u128::from(words[0].load(Relaxed))
-}
-
-fn store_wide(words: &[AtomicU64; 2], value: u128) {
-    let [low, high] = halves(value);
-    words[0].store(low, Relaxed);
-    words[1].store(high, Relaxed);
-}
 
 fn phase(state: u64) -> u32 {
     exactly(state & u64::from(u32::MAX))

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::blades::{self, BLADE_ENTRIES, BladeOffer, BladeTable};
+use crate::blades::{self, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
+use crate::words::{BLADE_ENTRIES, load_text, store_text};
 
 /// Processes one run can have at a time; a further one is ended with a message.
 pub const MAX_SLOTS: usize = 1024;
@@ -336,18 +337,4 @@ pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
         }
     }
     Ok(())
-}
-
-pub(crate) fn store_text(field: &[AtomicU8], text: &[u8]) {
-    let last = field.len() - 1;
-    for (index, byte) in field.iter().enumerate() {
-        let value = if index < last { text.get(index).copied().unwrap_or(0) } else { 0 };
-        byte.store(value, Relaxed);
-    }
-}
-
-pub(crate) fn load_text(field: &[AtomicU8]) -> String {
-    let bytes: Vec<u8> =
-        field.iter().map(|byte| byte.load(Relaxed)).take_while(|byte| *byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }

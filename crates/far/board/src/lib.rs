@@ -17,10 +17,10 @@ mod fault_log;
 mod histogram;
 mod layout;
 mod map;
+mod words;
 
 pub use blades::{
-    BLADE_ENTRIES, BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING,
-    address_fits,
+    BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
@@ -29,6 +29,7 @@ pub use layout::{
     Counter, Header, MAX_SLOTS, ProcessState, Settings, Slot, UNMOVABLE_KINDS, VERSION, WhenFull,
 };
 pub use map::{Board, BoardError};
+pub use words::BLADE_ENTRIES;
 
 /// Environment variable by which a program's processes find their board.
 pub const BOARD_VARIABLE: &str = "FARPOOL_BOARD";

@@ -16,12 +16,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use crate::dial::{self, DialError};
-use crate::peer::{self, Stranger};
-
-/// Asks for a connection to an address; the answer comes on the socket. None: nobody is there any
-/// more who could be asked, and the connection is opened here.
-pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;
+use crate::opening::{self, DialError};
+use crate::peer::Stranger;
 
 /// The longest answer.
 const ANSWER_BYTES: usize = 64;
@@ -31,7 +27,7 @@ const ANSWER_BYTES: usize = 64;
 pub fn answer(asker: &OwnedFd, address: Option<&Address>, user: Option<u32>) {
     let opened = address.ok_or(DialError::NotMeant).and_then(|address| {
         let may_serve = |stranger: &Stranger| user == Some(stranger.owner);
-        dial::open(address, may_serve)
+        opening::open(address, may_serve)
     });
     let text = match &opened {
         Ok(_) => "OPENED".to_owned(),
@@ -83,7 +79,7 @@ fn understand(answer: &[u8]) -> Option<DialError> {
         "STRANGER" => {
             let (owner, user) = rest.split_once(' ')?;
             let (owner, user) = (owner.parse().ok()?, user.parse().ok()?);
-            Some(DialError::Stranger(peer::Stranger { owner, user }))
+            Some(DialError::Stranger(Stranger { owner, user }))
         }
         "NOT-MEANT" => Some(DialError::NotMeant),
         "FAILED" => Some(DialError::of_connect(Errno::from_raw_os_error(rest.parse().ok()?))),

@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use crate::descriptor::Descriptor;
-use crate::dial::{DialError, Dialer};
+use crate::dial::Dialer;
+use crate::opening::DialError;
 use crate::receive::Break;
 use crate::session::{ConnectError, Session};
 use crate::sys;

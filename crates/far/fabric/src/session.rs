@@ -1,11 +1,12 @@
 //! Who we are to a blade, and why it could not be reached.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_wire::{Address, ClientId, ErrorCode, Grant, Purpose};
+use rustix::io::Errno;
 
-use crate::asked::Ask;
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
 
@@ -107,3 +108,7 @@ pub enum ConnectError {
         address: String,
     },
 }
+
+/// Asks for a connection to an address; the answer comes on the socket. None: nobody is there any
+/// more who could be asked, and the connection is opened here.
+pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;

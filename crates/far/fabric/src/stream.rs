@@ -16,9 +16,10 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::descriptor::Descriptor;
-use crate::dial::{Dial, DialError, Dialer, Greeting};
+use crate::dial::{Dial, Dialer, Greeting};
 use crate::flight::{Flight, REQUEST_LIMIT_PAGES};
 use crate::link::{Link, LinkPage, PageDone, PageFault};
+use crate::opening::DialError;
 use crate::receive::{Break, Receiver};
 use crate::session::{ConnectError, Session};
 use crate::sys::{self, Patience, Vector};

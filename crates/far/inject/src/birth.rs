@@ -15,7 +15,8 @@ use crate::error::StepError;
 use crate::procfs::{Gate, Memory};
 use crate::remote::{Remote, gone_or};
 use crate::standing::Standing;
-use crate::sys::{self, Signal, SignalSet, Tid};
+use crate::sys;
+use crate::task::{Signal, SignalSet, Tid};
 
 /// CLONE_VM | CLONE_FILES, and no exit signal. The descriptor table is shared for a moment only:
 /// the sidecar's first call gives it an empty one, without a reference to any file of the program

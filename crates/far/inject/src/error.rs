@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::elf::ElfError;
-use crate::stop::MAX_STOP_MS;
+use crate::limits::MAX_STOP_MS;
 
 /// Why a sidecar is not in the program. The program goes on as before in every case but
 /// [`InjectError::Died`].

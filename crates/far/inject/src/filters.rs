@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use rustix::process::{Pid, WaitOptions};
 
 use crate::procfs::{self, Status};
-use crate::sys::{self, Tid};
+use crate::sys;
+use crate::task::Tid;
 
 const FILTERED: i32 = 2;
 

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use crate::error::InjectError;
+use crate::limits::MAX_STOP_MS;
 use crate::procfs;
-use crate::stop::{self, MAX_STOP_MS, Stopped};
-use crate::sys::{self, Stop, Tid};
+use crate::stop::{self, Stopped};
+use crate::sys::{self, Stop};
+use crate::task::Tid;
 
 /// Threads that stand still until this is dropped.
 #[derive(Debug)]

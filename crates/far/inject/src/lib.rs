@@ -28,6 +28,7 @@ mod filters;
 mod furnish;
 mod halt;
 mod image;
+mod limits;
 mod procfs;
 mod remote;
 mod stack;
@@ -35,6 +36,7 @@ mod standing;
 mod standstill;
 mod stop;
 mod sys;
+mod task;
 mod trial;
 mod withdraw;
 
@@ -51,8 +53,8 @@ pub use crate::filters::may_execute;
 pub use crate::furnish::{CONTROL_FD, HOST_FD, HOST_VARIABLE, SPAN_VARIABLE};
 pub use crate::halt::{Halted, halt};
 pub use crate::image::Image;
+pub use crate::limits::{MAX_STOP_MS, MAX_THREADS};
 pub use crate::standstill::{Standstill, standstill};
-pub use crate::stop::{MAX_STOP_MS, MAX_THREADS};
 pub use crate::trial::{TrialError, try_tracing};
 pub use crate::withdraw::withdraw;
 
@@ -61,7 +63,7 @@ use crate::error::StepError;
 use crate::furnish::Host;
 use crate::procfs::{Gate, Memory, Status};
 use crate::stop::Stopped;
-use crate::sys::Tid;
+use crate::task::Tid;
 
 /// What the sidecar is started with. [`HOST_VARIABLE`] and [`SPAN_VARIABLE`] are added to the
 /// environment.

@@ -6,7 +6,7 @@ use std::io::Error;
 use std::os::unix::fs::FileExt;
 
 use crate::arch;
-use crate::sys::Tid;
+use crate::task::Tid;
 
 /// Largest /proc/PID/auxv that is read; it has some 20 pairs of words.
 const MAX_AUXV_BYTES: usize = 4096;

@@ -11,7 +11,8 @@ use farpool_units::exactly;
 use crate::arch::Registers;
 use crate::error::StepError;
 use crate::procfs::Gate;
-use crate::sys::{self, Phase, Signal, Stop, Tid};
+use crate::sys::{self, Phase, Stop};
+use crate::task::{Signal, Tid};
 
 /// Longest that one call may take while the program stands still; none of them waits for anything
 /// but a processor. Beyond: the injection is given up, and the program ends, for its thread stands

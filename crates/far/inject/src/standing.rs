@@ -12,7 +12,8 @@
 //! takes 13 and 15 ms instead of 17 and 19 (medians of 15).
 
 use crate::procfs;
-use crate::sys::{self, Tid};
+use crate::sys;
+use crate::task::Tid;
 
 /// So much smaller is the nice value of a task that is preferred. Ten steps are a weight ten times
 /// that of the others, and with eight busy loops on two processors a wake-up took 66 us, not 2.8 ms

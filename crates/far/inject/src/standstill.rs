@@ -13,7 +13,7 @@ use rustix::process::Pid;
 use crate::error::InjectError;
 use crate::image::Image;
 use crate::stop::{self, Stopped};
-use crate::sys::Tid;
+use crate::task::Tid;
 use crate::{Injected, Known, Setup, enter, examine};
 
 /// See the module's description.

@@ -10,17 +10,14 @@ use std::io::Error;
 use std::time::{Duration, Instant};
 
 use crate::error::{InjectError, StepError};
+use crate::limits::{MAX_STOP_MS, MAX_THREADS};
 use crate::procfs;
-use crate::sys::{self, Stop, Tid};
+use crate::sys::{self, Stop};
+use crate::task::Tid;
 
-/// Longest that threads are kept stopped while others are waited for. A thread in an
-/// uninterruptible wait (disk, vfork) does not stop; then all go on and the answer is "busy".
-pub const MAX_STOP_MS: u64 = 250;
 /// The same for a thread that could stop and gets no processor for it: it would not run anyway, nor
 /// would the others.
 const MAX_STARVED_MS: u64 = 2_000;
-/// Most threads that are stopped. Each costs some 10 us of stopped time. Beyond: refused.
-pub const MAX_THREADS: usize = 16_384;
 /// Looks at /proc/PID/task; each but the last found threads that were made since the one before.
 /// A stopped thread makes none, so this ends; the limit is for a process that is not to be trusted.
 const MAX_ROUNDS: usize = 1_000;

@@ -10,18 +10,7 @@ use farpool_units::exactly;
 
 use crate::arch::Registers;
 use crate::procfs;
-
-/// A kernel thread id; of a process's first thread it is the process id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tid(pub i32);
-
-/// A signal number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signal(pub i32);
-
-/// A set of signals, as the kernel has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SignalSet(pub u64);
+use crate::task::{Signal, SignalSet, Tid};
 
 /// How long waitpid is tried without a sleep: most stops of a task on another processor come within
 /// a few microseconds, and a sleep there costs 60. Not longer: a task on this processor cannot run

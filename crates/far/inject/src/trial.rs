@@ -10,7 +10,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, WaitOptions, pidfd_getfd
 use crate::error::InjectError;
 use crate::procfs::Memory;
 use crate::stop;
-use crate::sys::{self, Signal, Tid};
+use crate::sys;
+use crate::task::{Signal, Tid};
 
 /// What an injection needs and this process may not do.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,8 @@ use crate::procfs::{self, Gate, Memory};
 use crate::remote::Remote;
 use crate::standing;
 use crate::stop;
-use crate::sys::{self, SignalSet, Tid};
+use crate::sys;
+use crate::task::{Signal, SignalSet, Tid};
 
 /// RSEQ_FLAG_UNREGISTER.
 const UNREGISTER: u64 = 1;
@@ -36,7 +37,7 @@ fn withdraw_here(pid: Tid, ranges: &[Range<u64>]) -> Result<(), InjectError> {
     let stopped = stop::stop(pid)?;
     let result = unmap(stopped.threads(), ranges).map_err(|error| error.of(pid.0, pid.0));
     // Killed, not let go: what it would run on is gone.
-    sys::send(pid, sys::Signal(libc::SIGKILL));
+    sys::send(pid, Signal(libc::SIGKILL));
     result
 }
 

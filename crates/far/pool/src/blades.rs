@@ -13,12 +13,10 @@ use farpool_wire::{Address, Purpose};
 
 use crate::books::Books;
 use crate::map::Place;
-use crate::pool::{CONTROL_SLOT, blade_index};
 use crate::shared::{Blade, SegmentState, Shared};
+use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
 use crate::{BladeIndex, BladeSpec, LostBlade, MAX_BLADES, Pool, PoolError};
 
-/// What is said of a blade that forgot us.
-pub(crate) const LAPSED: &str = "this client's lease ran out there and its memory was freed";
 /// The same, where we still hold the memory.
 const LAPSED_BUT_HELD: &str =
     "this client's lease ran out there; its pages stay, but it gets no more memory";

@@ -13,7 +13,8 @@ use farpool_units::exactly;
 use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::shared::{Access, Found, LaneClock, Shared};
+use crate::shared::{Found, LaneClock, Shared};
+use crate::types::Access;
 use crate::{BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError};
 
 /// Longest time `wait` sleeps before it looks at the deadlines again.

@@ -22,7 +22,8 @@ use crate::books::{Books, PartKey, PartRole, parts};
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
 use crate::pool::Ledger;
-use crate::shared::{Access, LaneClock, Segment, SegmentState};
+use crate::shared::{LaneClock, Segment, SegmentState};
+use crate::types::Access;
 use crate::{
     BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_SEGMENTS, PageError, Pool,
     PoolError, SUPERPAGE_PAGES, SegmentHandle,

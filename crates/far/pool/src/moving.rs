@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use crate::SUPERPAGE_PAGES;
 use crate::map::Place;
-use crate::shared::Access;
+use crate::types::Access;
 
 /// Superpages that can be on their way at once. One is, by the one mover; the others are those
 /// whose move ended with the loss of a blade, which stay half here and half there until their memory

@@ -11,19 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use farpool_fabric::{CallError, DescriptorSet};
-use farpool_units::{SUPERPAGE_BYTES, exactly};
+use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
-use crate::blades::LAPSED;
 use crate::books::{Books, PartKey, Thawed, parts};
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
+use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
 use crate::{
     BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, SegmentHandle,
 };
-
-/// The control connection's slot on each blade; lanes have the following ones.
-pub(crate) const CONTROL_SLOT: u32 = 0;
 
 /// One client's memory on its blades. Shared by all threads of the pager.
 #[derive(Debug)]
@@ -673,8 +670,4 @@ fn explain_refusal(error: &CallError) -> String {
         }
         other => other.to_string(),
     }
-}
-
-pub(crate) fn blade_index(number: usize) -> BladeIndex {
-    BladeIndex(exactly(number))
 }

@@ -21,7 +21,7 @@ use farpool_wire::{PageNumber, SegmentId};
 
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
-use crate::types::PARTS_PER_BLADE;
+use crate::types::{Access, PARTS_PER_BLADE};
 use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
 
 /// Everything lanes look at.
@@ -118,13 +118,6 @@ pub(crate) struct Segment {
 struct Part {
     id: AtomicU64,
     file: AtomicI32,
-}
-
-/// Whether a page is looked up to be read or to be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
 }
 
 impl Segment {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
-use farpool_units::PAGES_PER_SUPERPAGE;
+use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
 use farpool_wire::SegmentToken;
 
@@ -220,4 +220,21 @@ pub struct LostBlade {
     pub address: String,
     /// What happened.
     pub reason: String,
+}
+
+pub(crate) fn blade_index(number: usize) -> BladeIndex {
+    BladeIndex(exactly(number))
+}
+
+/// The control connection's slot on each blade; lanes have the following ones.
+pub(crate) const CONTROL_SLOT: u32 = 0;
+
+/// What is said of a blade that forgot us.
+pub(crate) const LAPSED: &str = "this client's lease ran out there and its memory was freed";
+
+/// Whether a page is looked up to be read or to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
 }

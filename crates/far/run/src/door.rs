@@ -10,9 +10,8 @@ use farpool_inject::{Image, InjectError, TrialError};
 use farpool_uffd::{OpenError, Uffd, features};
 use rustix::process::{Resource, getrlimit};
 
-use crate::needs::DEVICE_REMEDY;
+use crate::needs::{ADDRESS_ROOM_MIB, DEVICE_REMEDY};
 use crate::rights;
-use crate::rooms::ADDRESS_ROOM_MIB;
 
 /// How the pager gets into the program's processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

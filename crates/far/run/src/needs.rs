@@ -207,6 +207,9 @@ fn fresh_client() -> Result<ClientId, RunError> {
     Ok(ClientId(u128::from_le_bytes(bytes)))
 }
 
+/// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
+pub(crate) const ADDRESS_ROOM_MIB: u64 = 1024;
+
 #[cfg(test)]
 mod tests {
     use super::*;

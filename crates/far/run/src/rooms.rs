@@ -3,10 +3,9 @@
 use farpool_inject::Pid;
 
 use crate::holder::memory_folder;
+use crate::needs::ADDRESS_ROOM_MIB;
 use crate::sidecar_error::SidecarError;
 
-/// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
-pub(crate) const ADDRESS_ROOM_MIB: u64 = 1024;
 /// A sidecar that may not write to files of this size has no room on a blade in memory files; where
 /// more is far than its limit lets through the blade takes no pages from then on, and that is said.
 const FILE_ROOM_BYTES: u64 = 1 << 30;

@@ -6,7 +6,7 @@ use farpool_inject::InjectError;
 use farpool_uffd::OpenError;
 
 use crate::door::DoorLack;
-use crate::rooms::ADDRESS_ROOM_MIB;
+use crate::needs::ADDRESS_ROOM_MIB;
 
 /// Why a process has no sidecar.
 #[derive(Debug, thiserror::Error)]

@@ -4,16 +4,14 @@
 //! storage, sockets, /proc and userfaultfd, each in a program that is not ours.
 
 use std::cell::Cell;
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use crate::reply::{Answer, reply};
 use crate::watch::Host;
 use crate::{dialing, paging, raw, warden};
 
@@ -21,9 +19,6 @@ use crate::{dialing, paging, raw, warden};
 const MAX_REQUEST_BYTES: usize = 256;
 /// Numbers that each thread of WORK adds up.
 const WORK_NUMBERS: u64 = 200_000;
-
-/// An answer: text and at most one descriptor.
-pub type Answer = Result<(String, Option<OwnedFd>), String>;
 
 /// Serves one request about the program `host`. False when the other end is closed.
 pub fn serve(socket: BorrowedFd, host: Host) -> bool {
@@ -106,18 +101,6 @@ fn about_child(request: &str) -> Answer {
     }
 }
 
-/// Sends text and perhaps a descriptor; a send that fails is the other end's end.
-pub fn reply(socket: BorrowedFd, answer: Answer) {
-    let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd> = fd.iter().map(AsFd::as_fd).collect();
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    let _ = sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
-}
-
 /// The program's mappings are this task's own.
 fn maps() -> Answer {
     let text = std::fs::read_to_string("/proc/self/maps").map_err(|e| format!("maps: {e}"))?;
@@ -178,4 +161,15 @@ fn userfaultfd(device: Option<OwnedFd>) -> Answer {
     let device = device.ok_or("UFFD wants a descriptor of /dev/userfaultfd")?;
     let made = raw::new_userfaultfd(&device).map_err(|e| format!("USERFAULTFD_IOC_NEW: {e}"))?;
     Ok(("UFFD ok".into(), Some(made)))
+}
+
+/// Makes another warden, for somebody has ended the one before. Without one it ends as if the keeper had been killed.
+pub fn replace_warden(socket: BorrowedFd, host: Host) {
+    match warden::make(host) {
+        Ok(made) => reply(socket, Ok(("WARDEN".into(), Some(made)))),
+        Err(error) => {
+            farpool_pager::sys::say(&format!("{error}; the program is ended"));
+            farpool_pager::sys::kill_program();
+        }
+    }
 }

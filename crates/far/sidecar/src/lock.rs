@@ -35,7 +35,8 @@ impl<T> Lock<T> {
         {
             spins += 1;
             if spins % SPINS_BEFORE_YIELD == 0 {
-                crate::raw::yield_now();
+                // Never fails, so the C library touches no errno, which a thread may not have yet.
+                std::thread::yield_now();
             }
             std::hint::spin_loop();
         }

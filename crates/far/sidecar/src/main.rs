@@ -18,6 +18,7 @@ mod libc_memory;
 mod lock;
 mod paging;
 mod raw;
+mod reply;
 mod spans;
 mod warden;
 mod watch;
@@ -108,7 +109,7 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
             paging::keeper_has_ended();
         }
         if warden::is_missing() {
-            paging::replace_warden(host);
+            control::replace_warden(paging::control_socket(), host);
         }
         if is_over && paging::owes_children() {
             // They would read zeros where their pages are to come.

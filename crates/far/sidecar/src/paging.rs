@@ -42,8 +42,8 @@ use farpool_uffd::{Uffd, features};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
-use crate::watch::Host;
-use crate::{CONTROL_FD, control, own_ranges, warden};
+use crate::reply::reply;
+use crate::{CONTROL_FD, own_ranges};
 
 /// How often, and after what time, a userfaultfd is asked again whose owner is changing its address space.
 const MOST_CLAIMS: u32 = 100;
@@ -68,7 +68,7 @@ static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 /// The keeper holds on to what a child waits for.
 const KEEPER: Keeper = Keeper {
     born: |number, uffd| {
-        control::reply(control_socket(), Ok((format!("CHILD {number}"), uffd.try_clone().ok())));
+        reply(control_socket(), Ok((format!("CHILD {number}"), uffd.try_clone().ok())));
     },
     settled: |number| tell(&format!("SETTLED {number}")),
     taken: || tell("TAKEN"),
@@ -78,17 +78,6 @@ const KEEPER: Keeper = Keeper {
 /// Whether the program or a child of it would read zeros, were nobody there. Allocates nothing.
 pub fn may_owe_pages() -> bool {
     !HAS_LEFT.load(SeqCst) && ATTACHED.get().is_some_and(|attached| attached.may_owe_pages())
-}
-
-/// Makes another warden, for somebody has ended the one before. Without one it ends as if the keeper had been killed.
-pub fn replace_warden(host: Host) {
-    match warden::make(host) {
-        Ok(made) => control::reply(control_socket(), Ok(("WARDEN".into(), Some(made)))),
-        Err(error) => {
-            farpool_pager::sys::say(&format!("{error}; the program is ended"));
-            farpool_pager::sys::kill_program();
-        }
-    }
 }
 
 /// Whether a child of the program still has to get pages from here.
@@ -337,7 +326,8 @@ pub fn tell(message: &str) {
     let _ = rustix::net::send(control_socket(), message.as_bytes(), SendFlags::NOSIGNAL);
 }
 
-fn control_socket() -> BorrowedFd<'static> {
+/// The connection to the keeper, also when that has ended.
+pub fn control_socket() -> BorrowedFd<'static> {
     // SAFETY: the control socket stays open for the life of the sidecar.
     unsafe { BorrowedFd::borrow_raw(CONTROL_FD) }
 }

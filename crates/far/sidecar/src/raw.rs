@@ -63,11 +63,6 @@ fn flags(value: i32) -> usize {
     value.cast_unsigned() as usize
 }
 
-/// Gives the processor away once.
-pub fn yield_now() {
-    let _ = call(libc::SYS_sched_yield, [0; 6]);
-}
-
 /// What a mapping is asked for with: mmap's own arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {

@@ -1,6 +1,6 @@
 //! A fixed set of small integers, one bit each.
 
-use crate::ranking::{resize_exactly, table_bytes};
+use crate::tables::{resize_exactly, table_bytes};
 
 /// A set over `0..len`, all absent at first.
 #[derive(Debug, Clone)]

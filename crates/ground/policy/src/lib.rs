@@ -30,15 +30,17 @@ pub mod rate;
 pub mod reserve;
 mod rng;
 pub mod sweep;
+pub mod tables;
 pub mod victim;
 
 pub use cache::{CacheKind, CacheVisitor, PageCache};
 pub use clean::{CleanEstimator, SAMPLED_FETCHES};
 pub use prefetch::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Prefetcher};
-pub use ranking::{RANKED_PAGES_MAX, Ranking, Renumber};
+pub use ranking::{RANKED_PAGES_MAX, Ranking};
 pub use rate::{Bucket, Meter, Meters, RateLimit, WaitNs};
 pub use rng::Rng;
 pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};
+pub use tables::Renumber;
 pub use victim::{VictimKind, VictimPolicy};
 
 /// A policy name that does not exist.

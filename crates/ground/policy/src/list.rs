@@ -4,7 +4,7 @@
 //! range costs address space, not memory, until its chunks are used. 8 bytes per number, both links
 //! side by side, so that taking a number out touches three cache lines and not four.
 
-use crate::ranking::{resize_exactly, table_bytes};
+use crate::tables::{resize_exactly, table_bytes};
 
 /// What a link says when there is nothing further on (links are index + 1).
 const NONE: u32 = 0;

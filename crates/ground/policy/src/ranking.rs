@@ -19,22 +19,11 @@
 use std::fmt::Debug;
 
 use crate::cache::{Arc, CacheKind, Lfu, Lirs, NamedTinyLfu, S3Fifo, Slru, TwoQ};
+use crate::tables::Renumber;
 use crate::victim::{Clock, Fifo, Lru, Random, Sieve, VictimPolicy};
 
 /// The most pages that a ranking can number.
 pub const RANKED_PAGES_MAX: usize = u32::MAX as usize - 1;
-
-/// Tables by the numbers of pages, which can be as long as the caller needs them.
-pub trait Renumber {
-    /// `from`, if it is known, is called `to` from now on, which must not be known.
-    fn rename(&mut self, from: u32, to: u32);
-
-    /// There are the pages `0..page_count` from now on; no other may be known.
-    fn resize(&mut self, page_count: usize);
-
-    /// The memory of the tables.
-    fn bytes(&self) -> usize;
-}
 
 /// Decides which page leaves when one has to.
 ///
@@ -124,20 +113,4 @@ impl CacheKind {
             Self::TinyLfu => Box::new(NamedTinyLfu::default()),
         }
     }
-}
-
-/// Makes a table exactly so long: what grows in steps must not take twice its memory.
-pub(crate) fn resize_exactly<T: Clone>(table: &mut Vec<T>, len: usize, empty: T) {
-    if len > table.len() {
-        table.reserve_exact(len - table.len());
-        table.resize(len, empty);
-    } else {
-        table.truncate(len);
-        table.shrink_to_fit();
-    }
-}
-
-/// The memory of a table.
-pub(crate) fn table_bytes<T>(table: &Vec<T>) -> usize {
-    table.capacity() * size_of::<T>()
 }

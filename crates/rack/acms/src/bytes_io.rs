@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::message::DecodeError;
+use crate::datagram::DecodeError;
 
 /// Bytes of an IPv6 address with tag and port, the largest.
 pub(crate) const ADDR_BYTES_MAX: usize = 19;

@@ -23,6 +23,7 @@ mod bytes_io;
 mod classify;
 mod client;
 mod config;
+mod datagram;
 mod harvest;
 mod identity;
 mod ids;
@@ -48,13 +49,14 @@ pub use classify::{
 pub use config::{
     Config, ConfigError, LEASE_MS, LEASE_MS_MIN, RECLAIM_DEADLINE_MS, RECLAIM_DEADLINE_MS_MIN,
 };
+pub use datagram::DecodeError;
 pub use harvest::{
     HARVEST_HOLD_MS, HARVEST_INTERVAL_MS, HARVEST_MARGIN_PERMILLE, HARVEST_STEP_PERMILLE, Harvest,
     lend_limit_bytes, next_harvest,
 };
 pub use ids::{ClusterId, Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone};
 pub use membership::{Counters, Member};
-pub use message::{DecodeError, Header, Message, Mood, NackReason, Rumour, RumourKind};
+pub use message::{Header, Message, Mood, NackReason, Rumour, RumourKind};
 pub use outbox::{Action, MoveReason, Output, RevokeReason};
 pub use ratio::Side;
 pub use rng::Rng;

@@ -13,9 +13,10 @@ use foca::{AccumulatingRuntime, Foca, OwnedNotification, PeriodicParams, Timer};
 
 use crate::classify::{Class, MemoryUse};
 use crate::config::{Config, ConfigError};
+use crate::datagram::DecodeError;
 use crate::identity::{Codec, Identity};
 use crate::ids::{ANY_LIFE, GrantId, GrantKey, NodeId, Peer};
-use crate::message::{DecodeError, GOSSIP_BYTES_MAX, Header, Message};
+use crate::message::{GOSSIP_BYTES_MAX, Header, Message};
 use crate::node::AcmsNode;
 use crate::outbox::{Action, Output};
 use crate::ratio::Side;

@@ -15,21 +15,17 @@
 use std::net::SocketAddr;
 
 use farpool_units::exactly;
-use thiserror::Error;
 
 use crate::bytes_io::{ADDR_BYTES_MAX, Reader, Writer};
 use crate::classify::Class;
+use crate::datagram::DecodeError;
+pub use crate::datagram::{DATAGRAM_BYTES_MAX, VERSION};
 use crate::ids::{ClusterId, Epoch, GrantKey, Incarnation, NodeId, RequestNo, Zone};
 
-/// Bytes of the largest datagram: it fits an Ethernet frame with room for tunnels, so nothing is
-/// fragmented. A larger one is refused; the encoder never makes one.
-pub const DATAGRAM_BYTES_MAX: usize = 1_400;
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 44;
 /// "FACM".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"FACM");
-/// Version of the layout; another one is refused.
-pub const VERSION: u8 = 1;
 /// Bytes for what membership says inside one datagram.
 pub const GOSSIP_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - HEADER_BYTES;
 /// Grants renewed by one datagram; a client with more on one server sends several.
@@ -205,35 +201,6 @@ pub enum Message {
         /// The grant.
         epoch: Epoch,
     },
-}
-
-/// Why a datagram was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub enum DecodeError {
-    /// Longer than [`DATAGRAM_BYTES_MAX`].
-    #[error("datagram of {0} bytes is longer than {DATAGRAM_BYTES_MAX}")]
-    Long(usize),
-    /// Ends too early.
-    #[error("datagram ends too early")]
-    Short,
-    /// Goes on after its end.
-    #[error("datagram goes on after its end")]
-    Trailing,
-    /// Not ours.
-    #[error("not a collaboration datagram")]
-    Magic,
-    /// Another layout.
-    #[error("version {0} is not spoken here, only {VERSION}")]
-    Version(u8),
-    /// Damaged.
-    #[error("checksum is wrong")]
-    Checksum,
-    /// Unknown kind.
-    #[error("kind {0} is not known")]
-    Kind(u8),
-    /// A field outside its range.
-    #[error("{0} is out of range")]
-    Field(&'static str),
 }
 
 impl Message {

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use farpool_units::exactly;
 
-use crate::emulated::frame::{CONTROL_BYTES, Frame};
+use crate::emulated::frame::{CONTROL_BYTES, Frame, PACKET_AUXDATA};
 
 /// Frames taken and given at a call: enough that the call no longer counts, and 2 MiB of buffers.
 pub(crate) const BATCH_FRAMES: usize = 32;
@@ -18,7 +18,6 @@ pub(crate) const BATCH_FRAMES: usize = 32;
 // From linux/if_packet.h; stable numbers of the kernel's interface.
 const PACKET_ADD_MEMBERSHIP: i32 = 1;
 const PACKET_STATISTICS: i32 = 6;
-pub(crate) const PACKET_AUXDATA: i32 = 8;
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 const PACKET_MR_PROMISC: u16 = 1;

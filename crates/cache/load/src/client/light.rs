@@ -15,7 +15,7 @@ use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_units::{at_most, exactly};
 use smallvec::{SmallVec, smallvec};
 
-use super::link::{Asked, LoadError};
+use super::asked::{Asked, LoadError};
 use super::reply::{Said, Wrong, miss};
 use super::request::Expected;
 use super::value::{self, push_key, push_value};

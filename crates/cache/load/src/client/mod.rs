@@ -1,5 +1,6 @@
 //! Who asks: connections, schedule, replies, latency.
 
+pub mod asked;
 pub mod echo;
 mod light;
 pub mod link;

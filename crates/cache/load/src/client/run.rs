@@ -10,7 +10,8 @@ use farpool_policy::Rng;
 use farpool_units::at_most;
 use rustix::event::{Timespec, epoll};
 
-use super::link::{Link, LoadError, Server};
+use super::asked::{LoadError, Server};
+use super::link::Link;
 use super::measured::Measured;
 use super::reply::Reader;
 use super::request::{Protocol, Writer};

@@ -3,7 +3,8 @@
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
-use crate::ranking::{Ranking, Renumber};
+use crate::ranking::Ranking;
+use crate::tables::Renumber;
 
 /// Seen once since they came (the paper's T1).
 const ONCE: u8 = 1;

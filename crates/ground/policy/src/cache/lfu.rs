@@ -5,7 +5,8 @@ use farpool_units::exactly;
 
 use super::{PageCache, checked_capacity};
 use crate::list::{Ends, Links};
-use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
+use crate::ranking::Ranking;
+use crate::tables::{Renumber, resize_exactly, table_bytes};
 
 /// Pages that were referenced the same number of times since they came.
 #[derive(Debug, Clone, Copy, Default)]

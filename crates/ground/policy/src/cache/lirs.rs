@@ -4,7 +4,8 @@
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
 use crate::list::IndexList;
-use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
+use crate::ranking::Ranking;
+use crate::tables::{Renumber, resize_exactly, table_bytes};
 
 /// The percentage of the capacity for pages that are not (yet) referenced closely.
 pub const LIRS_FAR_PERCENT: u32 = 1;

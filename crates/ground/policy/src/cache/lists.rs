@@ -1,7 +1,7 @@
 //! Several queues over the same pages; a page is in one of them at most, and a byte says in which.
 
 use crate::list::{Ends, Links};
-use crate::ranking::{resize_exactly, table_bytes};
+use crate::tables::{resize_exactly, table_bytes};
 
 /// Not in any queue.
 pub(super) const NOWHERE: u8 = 0;

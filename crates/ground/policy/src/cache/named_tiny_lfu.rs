@@ -5,7 +5,8 @@ use super::slru::Segments;
 use super::{TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT};
 use super::{part, percent};
 use crate::list::IndexList;
-use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
+use crate::ranking::Ranking;
+use crate::tables::{Renumber, resize_exactly, table_bytes};
 
 /// As [`super::TinyLfu`]; 21 bytes per page, and 8 to 16 for the sketch.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
-use crate::ranking::{Ranking, Renumber, resize_exactly, table_bytes};
+use crate::ranking::Ranking;
+use crate::tables::{Renumber, resize_exactly, table_bytes};
 
 /// The small queue's percentage of the capacity.
 pub const S3_FIFO_SMALL_PERCENT: u32 = 10;

@@ -5,7 +5,8 @@ use farpool_units::exactly;
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
-use crate::ranking::{Ranking, Renumber};
+use crate::ranking::Ranking;
+use crate::tables::Renumber;
 
 /// Segments of equal size; [`Slru::new`] uses fewer where the capacity is smaller than that.
 pub const SLRU_SEGMENTS: u32 = 4;

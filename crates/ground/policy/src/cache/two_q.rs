@@ -3,7 +3,8 @@
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
-use crate::ranking::{Ranking, Renumber};
+use crate::ranking::Ranking;
+use crate::tables::Renumber;
 
 /// The percentage of the capacity for pages that came once (the paper's Kin).
 pub const TWO_Q_FIRST_PERCENT: u32 = 25;

@@ -2,7 +2,7 @@
 //! the back, and a spared page goes to the front, where the hand comes to it last.
 
 use super::VictimPolicy;
-use crate::{bits::Marks, list::IndexList, ranking::Renumber};
+use crate::{bits::Marks, list::IndexList, tables::Renumber};
 
 /// Evicts in the order of arrival, sparing each referenced page once.
 #[derive(Debug)]

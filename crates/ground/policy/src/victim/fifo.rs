@@ -1,7 +1,7 @@
 //! First in, first out: HPL-2011-31's Round-Robin.
 
 use super::VictimPolicy;
-use crate::{bits::BitSet, list::IndexList, ranking::Renumber};
+use crate::{bits::BitSet, list::IndexList, tables::Renumber};
 
 /// Evicts in the order of arrival, whatever is referenced.
 #[derive(Debug)]

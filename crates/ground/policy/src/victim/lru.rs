@@ -1,7 +1,7 @@
 //! Least recently used, exact: needs to see every reference, which only a simulator does.
 
 use super::VictimPolicy;
-use crate::{list::IndexList, ranking::Renumber};
+use crate::{list::IndexList, tables::Renumber};
 
 /// Evicts the page whose last reference is the longest ago.
 #[derive(Debug)]

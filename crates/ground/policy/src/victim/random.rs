@@ -4,7 +4,7 @@ use farpool_units::exactly;
 
 use super::VictimPolicy;
 use crate::Rng;
-use crate::ranking::{Renumber, resize_exactly, table_bytes};
+use crate::tables::{Renumber, resize_exactly, table_bytes};
 
 /// Evicts any page with equal chance.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! the hand has passed the survivors: one-time visitors are sifted out quickly.
 
 use super::VictimPolicy;
-use crate::{bits::Marks, list::IndexList, ranking::Renumber};
+use crate::{bits::Marks, list::IndexList, tables::Renumber};
 
 /// Evicts the first page under the hand that was not referenced since the hand last passed.
 #[derive(Debug)]

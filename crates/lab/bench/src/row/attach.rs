@@ -46,7 +46,7 @@ pub(super) fn time(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Bench
 /// Nanoseconds a page. A sidecar is not told of `MADV_PAGEOUT`.
 pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let (floor_ns, left) = (lab.floors.move_page_ns()?, attach(lab)?);
-    let bar = Bar::AtMost(super::throughput::EVICT_RATIO);
+    let bar = Bar::AtMost(super::bars::EVICT_RATIO);
     let row = Row::beside(&experiment.name, left.page_ns, floor_ns, Unit::Nanoseconds, bar);
     Ok(vec![row.note("per page, farpool attach; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
 }

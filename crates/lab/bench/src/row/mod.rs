@@ -4,6 +4,7 @@
 //! on this machine gives its rows as skipped, with the reason; wrong data ends everything.
 
 mod attach;
+mod bars;
 mod fault;
 mod limit;
 mod native;

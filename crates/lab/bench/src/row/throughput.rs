@@ -1,5 +1,6 @@
 //! Throughput: sequential reading, evicting, the blade by itself, and a program that fits.
 
+use super::bars::EVICT_RATIO;
 use super::{Experiment, Lab, MIB, attach};
 use crate::BenchError;
 use crate::latency::median;
@@ -13,8 +14,6 @@ use farpool_units::PAGE_BYTES;
 
 const SCAN_BYTES: u64 = 512 * MIB;
 const EVICT_BYTES: u64 = 512 * MIB;
-/// Time of a page beside that of moving and copying it.
-pub(super) const EVICT_RATIO: f64 = 1.5;
 const GIVE_UP_BYTES: u64 = 128 * MIB;
 /// Times it is run each way, in turn; medians are compared.
 const GIVE_UP_RUNS: usize = 5;

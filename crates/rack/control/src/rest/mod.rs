@@ -1,5 +1,6 @@
 //! REST: routes, the token, and the OpenAPI document.
 
+mod answers;
 mod nodes;
 mod rack;
 mod segments;

@@ -2,12 +2,13 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use farpool_api::{Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Task};
 use farpool_http::{Body, Name, Refusal, json};
 
+use super::answers::{accepted, created, task_of};
 use super::{Problems, Shared};
-use crate::model::{Command, Outcome};
+use crate::model::Command;
 
 /// All nodes, by name.
 #[utoipa::path(get, path = "/v1/nodes", tag = "nodes",
@@ -41,7 +42,7 @@ pub(super) async fn put(
     let (outcome, node) = core
         .apply(command, |state, applied, now_ms| Ok((applied.outcome, state.node(&name, now_ms)?)))
         .await?;
-    Ok(json(super::segments::created(outcome), &node))
+    Ok(json(created(outcome), &node))
 }
 
 /// Forgets a node with nothing on it.
@@ -102,25 +103,4 @@ pub(super) async fn report(
         answer = core.read(|state, _| state.node_answer(&name)).await??;
     }
     Ok(json(StatusCode::OK, &answer))
-}
-
-/// The task that a command began.
-pub(super) fn task_of(
-    state: &crate::model::State,
-    applied: &crate::model::Applied,
-    _now_ms: u64,
-) -> Result<Task, farpool_api::Problem> {
-    match applied.outcome {
-        Outcome::Task(id) => state.task(id),
-        _ => Err(farpool_api::Problem::new(
-            farpool_api::ProblemKind::Conflict,
-            "there is nothing to do",
-        )),
-    }
-}
-
-/// 202 with a task and where to look for it.
-pub(super) fn accepted(task: &Task) -> Response {
-    let place = [("location", format!("/v1/tasks/{}", task.id))];
-    (place, json(StatusCode::ACCEPTED, task)).into_response()
 }

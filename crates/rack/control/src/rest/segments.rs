@@ -11,16 +11,9 @@ use farpool_http::{Asked, Body, Name, Refusal, json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::answers::{accepted, created, task_of};
 use super::{Problems, Shared};
-use crate::model::{Command, Outcome};
-
-/// The status for what a create did.
-pub(super) fn created(outcome: Outcome) -> StatusCode {
-    match outcome {
-        Outcome::Created => StatusCode::CREATED,
-        _ => StatusCode::OK,
-    }
-}
+use crate::model::Command;
 
 fn tagged(status: StatusCode, segment: &Segment) -> Response {
     let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
@@ -214,6 +207,6 @@ pub(super) async fn move_away(
     Body(wish): Body<MoveRequest>,
 ) -> Result<Response, Refusal> {
     let command = Command::MoveSegment { id, wish, revision: if_match(&headers)? };
-    let task = app.core()?.apply(command, super::nodes::task_of).await?;
-    Ok(super::nodes::accepted(&task))
+    let task = app.core()?.apply(command, task_of).await?;
+    Ok(accepted(&task))
 }

@@ -3,8 +3,6 @@
 //! It stays as the kernel gave it: metadata of offloading, the two addresses, the rest. The kernel hands
 //! a VLAN tag over beside the frame; it is put back where it was, between addresses and rest.
 
-use crate::sys;
-
 /// `struct virtio_net_hdr`: flags, kind of segmentation, header length, segment size, checksum's place.
 const OFFLOAD_BYTES: usize = 10;
 /// Destination and source.
@@ -121,7 +119,7 @@ impl Control {
         let word = |at: usize| Some(u32::from_ne_bytes(self.0.get(at..at + 4)?.try_into().ok()?));
         let half = |at: usize| Some(u16::from_ne_bytes(self.0.get(at..at + 2)?.try_into().ok()?));
         let is_ours = word(LEVEL)? == libc::SOL_PACKET.cast_unsigned()
-            && word(KIND)? == sys::PACKET_AUXDATA.cast_unsigned();
+            && word(KIND)? == PACKET_AUXDATA.cast_unsigned();
         let status = word(DATA)?;
         if len < END || !is_ours || status & TAG_VALID == 0 {
             return None;
@@ -133,6 +131,8 @@ impl Control {
     }
 }
 
+pub(crate) const PACKET_AUXDATA: i32 = 8;
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
@@ -141,7 +141,7 @@ mod tests {
     use farpool_hosts::{Host, Hosts, Wiring};
 
     use super::*;
-    use crate::{Circuit, EmulatedSwitch, SwitchDriver};
+    use crate::{Circuit, EmulatedSwitch, SwitchDriver, sys};
 
     const BROADCAST: [u8; 6] = [0xff; 6];
     const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 9];

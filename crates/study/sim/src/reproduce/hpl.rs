@@ -5,7 +5,7 @@ use farpool_policy::cache::Resident;
 use farpool_policy::victim::{Clock, Fifo};
 use farpool_units::PAGE_BYTES_U64;
 
-use super::sharing::sharing;
+use super::sharing::{VmsRun, sharing};
 use super::{Claim, ratio, verdict};
 use crate::design::{DesignError, Preset};
 use crate::synthetic::Synthetic;
@@ -111,20 +111,6 @@ pub fn hpl(run: MstressRun) -> Vec<Claim> {
             ),
         ),
     ]
-}
-
-/// What each of several virtual machines does: sections 4.1 and 4.2, in small.
-#[derive(Debug, Clone, Copy)]
-pub struct VmsRun {
-    /// Pages of each machine's memory.
-    pub pages: u32,
-    /// References of each machine.
-    pub references: usize,
-}
-
-impl VmsRun {
-    /// A sixty-fourth of the paper's memory and references: each page is referred to as often as there.
-    pub const SMALL: Self = Self { pages: 28_672, references: 1_562_500 };
 }
 
 /// Figures 6 and 9 of HPL-2011-31, with several virtual machines.

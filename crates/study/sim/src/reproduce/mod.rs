@@ -10,8 +10,9 @@ mod sharing;
 use farpool_report::{Column, Page, Provenance, Table};
 use serde::Serialize;
 
-pub use hpl::{MstressRun, VmsRun, hpl, hpl_vms};
+pub use hpl::{MstressRun, hpl, hpl_vms};
 pub use lim::lim;
+pub use sharing::VmsRun;
 
 /// Whether a claim holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

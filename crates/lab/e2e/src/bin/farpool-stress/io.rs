@@ -12,8 +12,7 @@ use std::path::Path;
 use farpool_units::exactly;
 use io_uring::{IoUring, opcode, types};
 
-use crate::region::PAGE;
-use crate::sys;
+use crate::sys::{self, PAGE};
 
 const URING_ENTRIES: u32 = 64;
 

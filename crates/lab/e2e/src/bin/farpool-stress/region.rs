@@ -5,10 +5,8 @@
 //! shadow is mapped with MAP_STACK, so it is local and cannot be wrong for the same reason as the page.
 
 use crate::rng::mix;
-use crate::sys;
+use crate::sys::{self, PAGE};
 
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 /// Spreads the stamp over the words of a page.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

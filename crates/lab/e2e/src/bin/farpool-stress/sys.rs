@@ -6,8 +6,6 @@
 use std::ffi::{CString, c_void};
 use std::io::Error;
 
-use crate::region::PAGE;
-
 /// Protection of usual memory.
 pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Exit code after a system call that must not fail.
@@ -221,3 +219,6 @@ impl<T> Drop for LocalVec<T> {
         unmap(self.start, bytes);
     }
 }
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::io::Files;
 use crate::region::{Expected, Region, fresh_stamp};
 use crate::rng::Rng;
-use crate::{region::PAGE, sys};
+use crate::sys::{self, PAGE};
 
 /// Kinds of operation that can be switched on one by one; touching is always on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,82 @@
+//! Opening a connection to an address, before anything is said on it.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use farpool_wire::{Address, ErrorCode, WireError};
+use rustix::io::Errno;
+
+use crate::peer::{self, Stranger};
+use crate::sys;
+
+/// Why an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DialError {
+    #[error("nobody serves there ({0})")]
+    Gone(Errno),
+    #[error("this user may not connect to it ({0})")]
+    Forbidden(Errno),
+    #[error("it is none of the blades that farpool was given")]
+    NotMeant,
+    #[error("it cannot be reached ({0})")]
+    Later(Errno),
+    #[error("it closed the connection instead of greeting")]
+    Closed,
+    #[error("{0}")]
+    Refused(ErrorCode),
+    #[error("{0}")]
+    Wire(WireError),
+    #[error("it was started anew and no longer has what this client stored there")]
+    Restarted,
+    #[error("its process is of user {}", .0.owner)]
+    Stranger(Stranger),
+    #[error("no descriptor is left in this process")]
+    Descriptors,
+}
+
+impl DialError {
+    /// True if another attempt may succeed.
+    pub(crate) fn may_pass(self) -> bool {
+        match self {
+            DialError::Later(_) | DialError::Closed => true,
+            DialError::Wire(error) => {
+                !matches!(error, WireError::Version { .. } | WireError::Magic { .. })
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn of_connect(errno: Errno) -> Self {
+        match errno {
+            Errno::CONNREFUSED | Errno::NOENT | Errno::NOTSOCK => DialError::Gone(errno),
+            Errno::ACCESS | Errno::PERM => DialError::Forbidden(errno),
+            Errno::MFILE | Errno::NFILE => DialError::Descriptors,
+            other => DialError::Later(other),
+        }
+    }
+
+    /// What the kernel said, as far as that is so.
+    pub(crate) fn errno(self) -> Errno {
+        match self {
+            DialError::Gone(errno) | DialError::Forbidden(errno) | DialError::Later(errno) => errno,
+            // Of whoever opens connections, not of whoever asked him.
+            _ => Errno::NOBUFS,
+        }
+    }
+}
+
+/// Opens a connection, which may be under way. Before anything is said: a unix socket's listener is
+/// known once it is connected.
+pub(crate) fn open(
+    address: &Address,
+    may_serve: impl Fn(&Stranger) -> bool,
+) -> Result<OwnedFd, DialError> {
+    let (Address::Unix(path) | Address::Shm(path)) = address else {
+        let Address::Tcp(at) = address else { return Err(DialError::NotMeant) };
+        return sys::connect_tcp(at).map_err(DialError::of_connect);
+    };
+    let socket = sys::connect_unix(path).map_err(DialError::of_connect)?;
+    match peer::stranger(socket.as_fd(), path).map_err(DialError::Later)? {
+        Some(stranger) if !may_serve(&stranger) => Err(DialError::Stranger(stranger)),
+        _ => Ok(socket),
+    }
+}

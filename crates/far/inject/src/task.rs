@@ -1,0 +1,13 @@
+//! Words of the kernel for tasks and signals.
+
+/// A kernel thread id; of a process's first thread it is the process id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tid(pub i32);
+
+/// A signal number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal(pub i32);
+
+/// A set of signals, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalSet(pub u64);
