@@ -12,21 +12,21 @@ use farpool_pool::{BladeIndex, Pool, PoolError, SegmentHandle, SegmentPage};
 use farpool_uffd::{Outcome, Pagemap, Uffd, features};
 use farpool_units::{PAGE_BYTES, exactly};
 
-use crate::budget::{Budget, Tree, limit_pages};
-use crate::copies::Copies;
-use crate::crew::Crew;
-use crate::forget::give_up;
-use crate::frames::Frames;
-use crate::late_pool::LatePool;
-use crate::layout::Layout;
-use crate::moves;
-use crate::page::MAX_LAYERS;
-use crate::protection::{Protection, Way};
-use crate::registry::Registry;
-use crate::serve::fail_closed;
+use crate::abort::fail_closed;
+use crate::evict::budget::{Budget, Tree, limit_pages};
+use crate::fault::crew::Crew;
+use crate::fault::streams::Streams;
+use crate::life::late_pool::LatePool;
+use crate::space::copies::Copies;
+use crate::space::forget::give_up;
+use crate::space::frames::Frames;
+use crate::space::layout::Layout;
+use crate::space::moves;
+use crate::space::page::MAX_LAYERS;
+use crate::space::protection::{Protection, Way};
+use crate::space::registry::Registry;
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Space};
-use crate::standstill::Standstill;
-use crate::streams::Streams;
+use crate::sys::standstill::Standstill;
 use crate::sys::{self, Latch};
 
 /// Threads look at the deadlines of what they have in flight this often.
@@ -65,7 +65,7 @@ pub struct Core {
     pub barren: AtomicBool,
     /// The process has no more than it may keep in any case: it gets what it needs without waiting.
     pub least: AtomicBool,
-    /// It is another process's turn: room comes when that is over, see [`crate::turn`].
+    /// It is another process's turn: room comes when that is over, see [`crate::evict::turn`].
     pub out_of_turn: AtomicBool,
     /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
     loss_reported: Mutex<bool>,
@@ -93,7 +93,7 @@ pub struct Core {
     pub filling: AtomicU16,
 }
 
-/// Who moves pages, see [`crate::layout`].
+/// Who moves pages, see [`crate::space::layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mover {
     /// Reads messages, and so the changes that its calls have to wait for.
@@ -490,7 +490,7 @@ impl Gate {
 }
 
 /// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for moves, whose
-/// count is not the whole truth: see [`crate::moves`].
+/// count is not the whole truth: see [`crate::space::moves`].
 pub fn until_settled(
     core: &Core,
     mover: Mover,

@@ -98,7 +98,7 @@ fn prepare() -> Option<&'static Pager> {
             add_early_mappings(pager);
             Some(pager)
         }
-        Err(error) => farpool_pager::serve::fail_closed(&format!(
+        Err(error) => farpool_pager::abort::fail_closed(&format!(
             "this process cannot be held to its limit: {error}"
         )),
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use farpool_pager::Pager;
-use farpool_pager::fork::Fork;
+use farpool_pager::life::fork::Fork;
 use farpool_pager::sys::{self, SignalGuard};
 
 use crate::exec::next;

@@ -1,5 +1,5 @@
 //! Calls by which a program gives rights up: the pager opens first what it needs them for, and its threads change
-//! their user with the program's. See [`farpool_pager::rights`].
+//! their user with the program's. See [`farpool_pager::sys::rights`].
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 

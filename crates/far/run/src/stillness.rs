@@ -1,5 +1,5 @@
 //! Programs stand still for a moment because their sidecars want it: memory that may not be written
-//! to is moved out then (`farpool_pager::standstill`).
+//! to is moved out then (`farpool_pager::sys::standstill`).
 //!
 //! All threads of all processes that run in the memory are stopped, those of vfork among them: the
 //! sidecar gives that memory other rights meanwhile. Who cannot be stopped is not waited for; the

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
 
-use farpool_pager::children::elsewhere;
+use farpool_pager::life::children::elsewhere;
 use farpool_uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, RawDir, fcntl_setfl, open, readlinkat_raw};

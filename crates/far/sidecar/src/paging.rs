@@ -35,9 +35,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use farpool_pager::attached::{Attached, Attachment};
-use farpool_pager::children::{Children, Keeper, child};
-use farpool_pager::steward::Left;
+use farpool_pager::life::attached::{Attached, Attachment};
+use farpool_pager::life::children::{Children, Keeper, child};
+use farpool_pager::life::steward::Left;
 use farpool_uffd::{Uffd, features};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;

@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use farpool_pager::apart;
+use farpool_pager::sys::apart;
 use farpool_units::{PAGE_BYTES, exactly};
 
 use crate::lock::Lock;

@@ -13,13 +13,13 @@ use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
 
 use super::Evictor;
+use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
-use crate::frames::TRAY_BYTES;
-use crate::moves;
-use crate::serve::fail_closed;
+use crate::space::frames::TRAY_BYTES;
+use crate::space::moves;
 
 impl Evictor {
-    /// Lets go of threads that wait for frames, see [`crate::frames::Frames::note_touched`].
+    /// Lets go of threads that wait for frames, see [`crate::space::frames::Frames::note_touched`].
     pub(super) fn end_walks(&mut self) {
         let core = self.core;
         let touched = core.frames.take_touched();

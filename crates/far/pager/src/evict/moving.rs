@@ -8,11 +8,11 @@ use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
 
 use super::{CHUNK_BYTES, Evictor};
+use crate::abort::fail_closed;
 use crate::core::Mover;
-use crate::frames::{bits, runs};
-use crate::moves;
-use crate::page::{PageState, Phase};
-use crate::serve::fail_closed;
+use crate::space::frames::{bits, runs};
+use crate::space::moves;
+use crate::space::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, Page, Superpage};
 use crate::sys;
 

@@ -23,7 +23,7 @@ use farpool_uffd::{PageRange, Pagemap, category};
 use farpool_units::PAGE_BYTES;
 
 use super::{CHUNK_BYTES, Evictor};
-use crate::frames::runs;
+use crate::space::frames::runs;
 use crate::space::{CHUNK_PAGES, CHUNKS};
 use crate::sys;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use farpool_pool::{BladeIndex, PageError, PoolError, SegmentHandle};
 
 use super::{Evictor, FULL_RETRY};
-use crate::page::MAX_LAYERS;
+use crate::space::page::MAX_LAYERS;
 use crate::space::{NO_TRAY, Superpage};
 
 impl Evictor {

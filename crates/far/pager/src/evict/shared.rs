@@ -21,8 +21,8 @@ use farpool_units::PAGE_BYTES;
 
 use super::Evictor;
 use super::moving::Claim;
-use crate::frames::{bits, runs};
-use crate::page::{PageState, Phase};
+use crate::space::frames::{bits, runs};
+use crate::space::page::{PageState, Phase};
 use crate::space::{CHUNK_PAGES, Page, Superpage};
 use crate::sys;
 

@@ -1,4 +1,4 @@
-//! Memory that can be moved out only while the program stands still ([`crate::standstill`]).
+//! Memory that can be moved out only while the program stands still ([`crate::sys::standstill`]).
 //!
 //! The victim policy chooses it like any other. It is put aside until there is enough to stop the
 //! program for, or until there is nothing else to move out.
@@ -11,14 +11,14 @@ use farpool_units::PAGE_BYTES;
 
 use super::own::{Tried, Wanted};
 use super::{CHUNK_BYTES, Evictor, MAX_TRAYS_IN_FLIGHT};
-use crate::frames::runs;
-use crate::maps::{self, Eligible};
-use crate::protection::{Protection, Way};
-use crate::registry::Registry;
-use crate::serve::fail_closed;
+use crate::abort::fail_closed;
+use crate::space::frames::runs;
+use crate::space::maps::{self, Eligible};
+use crate::space::protection::{Protection, Way};
+use crate::space::registry::Registry;
 use crate::space::{Superpage, chunk_bits};
-use crate::standstill::{MAX_STANDING, PAUSE_PARTS};
 use crate::sys;
+use crate::sys::standstill::{MAX_STANDING, PAUSE_PARTS};
 
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
 const MOST_CHUNKS: usize = 64;
@@ -273,8 +273,8 @@ pub(super) fn next_way(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::Zone;
-    use crate::registry::Region;
+    use crate::space::frames::Zone;
+    use crate::space::registry::Region;
 
     #[test]
     fn what_moves_while_the_program_runs_comes_first() {

@@ -5,12 +5,12 @@ use farpool_pool::{BladeIndex, PageError, PageWrite};
 use farpool_units::{PAGE_BYTES, exactly};
 
 use super::Evictor;
-use crate::copies::{Leaving, leaving};
+use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
-use crate::frames::{FrameSlot, bits};
-use crate::moves;
-use crate::page::Phase;
-use crate::serve::fail_closed;
+use crate::space::copies::{Leaving, leaving};
+use crate::space::frames::{FrameSlot, bits};
+use crate::space::moves;
+use crate::space::page::Phase;
 use crate::space::{CHUNK_PAGES, Page, Superpage};
 use crate::sys;
 

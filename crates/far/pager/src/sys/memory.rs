@@ -11,7 +11,7 @@ use farpool_units::{PAGE_BYTES, at_most};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{program_in_proc, sidecars_program};
-use crate::protection::Protection;
+use crate::space::protection::Protection;
 
 /// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
 /// comes for each 256 MiB of far memory).
@@ -55,7 +55,7 @@ pub fn all_own_mappings() -> Vec<(usize, usize)> {
 pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let wish = crate::apart::address(bytes) as *mut _;
+    let wish = crate::sys::apart::address(bytes) as *mut _;
     // SAFETY: a fresh mapping, at an address where nothing is.
     let base = unsafe { rustix::mm::mmap_anonymous(wish, bytes, protection, flags) };
     Ok(base? as usize)

@@ -1,0 +1,37 @@
+//! Where the evictor should work, by how many neighbouring pages it finds: see [`crate::fault::crew`].
+
+use crate::fault::crew::Crew;
+
+/// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on the lead's:
+/// an interrupt costs as much as about ten pages. Judged after so many pages.
+const DENSE_RUN: u32 = 16;
+const SPARSE_RUN: u32 = 8;
+const DENSITY_SAMPLE: u32 = 512;
+
+/// How many pages the kernel could move at a time lately.
+#[derive(Debug, Default)]
+pub(crate) struct Density {
+    pages: u32,
+    runs: u32,
+}
+
+impl Density {
+    pub(crate) fn add(&mut self, moved: u64) {
+        self.pages += moved.count_ones();
+        self.runs += (moved & !(moved << 1)).count_ones();
+    }
+
+    /// Says where the evictor should work, once it has seen enough.
+    pub(crate) fn judge(&mut self, crew: &Crew) {
+        if self.pages < DENSITY_SAMPLE {
+            return;
+        }
+        let pages_a_run = self.pages / self.runs.max(1);
+        if pages_a_run >= DENSE_RUN {
+            crew.set_evictor_apart(true);
+        } else if pages_a_run < SPARSE_RUN {
+            crew.set_evictor_apart(false);
+        }
+        *self = Density::default();
+    }
+}

@@ -1,0 +1,363 @@
+//! Which fault threads listen, and where they run.
+//!
+//! A wake-up of another CPU costs several times a fault (a halted virtual CPU needs 10 to 50 µs), so a
+//! fault must be answered on the CPU where it happened, by one thread:
+//!
+//! * **Solo**: the *lead* alone listens. It follows the faulting thread to its CPU, and the evictor comes
+//!   along, unless it finds pages in long runs: each run that is moved costs an interrupt of every other CPU that
+//!   runs the process, which is dearer than moving a page. On the lead's CPU both run under SCHED_IDLE: a CPU on which only such threads run counts as idle for
+//!   the scheduler, so the woken program thread stays where it is instead of being moved to an idle CPU. They
+//!   are preempted at once; the lead finds the next fault ready when the program thread blocks again, and
+//!   sleeps for a burst of the evictor when the allowance is used up.
+//! * **Crowd**: all fault threads listen, each bound to one CPU, under the normal policy, and the evictor runs
+//!   where it likes. For programs that keep all CPUs busy: there the lead would starve, and no CPU is idle to
+//!   be moved to.
+//!
+//! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to Crowd, for good if the
+//! privilege is lost.
+//!
+//! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither lead nor
+//! evictor got anywhere between two looks though a fault waits, or the lead owes somebody a page and waits for a
+//! CPU, it calls the crowd; after a while Solo is tried again. Measured on the development machine (2 virtual CPUs, one thread faulting, median): both pinned to
+//! one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows under the normal policy
+//! 76 µs.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
+
+use farpool_uffd::Uffd;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::sys;
+
+const SOLO: u32 = 0;
+const CROWD: u32 = 1;
+/// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
+const CROWD_ONLY: u32 = 2;
+
+/// A lead that had to sleep so many times in a row may be on another CPU than its program thread; then it asks,
+/// which costs more than a fault. Each time it was on the right one it asks half as often, up to the last.
+const FIRST_PATIENCE: u32 = 2;
+const LONGEST_PATIENCE: u32 = 64;
+/// No CPU.
+const NOWHERE: usize = usize::MAX;
+/// The first spell of Crowd lasts so long; each that follows closely lasts twice as long, up to the last.
+const FIRST_SPELL: Duration = Duration::from_millis(50);
+const LONGEST_SPELL: Duration = Duration::from_millis(1600);
+/// In Solo the watch looks again so soon after a vain look; each time all was well it takes twice as long, up to
+/// the last: its waking on another CPU can draw the program's thread there.
+const WATCH_STEP: Duration = Duration::from_millis(2);
+const LONGEST_STEP: Duration = Duration::from_millis(64);
+/// So many looks in a row without progress are starvation; one may be a virtual CPU that the host took away.
+const STARVED_LOOKS: u32 = 2;
+/// A member of the crowd asks so often whether it is still wanted.
+pub const MEMBER_STEP: Duration = Duration::from_millis(20);
+
+/// State shared by the fault threads and the evictor.
+#[derive(Debug)]
+pub struct Crew {
+    mode: AtomicU32,
+    lead: AtomicU32,
+    /// Where the lead is; [`NOWHERE`] in Crowd and before the first fault.
+    lead_cpu: AtomicUsize,
+    evictor: AtomicU32,
+    /// The evictor has dense chunks to move: it works on another CPU.
+    evictor_apart: AtomicBool,
+    memory_is_shared: AtomicBool,
+    /// Keeps off the CPU where the others work: it is of the normal policy, so the scheduler would move the
+    /// program's thread away.
+    watcher: AtomicU32,
+    /// Messages the lead has read, and chunks the evictor has seen to.
+    progress: AtomicU64,
+    /// Times the lead has looked for work.
+    lead_rounds: AtomicU64,
+    /// The lead has read a message, or waits for a blade: a thread of the program may wait for it.
+    lead_owes: AtomicBool,
+    cpus: Vec<usize>,
+    /// There is more than one CPU and fault thread, and the kernel lets us change policies back and forth
+    /// (root, or CAP_SYS_NICE).
+    may_go_solo: AtomicBool,
+}
+
+/// What the watch remembers between two looks.
+#[derive(Debug)]
+pub struct Watch {
+    seen_progress: u64,
+    seen_rounds: u64,
+    /// Looks in a row at which a fault waited and nothing had been done since the one before.
+    vain_looks: u32,
+    since: Instant,
+    spell: Duration,
+    step: Duration,
+}
+
+/// What the lead remembers of where it is.
+#[derive(Debug)]
+pub struct Follow {
+    patience: u32,
+    waits: u32,
+}
+
+impl Crew {
+    #[allow(clippy::new_without_default)] // There is nothing default about it: it looks at the machine and the clock.
+    pub fn new() -> Crew {
+        let cpus = sys::allowed_cpus();
+        let may_go_solo = cpus.len() > 1 && sys::may_change_policy();
+        Crew {
+            mode: AtomicU32::new(if may_go_solo { SOLO } else { CROWD }),
+            lead: AtomicU32::new(0),
+            lead_cpu: AtomicUsize::new(NOWHERE),
+            evictor: AtomicU32::new(0),
+            evictor_apart: AtomicBool::new(false),
+            memory_is_shared: AtomicBool::new(false),
+            watcher: AtomicU32::new(0),
+            progress: AtomicU64::new(0),
+            lead_rounds: AtomicU64::new(0),
+            lead_owes: AtomicBool::new(false),
+            cpus,
+            may_go_solo: AtomicBool::new(may_go_solo),
+        }
+    }
+
+    /// How many fault threads there will be. A lead alone has nobody to watch it.
+    pub fn set_members(&self, count: usize) {
+        if count < 2 {
+            self.may_go_solo.store(false, SeqCst);
+            self.mode.store(CROWD, SeqCst);
+        }
+    }
+
+    pub fn cpus(&self) -> &[usize] {
+        &self.cpus
+    }
+
+    pub fn is_solo(&self) -> bool {
+        self.mode.load(SeqCst) == SOLO
+    }
+
+    /// The calling thread is the lead.
+    pub fn be_lead(&self) {
+        self.lead.store(sys::thread_id(), SeqCst);
+        if self.is_solo() {
+            self.make_lead_idle();
+        }
+    }
+
+    /// Puts the lead under SCHED_IDLE, if the calling thread can take it out again. The signals by which it could lose
+    /// the right meanwhile (see [`crate::sys::rights`]) wait.
+    fn make_lead_idle(&self) {
+        let _signals = sys::SignalGuard::block_all();
+        if !sys::may_change_policy() {
+            self.leave_solo_for_good();
+            return;
+        }
+        let lead = self.lead.load(SeqCst);
+        sys::set_idle_policy(lead, true);
+        if !self.is_solo() {
+            sys::set_idle_policy(lead, false);
+        }
+    }
+
+    /// The process is about to change its user: what is under SCHED_IDLE could not be taken out of it afterwards, and
+    /// would starve.
+    pub fn leave_solo_for_good(&self) {
+        self.mode.store(CROWD_ONLY, SeqCst);
+        let lead = self.lead.load(SeqCst);
+        if lead != 0 {
+            sys::set_idle_policy(lead, false);
+        }
+        self.lead_cpu.store(NOWHERE, SeqCst);
+        self.place_evictor();
+        sys::wake(&self.mode);
+    }
+
+    /// The process has changed its user; where it kept the right, all is as before.
+    pub fn may_go_solo_again(&self) {
+        if sys::may_change_policy() {
+            let _ = self.mode.compare_exchange(CROWD_ONLY, CROWD, SeqCst, SeqCst);
+        }
+    }
+
+    /// The calling thread is the evictor.
+    pub fn be_evictor(&self) {
+        self.evictor.store(sys::thread_id(), SeqCst);
+        self.place_evictor();
+    }
+
+    pub fn is_evictor(&self, thread: u32) -> bool {
+        self.evictor.load(Relaxed) == thread
+    }
+
+    /// Something was done for the program.
+    pub fn has_progressed(&self, steps: u64) {
+        self.progress.fetch_add(steps, Relaxed);
+    }
+
+    /// The lead begins another round; `owes`: until its end somebody may wait for it.
+    pub fn begin_round(&self, owes: bool) {
+        self.lead_owes.store(owes, Relaxed);
+        self.lead_rounds.fetch_add(1, Relaxed);
+    }
+
+    /// Blocks a member until the crowd is wanted.
+    pub fn wait_for_crowd(&self) {
+        while self.is_solo() {
+            sys::wait(&self.mode, SOLO, None);
+        }
+    }
+
+    /// The lead has read `count` messages, the first of `thread`; `waited`: it had to sleep for them, so
+    /// the thread may be on another CPU.
+    pub fn advance(&self, follow: &mut Follow, count: usize, thread: u32, waited: bool) {
+        self.has_progressed(count as u64);
+        if !self.is_solo() {
+            return;
+        }
+        follow.waits = if waited { follow.waits + 1 } else { 0 };
+        let here = self.lead_cpu.load(Relaxed);
+        if here != NOWHERE && follow.waits < follow.patience {
+            return;
+        }
+        follow.waits = 0;
+        let Some(cpu) = sys::cpu_of(thread).filter(|cpu| self.cpus.contains(cpu)) else {
+            return;
+        };
+        if cpu == here {
+            follow.patience = (follow.patience * 2).min(LONGEST_PATIENCE);
+            return;
+        }
+        follow.patience = FIRST_PATIENCE;
+        self.lead_cpu.store(cpu, SeqCst);
+        sys::pin_to(cpu);
+        self.place_evictor();
+        sys::confine(self.watcher.load(Relaxed), &self.cpus, cpu);
+    }
+
+    /// Whether the evictor works on the lead's CPU.
+    pub fn evictor_is_near(&self) -> bool {
+        self.is_solo() && !self.evictor_apart.load(Relaxed)
+    }
+
+    /// Sends the evictor to another CPU, or back to the lead's. Neighbouring pages are moved together, with one
+    /// interrupt for all of them: that pays.
+    pub fn set_evictor_apart(&self, apart: bool) {
+        if self.evictor_apart.swap(apart, SeqCst) != apart {
+            self.place_evictor();
+        }
+    }
+
+    /// A fork has shared pages: writing to them takes memory without a fault, so the evictor must get its time
+    /// even when no fault waits for it.
+    pub fn note_shared_memory(&self) {
+        if !self.memory_is_shared.swap(true, SeqCst) {
+            self.place_evictor();
+        }
+    }
+
+    fn place_evictor(&self) {
+        let (evictor, cpu) = (self.evictor.load(SeqCst), self.lead_cpu.load(SeqCst));
+        if evictor == 0 {
+            return;
+        }
+        let near = self.evictor_is_near();
+        sys::set_idle_policy(evictor, near && !self.memory_is_shared.load(SeqCst));
+        if cpu == NOWHERE || !self.is_solo() {
+            sys::confine(evictor, &self.cpus, NOWHERE);
+        } else if near {
+            sys::confine(evictor, &[cpu], NOWHERE);
+        } else {
+            sys::confine(evictor, &self.cpus, cpu);
+        }
+    }
+
+    /// Looks after the lead until it starves; then the crowd is called. In Crowd, goes back to Solo when it is
+    /// time, and looks on, or returns.
+    pub fn watch(&self, watch: &mut Watch, uffd: &Uffd) {
+        if !self.may_go_solo.load(Relaxed) {
+            return;
+        }
+        self.watcher.store(sys::thread_id(), Relaxed);
+        if !self.is_solo() {
+            let now = Instant::now();
+            if now < watch.since + watch.spell {
+                return;
+            }
+            self.go_solo(watch, now);
+        }
+        while self.is_solo() {
+            sys::wait(&self.mode, SOLO, Some(watch.step));
+            if self.sees_starvation(watch, uffd) {
+                return self.go_crowd(watch, Instant::now());
+            }
+            watch.step =
+                if watch.vain_looks > 0 { WATCH_STEP } else { (watch.step * 2).min(LONGEST_STEP) };
+        }
+    }
+
+    fn sees_starvation(&self, watch: &mut Watch, uffd: &Uffd) -> bool {
+        let progress = self.progress.load(Relaxed);
+        let stands = progress == watch.seen_progress;
+        watch.seen_progress = progress;
+        let rounds = self.lead_rounds.load(Relaxed);
+        let lead_stands = rounds == watch.seen_rounds;
+        watch.seen_rounds = rounds;
+        // Its CPU is another's, whatever the evictor achieves meanwhile, and also when it has read the message.
+        let lacks_cpu = || {
+            (self.lead_owes.load(Relaxed) || has_fault(uffd))
+                && sys::is_runnable(self.lead.load(Relaxed))
+        };
+        let is_vain = (stands && has_fault(uffd)) || (lead_stands && lacks_cpu());
+        watch.vain_looks = if is_vain { watch.vain_looks + 1 } else { 0 };
+        watch.vain_looks >= STARVED_LOOKS
+    }
+
+    fn go_crowd(&self, watch: &mut Watch, now: Instant) {
+        let soon = now < watch.since + 2 * LONGEST_SPELL;
+        watch.spell = if soon { (watch.spell * 2).min(LONGEST_SPELL) } else { FIRST_SPELL };
+        watch.since = now;
+        let _ = self.mode.compare_exchange(SOLO, CROWD, SeqCst, SeqCst);
+        sys::set_idle_policy(self.lead.load(SeqCst), false);
+        self.lead_cpu.store(NOWHERE, SeqCst);
+        self.place_evictor();
+        sys::wake(&self.mode);
+    }
+
+    fn go_solo(&self, watch: &mut Watch, now: Instant) {
+        watch.since = now;
+        watch.vain_looks = 0;
+        watch.step = WATCH_STEP;
+        if self.mode.compare_exchange(CROWD, SOLO, SeqCst, SeqCst).is_ok() {
+            self.make_lead_idle();
+            self.place_evictor();
+        }
+    }
+}
+
+impl Watch {
+    #[allow(clippy::new_without_default)] // There is nothing default about it: it looks at the machine and the clock.
+    pub fn new() -> Watch {
+        let now = Instant::now();
+        Watch {
+            seen_progress: 0,
+            seen_rounds: 0,
+            vain_looks: 0,
+            since: now,
+            spell: FIRST_SPELL / 2,
+            step: WATCH_STEP,
+        }
+    }
+}
+
+impl Follow {
+    #[allow(clippy::new_without_default)] // Only the lead makes one.
+    pub fn new() -> Follow {
+        Follow { patience: FIRST_PATIENCE, waits: 0 }
+    }
+}
+
+fn has_fault(uffd: &Uffd) -> bool {
+    let mut fds = [PollFd::new(uffd, PollFlags::IN)];
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&zero)) == Ok(1)
+}

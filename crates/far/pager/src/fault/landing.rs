@@ -1,0 +1,239 @@
+//! What blades have answered: pages are put into the program, or are lost.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use farpool_board::Counter;
+use farpool_pool::PageError;
+use farpool_units::{PAGE_BYTES, exactly};
+
+use super::{FaultThread, Flight, Frame};
+use crate::core::{Mover, until_settled};
+use crate::space::Page;
+use crate::space::frames::{FrameRun, FrameSlot};
+use crate::space::moves::{self, Moved};
+use crate::space::page::{PageState, Phase};
+use crate::sys;
+
+impl FaultThread {
+    /// Puts what has arrived into the program.
+    pub(super) fn land(&mut self) {
+        self.lane.poll(&mut self.done);
+        while let Some(completion) = self.done.pop() {
+            let index: usize = exactly(completion.token);
+            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            self.free_flights.push(index);
+            match completion.result {
+                Ok(()) => self.landed.push(flight),
+                Err(error) => self.lose(flight, error),
+            }
+        }
+        if self.landed.is_empty() {
+            return;
+        }
+        let mut landed = std::mem::take(&mut self.landed);
+        landed.sort_unstable_by_key(|flight| (!flight.demand, flight.page.address()));
+        let mut rest = &landed[..];
+        while !rest.is_empty() {
+            let count = self.place_run(rest);
+            rest = &rest[count..];
+        }
+        landed.clear();
+        self.landed = landed;
+    }
+
+    /// Places the first flight and those that follow it in the program and in the buffer alike.
+    fn place_run(&mut self, flights: &[Flight]) -> usize {
+        let first = flights[0];
+        let slot = match first.frame {
+            Frame::Slot(slot) => slot,
+            Frame::Stage(index) => return self.copy_run(flights, index),
+        };
+        let mut count = 1;
+        while let Some(next) = flights.get(count) {
+            let neighbour = Frame::Slot(FrameRun { first: slot, count }.slot(count));
+            let follows = next.page.address() == first.page.address() + count * PAGE_BYTES;
+            if !follows || next.frame != neighbour {
+                break;
+            }
+            count += 1;
+        }
+        self.record_arrivals(&flights[..count]);
+        // In the program they can change at once.
+        let remembered = self.core.copies.wants_run();
+        if remembered {
+            for flight in &flights[..count] {
+                self.remember(flight.page, self.source(flight.frame));
+            }
+        }
+        let moved = self.move_in(first.page, slot, count);
+        for (offset, flight) in flights[..count].iter().enumerate() {
+            let Frame::Slot(slot) = flight.frame else {
+                continue;
+            };
+            if moved.has_gone(offset) {
+                self.core.frames.moved_away(slot);
+                self.arrive(flight.page, remembered);
+            } else {
+                self.place_copy(*flight);
+            }
+        }
+        if self.core.gate.is_shut() {
+            let _ = self.core.uffd.wake(first.page.address(), count * PAGE_BYTES);
+        }
+        count
+    }
+
+    /// Copies the first flight, from this stage page, and those that follow it in the program and in the stage alike.
+    fn copy_run(&mut self, flights: &[Flight], stage: usize) -> usize {
+        let first = flights[0];
+        let follows = |(offset, flight): &(usize, &Flight)| {
+            flight.page.address() == first.page.address() + offset * PAGE_BYTES
+                && flight.frame == Frame::Stage(stage + offset)
+        };
+        let count = flights.iter().enumerate().take_while(follows).count();
+        self.record_arrivals(&flights[..count]);
+        if count == 1 {
+            self.place_copy(first);
+            return 1;
+        }
+        let remembered = self.core.copies.wants_run();
+        if remembered {
+            for flight in &flights[..count] {
+                self.remember(flight.page, self.source(flight.frame));
+            }
+        }
+        let (to, from, bytes) =
+            (first.page.address(), self.source(first.frame), count * PAGE_BYTES);
+        let copied = until_settled(self.core, Mover::FaultThread, |done| {
+            self.core.uffd.copy(to + done, from + done, bytes - done, false)
+        });
+        let arrived = copied.done_bytes / PAGE_BYTES;
+        for (offset, flight) in flights[..count].iter().enumerate() {
+            if offset < arrived {
+                self.free_stage.push(stage + offset);
+                self.arrive(flight.page, remembered);
+            } else {
+                self.place_copy(*flight);
+            }
+        }
+        // After the states are set: what is woken may fork.
+        let _ = self.core.uffd.wake(to, bytes);
+        count
+    }
+
+    /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
+    fn place_copy(&mut self, flight: Flight) {
+        let source = self.source(flight.frame);
+        let address = flight.page.address();
+        // While a thread forks the state must be set before it is woken.
+        let wakes = !self.core.gate.is_shut();
+        let outcome = until_settled(self.core, Mover::FaultThread, |_| {
+            self.core.uffd.copy(address, source, PAGE_BYTES, wakes)
+        });
+        // What was there already is not what was fetched.
+        let remembered = outcome.errno.is_none() && self.core.copies.wants();
+        if remembered {
+            self.remember(flight.page, source);
+        }
+        match flight.frame {
+            Frame::Slot(slot) => {
+                self.core.budget.overdraw(1);
+                self.core.frames.give_back(slot);
+            }
+            Frame::Stage(index) => self.free_stage.push(index),
+        }
+        if matches!(outcome.errno, None | Some(libc::EEXIST)) {
+            self.arrive(flight.page, remembered);
+        } else {
+            // The mapping is gone, and whoever unmaps it clears the state; or a change comes first.
+            self.unfetch(flight.page);
+        }
+        if outcome.errno.is_some() || !wakes {
+            self.wake(flight.page);
+        }
+    }
+
+    /// Where the bytes of a fetched page are.
+    fn source(&self, frame: Frame) -> usize {
+        match frame {
+            Frame::Slot(slot) => self.core.frames.address(slot),
+            Frame::Stage(index) => self.stage + index * PAGE_BYTES,
+        }
+    }
+
+    /// Remembers a fetched page by the bytes at `source`, which are still this thread's.
+    fn remember(&self, page: Page, source: usize) {
+        // SAFETY: a frame or stage page that a flight of this thread holds; nobody else writes to it.
+        self.core.copies.remember(page, unsafe { &*(source as *const [u8; PAGE_BYTES]) });
+    }
+
+    /// The page is in the program; `remembered`: its layer's copy is known.
+    fn arrive(&self, page: Page, remembered: bool) {
+        if remembered {
+            page.superpage.copies.fetch_add(1, SeqCst);
+        }
+        if page.mark_used() {
+            self.core.count(Counter::FirstReturns, 1);
+        }
+        self.leave_blade(
+            page,
+            page.cell().load().with_phase(Phase::Resident).with_copy(remembered),
+        );
+    }
+
+    /// A page that was being fetched is no longer far. Counted only now: as long as the count is not 0, the
+    /// blade's memory stays.
+    fn leave_blade(&self, page: Page, state: PageState) {
+        page.cell().store(state);
+        page.superpage.leave_blade();
+    }
+
+    /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at
+    /// once, and what comes after is its time.
+    fn record_arrivals(&self, flights: &[Flight]) {
+        for flight in flights.iter().filter(|flight| flight.demand) {
+            self.record(flight.started, true);
+        }
+    }
+
+    pub(super) fn unfetch(&self, page: Page) {
+        let cell = page.cell();
+        cell.store(cell.load().with_phase(Phase::Far));
+    }
+
+    fn lose(&mut self, flight: Flight, error: PageError) {
+        match flight.frame {
+            Frame::Slot(slot) => self.core.frames.give_back(slot),
+            Frame::Stage(index) => self.free_stage.push(index),
+        }
+        if !flight.demand {
+            // Nobody asked for it yet; it is tried again when somebody does.
+            self.unfetch(flight.page);
+            return self.wake(flight.page);
+        }
+        self.leave_blade(flight.page, PageState::UNTOUCHED.with_phase(Phase::Lost));
+        self.core.poison(flight.page, &error);
+    }
+
+    pub(super) fn fail_reads(&mut self, error: &dyn std::fmt::Display) {
+        for read in std::mem::take(&mut self.reads) {
+            let index: usize = exactly(read.token);
+            let Some(flight) = self.flights.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            self.free_flights.push(index);
+            sys::say(&format!("a fetch could not be sent: {error}"));
+            self.lose(flight, PageError::NotAllocated);
+        }
+    }
+
+    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the states
+    /// must be set first.
+    pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
+        let (to, from) = (page.address(), self.core.frames.address(slot));
+        let wakes = !self.core.gate.is_shut();
+        moves::move_pages(self.core, Mover::FaultThread, to, from, count, wakes)
+    }
+}

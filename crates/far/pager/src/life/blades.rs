@@ -1,0 +1,266 @@
+//! The blades of this process: follows the board's table ([`farpool_board::BladeTable`]) with a thread of its
+//! own, which connects to new blades and moves everything away from those that shall be left.
+//!
+//! What this process has done is on its slot of the board, bit by bit; the keeper waits for it before it lets a
+//! blade go.
+
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use farpool_board::{
+    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS,
+};
+use farpool_pool::{
+    BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FrozenToken, Grant, GrantKey,
+    MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step, TOKEN_PARTS,
+};
+
+use crate::abort::fail_closed;
+use crate::core::Core;
+use crate::error::StartError;
+use crate::life::identity::client_id;
+use crate::pager::Pager;
+use crate::sys;
+
+/// A blade that could not be connected to, or a move that found no room, is tried again after this time.
+const RETRY: Duration = Duration::from_millis(500);
+/// A process so young copies no frozen memory that it shares: most children end soon, and their copy with them.
+const GROWN_UP: Duration = Duration::from_secs(2);
+/// While a child may still attach what was frozen on a blade, it is asked for this often.
+const CHILD_STEP: Duration = Duration::from_millis(20);
+
+const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
+
+/// Connects to the blades that the board names: also to those to be left, for a parent's layers may lie there. One that
+/// cannot be used is left out, and tried again later: nothing of this process is there.
+pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
+    // From here on the keeper knows that this process may use what it reads now.
+    core.slot.blades_version.store(CONNECTING, SeqCst);
+    let mut blades = core.board.header().blades.load();
+    let settings = &core.settings;
+    let pool = Pool::new(PoolConfig {
+        blades: Vec::new(),
+        client: client_id()?,
+        client_name: format!("{}:{}", core.slot.name(), core.slot.pid.load(Relaxed)),
+        quota_bytes: settings.quota_bytes,
+        deadline: Duration::from_millis(settings.deadline_ms),
+        allow_remote_tcp: settings.allow_remote_tcp,
+        asks: sys::dialer(),
+    });
+    for (at, entry) in (0_u8..).zip(&mut blades.entries) {
+        let Some(blade) = entry else { continue };
+        if let Err(error) = add(core, &pool, BladeIndex(at), blade) {
+            core.report_blade(BladeIndex(at), &format!("a blade cannot be used: {error}"));
+            *entry = None;
+        }
+    }
+    Ok((pool, blades))
+}
+
+fn add(core: &Core, pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Result<(), StartError> {
+    let address = blade.address.parse();
+    let address = address
+        .map_err(|error: farpool_pool::AddressError| StartError::Address(error.to_string()))?;
+    let meters = core.board.header().blades.meters(usize::from(at.0));
+    let meters = meters.filter(|_| blade.is_limited);
+    let spec = BladeSpec {
+        address,
+        grant: blade.grant.map(|(key, epoch)| Grant { key: GrantKey(key), epoch }),
+        limits: meters.map(|meters| Arc::new(ClientLimits::shared(meters))),
+    };
+    pool.add_blade_at(at, &spec)?;
+    pool.set_leaving(at, blade.role == BladeRole::Leaving);
+    Ok(())
+}
+
+/// Follows the table; see the module's description.
+#[derive(Debug)]
+pub struct Follower {
+    pager: &'static Pager,
+    core: &'static Core,
+    /// The table as this process has it.
+    known: Blades,
+    born: Instant,
+    /// Made when something must be moved for the first time.
+    mover: OnceLock<Mover<'static>>,
+    /// Entries that are not to be tried again before this time.
+    later: [Option<Instant>; BLADE_ENTRIES],
+    /// What went wrong last with each entry, so that it is said once.
+    said: [Option<String>; BLADE_ENTRIES],
+    stuck: u32,
+}
+
+impl Follower {
+    /// Waits for the pool.
+    pub fn new(pager: &'static Pager, core: &'static Core) -> Self {
+        core.pool.wait();
+        let known = core.pool.first_blades();
+        Follower {
+            pager,
+            core,
+            known,
+            born: Instant::now(),
+            mover: OnceLock::new(),
+            later: [None; BLADE_ENTRIES],
+            said: [const { None }; BLADE_ENTRIES],
+            stuck: 0,
+        }
+    }
+
+    /// Goes on until the process ends.
+    pub fn run(mut self) -> ! {
+        let table = &self.core.board.header().blades;
+        loop {
+            let wanted = table.load();
+            self.take_in(&wanted);
+            let soon = self.move_away();
+            self.publish(wanted.version);
+            if soon != Some(Duration::ZERO) {
+                table.wait(wanted.version, soon);
+            }
+        }
+    }
+
+    /// Connects to what is new, marks what shall be left.
+    fn take_in(&mut self, wanted: &Blades) {
+        for at in 0..BLADE_ENTRIES {
+            let index = entry_index(at);
+            match (&self.known.entries[at], &wanted.entries[at]) {
+                (known, wanted) if known == wanted => {}
+                (Some(known), Some(wanted)) if known.generation == wanted.generation => {
+                    self.core.pool.set_leaving(index, wanted.role == BladeRole::Leaving);
+                    self.known.entries[at] = Some(wanted.clone());
+                }
+                (None, Some(wanted)) if wanted.role == BladeRole::Active => {
+                    self.connect_to(at, wanted);
+                }
+                // Never connected to it: nothing of this process is there.
+                (None, _) => {}
+                // The keeper gave the entry up before we did: what is left there is lost when its blade
+                // says so.
+                (Some(_), _) => self.core.pool.set_leaving(index, true),
+            }
+        }
+    }
+
+    fn connect_to(&mut self, at: usize, blade: &BladeSettings) {
+        if self.later[at].is_some_and(|later| Instant::now() < later) {
+            return;
+        }
+        match add(self.core, &self.core.pool, entry_index(at), blade) {
+            Ok(()) => {
+                self.known.entries[at] = Some(blade.clone());
+                (self.later[at], self.said[at]) = (None, None);
+                self.core.board.header().blades_reported.fetch_and(!(1 << at), SeqCst);
+                self.core.full.store(false, Relaxed);
+            }
+            Err(error) => {
+                self.later[at] = Some(Instant::now() + RETRY);
+                let reason = format!("a blade cannot be used: {error}");
+                self.core.report_blade(entry_index(at), &reason);
+            }
+        }
+    }
+
+    fn put_off(&mut self, at: usize, message: &str) {
+        self.later[at] = Some(Instant::now() + RETRY);
+        if self.said[at].as_deref() != Some(message) {
+            sys::say(message);
+            self.said[at] = Some(message.to_owned());
+        }
+    }
+
+    /// Moves one superpage off each blade that shall be left. When to come again: at once, after a time, or when
+    /// the table changes.
+    fn move_away(&mut self) -> Option<Duration> {
+        let mut soon = self.later.iter().flatten().next().map(|_| RETRY);
+        for at in 0..BLADE_ENTRIES {
+            let is_leaving = |blade: &BladeSettings| blade.role == BladeRole::Leaving;
+            if !self.known.entries[at].as_ref().is_some_and(is_leaving) {
+                self.stuck &= !(1 << at);
+                continue;
+            }
+            let next = self.step(at);
+            soon = soon.into_iter().chain(next).min();
+        }
+        soon
+    }
+
+    fn step(&mut self, at: usize) -> Option<Duration> {
+        let index = entry_index(at);
+        self.mover.get_or_init(|| Mover::new(self.core.pool.wait()));
+        let inheritance = &self.pager.inheritance;
+        let desk = Desk {
+            board: self.core.board,
+            process: self.core.slot.pid.load(Relaxed),
+            may_claim: self.born.elapsed() >= GROWN_UP,
+        };
+        let step =
+            self.mover.get_mut().map(|it| it.step(index, &desk, || inheritance.is_settled()))?;
+        self.stuck &= !(1 << at);
+        match step {
+            Ok(Step::Moved) => Some(Duration::ZERO),
+            Ok(Step::Waiting) => Some(CHILD_STEP),
+            Ok(Step::Empty) => match self.core.pool.remove_blade(index) {
+                Ok(()) => {
+                    self.known.entries[at] = None;
+                    self.said[at] = None;
+                    None
+                }
+                Err(_) => Some(CHILD_STEP),
+            },
+            Err(error @ PoolError::Full { .. }) => {
+                self.stuck |= 1 << at;
+                self.put_off(at, &format!("memory must leave a blade, but {error}"));
+                Some(RETRY)
+            }
+            Err(error) => {
+                self.put_off(at, &error.to_string());
+                Some(RETRY)
+            }
+        }
+    }
+
+    /// Says on the board how far this process has come.
+    fn publish(&self, version: u32) {
+        let left = self.known.entries.iter().enumerate().filter(|(_, entry)| entry.is_none());
+        let left = left.fold(0, |bits, (at, _)| bits | 1 << at);
+        let slot = self.core.slot;
+        slot.blades_left.store(left, Release);
+        slot.blades_stuck.store(self.stuck, Release);
+        slot.blades_version.store(version, SeqCst);
+    }
+}
+
+/// The board's table of copies, for this process.
+struct Desk {
+    board: &'static Board,
+    process: u32,
+    may_claim: bool,
+}
+
+impl CopyDesk for Desk {
+    fn ask(&self, from: BladeIndex, original: u128) -> Errand {
+        let from = usize::from(from.0);
+        match self.board.copies().ask(self.process, from, original, self.may_claim) {
+            farpool_board::Errand::Copy => Errand::Copy,
+            farpool_board::Errand::Wait => Errand::Wait,
+            farpool_board::Errand::Attach(parts) => {
+                Errand::Attach(Box::new(FrozenToken::from_parts(&parts)))
+            }
+        }
+    }
+
+    fn announce(&self, original: u128, copy: &FrozenToken) {
+        self.board.copies().announce(self.process, original, &copy.parts());
+    }
+
+    fn forget(&self, original: u128) {
+        self.board.copies().forget(original);
+    }
+}
+
+fn entry_index(at: usize) -> BladeIndex {
+    BladeIndex(u8::try_from(at).unwrap_or_else(|_| fail_closed("more blades than a byte counts")))
+}

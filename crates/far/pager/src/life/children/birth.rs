@@ -1,0 +1,47 @@
+//! A child is born: from the moment on at which the event of the fork is read, the keeper has a duplicate of its
+//! userfaultfd. If this process ended before that, the child would read zeros.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::abort::fail_closed;
+use crate::life::attached::Attached;
+
+static PARENT: OnceLock<&'static Attached> = OnceLock::new();
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+/// Numbers of children whose events were read and not applied, by the descriptors of their userfaultfds.
+static UNAPPLIED: Mutex<BTreeMap<RawFd, u64>> = Mutex::new(BTreeMap::new());
+
+/// Whose keeper is told of births. The first call counts.
+pub fn set_parent(parent: &'static Attached) {
+    let _ = PARENT.set(parent);
+}
+
+/// Gives a child whose event was just read a number, and the keeper a duplicate of its userfaultfd.
+pub fn announce(uffd: &OwnedFd) -> u64 {
+    let number = NEXT_NUMBER.fetch_add(1, SeqCst);
+    if let Some(parent) = PARENT.get() {
+        parent.child_is_born(number, uffd);
+    }
+    number
+}
+
+/// As [`announce`], for a child that is served later.
+pub fn announce_unapplied(descriptor: RawFd) {
+    // SAFETY: the kernel made the descriptor for this process when the event was read, and nobody has closed it.
+    let uffd = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let duplicate = uffd.try_clone_to_owned().unwrap_or_else(|error| {
+        fail_closed(&format!("a child's userfaultfd cannot be given to the keeper: {error}"))
+    });
+    let number = announce(&duplicate);
+    UNAPPLIED.lock().unwrap_or_else(PoisonError::into_inner).insert(descriptor, number);
+}
+
+/// The number of a child that was announced.
+pub fn number_of(descriptor: RawFd) -> u64 {
+    let number = UNAPPLIED.lock().unwrap_or_else(PoisonError::into_inner).remove(&descriptor);
+    number.unwrap_or_else(|| fail_closed("a fork is applied that was not read"))
+}

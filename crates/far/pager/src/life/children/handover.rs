@@ -1,0 +1,184 @@
+//! What the pager of a forked child needs to take over from its parent's: where the pages are that the child lacks.
+//!
+//! Both pagers number superpages alike, for the number is the superpage's place in every segment.
+
+use std::os::fd::OwnedFd;
+
+use farpool_pool::{FrozenToken, TOKEN_PARTS};
+use rustix::fs::SealFlags;
+
+use super::remains::Remains;
+use crate::space::page::{MAX_LAYERS, PageState};
+use crate::space::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
+
+/// Begins a handover; its last character is the version of the format.
+const MAGIC: [u8; 8] = *b"fpchild1";
+
+/// The parts of a token, each absent or a blade's id and what opens the part there.
+type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
+
+/// A child's far pages.
+#[derive(Debug)]
+pub struct Handover {
+    /// What opens each layer that a page lies in.
+    pub layers: [Option<FrozenToken>; MAX_LAYERS],
+    /// Addresses of the superpages, by their numbers; and what the child lacks of each, if anything.
+    pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
+}
+
+/// Whether the child is the caller's to serve from now on: of all who have this memory that is who asks first. A seal
+/// is set once.
+pub fn claim(memory: &OwnedFd) -> bool {
+    rustix::fs::fcntl_add_seals(memory, SealFlags::SEAL).is_ok()
+}
+
+impl Handover {
+    /// `bases`: addresses of all superpages that the parent's pager knows, by their numbers.
+    pub fn new(
+        remains: &Remains,
+        bases: impl Iterator<Item = usize>,
+        layers: [Option<FrozenToken>; MAX_LAYERS],
+    ) -> Handover {
+        let superpages =
+            bases.map(|base| (base, remains.superpage(base).map(<[_]>::to_vec))).collect();
+        Handover { layers, superpages }
+    }
+
+    /// As bytes, for another process on this machine.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        for layer in &self.layers {
+            bytes.push(u8::from(layer.is_some()));
+            for part in layer.iter().flat_map(FrozenToken::parts) {
+                let (blade, token) = part.unwrap_or_default();
+                bytes.push(u8::from(part.is_some()));
+                bytes.extend_from_slice(&blade.to_le_bytes());
+                bytes.extend_from_slice(&token.to_le_bytes());
+            }
+        }
+        for (base, pages) in &self.superpages {
+            bytes.extend_from_slice(&base.to_le_bytes());
+            bytes.push(u8::from(pages.is_some()));
+            bytes.extend(pages.iter().flatten().map(|state| state.to_byte()));
+        }
+        bytes
+    }
+
+    /// The opposite of [`Handover::to_bytes`]; None: these bytes are something else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Handover> {
+        let mut left = Left(bytes);
+        if left.take::<{ MAGIC.len() }>()? != MAGIC {
+            return None;
+        }
+        let mut layers = [None; MAX_LAYERS];
+        for layer in &mut layers {
+            if left.flag()? {
+                *layer = Some(left.token()?);
+            }
+        }
+        let mut superpages = Vec::new();
+        while !left.0.is_empty() {
+            let base = usize::from_le_bytes(left.take()?);
+            let pages = if left.flag()? { Some(left.pages()?) } else { None };
+            superpages.push((base, pages));
+        }
+        (superpages.len() <= MAX_SUPERPAGES).then_some(Handover { layers, superpages })
+    }
+}
+
+/// What is not read yet.
+struct Left<'a>(&'a [u8]);
+
+impl Left<'_> {
+    fn take<const COUNT: usize>(&mut self) -> Option<[u8; COUNT]> {
+        let (taken, left) = self.0.split_first_chunk()?;
+        self.0 = left;
+        Some(*taken)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.take()? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn token(&mut self) -> Option<FrozenToken> {
+        let mut parts: Parts = [None; TOKEN_PARTS];
+        for part in &mut parts {
+            let is_there = self.flag()?;
+            let (blade, token) =
+                (u64::from_le_bytes(self.take()?), u128::from_le_bytes(self.take()?));
+            *part = is_there.then_some((blade, token));
+        }
+        Some(FrozenToken::from_parts(&parts))
+    }
+
+    fn pages(&mut self) -> Option<Vec<PageState>> {
+        let (pages, left) = self.0.split_at_checked(SUPERPAGE_PAGES)?;
+        self.0 = left;
+        pages.iter().map(|byte| PageState::of_child(*byte)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::SUPERPAGE_BYTES;
+    use crate::space::page::Phase;
+    use proptest::prelude::*;
+
+    fn state(layer: usize) -> PageState {
+        PageState::UNTOUCHED.with_layer(layer).with_phase(Phase::Far)
+    }
+
+    #[test]
+    fn what_was_handed_over_arrives() {
+        let (first, second) = (7 << 30, 3 << 30);
+        let mut remains = Remains::default();
+        remains.add(second, [state(2), PageState::UNTOUCHED, state(5)].into_iter());
+        let mut parts: Parts = [None; TOKEN_PARTS];
+        parts[3] = Some((11, u128::MAX - 1));
+        let mut layers = [None; MAX_LAYERS];
+        layers[2] = Some(FrozenToken::from_parts(&parts));
+        let sent = Handover::new(&remains, [first, second].into_iter(), layers);
+        let got = Handover::from_bytes(&sent.to_bytes()).expect("a handover");
+        assert_eq!(got.superpages, sent.superpages);
+        assert_eq!(got.superpages[1].1.as_ref().map(|pages| pages[2]), Some(state(5)));
+        let opened: Vec<Option<Parts>> =
+            got.layers.iter().map(|layer| layer.as_ref().map(FrozenToken::parts)).collect();
+        assert_eq!(opened[2], Some(parts));
+        assert_eq!(opened.iter().flatten().count(), 1);
+    }
+
+    #[test]
+    fn a_child_is_claimed_once() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let memory = memfd_create("child", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let memory = memory.expect("memory");
+        let other = memory.try_clone().expect("a duplicate");
+        assert!(claim(&other));
+        assert!(!claim(&memory) && !claim(&other));
+    }
+
+    #[test]
+    fn a_part_of_one_is_none() {
+        let mut remains = Remains::default();
+        remains.add(SUPERPAGE_BYTES, [state(1)].into_iter());
+        let bytes =
+            Handover::new(&remains, [SUPERPAGE_BYTES].into_iter(), [None; MAX_LAYERS]).to_bytes();
+        let whole_without_superpages = MAGIC.len() + MAX_LAYERS;
+        for length in (0..bytes.len()).filter(|length| *length != whole_without_superpages) {
+            assert!(Handover::from_bytes(&bytes[..length]).is_none(), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read(bytes: Vec<u8>) {
+            let _ = Handover::from_bytes(&bytes);
+            let _ = Handover::from_bytes(&[&MAGIC[..], &bytes].concat());
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Children of the program: each has what was resident at the fork, and gets the rest when it touches it, or a sidecar of
+//! its own that takes over.
+//!
+//! The event of a fork brings the child's userfaultfd. Until that change is applied no page moves, so the page states are
+//! those of the fork ([`crate::life::steward`] takes them down); what is far is then frozen, so that nothing of it changes
+//! for as long as a child may want it. A thread of its own ([`server`]) answers the faults of all children ([`child`]),
+//! by what each still lacks ([`remains`]).
+//!
+//! A child that the keeper gives a sidecar of its own is handed over: its userfaultfd, and where its pages are
+//! ([`handover`]), which its own pager then has ([`inherit`]).
+
+pub mod birth;
+pub mod child;
+pub mod elsewhere;
+pub mod handover;
+pub mod inherit;
+pub mod remains;
+pub mod server;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::core::Core;
+use crate::error::StartError;
+use crate::pager::Pager;
+use crate::sys;
+use child::Child;
+use server::Server;
+
+/// The longest that a child is waited for which is to be handed over: what it has moved is fetched first.
+const CEDE_TIME: Duration = Duration::from_secs(5);
+/// The answer of [`Children::cede`] if the child needs nobody any more.
+pub const SETTLED: &str = "SETTLED";
+
+/// Who has the program stand still, and keeps a duplicate of a child's userfaultfd for as long as
+/// the child lacks pages: if this process ended before, the child would read zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeper {
+    /// A child was born, and has this number.
+    pub born: fn(u64, &OwnedFd),
+    /// A child lacks nothing any more, or has ended.
+    pub settled: fn(u64),
+    /// This pager serves a child that another one has handed over to it.
+    pub taken: fn(),
+    /// The program is to stand still for a moment, see [`crate::sys::standstill`].
+    pub standstill: fn(),
+}
+
+/// What the thread that serves children is asked for.
+#[derive(Debug)]
+enum Order {
+    Serve(Box<Child>),
+    /// Get a child ready for a sidecar of its own; the answer is its [`handover::Handover`], in memory. The error
+    /// [`SETTLED`] alone means that it needs none.
+    Cede {
+        number: u64,
+        answer: Sender<Result<OwnedFd, String>>,
+    },
+    /// A child that was ceded has its pages' places, or has not, and is this pager's again.
+    Taken(u64),
+    Returned(u64),
+    /// All get all that they lack: this pager is to end.
+    FinishAll,
+    /// Those that were ceded are served here again, unless their own pagers have begun: nobody tells of these any more.
+    Reclaim,
+}
+
+/// Orders to the thread that serves the children of a program.
+#[derive(Debug)]
+pub struct Children {
+    orders: Mutex<VecDeque<Order>>,
+    /// Readable when there are orders.
+    bell: OwnedFd,
+    has_begun: AtomicBool,
+    /// Children that are born and not settled, served or not yet.
+    unsettled: Mutex<BTreeSet<u64>>,
+}
+
+impl Children {
+    pub fn new() -> Result<Children, std::io::Error> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Children {
+            orders: Mutex::default(),
+            bell,
+            has_begun: AtomicBool::new(false),
+            unsettled: Mutex::default(),
+        })
+    }
+
+    /// Serves a child from now on. The thread for it is started with the first one.
+    pub fn serve(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+        child: Child,
+    ) -> Result<(), StartError> {
+        if !self.has_begun.swap(true, SeqCst)
+            && let Err(error) = self.begin(pager, core, keeper)
+        {
+            // Its userfaultfd may be the last: were it closed, the child would read zeros.
+            std::mem::forget(child);
+            return Err(error);
+        }
+        self.order(Order::Serve(Box::new(child)));
+        Ok(())
+    }
+
+    fn begin(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+    ) -> Result<(), StartError> {
+        let server = Server::new(pager, core, self, keeper)?;
+        let serve = move || {
+            sys::stand_back();
+            server.run()
+        };
+        sys::spawn(c"farpool-children", false, Box::new(serve))?;
+        Ok(())
+    }
+
+    /// Gets a child ready to be taken over by a pager of its own. Its faults wait until that serves them, or until
+    /// [`Children::take_back`].
+    pub fn cede(&self, number: u64) -> Result<OwnedFd, String> {
+        if !self.is_unsettled(number) {
+            return Err(SETTLED.into());
+        }
+        if !self.has_begun.load(SeqCst) {
+            return Err("it is not served yet".into());
+        }
+        let (answer, answered) = channel();
+        self.order(Order::Cede { number, answer });
+        answered.recv_timeout(CEDE_TIME).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => {
+                // It may be ceded later all the same.
+                self.take_back(number);
+                Err("its pages that were moved have not come in time".into())
+            }
+            RecvTimeoutError::Disconnected => Err("nobody serves it".into()),
+        })
+    }
+
+    /// The child's own pager has what it needs.
+    pub fn has_been_taken(&self, number: u64) {
+        self.order(Order::Taken(number));
+    }
+
+    /// The child's own pager did not come to work, and has changed nothing.
+    pub fn take_back(&self, number: u64) {
+        self.order(Order::Returned(number));
+    }
+
+    /// Gives all children all that they lack.
+    pub fn finish_all(&self) {
+        self.order(Order::FinishAll);
+    }
+
+    /// Whoever would say what becomes of children that were ceded has ended.
+    pub fn reclaim(&self) {
+        self.order(Order::Reclaim);
+    }
+
+    /// A child was born.
+    pub fn note_birth(&self, number: u64) {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+    }
+
+    /// A child needs nobody any more.
+    pub fn note_settled(&self, number: u64) {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    fn is_unsettled(&self, number: u64) -> bool {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push_back(order);
+        // It fails when the bell has rung 2^64 times unheard.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    fn next_order(&self) -> Option<Order> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Silences the bell.
+    fn hear(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
+    }
+}
+
+impl AsFd for Children {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}

@@ -1,0 +1,201 @@
+//! fork: the child starts as an exact copy of the parent, far memory included.
+//!
+//! Userfaultfd registration is not inherited, so between clone and the child's handler a missing page
+//! would read as zeros. In that window only the C library's own fork code runs, and what it touches
+//! (locks of open files) is made resident beforehand by the preload library while nothing can be
+//! evicted. It also clears thread-specific data of other threads, which may be far: what it leaves there is
+//! dropped. The child's handler, which runs before any other, then starts a pager of its own:
+//! it attaches the frozen layers, settles the states it inherits ([`crate::life::steward`]), registers all far
+//! ranges, and only then lets the child go on.
+//!
+//! What the forking thread waits for with the gate shut, no other thread may hold while it waits for a page: the
+//! registry's lock is not taken by threads of the program once memory can be far, and the preload library takes
+//! the C library's locks before the gate shuts.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use farpool_pool::FrozenToken;
+
+use crate::abort;
+use crate::core::Core;
+use crate::error::StartError;
+use crate::life::identity::claim_slot;
+use crate::life::requests::{Kind, Request};
+use crate::pager::Pager;
+use crate::space::page::MAX_LAYERS;
+use crate::space::registry::Registry;
+use crate::sys;
+
+/// A parent waits at most so long for a child to attach its layers before it gives one of them up: the child died
+/// before, or there was none, for fork failed. A blade keeps the layers of a parent that died about as long.
+const CHILD_WAIT: Duration = Duration::from_secs(10);
+
+/// What a child needs from its parent, kept where the child finds its copy.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    tokens: Mutex<[Option<FrozenToken>; MAX_LAYERS]>,
+    /// Children that have not attached their layers yet: memory that the children share; null before the first.
+    expected: AtomicPtr<AtomicU32>,
+}
+
+impl Inheritance {
+    /// A child will come and attach layers.
+    pub fn expect_child(&self) -> Result<(), std::io::Error> {
+        let expected = match self.expected() {
+            Some(expected) => expected,
+            None => {
+                let counter = sys::map_shared_counter()?;
+                self.expected.store(std::ptr::from_ref(counter).cast_mut(), SeqCst);
+                counter
+            }
+        };
+        expected.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    /// Whether all children have attached their layers: until then none may be given up.
+    pub fn is_settled(&self) -> bool {
+        self.expected().is_none_or(|expected| expected.load(SeqCst) == 0)
+    }
+
+    /// Waits until all children have attached their layers.
+    pub fn settle(&self) {
+        let until = Instant::now() + CHILD_WAIT;
+        while !self.is_settled() && Instant::now() < until {
+            sys::pause();
+        }
+        if let Some(expected) = self.expected() {
+            expected.store(0, SeqCst);
+        }
+    }
+
+    /// A child of a child will: the layers are expected to be attached once more.
+    pub fn expects_another(&self) {
+        if let Some(expected) = self.expected() {
+            expected.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// A child that was expected has attached its layers, or needs none any more.
+    pub fn has_arrived(&self) {
+        if let Some(expected) = self.expected() {
+            // The parent may have given up waiting.
+            let _ = expected.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
+        }
+    }
+
+    /// The calling process, a child, has attached its layers. Its own children are none of its parent's.
+    fn arrive(&self) {
+        self.has_arrived();
+        self.expected.store(std::ptr::null_mut(), SeqCst);
+    }
+
+    fn expected(&self) -> Option<&'static AtomicU32> {
+        // SAFETY: null, or a counter that is never unmapped.
+        unsafe { self.expected.load(SeqCst).as_ref() }
+    }
+
+    pub fn set(&self, tokens: [Option<FrozenToken>; MAX_LAYERS]) {
+        if let Ok(mut kept) = self.tokens.lock() {
+            *kept = tokens;
+        }
+    }
+
+    /// Attaches the parent's layers under the numbers they had there.
+    pub fn attach(&self, core: &Core) -> Result<(), StartError> {
+        let Ok(tokens) = self.tokens.lock() else {
+            return Ok(());
+        };
+        for (layer, token) in tokens.iter().enumerate() {
+            if let Some(token) = token {
+                core.layers.set(layer, Some(core.pool.attach(token)?));
+            }
+        }
+        self.arrive();
+        Ok(())
+    }
+}
+
+/// A fork under way, from before it until after it in parent and child.
+#[derive(Debug)]
+pub struct Fork {
+    /// Held across the fork, so that the child's copies are whole and unlocked by its own handler. The doors
+    /// only matter, and are only held, while the process is native.
+    registry: Option<MutexGuard<'static, Registry>>,
+    doors: Option<MutexGuard<'static, ()>>,
+    active: bool,
+    refused: bool,
+}
+
+impl Pager {
+    /// Whether a fork could give the child what is far; the errno if not. A fork that is found impossible later, when
+    /// the C library is at it already, can only end the child.
+    ///
+    /// # Errors
+    /// ENOMEM: a blade that holds memory of this process cannot share it any more.
+    pub fn may_fork(&self) -> Result<(), i32> {
+        if !self.is_active() {
+            return Ok(());
+        }
+        let request = Request { kind: Kind::MayFork, start: 0, end: 0, extra: 0, more: 0 };
+        self.requests.call(request).map(|_| ())
+    }
+
+    /// Brings the pager to rest. To be called right before fork, by the thread that forks.
+    pub fn before_fork(&'static self) -> Fork {
+        if !self.is_active() {
+            let doors = self.lock_doors();
+            if !self.is_active() {
+                let registry = Some(self.lock_registry());
+                return Fork { registry, doors: Some(doors), active: false, refused: false };
+            }
+        }
+        let thread = sys::thread_id() as usize;
+        let request = Request { kind: Kind::PrepareFork, start: thread, end: 0, extra: 0, more: 0 };
+        let refused = self.requests.call(request).is_err();
+        let registry = (!refused).then(|| self.lock_registry());
+        Fork { registry, doors: None, active: true, refused }
+    }
+
+    /// After fork, in the parent.
+    pub fn after_fork_in_parent(&self, mut fork: Fork) {
+        (fork.registry, fork.doors) = (None, None);
+        if fork.active && !fork.refused {
+            let request = Request { kind: Kind::FinishFork, start: 0, end: 0, extra: 0, more: 0 };
+            if self.requests.call(request).is_err() {
+                abort::fail_closed("the pager did not resume after fork");
+            }
+        }
+    }
+
+    /// After fork, in the child, before anything else runs.
+    pub fn after_fork_in_child(&'static self, mut fork: Fork) {
+        (fork.registry, fork.doors) = (None, None);
+        self.requests.reset();
+        self.rights.reset();
+        self.growth.reset();
+        self.core.store(std::ptr::null_mut(), SeqCst);
+        match claim_slot(self.board) {
+            Ok(slot) => self.slot.store(std::ptr::from_ref(slot).cast_mut(), SeqCst),
+            Err(error) => abort::fail_closed(&format!("the child has no far memory: {error}")),
+        }
+        if fork.refused {
+            abort::fail_closed("fork could not share far memory with the child");
+        }
+        if !fork.active {
+            self.lock_registry().take_unshared();
+        }
+        if fork.active {
+            self.ready.store(0, SeqCst);
+            self.spawn_steward(true);
+            while self.ready.load(SeqCst) == 0 {
+                sys::wait(&self.ready, 0, None);
+            }
+        } else if self.steward_started.load(Relaxed) {
+            self.spawn_steward(false);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The life of the pager in a process: how it starts, watches, forks, is handed over and leaves.
+
+pub(crate) mod activation;
+pub mod attached;
+pub(crate) mod blades;
+pub mod children;
+pub(crate) mod custody;
+pub(crate) mod files;
+pub mod fork;
+pub(crate) mod identity;
+pub(crate) mod late_pool;
+pub mod requests;
+pub(crate) mod rest;
+pub mod steward;
+pub(crate) mod watch;

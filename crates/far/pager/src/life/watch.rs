@@ -1,0 +1,209 @@
+//! Watching the resident set of a native process until the limit of its tree comes near.
+//!
+//! Memory grows as fast as its CPUs can touch it, so what counts is how soon the watching thread runs when its
+//! pause is over: see [`crate::sys::be_prompt`]. That is not all. It also needs the lock of the address space, behind
+//! whoever else waits for that, and each of those goes on with its own turn on a CPU once it had the lock: 38 threads
+//! that started at once kept it waiting for 41 ms, and grew by 2 MiB each meanwhile. So the margin that is kept
+//! grows with the threads that want the CPUs, and a thread that is about to make more of them, or to map more
+//! memory, waits until memory is registered ([`Pager::before_growth`]).
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use farpool_board::{Board, Counter};
+use farpool_policy::reserve;
+use farpool_units::{PAGE_BYTES, at_most, exactly};
+
+use crate::error::StartError;
+use crate::evict::budget::{self, Tree};
+use crate::pager::Pager;
+use crate::sys::{self, Latch};
+
+/// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if
+/// the thread did nothing but touch new ones; programs do more with a page.
+const TURN_PAGES: i64 = 1024;
+/// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
+/// touching huge pages.
+const GROWTH_PAGES_PER_MS: i64 = 2_500;
+/// Between two looks at the resident set, at the least and at the most.
+const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
+/// A process whose resident memory stays below this, and below 1/32 of the limit, gets no threads to serve faults.
+const SMALL_BYTES: u64 = 4 << 20;
+const SMALL_PART: u64 = 32;
+/// Near the limit of the tree every process with so much memory has to give.
+const WORTH_BYTES: u64 = 1 << 20;
+/// Small processes are looked at this often while they grow, and while they do not. First touches take at
+/// least a microsecond a page, so one grows by 40 MB at most before it is noticed.
+const SMALL_STEP: Duration = Duration::from_millis(2);
+const SMALL_REST: Duration = Duration::from_millis(10);
+/// A thread of the program waits at most so long until memory is registered. It takes milliseconds; longer only if
+/// the thread itself holds what the pager's threads need to begin.
+const GROWTH_WAIT: Duration = Duration::from_secs(1);
+
+/// What the steward watches a native process with.
+#[derive(Debug)]
+pub struct Watch {
+    statm: OwnedFd,
+    tasks: OwnedFd,
+    cpus: i64,
+    /// Anonymous pages that were resident at the last look.
+    pages: u64,
+}
+
+/// Where threads of the program wait before they make it grow.
+#[derive(Debug, Default)]
+pub struct GrowthDoor {
+    /// The program has started a thread. Without, nobody has to look further.
+    has_threads: AtomicBool,
+    is_awaited: AtomicBool,
+    registered: Latch,
+}
+
+impl GrowthDoor {
+    /// Memory is registered: who waits may go on.
+    pub fn open(&self) {
+        self.registered.open();
+    }
+
+    /// In a child of fork there is one thread, and nobody waits.
+    pub fn reset(&self) {
+        self.has_threads.store(false, SeqCst);
+        self.is_awaited.store(false, SeqCst);
+    }
+}
+
+impl Watch {
+    pub fn new() -> Result<Watch, StartError> {
+        let cpus = at_most(sys::allowed_cpus().len());
+        Ok(Watch { statm: budget::open_statm()?, tasks: sys::open_own_tasks()?, cpus, pages: 0 })
+    }
+
+    /// Returns when the process may have to give up memory: most processes of a tree never do, and are over before
+    /// they would have the threads for it.
+    pub fn while_small(&mut self, pager: &Pager) {
+        let small = (pager.settings.limit_bytes / SMALL_PART).min(SMALL_BYTES) / PAGE_BYTES as u64;
+        loop {
+            let bell = pager.requests.bell();
+            let grows = self.look(pager);
+            let pause = next_look(pager.board, grows, self.cpus);
+            let has_to_give = self.pages * PAGE_BYTES as u64 >= WORTH_BYTES;
+            let is_due = pause.is_none() && has_to_give;
+            if is_due || self.pages >= small || pager.growth.is_awaited.load(SeqCst) {
+                return;
+            }
+            let most = if grows { SMALL_STEP } else { SMALL_REST };
+            pager.requests.wait(bell, pause.unwrap_or(most).min(most));
+        }
+    }
+
+    /// Returns when the limit is near.
+    pub fn until_near(&mut self, pager: &Pager) {
+        loop {
+            let bell = pager.requests.bell();
+            let grows = self.look(pager);
+            let pause = next_look(pager.board, grows, self.cpus);
+            let Some(pause) = pause.filter(|_| !pager.growth.is_awaited.load(SeqCst)) else {
+                return pager.slot().set(Counter::GrowingThreads, 0);
+            };
+            pager.requests.wait(bell, pause);
+        }
+    }
+
+    /// How long until the next look; None: the limit is near. Publishes what this one saw.
+    pub fn look_again(&mut self, pager: &Pager) -> Option<Duration> {
+        let grows = self.look(pager);
+        let pause = next_look(pager.board, grows, self.cpus);
+        if pause.is_none() {
+            pager.slot().set(Counter::GrowingThreads, 0);
+        }
+        pause
+    }
+
+    /// Publishes what is resident and how many threads make it grow; says whether it grew since the last look.
+    fn look(&mut self, pager: &Pager) -> bool {
+        let resident = budget::read_resident(&self.statm).unwrap_or_default();
+        let slot = pager.slot();
+        budget::publish(slot, resident);
+        let before = std::mem::replace(&mut self.pages, resident.anonymous_pages);
+        let grows = resident.anonymous_pages > before;
+        // Without the steward itself.
+        let threads = if grows { sys::count_tasks(&self.tasks).saturating_sub(1) } else { 0 };
+        slot.set(Counter::GrowingThreads, threads);
+        grows
+    }
+}
+
+impl Pager {
+    /// As [`Pager::before_growth`], for a thread of the program that is about to start another one.
+    pub fn before_thread(&self) {
+        if !sys::is_internal_allocation() {
+            self.growth.has_threads.store(true, SeqCst);
+            self.before_growth();
+        }
+    }
+
+    /// A thread of the program is about to start another one, or has mapped new memory. If the process has more
+    /// threads than CPUs and what they can touch unseen may pass the limit, it waits until memory is registered.
+    pub fn before_growth(&self) {
+        let watched = self.steward_started.load(SeqCst) && !self.is_active();
+        if !watched || !self.growth.has_threads.load(SeqCst) || !self.is_of_this_process() {
+            return;
+        }
+        let Ok(tasks) = sys::open_own_tasks() else { return };
+        let threads = sys::count_tasks(&tasks).saturating_sub(1);
+        let cpus = at_most(sys::allowed_cpus().len());
+        if at_most::<i64, _>(threads) <= cpus {
+            return;
+        }
+        self.slot().set(Counter::GrowingThreads, threads);
+        if next_look(self.board, true, cpus).is_none() {
+            self.growth.is_awaited.store(true, SeqCst);
+            self.requests.ring();
+            self.growth.registered.wait_at_most(GROWTH_WAIT);
+        }
+    }
+}
+
+/// How long until the resident set has to be looked at again; None: the limit is near.
+fn next_look(board: &Board, grows: bool, cpus: i64) -> Option<Duration> {
+    let tree = Tree::read(board);
+    let limit = budget::limit_pages(board, &tree);
+    let waiting_threads = if grows { (tree.growing_threads - cpus).max(0) } else { 0 };
+    pause(limit, tree.counted_pages(limit), waiting_threads)
+}
+
+/// As [`next_look`]. A process that does not grow need not keep room for those that do. Pure.
+fn pause(limit: i64, counted_pages: i64, waiting_threads: i64) -> Option<Duration> {
+    let room = limit
+        - reserve::margin_pages(limit)
+        - waiting_threads.saturating_mul(TURN_PAGES)
+        - counted_pages;
+    if room <= 0 {
+        return None;
+    }
+    let pause_ms = (room / GROWTH_PAGES_PER_MS).clamp(*WATCH_MS.start(), *WATCH_MS.end());
+    Some(Duration::from_millis(exactly(pause_ms)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearer_the_limit_the_shorter_the_pause() {
+        let gib = 1 << 18;
+        assert_eq!(pause(gib, 0, 0), Some(Duration::from_millis(100)));
+        assert_eq!(pause(gib, gib - 8192 - 25_000, 0), Some(Duration::from_millis(10)));
+        assert_eq!(pause(gib, gib - 8192 - 1, 0), Some(Duration::from_millis(1)));
+        assert_eq!(pause(gib, gib - 8192, 0), None);
+    }
+
+    #[test]
+    fn threads_that_wait_for_a_cpu_bring_the_limit_nearer() {
+        let limit = 32 << 8;
+        assert!(pause(limit, 1000, 2).is_some());
+        assert_eq!(pause(limit, 1000, 62), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! Parts of the victim buffer whose frames have different rights: UFFDIO_MOVE wants source and
+//! destination to have the same ones, and the right to write among them.
+
+use super::TRAY_BYTES;
+use crate::space::protection::Protection;
+use crate::sys;
+
+/// Trays for memory that may be read and written, which is nearly all there is: 512 MiB of
+/// addresses.
+const READ_WRITE_TRAYS: usize = 2048;
+/// For memory that may be executed, too (code that programs make as they run): 128 MiB.
+const READ_WRITE_EXECUTE_TRAYS: usize = 512;
+/// For memory that may be written and not read, which hardly any program has: 16 MiB.
+const WRITE_TRAYS: usize = 64;
+
+/// A part of the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Zone {
+    ReadWrite,
+    Write,
+    /// From here on: only where this process may have executable memory.
+    ReadWriteExecute,
+    WriteExecute,
+}
+
+impl Zone {
+    pub const ALL: [Zone; 4] =
+        [Zone::ReadWrite, Zone::Write, Zone::ReadWriteExecute, Zone::WriteExecute];
+
+    /// How many trays it has.
+    pub const fn trays(self) -> usize {
+        match self {
+            Zone::ReadWrite => READ_WRITE_TRAYS,
+            Zone::ReadWriteExecute => READ_WRITE_EXECUTE_TRAYS,
+            Zone::Write | Zone::WriteExecute => WRITE_TRAYS,
+        }
+    }
+
+    /// The first of them.
+    pub const fn first_tray(self) -> usize {
+        let (mut first, mut before) = (0, 0);
+        while before < self as usize {
+            first += Zone::ALL[before].trays();
+            before += 1;
+        }
+        first
+    }
+
+    /// The rights of its frames.
+    pub fn protection(self) -> Protection {
+        let can_read = matches!(self, Zone::ReadWrite | Zone::ReadWriteExecute);
+        let can_execute = matches!(self, Zone::ReadWriteExecute | Zone::WriteExecute);
+        Protection { can_read, can_write: true, can_execute }
+    }
+
+    /// The zone that a tray belongs to.
+    pub fn of_tray(tray: u16) -> Zone {
+        let is_past = |zone: &&Zone| zone.first_tray() + zone.trays() <= usize::from(tray);
+        let index = Zone::ALL.iter().take_while(is_past).count();
+        assert!(index < Zone::ALL.len(), "tray {tray} of {}", super::TRAYS);
+        Zone::ALL[index]
+    }
+}
+
+/// Maps the buffer; returns where, and the zones it has.
+pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), std::io::Error> {
+    let all: &[Zone] = &Zone::ALL;
+    let zones = match (recycles, executes) {
+        (true, _) => &all[..=Zone::ReadWrite as usize],
+        (false, false) => &all[..Zone::ReadWriteExecute as usize],
+        (false, true) => all,
+    };
+    let count = zones.iter().map(|zone| zone.trays()).sum::<usize>();
+    let base = sys::map_uncounted(count * TRAY_BYTES)?;
+    for zone in zones.iter().filter(|zone| **zone != Zone::ReadWrite) {
+        let (start, bytes) = (base + zone.first_tray() * TRAY_BYTES, zone.trays() * TRAY_BYTES);
+        if sys::protect(start, bytes, zone.protection()).is_err() {
+            // A policy of the system allows no executable memory.
+            sys::unmap(start, (count - zone.first_tray()) * TRAY_BYTES);
+            return Ok((base, &all[..*zone as usize]));
+        }
+    }
+    Ok((base, zones))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::frames::TRAYS;
+
+    #[test]
+    fn each_tray_is_of_one_zone() {
+        let mut trays = 0;
+        for zone in Zone::ALL {
+            assert_eq!(zone.first_tray(), trays);
+            trays += zone.trays();
+            for tray in [zone.first_tray(), trays - 1] {
+                assert_eq!(Zone::of_tray(u16::try_from(tray).expect("a number")), zone);
+            }
+        }
+        assert_eq!(trays, TRAYS);
+    }
+}

@@ -1,0 +1,462 @@
+//! The program changes its address space while pages are on their way, and userfaultfd's events tell of it.
+//!
+//! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its event is read,
+//! and then goes on at once. What the pager knows of the range is out of date from then on. So:
+//! * pages are moved or copied into the program or out of it under a shared hold of the turnstile, each call of the
+//!   kernel for itself; messages are read under an exclusive one, which goes before new shared ones;
+//! * a change that was read is queued under the same hold, and the steward applies it to the page states;
+//! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is served.
+//!
+//! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN (`mmap_changing`), to
+//! every range registered with the same userfaultfd: hence trays are registered with the program's.
+//!
+//! Where no events are asked for (the preloaded library stands in front of the calls) entering costs nothing.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use farpool_uffd::{Change, Message, Outcome, Uffd};
+use farpool_units::PAGE_BYTES;
+
+use crate::abort::fail_closed;
+use crate::life::children::birth;
+use crate::space::order::{self, Next, Place};
+use crate::sys;
+
+/// Changes and postponed faults for which there is room without allocating: each of the program's threads waits for
+/// one of either at a time.
+const ROOM: usize = 4096;
+/// Messages taken with one read by [`Layout::take_in`].
+const MESSAGES: usize = 8;
+
+/// A thread that has freed a place tells of it within microseconds, or when it gets a processor again. In a program whose
+/// threads change its memory all the time there may never be a moment at which all of it is read.
+pub const ORDER_TIME: Duration = Duration::from_secs(1);
+
+/// A change takes some 10 us until it is read, and much longer only if its thread has no processor.
+const REST_TIME: Duration = Duration::from_millis(1);
+
+/// What a step is refused with while a change waits to be applied.
+pub const CANCELLED: Outcome = Outcome { done_bytes: 0, errno: Some(libc::ECANCELED) };
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Layout {
+    /// Whether events were asked for.
+    follows: bool,
+    /// Shared by who moves pages, for one call of the kernel; exclusive for who reads messages.
+    turnstile: RwLock<()>,
+    /// Locked after the turnstile, by those who have it exclusively or only look at what was read.
+    state: Mutex<State>,
+    /// Changes that were read and not applied yet.
+    unapplied: AtomicU32,
+    /// Children that were read of and have not got their pages yet. Until they have, this process must not end.
+    children: AtomicU32,
+    /// Counts calls that moved or filled pages. Each shows that at that moment nothing was done that is not applied.
+    moves: AtomicU64,
+    /// Counts what was applied; waited for by fault threads.
+    applied: AtomicU32,
+    /// Counts what was read; waited for by the steward.
+    bell: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changes: VecDeque<Change>,
+    /// Whether one of them was read while the program had several threads. One thread tells of all
+    /// it does in its order, and a second one that it starts afterwards can only do something
+    /// later.
+    are_of_several: bool,
+    /// The folder of the program's threads.
+    threads: Option<OwnedFd>,
+    /// Memory of the pager's own that is registered: changes there are no news.
+    ignored: Range<usize>,
+    /// Since when the next change has waited for one that was not read yet.
+    waits_since: Option<Instant>,
+}
+
+/// Permission to move pages, as long as it is held.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    _shared: Option<RwLockReadGuard<'a, ()>>,
+}
+
+impl Layout {
+    /// `ignored`: the victim buffer.
+    pub fn new(follows: bool, ignored: (usize, usize)) -> Layout {
+        let room = if follows { ROOM } else { 0 };
+        let state = State {
+            changes: VecDeque::with_capacity(room),
+            are_of_several: false,
+            // Without it the program is taken for one of several threads.
+            threads: if follows { sys::open_own_tasks().ok() } else { None },
+            ignored: ignored.0..ignored.0 + ignored.1,
+            waits_since: None,
+        };
+        Layout {
+            follows,
+            turnstile: RwLock::new(()),
+            state: Mutex::new(state),
+            unapplied: AtomicU32::new(0),
+            moves: AtomicU64::new(0),
+            children: AtomicU32::new(0),
+            applied: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether changes come as events.
+    pub fn follows(&self) -> bool {
+        self.follows
+    }
+
+    /// Leave to move pages; None while a change waits to be applied. To be held for one call of the kernel.
+    pub fn enter(&self) -> Option<Entry<'_>> {
+        if !self.follows {
+            return Some(Entry { _shared: None });
+        }
+        let shared = self.pass();
+        (self.unapplied.load(SeqCst) == 0).then_some(Entry { _shared: Some(shared) })
+    }
+
+    /// One step that moves or fills pages of the program, or its refusal ([`CANCELLED`]).
+    pub fn step(&self, operation: impl FnOnce() -> Outcome) -> Outcome {
+        let Some(_entry) = self.enter() else { return CANCELLED };
+        self.counted(operation())
+    }
+
+    fn counted(&self, outcome: Outcome) -> Outcome {
+        if self.follows && outcome.done_bytes > 0 {
+            self.moves.fetch_add(1, SeqCst);
+        }
+        outcome
+    }
+
+    /// Changes whenever pages were moved or filled, see [`crate::space::order::Owed`].
+    pub fn moves(&self) -> u64 {
+        self.moves.load(SeqCst)
+    }
+
+    /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind that which concerns
+    /// the page at `address`. A move is told of twice: what it has left has always gone by then.
+    pub fn step_of_steward(&self, address: usize, operation: impl FnOnce() -> Outcome) -> Outcome {
+        if !self.follows {
+            return operation();
+        }
+        let _shared = self.pass();
+        // What is read is queued under an exclusive hold: nothing can come while this one lasts.
+        let (is_changed, is_last) = {
+            let changes = &self.lock().changes;
+            (changes.iter().any(|change| concerns(*change, address)), changes.is_empty())
+        };
+        match (is_changed, is_last) {
+            (true, _) => CANCELLED,
+            (false, true) => self.counted(operation()),
+            // All that was done is read, but not all of it is applied.
+            (false, false) => operation(),
+        }
+    }
+
+    /// Reads waiting messages; changes among them are queued. Returns how many messages there are in
+    /// `buffer`. `give_up` is asked to apply at once that a range is dropped, if nothing waits to be
+    /// applied before; it must not wait for anything.
+    pub fn read(
+        &self,
+        uffd: &Uffd,
+        buffer: &mut [Message],
+        give_up: impl Fn(&Range<usize>) -> bool,
+    ) -> Result<usize, std::io::Error> {
+        if !self.follows {
+            return uffd.read(buffer).map(<[Message]>::len);
+        }
+        let _alone = self.close();
+        let mut state = self.lock();
+        let count = uffd.read(buffer)?.len();
+        self.queue_changes(&mut state, &buffer[..count], give_up);
+        Ok(count)
+    }
+
+    /// For who cannot go on before the change that the kernel is waiting to tell of is read. The
+    /// threads of faults that are read with it touch their pages again, so that whoever sleeps until
+    /// there is a fault hears of it. `give_up`: see [`Layout::read`].
+    pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
+        if !self.follows {
+            return;
+        }
+        let mut messages = [Message::default(); MESSAGES];
+        let _alone = self.close();
+        let mut state = self.lock();
+        // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
+        if let Ok(messages) = uffd.read(&mut messages) {
+            self.queue_changes(&mut state, messages, give_up);
+            for address in messages.iter().filter_map(|message| message.event().page_address) {
+                // It fails where the mapping has gone, which wakes who waits there.
+                let _ = uffd.wake(address, PAGE_BYTES);
+            }
+        }
+    }
+
+    fn queue_changes(
+        &self,
+        state: &mut State,
+        messages: &[Message],
+        give_up: impl Fn(&Range<usize>) -> bool,
+    ) {
+        let before = state.changes.len();
+        for change in messages.iter().filter_map(Message::change) {
+            let is_done = match change {
+                Change::Removed { start, end } => {
+                    state.is_own(change) || (!self.is_behind() && give_up(&(start..end)))
+                }
+                _ => false,
+            };
+            if !is_done {
+                if let Change::Forked { descriptor } = change {
+                    self.children.fetch_add(1, SeqCst);
+                    birth::announce_unapplied(descriptor);
+                }
+                state.queue(change);
+                self.unapplied.fetch_add(1, SeqCst);
+            }
+        }
+        if state.changes.len() > before {
+            self.ring();
+        }
+    }
+
+    /// Whether a mapping was moved to this address, which is still to be applied.
+    pub fn is_moved_to(&self, address: usize) -> bool {
+        self.lock().changes.iter().any(|change| change.moves_to(address))
+    }
+
+    /// Whether a change waits to be applied.
+    pub fn is_behind(&self) -> bool {
+        self.unapplied.load(SeqCst) != 0
+    }
+
+    /// Whether there is a moment now, or very soon, at which nothing is done that was not applied.
+    pub fn is_at_rest(&self, uffd: &Uffd) -> bool {
+        let until = Instant::now() + REST_TIME;
+        while uffd.is_changing() {
+            if self.is_behind() || Instant::now() > until {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        self.is_still(uffd)
+    }
+
+    /// Whether nothing is done now that was not applied. What the kernel has just told is not
+    /// queued yet, so nobody must be about to queue it.
+    pub fn is_still(&self, uffd: &Uffd) -> bool {
+        let _shared = self.pass();
+        !uffd.is_changing() && !self.is_behind()
+    }
+
+    /// Waits until a change was applied, at most for `timeout`, unless none waits.
+    pub fn wait_for_steward(&self, timeout: Duration) {
+        let applied = self.applied.load(SeqCst);
+        if self.is_behind() {
+            sys::wait(&self.applied, applied, Some(timeout));
+        }
+    }
+
+    // ---- the steward's side ----------------------------------------------------------------------
+
+    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until [`Layout::has_applied`].
+    /// `look`: what is known of a range. None: there is none, or it has to wait for one that was
+    /// not read yet.
+    pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
+        {
+            let mut state = self.lock();
+            let is_move = matches!(state.changes.front(), Some(Change::Moved { .. }));
+            if !is_move || !state.are_of_several {
+                return state.take_change(0);
+            }
+        }
+        // Nobody else takes any, so places in the queue stay what they are.
+        let next = |all_read| {
+            // A statement of its own: the lock must not be held while others are taken.
+            let changes = self.lock().changes.clone();
+            order::next(&changes, &look, all_read)
+        };
+        let mut next_change = next(false);
+        if next_change == Next::Wait && (!uffd.is_changing() || self.has_waited()) {
+            // Read since, perhaps; what is in the queue now is all there was.
+            next_change = next(true);
+        }
+        let at = match next_change {
+            Next::Nothing | Next::Wait => return None,
+            Next::Apply(at) => at,
+            Next::Ambiguous => fail_closed(
+                "threads have moved memory to one place at a time, and what came first is not known",
+            ),
+        };
+        let mut state = self.lock();
+        state.waits_since = None;
+        state.take_change(at)
+    }
+
+    /// Whether the next change has waited so long that nothing can have been overtaken.
+    fn has_waited(&self) -> bool {
+        let mut state = self.lock();
+        state.waits_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
+    }
+
+    /// A child of a child was born, which needs what its parent lacks.
+    pub fn expects_child(&self) {
+        let _state = self.lock();
+        self.children.fetch_add(1, SeqCst);
+    }
+
+    /// A child has its pages.
+    pub fn has_settled_child(&self) {
+        self.children.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether a child still has to get its pages. Whoever has read of one and not counted it yet has the lock.
+    pub fn owes_children(&self) -> bool {
+        let _state = self.lock();
+        self.children.load(SeqCst) != 0
+    }
+
+    /// The change that was last taken is applied.
+    pub fn has_applied(&self) {
+        self.unapplied.fetch_sub(1, SeqCst);
+        self.applied.fetch_add(1, SeqCst);
+        sys::wake(&self.applied);
+    }
+
+    /// To be read before looking for changes.
+    pub fn bell(&self) -> u32 {
+        self.bell.load(SeqCst)
+    }
+
+    /// Wakes the steward.
+    pub fn ring(&self) {
+        self.bell.fetch_add(1, SeqCst);
+        sys::wake(&self.bell);
+    }
+
+    /// Waits until something was read since `bell`, at most for `timeout`.
+    pub fn wait_for_changes(&self, bell: u32, timeout: Duration) {
+        sys::wait(&self.bell, bell, Some(timeout));
+    }
+
+    /// A shared hold of the turnstile.
+    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+        self.turnstile.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An exclusive hold of the turnstile.
+    fn close(&self) -> RwLockWriteGuard<'_, ()> {
+        self.turnstile.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An empty queue goes on at its beginning, so that one of few entries takes little of the memory it has reserved.
+fn begin_anew<T>(queue: &mut VecDeque<T>) {
+    if queue.is_empty() {
+        queue.clear();
+    }
+}
+
+/// Whether a page at this address may be another one after the change, or must be as it is before. Pure.
+fn concerns(change: Change, address: usize) -> bool {
+    match change {
+        // The child has what was there at the fork.
+        Change::Forked { .. } => true,
+        Change::Moved { from, to, bytes } => {
+            (from..from + bytes).contains(&address) || (to..to + bytes).contains(&address)
+        }
+        Change::Removed { start, end } | Change::Unmapped { start, end } => {
+            (start..end).contains(&address)
+        }
+    }
+}
+
+impl State {
+    fn queue(&mut self, change: Change) {
+        let threads = self.threads.as_ref().map_or(u64::MAX, sys::count_tasks);
+        self.are_of_several |= threads > 1;
+        self.changes.push_back(change);
+    }
+
+    fn take_change(&mut self, at: usize) -> Option<Change> {
+        let change = self.changes.remove(at);
+        if self.changes.is_empty() {
+            self.are_of_several = false;
+            begin_anew(&mut self.changes);
+        }
+        change
+    }
+
+    /// Whether it is the pager that gave frames of its own back to the kernel.
+    fn is_own(&self, change: Change) -> bool {
+        matches!(change, Change::Removed { start, .. } if self.ignored.contains(&start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = PAGE_BYTES;
+
+    #[test]
+    fn without_events_entering_is_always_allowed() {
+        let layout = Layout::new(false, (0, 0));
+        assert!(layout.enter().is_some() && !layout.is_behind());
+    }
+
+    #[test]
+    fn nothing_moves_until_a_change_is_applied() {
+        let layout = Layout::new(true, (0x10_0000, 0x1000));
+        layout.lock().changes.push_back(Change::Unmapped { start: 0, end: PAGE });
+        layout.unapplied.fetch_add(1, SeqCst);
+        assert!(layout.enter().is_none());
+        assert_eq!(layout.step(|| unreachable!()), CANCELLED);
+        let uffd = Uffd::adopt(std::fs::File::open("/dev/null").expect("a descriptor").into());
+        let next = layout.next(|_| Place::Taken, &uffd);
+        assert_eq!(next, Some(Change::Unmapped { start: 0, end: PAGE }));
+        assert!(layout.enter().is_none(), "taken is not applied");
+        layout.has_applied();
+        assert!(layout.enter().is_some());
+    }
+
+    #[test]
+    fn a_page_arrives_although_what_it_has_left_is_told_of() {
+        let layout = Layout::new(true, (0, 0));
+        let (from, to) = (0x10_0000, 0x20_0000);
+        layout.lock().changes.push_back(Change::Unmapped { start: from, end: from + 2 * PAGE });
+        let filled = Outcome { done_bytes: PAGE, errno: None };
+        assert_eq!(layout.step_of_steward(to, || filled), filled);
+        assert_eq!(layout.moves(), 0, "something is not applied yet");
+        assert_eq!(layout.step_of_steward(from + PAGE, || unreachable!()), CANCELLED);
+        layout.lock().changes.push_back(Change::Moved { from: to, to: 0x30_0000, bytes: PAGE });
+        assert_eq!(layout.step_of_steward(to, || unreachable!()), CANCELLED);
+        assert_eq!(layout.step_of_steward(to + PAGE, || filled), filled);
+        layout.lock().changes.push_back(Change::Forked { descriptor: 0 });
+        assert_eq!(layout.step_of_steward(to + PAGE, || unreachable!()), CANCELLED);
+        layout.lock().changes.clear();
+        assert_eq!(layout.step_of_steward(to, || filled), filled);
+        assert_eq!(layout.moves(), 1);
+    }
+
+    #[test]
+    fn what_happens_in_the_victim_buffer_is_no_news() {
+        let state = State { ignored: 4096..8192, ..State::default() };
+        assert!(state.is_own(Change::Removed { start: 4096, end: 8192 }));
+        assert!(!state.is_own(Change::Removed { start: 8192, end: 12288 }));
+        assert!(!state.is_own(Change::Unmapped { start: 4096, end: 8192 }));
+    }
+}
