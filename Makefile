@@ -62,7 +62,7 @@ completions: build ## write the shell completions into target/completions
 install: man completions ## install under PREFIX (default /usr/local); DESTDIR is honoured
 	$(MAKE) --no-print-directory install-files
 	@echo 'users who are not root have sidecars (any program, static ones too) after:'
-	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/sidecar.md)'
+	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/users/sidecar.md)'
 
 # What install and dist share; everything is built.
 install-files:

@@ -16,7 +16,8 @@ farpool kv bench --closed --connections 8 --depth 32\n  \
 farpool kv bench --workload microblog --rate 50000 --slo p95=10ms\n  \
 farpool kv bench --workload friendfeed --sweep --slo p99=1ms\n  \
 farpool kv bench --echo --server-cpu 0 --client-cpu 1 --closed --connections 8 --depth 32\n\n\
-Workloads: uniform, zipf, zipf:ALPHA, friendfeed, microblog, twitter:cluster1 to twitter:cluster54 (docs/kv-bench.md).\n\
+Workloads: uniform, zipf, zipf:ALPHA, friendfeed, microblog, twitter:cluster1 to \
+twitter:cluster54 (docs/users/kv-bench.md).\n\
 Exit code 1: a promise of --slo was broken, or a reply was wrong.")]
 pub struct KvBenchArgs {
     /// The server: IP:PORT or unix:/PATH
@@ -116,7 +117,8 @@ pub enum BenchProtocol {
     Meta,
     /// Redis's GET, MGET, SET, DEL
     Redis,
-    /// The light protocol of docs/KV-PROTOCOL.md over a socket; --server is then an address of `farpool kv --keyvault`
+    /// The light protocol of docs/contributors/kv-protocol.md over a socket; --server is then an
+    /// address of `farpool kv --keyvault`
     #[value(name = "keyvault")]
     KeyVault,
 }

@@ -216,7 +216,8 @@ pub struct ReproduceArgs {
     pub paper: Paper,
     /// lim: the traces that its claims about programs are tried on
     pub traces: Vec<PathBuf>,
-    /// lim: utilisation of machines (docs/planning.md) that sections 4.4 and 4.5 are tried on; may be repeated
+    /// lim: utilisation of machines (docs/operators/planning.md) that sections 4.4 and 4.5 are
+    /// tried on; may be repeated
     #[arg(long, value_name = "FILE")]
     pub utilisation: Vec<PathBuf>,
     /// What those machines were promised, as for farpool plan pack; they are packed by that

@@ -63,8 +63,8 @@ impl DoorLack {
             }
             DoorLack::NoForkEvents => {
                 "run as root (in a container with --cap-add SYS_PTRACE), or sudo setcap \
-                 cap_sys_ptrace=p on the farpool binary (docs/security.md says what that gives \
-                 away)"
+                 cap_sys_ptrace=p on the farpool binary (docs/operators/security.md says what \
+                 that gives away)"
             }
             DoorLack::Handshake(_) => "use Linux 6.8 or newer",
             DoorLack::Tracing(_) => {

@@ -6,7 +6,7 @@
 //! unchanged, and otherwise only a few, to notice when that changes.
 
 /// Of pages that left, one in so many must be unchanged for remembering to pay: two digests cost about a third of
-/// a write (measured, docs/decisions.md).
+/// a write (measured, docs/contributors/decisions.md).
 const LEAST_UNCHANGED_SHARE: u32 = 3;
 /// The share is judged over so many pages that left.
 const JUDGED_PAGES: u32 = 512;

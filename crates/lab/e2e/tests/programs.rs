@@ -98,7 +98,7 @@ int main(void) {
     let program = directory.path().join("t").to_string_lossy().into_owned();
     compare(&PRELOAD, 32, &program, &[], directory.path());
     // Each maps 2 MiB and fills them before the sidecar has looked at the list of mappings: in 5 of
-    // 54 runs more was held than the 67 MiB that are allowed (docs/sidecar.md).
+    // 54 runs more was held than the 67 MiB that are allowed (docs/users/sidecar.md).
     let job = Job { program: &program, arguments: &[], directory: directory.path() };
     job.compare_results(Door::Usual, 32);
 }

@@ -531,7 +531,8 @@ fn a_thread_that_was_idle_for_long_is_joined() {
 
 /// Children write to all that they share, and fork.
 #[test]
-#[ignore = "children that write before they have sidecars can pass the limit on a busy machine (docs/sidecar.md)"]
+#[ignore = "children that write before they have sidecars can pass the limit on a busy machine \
+            (docs/users/sidecar.md)"]
 fn the_limit_holds_at_a_fork() {
     if !have("redis-server") || !have("redis-cli") || !have("gcc") {
         return;

@@ -154,7 +154,7 @@ fn a_program_that_orphans_go_to_sees_no_sidecar() {
 }
 
 #[test]
-#[ignore = "beside busy loops one detach in 180 left other mappings (docs/sidecar.md)"]
+#[ignore = "beside busy loops one detach in 180 left other mappings (docs/users/sidecar.md)"]
 fn a_program_is_attached_to_and_left_again_and_again() {
     if !have("gcc") {
         return;

@@ -1,5 +1,6 @@
-//! Real programs through the sidecar door: the same results as all-local, and the limit holds all the
-//! while, but for what a fork shares (docs/sidecar.md; `the_limit_holds_at_a_fork` of sidecar.rs).
+//! Real programs through the sidecar door: the same results as all-local, and the limit holds all
+//! the while, but for what a fork shares (docs/users/sidecar.md; `the_limit_holds_at_a_fork` of
+//! sidecar.rs).
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The bodies of frames. docs/KV-PROTOCOL.md shows each byte by byte.
+//! The bodies of frames. docs/contributors/kv-protocol.md shows each byte by byte.
 
 mod lease;
 

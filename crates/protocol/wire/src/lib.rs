@@ -1,7 +1,8 @@
 //! Farpool's wire protocol: frames in, frames out, no I/O and no clock.
 //!
 //! A frame is a 32-byte header, then *meta* (the fixed fields and lists of one request or
-//! response), then whole pages. docs/PROTOCOL.md describes every byte; tests/vectors pins it.
+//! response), then whole pages. docs/contributors/protocol.md describes every byte; tests/vectors
+//! pins it.
 //!
 //! Invariants:
 //! - All numbers are little-endian; nothing here depends on the host's byte order or alignment.

@@ -121,7 +121,7 @@ pub struct Hello<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(
     missing_docs,
-    reason = "fields are named after their types; docs/PROTOCOL.md has them all"
+    reason = "fields are named after their types; docs/contributors/protocol.md has them all"
 )]
 pub enum Request<'a> {
     /// Opens the connection.

@@ -85,7 +85,7 @@ pub struct Attached<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(
     missing_docs,
-    reason = "fields are named after their types; docs/PROTOCOL.md has them all"
+    reason = "fields are named after their types; docs/contributors/protocol.md has them all"
 )]
 pub enum Response<'a> {
     /// To hello. The header's credits say how many requests may be in flight.

@@ -186,14 +186,14 @@ fn numbers_on_the_wire_are_the_documented_ones() {
     for opcode in Opcode::ALL {
         assert_eq!(Opcode::from_number(opcode.number()), Some(*opcode));
     }
-    let text = include_str!("../../../../docs/PROTOCOL.md");
+    let text = include_str!("../../../../docs/contributors/protocol.md");
     for code in ErrorCode::ALL {
         let row = format!("| {} | {code:?} |", code.number());
-        assert!(text.contains(&row), "docs/PROTOCOL.md lacks {row:?}");
+        assert!(text.contains(&row), "docs/contributors/protocol.md lacks {row:?}");
     }
     for opcode in Opcode::ALL {
         let row = format!("| {} | {opcode:?} |", opcode.number());
-        assert!(text.contains(&row), "docs/PROTOCOL.md lacks {row:?}");
+        assert!(text.contains(&row), "docs/contributors/protocol.md lacks {row:?}");
     }
 }
 

@@ -38,7 +38,7 @@ impl foca::Identity for Identity {
 #[error("membership bytes are not valid")]
 pub(crate) struct CodecError;
 
-/// Little-endian layout of what foca says; see docs/collaboration.md.
+/// Little-endian layout of what foca says; see docs/operators/collaboration.md.
 #[derive(Debug)]
 pub(crate) struct Codec;
 

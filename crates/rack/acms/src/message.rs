@@ -2,7 +2,7 @@
 //! to be safe on a network that loses, repeats and reorders.
 //!
 //! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes
-//! bytes, all times milliseconds. docs/collaboration.md gives the layout byte by byte.
+//! bytes, all times milliseconds. docs/operators/collaboration.md gives the layout byte by byte.
 //!
 //! Invariants: decoding never panics and allocates no more than the datagram is long; what was
 //! encoded decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! A plugin for qemu-user (`qemu-x86_64 -plugin …`): it sends every load and store of the program through
-//! a model of caches and records what reaches main memory, in the capture file of docs/TRACE.md.
+//! A plugin for qemu-user (`qemu-x86_64 -plugin …`): it sends every load and store of the program
+//! through a model of caches and records what reaches main memory, in the capture file of
+//! docs/researchers/trace.md.
 //!
 //! Each thread of the program has a filter of its own, which it asks without a lock: a first-level cache
 //! (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the last level and

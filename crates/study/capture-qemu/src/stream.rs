@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The capture file: a ring of records in shared memory between the program under QEMU and the
-//! recorder that empties it. docs/TRACE.md, "The capture file", describes it byte by byte.
+//! recorder that empties it. docs/researchers/trace.md, "The capture file", describes it byte by
+//! byte.
 //!
 //! It is memory, not a descriptor, because the program may close any descriptor it likes and would then
 //! write its own data over ours. Only one thread at a time may push (the caller's lock).

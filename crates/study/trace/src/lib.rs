@@ -2,8 +2,9 @@
 //! to, and their capture from programs that run.
 //!
 //! * [`record`]: one reference, and what is said of a whole trace.
-//! * [`writer`], [`reader`]: the file (docs/TRACE.md describes it column by column). Written beside its
-//!   name and renamed when complete; read in blocks, only the columns that are wanted.
+//! * [`writer`], [`reader`]: the file (docs/researchers/trace.md describes it column by column).
+//!   Written beside its name and renamed when complete; read in blocks, only the columns that are
+//!   wanted.
 //! * [`dense`]: addresses become dense numbers, once, for everything that computes with them.
 //! * [`import`], [`export`]: lackey, oracleGeneral, vscsi, csv.
 //! * [`capture`]: an unmodified program under qemu-user with Farpool's plugin.

@@ -1,4 +1,5 @@
-//! KeyVault on one connection: frames out, answers in any order. docs/KV-PROTOCOL.md has the protocol.
+//! KeyVault on one connection: frames out, answers in any order. docs/contributors/kv-protocol.md
+//! has the protocol.
 //!
 //! A connection is one to one shard, and asks it for single keys of that shard, as clients do that know the shards. A read of
 //! several keys is one MULTIGET for each shard that owns some of them; it counts as answered when

@@ -14,7 +14,7 @@ pub enum Protocol {
     Meta,
     /// Redis's, for comparisons: GET or MGET, SET, DEL.
     Redis,
-    /// The light protocol of docs/KV-PROTOCOL.md, over sockets.
+    /// The light protocol of docs/contributors/kv-protocol.md, over sockets.
     KeyVault { checked: bool },
     /// Any bytes, of which a bare echo server sends some back: the floor.
     Echo,

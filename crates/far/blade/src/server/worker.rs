@@ -2,9 +2,9 @@
 //! new connections round, and lets the blade's time pass.
 //!
 //! epoll, level-triggered: a connection that has had its turn and holds more is simply reported
-//! again. Measured and left out, with figures in docs/decisions.md: io_uring (one-page reads over TCP
-//! 20.4 us against 18.3, 32 KiB reads +9 %; `throughput -- 8 32 1`, `lane_latency`), and spinning for
-//! the next request (nothing gained while others want the processor).
+//! again. Measured and left out, with figures in docs/contributors/decisions.md: io_uring (one-page
+//! reads over TCP 20.4 us against 18.3, 32 KiB reads +9 %; `throughput -- 8 32 1`, `lane_latency`),
+//! and spinning for the next request (nothing gained while others want the processor).
 
 use super::connection::{Close, Connection, Tools};
 use super::follow::{Follow, Move};

@@ -1,10 +1,11 @@
 //! Which pages are on the blade as they are here, so that they can leave without being written again.
 //!
-//! The kernel cannot say so in time: whether a page was written (write protection, soft-dirty bits) and taking it out
-//! of the program are two steps, and a write can fall between. Protecting each fetched page costs a fault at its
-//! first write, ten times what is saved (docs/decisions.md). So a digest of the page is remembered when it is
-//! fetched, and compared when it has been taken out and can change no more. A page that was written and
-//! holds the same bytes again is recognised too.
+//! The kernel cannot say so in time: whether a page was written (write protection, soft-dirty bits)
+//! and taking it out of the program are two steps, and a write can fall between. Protecting each
+//! fetched page costs a fault at its first write, ten times what is saved
+//! (docs/contributors/decisions.md). So a digest of the page is remembered when it is fetched, and
+//! compared when it has been taken out and can change no more. A page that was written and holds
+//! the same bytes again is recognised too.
 //!
 //! A page's state says that a layer has a copy of it ([`crate::space::page::PageState::has_copy`]); the digest here says what the
 //! copy is. Invariant: nobody writes to the place of a copy before the state has given it up.

@@ -1,4 +1,5 @@
-//! A rack without a controller: each host's daemon lends and borrows by itself (ACMS, docs/collaboration.md).
+//! A rack without a controller: each host's daemon lends and borrows by itself (ACMS,
+//! docs/operators/collaboration.md).
 //!
 //! Every daemon is asked at its own door, on its own host; nobody knows the whole rack.
 

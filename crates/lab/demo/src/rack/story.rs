@@ -20,7 +20,8 @@ const OWN_OF_C: &str = "C's own program";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long A's data may take to leave A's own blade.
 const ALONE_PATIENCE: Duration = Duration::from_secs(20);
-/// In this time a donor has its memory back, whatever its clients do (docs/control.md, docs/collaboration.md).
+/// In this time a donor has its memory back, whatever its clients do (docs/operators/control.md,
+/// docs/operators/collaboration.md).
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two steps of B's demand.
 const SHRINK_STEP: Duration = Duration::from_secs(2);

@@ -166,7 +166,7 @@ mod tests {
     use super::super::Request;
     use super::*;
 
-    /// The vectors of docs/KV-PROTOCOL.md.
+    /// The vectors of docs/contributors/kv-protocol.md.
     #[test]
     fn the_vectors_of_the_documentation() {
         let lease = LeasedItem {

@@ -2,7 +2,8 @@
 //! package `farpool-capture-qemu`.
 //!
 //! The plugin writes records into a ring in shared memory ([`ring`]); this side empties it into a
-//! [`crate::TraceWriter`] while the program runs. The two share no code: docs/TRACE.md describes the ring.
+//! [`crate::TraceWriter`] while the program runs. The two share no code: docs/researchers/trace.md
+//! describes the ring.
 
 mod native;
 mod program;

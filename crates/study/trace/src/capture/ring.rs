@@ -1,5 +1,6 @@
-//! The recorder's end of the capture file (docs/TRACE.md, "The capture file"): made here, filled by the
-//! plugin, emptied here. The header's layout stands in both packages, which share no code on purpose.
+//! The recorder's end of the capture file (docs/researchers/trace.md, "The capture file"): made
+//! here, filled by the plugin, emptied here. The header's layout stands in both packages, which
+//! share no code on purpose.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

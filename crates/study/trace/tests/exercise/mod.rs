@@ -84,7 +84,8 @@ pub fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, Tra
     TraceReader::open(path, Columns::ALL).map(|reader| reader.records())
 }
 
-/// Writes the digest that the bytes have (docs/TRACE.md), if there is still a place for one.
+/// Writes the digest that the bytes have (docs/researchers/trace.md), if there is still a place for
+/// one.
 fn repair(bytes: &mut [u8]) {
     const MARK: &[u8] = b"xxh3-64:";
     let Some(at) = bytes.windows(MARK.len()).rposition(|window| window == MARK) else { return };
