@@ -1,6 +1,9 @@
-//! Documents name files that exist, and the CHANGELOG has one form.
+//! Documents name files that exist, are wrapped, and the CHANGELOG has one form.
 
 use farpool_tidy::{require_none, root, sources};
+
+/// Widest line of prose; code, tables and lone links are as wide as they have to be.
+const PROSE_COLUMNS: usize = 100;
 
 /// Targets of `[text](target)` in a line.
 fn links(line: &str) -> impl Iterator<Item = &str> {
@@ -72,4 +75,44 @@ fn the_changelog_has_one_form() {
         }
     }
     require_none("the CHANGELOG has releases, and Added, Changed, Fixed, Removed in them", &broken);
+}
+
+/// Lines of a document that are prose, with their indices: no code, no row of a table and no line
+/// of one word, such as an address.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let (mut is_fenced, mut is_indented, mut is_after_gap) = (false, false, true);
+    text.lines().enumerate().filter(move |(_, line)| {
+        let words = line.trim_start();
+        let is_fence = words.starts_with("```");
+        is_fenced ^= is_fence;
+        if !words.is_empty() {
+            // Code begins after an empty line and ends with what is indented less; a continued
+            // item of a list has no empty line before it.
+            is_indented = line.starts_with("    ") && (is_indented || is_after_gap);
+        }
+        is_after_gap = words.is_empty();
+        let is_code = is_fenced || is_fence || is_indented;
+        !is_code && !words.starts_with('|') && words.contains(' ')
+    })
+}
+
+#[test]
+fn prose_is_wrapped() {
+    let mut broken = Vec::new();
+    for source in sources(&["md"]) {
+        for (index, line) in prose(&source.text) {
+            if line.chars().count() > PROSE_COLUMNS {
+                broken.push(source.place(index));
+            }
+        }
+    }
+    require_none("prose of documents has at most 100 columns", &broken);
+}
+
+#[test]
+fn code_and_tables_are_not_prose() {
+    let text = "one two\n\n    in dented\n\n    still code\n\n```\nfenced code\n```\n| a row |\n\
+                - an item\n    that goes on\n\nhttps://example.com/a";
+    let lines: Vec<&str> = prose(text).map(|(_, line)| line).collect();
+    assert_eq!(lines, ["one two", "- an item", "    that goes on"]);
 }
