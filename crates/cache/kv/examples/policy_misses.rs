@@ -1,5 +1,5 @@
 //! Every policy's miss ratio through the store itself, with all its costs: the table in
-//! docs/users/kv.md.
+//! docs/researchers/measurements.md.
 //!
 //! `cargo run --release -p farpool-kv --example policy_misses`; seeded, so always the same numbers. Each workload reads
 //! keys and stores those that are missing, in one shard of 16 MiB, and is measured in its second half. What a policy takes

@@ -1,4 +1,4 @@
-//! The figures of docs/operators/collaboration.md: clusters of growing size in the simulation.
+//! The figures of docs/researchers/measurements.md: clusters of growing size in the simulation.
 //!
 //!     cargo run --release -p farpool-acms --example acms_scale [-- NODES...]
 //!
