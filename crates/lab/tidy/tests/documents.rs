@@ -1,4 +1,4 @@
-//! Documents name files that exist, are wrapped, and the CHANGELOG has one form.
+//! Documents name files and tests that exist, are wrapped, and the CHANGELOG has one form.
 
 use farpool_tidy::{require_none, root, sources};
 
@@ -115,4 +115,32 @@ fn code_and_tables_are_not_prose() {
                 - an item\n    that goes on\n\nhttps://example.com/a";
     let lines: Vec<&str> = prose(text).map(|(_, line)| line).collect();
     assert_eq!(lines, ["one two", "- an item", "    that goes on"]);
+}
+
+/// Tests that a line names by their file, as in `FILE.rs::TEST`.
+fn named_tests(line: &str) -> impl Iterator<Item = (&str, &str)> {
+    line.split('`').filter_map(|word| {
+        let (path, test) = word.split_once(".rs::")?;
+        let is_test = test.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
+        (path.starts_with("crates/") && is_test).then(|| (&word[..path.len() + 3], test))
+    })
+}
+
+#[test]
+fn tests_that_are_named_exist() {
+    let mut broken = Vec::new();
+    let mut found = 0;
+    for source in sources(&["md"]) {
+        for (index, line) in source.text.lines().enumerate() {
+            for (path, test) in named_tests(line) {
+                let text = std::fs::read_to_string(root().join(path)).unwrap_or_default();
+                if !text.contains(&format!("fn {test}(")) {
+                    broken.push(format!("{}: {path}::{test}", source.place(index)));
+                }
+                found += 1;
+            }
+        }
+    }
+    require_none("tests that documents name exist", &broken);
+    assert!(found > 0, "SPECIFICATION.md names tests");
 }
