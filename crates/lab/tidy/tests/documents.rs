@@ -1,6 +1,6 @@
 //! Documents name files and tests that exist, are wrapped, and the CHANGELOG has one form.
 
-use farpool_tidy::{require_none, root, sources};
+use farpool_tidy::{of_the_product, require_none, root, sources};
 
 /// Widest line of prose; code, tables and lone links are as wide as they have to be.
 const PROSE_COLUMNS: usize = 100;
@@ -143,4 +143,84 @@ fn tests_that_are_named_exist() {
     }
     require_none("tests that documents name exist", &broken);
     assert!(found > 0, "SPECIFICATION.md names tests");
+}
+
+/// The text of a file of the repository.
+fn page(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).expect("the file is there")
+}
+
+/// All sources of the product as one text, in which strings over several lines are one line.
+fn joined_sources() -> String {
+    let mut all = String::new();
+    for source in of_the_product() {
+        let mut parts = source.text.split("\\\n");
+        all.push_str(parts.next().unwrap_or_default());
+        parts.for_each(|part| all.push_str(part.trim_start()));
+    }
+    all
+}
+
+#[test]
+fn messages_that_are_explained_are_those_of_the_program() {
+    let sources = joined_sources();
+    let mut broken = Vec::new();
+    for line in page("docs/users/troubleshooting.md").lines() {
+        let message = line.strip_prefix("| `").and_then(|rest| rest.split_once("` |"));
+        let pieces = message.iter().flat_map(|(message, _)| message.split("..."));
+        for piece in pieces.map(|it| it.trim_matches([' ', ';', ':', ',', '(', ')'])) {
+            if piece.len() > 5 && !sources.contains(piece) {
+                broken.push(piece.to_owned());
+            }
+        }
+    }
+    require_none("messages that are explained are those of the program", &broken);
+}
+
+#[test]
+fn every_variable_is_documented() {
+    let page = page("docs/operators/configuration.md");
+    let tables = ["RUN", "BLADE", "CONTROL", "NODE"].map(|it| format!("FARPOOL_{it}_"));
+    let mut broken = Vec::new();
+    for source in sources(&["rs"]).iter().filter(|it| it.path.starts_with("crates/cli/src/args")) {
+        for rest in source.text.split("env = \"").skip(1) {
+            let name = rest.split('"').next().unwrap_or_default();
+            let key = tables.iter().find_map(|table| name.strip_prefix(table.as_str()));
+            let is_key = key.is_some_and(|key| {
+                page.contains(&format!("`{}`", key.to_lowercase().replace('_', "-")))
+            });
+            if !is_key && !page.contains(&format!("`{name}`")) {
+                broken.push(format!("{}: {name}", source.path));
+            }
+        }
+    }
+    require_none("docs/operators/configuration.md has every variable", &broken);
+}
+
+/// Formats and protocols: their names on the page, their constants' sources and what stands before
+/// the number.
+const VERSIONS: [(&str, &str, &str); 6] = [
+    ("wire", "crates/protocol/wire/src/lib.rs", "pub const PROTOCOL_VERSION: u8 = "),
+    ("board", "crates/far/board/src/layout.rs", "pub const VERSION: u32 = "),
+    ("keyvault", "crates/protocol/keyvault/src/frame.rs", "pub const VERSION: u16 = "),
+    ("flash", "crates/cache/kv/src/tier/flash/layout.rs", "pub const VERSION: u32 = "),
+    ("acms", "crates/rack/acms/src/message.rs", "pub const VERSION: u8 = "),
+    ("trace", "crates/study/trace/src/reader.rs", "pub const VERSION: &str = \""),
+];
+
+#[test]
+fn versions_are_those_of_the_code() {
+    let text = page("docs/operators/compatibility.md");
+    let mut broken = Vec::new();
+    for (name, path, before) in VERSIONS {
+        let source = page(path);
+        let number: String = match source.split_once(before) {
+            Some((_, rest)) => rest.chars().take_while(char::is_ascii_digit).collect(),
+            None => "not found".to_owned(),
+        };
+        if !text.contains(&format!("| {name} | {number} |")) {
+            broken.push(format!("{name}: {number} in {path}"));
+        }
+    }
+    require_none("docs/operators/compatibility.md has the versions of the code", &broken);
 }
