@@ -28,7 +28,7 @@ find "$stage/deb" -name .debug -type d -prune | while read -r folder; do
 done
 documents=$stage/deb/usr/share/doc/farpool
 install -d "$documents"
-install -m644 README.md SPECIFICATION.md CHANGELOG.md LICENSE "$documents"
+install -m644 ./*.md LICENSE "$documents"
 cp LICENSE "$documents/copyright"
 cp -r docs examples "$documents"
 
