@@ -1,9 +1,9 @@
 //! How long something took, by the processor's own counter where it may be read.
 //!
 //! A sidecar must not call the vDSO, which is the program's to unmap, and a system call for the
-//! time costs ten times as much (361 instead of 36 ns on the machine of docs/users/sidecar.md). So
-//! what is measured at every fault is counted in the processor's ticks. They are for statistics
-//! only: whatever waits, or is decided by time, asks the clock.
+//! time costs ten times as much (361 instead of 36 ns on the machine of
+//! docs/contributors/sidecar.md). So what is measured at every fault is counted in the processor's
+//! ticks. They are for statistics only: whatever waits, or is decided by time, asks the clock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
