@@ -517,7 +517,7 @@ fn a_program_that_locks_what_it_maps_later_takes_no_sidecar() {
 /// The kernel writes to a thread's descriptor at its end, and asks no userfaultfd for that.
 #[test]
 fn a_thread_that_was_idle_for_long_is_joined() {
-    // Elsewhere a descriptor is not told from other memory (`pager::exits`).
+    // Elsewhere a descriptor is not told from other memory (`pager::evict::exits`).
     if !have("gcc") || !cfg!(target_arch = "x86_64") {
         return;
     }

@@ -1,5 +1,5 @@
 //! The sidecar door under programs that give memory up and take it again all the time. What they do
-//! that with rests from being registered (`pager::rest`), is registered again later, and moved out.
+//! that with rests from being registered (`pager::life::rest`), is registered again later, and moved out.
 //! Every page is checked.
 
 use std::path::PathBuf;

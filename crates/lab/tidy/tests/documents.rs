@@ -204,7 +204,7 @@ const VERSIONS: [(&str, &str, &str); 6] = [
     ("board", "crates/far/board/src/layout.rs", "pub const VERSION: u32 = "),
     ("keyvault", "crates/protocol/keyvault/src/frame.rs", "pub const VERSION: u16 = "),
     ("flash", "crates/cache/kv/src/tier/flash/layout.rs", "pub const VERSION: u32 = "),
-    ("acms", "crates/rack/acms/src/message.rs", "pub const VERSION: u8 = "),
+    ("acms", "crates/rack/acms/src/datagram.rs", "pub const VERSION: u8 = "),
     ("trace", "crates/study/trace/src/reader.rs", "pub const VERSION: &str = \""),
 ];
 
