@@ -18,13 +18,14 @@ use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::authority;
 use crate::custody::end_orphans;
-use crate::directory::{BOARD, RunDirectory, keeper_of, runs};
+use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
 use crate::holder::{memory_folder, share_memory};
 use crate::keeper::{self, Keeper};
 use crate::nursery::Nursery;
+use crate::proc::start_ticks;
 use crate::rack::RackRun;
+use crate::renewal::Looks;
 use crate::say::say;
 use crate::sidecars::{self, News, Ward};
 use crate::stillness;
@@ -154,7 +155,7 @@ pub fn attach(
         Keeper::new(Arc::clone(&board), None, Strain::new(Door::Sidecar, options.quiet));
     let told = |told: Entered| {
         let marker = directory.join(ATTACHED);
-        let started = keeper::start_ticks(std::process::id()).unwrap_or_default();
+        let started = start_ticks(std::process::id()).unwrap_or_default();
         let written = std::fs::write(&marker, format!("{pid} {started}"));
         written.map_err(|error| RunError::Directory { path: marker, error })?;
         entered(told);
@@ -218,19 +219,6 @@ fn has_sidecar(pid: u32) -> bool {
     sidecars.into_iter().any(|sidecar| sidecar == pid || share_memory(sidecar, pid))
 }
 
-/// Whether a process is known to a run besides the one in `own`.
-pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
-    let others = runs().into_iter().filter(|path| path.parent() != Some(own));
-    let boards = others.filter_map(|path| Board::open(&path, false).ok());
-    // The board of a keeper that was killed stays until the next run, and its sidecars have left.
-    let has_keeper = |board: &Board| {
-        Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
-    };
-    boards
-        .filter(has_keeper)
-        .any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
-}
-
 fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -249,7 +237,7 @@ fn stay(
     must_leave: &AtomicBool,
 ) -> Result<AttachEnd, RunError> {
     let mut leaving = None;
-    let mut looks_at_rights = authority::Looks::new();
+    let mut looks_at_rights = Looks::new();
     loop {
         keeper.count_native(0);
         match ward.news() {
@@ -437,7 +425,7 @@ fn end_attachment(pid: u32, keeper_pid: u32, directory: &Path) -> Result<(), Run
     // What is seen after this is of the process that gets the signal, or that gets none.
     let handle = pidfd_open(keeper, PidfdFlags::empty()).map_err(kernel)?;
     let marker = std::fs::read_to_string(directory.join(ATTACHED)).unwrap_or_default();
-    let started = keeper::start_ticks(keeper_pid);
+    let started = start_ticks(keeper_pid);
     let is_keeper = started.is_some_and(|ticks| may_be_keeper(&marker, ticks));
     if !is_keeper || !is_farpool(keeper_pid) {
         return Err(RunError::NotAttached { pid });
@@ -518,7 +506,7 @@ mod tests {
         let base = tempfile::tempdir().expect("tempdir");
         let directory = base.path().join(format!("run-{}-0a", other.id()));
         std::fs::create_dir(&directory).expect("mkdir");
-        let started = keeper::start_ticks(other.id()).expect("it lives");
+        let started = start_ticks(other.id()).expect("it lives");
         for marker in [format!("7 {started}"), format!("7 {}", started + 1), "7".into()] {
             std::fs::write(directory.join(ATTACHED), marker).expect("a marker");
             assert!(is_attached_to(&directory.join(BOARD), 7));

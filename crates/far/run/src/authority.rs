@@ -6,42 +6,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use farpool_inject::Pid;
 
-use crate::sidecars::Ward;
-
-/// How often each process with a sidecar is looked at: so long may one keep what its program has given up.
-const LOOK_STEP: Duration = Duration::from_millis(250);
-/// With many processes it is less often: at most 1/50 of a processor is taken for it.
-const LOOK_PART: u32 = 50;
 /// Bits of capabilities(7).
 const CAP_SETGID: u64 = 1 << 6;
 const CAP_SETUID: u64 = 1 << 7;
 const CAP_SYS_CHROOT: u64 = 1 << 18;
-
-/// When to look the next time.
-#[derive(Debug)]
-pub struct Looks {
-    next: Instant,
-}
-
-impl Looks {
-    pub fn new() -> Looks {
-        Looks { next: Instant::now() }
-    }
-
-    /// Looks at all of them, if it is time: who has to be taken out is told to leave.
-    pub fn look(&mut self, wards: &mut [Ward]) {
-        let began = Instant::now();
-        if began < self.next {
-            return;
-        }
-        wards.iter_mut().for_each(Ward::renew_if_excessive);
-        self.next = Instant::now() + LOOK_STEP.max(began.elapsed() * LOOK_PART);
-    }
-}
 
 /// What a task may do, as far as it concerns one that has no capability and gains none by exec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,9 @@
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
+use farpool_board::Board;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -161,6 +163,19 @@ pub fn runs() -> Vec<PathBuf> {
         .collect();
     boards.sort();
     boards
+}
+
+/// Whether a process is known to a run besides the one in `own`.
+pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
+    let others = runs().into_iter().filter(|path| path.parent() != Some(own));
+    let boards = others.filter_map(|path| Board::open(&path, false).ok());
+    // The board of a keeper that was killed stays until the next run, and its sidecars have left.
+    let has_keeper = |board: &Board| {
+        Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
+    };
+    boards
+        .filter(has_keeper)
+        .any(|board| board.processes().any(|slot| slot.pid.load(Relaxed) == pid))
 }
 
 #[cfg(test)]

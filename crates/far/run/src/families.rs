@@ -6,9 +6,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use farpool_inject::{Injected, Pid};
+use farpool_inject::Injected;
 use farpool_uffd::Uffd;
 
+use crate::inherits::Inherits;
 use crate::sidecar_error::SidecarError;
 use crate::sidecars::Ward;
 use crate::talk::{ANSWER_TIME, SETTLED, TAKEN, WARDEN, ask, ask_until, refused};
@@ -17,15 +18,6 @@ use crate::warden::Warden;
 /// A sidecar that tells of more children than there can be processes (Linux's usual pid_max) uses
 /// up this process's descriptors; it is ended.
 const MOST_CHILDREN: usize = 1 << 15;
-
-/// A child that was ceded, and whose own sidecar does not serve it yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inherits {
-    /// The sidecar that served it.
-    from: Pid,
-    /// Its number there.
-    number: u64,
-}
 
 /// If the process of a new sidecar is a child that one of the relatives serves, has that hand it over. Returns the
 /// child's userfaultfd.
@@ -89,11 +81,6 @@ fn claimed(
 }
 
 impl Inherits {
-    /// Whether it is this child of this sidecar.
-    pub fn is(self, from: Pid, number: u64) -> bool {
-        (self.from, self.number) == (from, number)
-    }
-
     /// The child's own sidecar serves it.
     pub fn is_taken(self, wards: &mut [Ward]) {
         self.tell(TAKEN, wards);

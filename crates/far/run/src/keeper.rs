@@ -26,6 +26,7 @@ use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::holder::Holder;
 use crate::needs;
 use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
+use crate::proc::{is_zombie, start_ticks};
 use crate::program;
 use crate::rack::RackRun;
 use crate::rights;
@@ -342,14 +343,6 @@ fn is_alive(pid: u32) -> bool {
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
-/// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is gone.
-pub(crate) fn is_zombie(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next());
-    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    state == Some("Z") && threads() <= 1
-}
-
 fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
@@ -533,9 +526,4 @@ fn preload_path(options: &RunOptions) -> Result<PathBuf, RunError> {
     ];
     let found = candidates.into_iter().find(|path| path.exists());
     found.ok_or(RunError::NoPreload { path: beside })
-}
-
-pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }

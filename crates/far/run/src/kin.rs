@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::keeper::{is_zombie, start_ticks};
+use crate::proc::{is_zombie, start_ticks};
 
 /// By their number and the time of their start, as numbers are used again.
 #[derive(Debug, Default)]

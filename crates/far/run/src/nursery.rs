@@ -11,17 +11,18 @@ use std::time::Instant;
 
 use farpool_board::{BladeOffer, Board};
 use farpool_inject::{Injected, Pid, Setup, Standstill};
-use farpool_uffd::{OpenError, Uffd, features};
+use farpool_uffd::{OpenError, features};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::door::Means;
-use crate::families::{self, Inherits};
-use crate::keeper::start_ticks;
+use crate::families;
+use crate::inherits::Inherits;
+use crate::proc::start_ticks;
 use crate::rooms::{check_limits, lift_limits};
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
-use crate::sidecars::{Ward, reap, retired, withdraw};
+use crate::sidecars::{Begun, Ward, reap, retired, withdraw};
 use crate::talk::{ANSWER_TIME, Message, ask, ask_as, next_tag, refused};
 use crate::waits::{await_readiness, end_before_return};
 use crate::warden::{Retired, Warden};
@@ -38,15 +39,6 @@ pub struct Nursery {
     programs_stay: bool,
     /// All far memory goes to memory files.
     has_files: bool,
-}
-
-/// A sidecar that pages.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    pub uffd: Uffd,
-    pub inherits: Option<Inherits>,
-    /// Of START, if it was not answered yet.
-    pub start_tag: Option<String>,
 }
 
 impl Nursery {

@@ -14,11 +14,10 @@ use farpool_board::{Board, ProcessState, Slot};
 use farpool_units::{PAGE_BYTES_U64, at_most};
 
 use crate::holder::memory_folder;
-use crate::keeper::start_ticks;
+use crate::proc::{anonymous_bytes, children, start_ticks};
 use crate::program;
 use crate::say::say;
 use crate::talk::printable;
-use crate::wards::{anonymous_bytes, children};
 
 /// `farpool run` ends with this if it ended the tree because of a process outside.
 pub const EXIT_OUTSIDE: i32 = 120;

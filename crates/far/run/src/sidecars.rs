@@ -15,8 +15,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::authority;
 use crate::ending::Ending;
-use crate::families::Inherits;
-use crate::nursery::Begun;
+use crate::inherits::Inherits;
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
 use crate::talk::{
@@ -402,6 +401,15 @@ fn range(text: &str) -> Option<Range<u64>> {
     let (start, end) = text.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
     Some(number(start)?..number(end)?)
+}
+
+/// A sidecar that pages.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub uffd: Uffd,
+    pub inherits: Option<Inherits>,
+    /// Of START, if it was not answered yet.
+    pub start_tag: Option<String>,
 }
 
 #[cfg(test)]

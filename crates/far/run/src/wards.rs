@@ -18,16 +18,17 @@ use farpool_inject::{Pid, Standstill};
 use farpool_uffd::Uffd;
 use farpool_units::PAGE_BYTES_U64;
 
-use crate::attach::is_in_another_run;
-use crate::authority;
 use crate::births::Births;
 use crate::brakes::Brakes;
 use crate::custody::end_orphans;
+use crate::directory::is_in_another_run;
 use crate::door::Means;
 use crate::holder::{Holder, share_memory};
 use crate::kin::Kin;
 use crate::nursery::Nursery;
 use crate::outside::{Outsiders, WhenOutside};
+use crate::proc::{anonymous_bytes, children};
+use crate::renewal::Looks;
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
 use crate::sidecars::{self, News, UNTOLD, Ward};
@@ -98,7 +99,7 @@ pub struct Wards {
     withdrawals: HashMap<u32, u32>,
     overrun: hold::Overrun,
     fresh: FreshCount,
-    looks_at_rights: authority::Looks,
+    looks_at_rights: Looks,
     common: CommonCount,
     /// Nobody is entered any more.
     is_leaving: bool,
@@ -130,7 +131,7 @@ impl Wards {
             withdrawals: HashMap::new(),
             overrun: hold::Overrun::default(),
             fresh: FreshCount::default(),
-            looks_at_rights: authority::Looks::new(),
+            looks_at_rights: Looks::new(),
             common: CommonCount::default(),
             is_leaving: false,
             has_fit: false,
@@ -572,23 +573,6 @@ fn process(pid: u32) -> Option<Pid> {
 
 fn number(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
-}
-
-/// The children of all threads of a process.
-pub(crate) fn children(pid: u32) -> Vec<u32> {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let of_task = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
-    let texts = tasks.flatten().filter_map(|task| of_task(task).ok());
-    texts.flat_map(|text| numbers(&text)).collect()
-}
-
-fn numbers(text: &str) -> Vec<u32> {
-    text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
-}
-
-/// None: there is no such process, or it has ended.
-pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
-    Holder::of(pid).map(|holder| holder.resident().anonymous_pages * PAGE_BYTES_U64)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use farpool_board::{Board, Counter};
 use farpool_units::PAGE_BYTES_U64;
 
-use super::anonymous_bytes;
+use crate::proc::anonymous_bytes;
 
 /// Counting takes at most this part of a processor, of large trees too: then it is done less often.
 const COUNT_PART: u32 = 50;
