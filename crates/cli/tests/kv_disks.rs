@@ -465,6 +465,8 @@ fn a_file_system_that_hangs_stops_nobody() {
     let mut kv = start(&home);
     let mut known = Known::new(KEYS);
     known.store(&mut kv.client, 0..KEYS);
+    // Only what is on flash by then can be served after the kill.
+    kv.client.wait_for_stat("flash_written", |written| written > KEYS as u64 / 2);
     let file_system = File::open(&at).expect("it is mounted");
     disk.faults.set(Fault::Hang);
     // Has all be written now that would be written within half a minute.

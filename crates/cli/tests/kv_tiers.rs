@@ -198,6 +198,9 @@ fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
     }
 }
 
+/// A thread stops when it next returns to its own code.
+const STOPS_WITHIN: Duration = Duration::from_secs(30);
+
 /// A blade as a process that can be stopped and made to go on.
 struct Blade(Child);
 
@@ -215,6 +218,21 @@ impl Blade {
         let output = child.stdout.take().expect("its output is piped");
         BufReader::new(output).read_line(&mut line).expect("it prints a line");
         Self(child)
+    }
+
+    /// Stops it, and waits until each of its threads has stopped: until then it answers.
+    fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).expect("it lives");
+            stat.rsplit_once(") ").expect("a state").1.starts_with('T')
+        };
+        let start = Instant::now();
+        while !std::fs::read_dir(&tasks).expect("it lives").flatten().all(is_stopped) {
+            assert!(start.elapsed() < STOPS_WITHIN, "the blade does not stop");
+            std::thread::yield_now();
+        }
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
@@ -254,7 +272,7 @@ fn what_is_deleted_while_a_tier_is_too_slow_stays_deleted() {
     kv.send(&requests);
     // The oldest items have left memory.
     assert_eq!((kv.version(0), kv.version(1)), (Some(1), Some(1)));
-    blade.signal(rustix::process::Signal::STOP);
+    blade.stop();
     kv.send(b"get key1\r\ndelete key0\r\n");
     assert_eq!(kv.line(), "END", "a miss, in bounded time");
     assert_eq!(kv.line(), "NOT_FOUND");

@@ -213,7 +213,8 @@ fn a_running_process_gets_memory_from_a_rack() {
 const HEADLESS_MIB: u64 = 120;
 
 /// What two programs of a tree printed, whose first threads end or stay (`sidecar/headless.c`): how
-/// long the longer one's passes took, and what both held meanwhile, on average.
+/// long the longer one's passes took, and the most that one of them held meanwhile, on average.
+/// Both may run one after the other, so what both held says nothing.
 #[derive(Debug)]
 struct Passes {
     time: Duration,
@@ -233,7 +234,7 @@ impl Passes {
         let longest_ms = lines.iter().map(|line| number(line, 1)).max();
         Passes {
             time: Duration::from_millis(longest_ms.unwrap_or_default()),
-            held_mib: lines.iter().map(|line| number(line, 3)).sum(),
+            held_mib: lines.iter().map(|line| number(line, 3)).max().unwrap_or_default(),
         }
     }
 }
@@ -244,8 +245,8 @@ fn require_as_usual(ended: &Passes, usual: &Passes) {
     const MORE: Duration = Duration::from_millis(1500);
     println!("first threads that ended: {ended:?}; that stayed: {usual:?}");
     for passes in [ended, usual] {
-        // Averages over different times; one that is not held has as much alone.
-        assert!(passes.held_mib < HEADLESS_MIB, "{passes:?}");
+        // One that is not held has all that it fills.
+        assert!(passes.held_mib << 20 < allowed_bytes(LIMIT_MIB), "{passes:?}");
     }
     assert!(ended.time <= usual.time * RATIO + MORE, "{ended:?}, usually {usual:?}");
 }
