@@ -302,51 +302,15 @@ impl Pair {
                 client.connections += 1;
                 client.lease_end = None;
             }
-            Step::Disconnect(who) => {
-                let Some(client) = self.clients.get_mut(&who) else {
-                    return Ok(());
-                };
-                if client.connections > 0 {
-                    self.table.disconnect(ClientNumber(client.number), self.now);
-                    client.connections -= 1;
-                    if client.connections == 0 {
-                        client.lease_end = Some(self.now + LEASE);
-                    }
-                }
-            }
-            Step::Goodbye(who) => {
-                self.scrubs.extend(self.table.end_client(self.number(who)));
-                if let Some(client) = self.clients.remove(&who) {
-                    self.end_uses(client.number);
-                }
-            }
-            Step::Pass(millis) => {
-                self.now += Duration::from_millis(millis);
-                self.scrubs.extend(self.table.expire(self.now));
-                let over =
-                    |client: &ModelClient| client.lease_end.is_some_and(|end| end <= self.now);
-                let ended: Vec<_> =
-                    self.clients.iter().filter(|(_, c)| over(c)).map(|(who, _)| *who).collect();
-                for who in ended {
-                    let number = self.number(who).0;
-                    self.clients.remove(&who);
-                    self.end_uses(number);
-                }
-            }
+            Step::Disconnect(who) => self.disconnect(who),
+            Step::Goodbye(who) => self.end_client(who),
+            Step::Pass(millis) => self.pass(millis),
             Step::Create(who, span) => self.create(who, span).map_err(refused)?,
             Step::Allocate(who, which, first, count) => {
                 self.allocate(who, which, first, count).map_err(refused)?;
             }
             Step::Free(who, which, first, count) => {
-                let (number, id) = (self.number(who), self.id(which));
-                let scrub = self.table.free(number, id, SuperpageNumber(first), count);
-                let scrub = scrub.map_err(refused)?;
-                let ScrubPart::Superpages { rmmas, .. } = &scrub.part else { panic!() };
-                assert_eq!(rmmas.len(), count as usize);
-                let segment = self.segments.get_mut(&which).unwrap();
-                (first..first + count).for_each(|sma| assert!(segment.smas.remove(&sma)));
-                segment.dirty.extend(rmmas);
-                self.scrubs.push(scrub);
+                self.free(who, which, first, count).map_err(refused)?;
             }
             Step::Freeze(who, which) => {
                 self.table.freeze(self.number(who), self.id(which)).map_err(refused)?;
@@ -356,23 +320,8 @@ impl Pair {
                 self.table.thaw(self.number(who), self.id(which), |_| false).map_err(refused)?;
                 self.segments.get_mut(&which).unwrap().frozen = false;
             }
-            Step::Attach(who, which) => {
-                let (number, token) = (self.number(who), SegmentToken(which as u128));
-                let view = self.table.attach(number, token).map_err(refused)?;
-                assert_eq!(view.segment, self.id(which));
-                let uses = &mut self.segments.get_mut(&which).unwrap().uses;
-                *uses.entry(number.0).or_default() += 1;
-            }
-            Step::Detach(who, which) => {
-                let number = self.number(who);
-                let scrub = self.table.detach(number, self.id(which)).map_err(refused)?;
-                self.scrubs.extend(scrub);
-                let uses = &mut self.segments.get_mut(&which).unwrap().uses;
-                *uses.get_mut(&number.0).unwrap() -= 1;
-                if uses[&number.0] == 0 {
-                    self.end_use(number.0, which);
-                }
-            }
+            Step::Attach(who, which) => self.attach(who, which).map_err(refused)?,
+            Step::Detach(who, which) => self.detach(who, which).map_err(refused)?,
             Step::Touch(who, which, sma, write) => {
                 let access = if write { Access::Write } else { Access::Read };
                 self.touch(who, which, sma, access).map_err(refused)?;
@@ -387,6 +336,70 @@ impl Pair {
                     self.end_scrub();
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self, who: usize) {
+        let Some(client) = self.clients.get_mut(&who) else { return };
+        if client.connections > 0 {
+            self.table.disconnect(ClientNumber(client.number), self.now);
+            client.connections -= 1;
+            if client.connections == 0 {
+                client.lease_end = Some(self.now + LEASE);
+            }
+        }
+    }
+
+    fn end_client(&mut self, who: usize) {
+        self.scrubs.extend(self.table.end_client(self.number(who)));
+        if let Some(client) = self.clients.remove(&who) {
+            self.end_uses(client.number);
+        }
+    }
+
+    fn pass(&mut self, millis: u64) {
+        self.now += Duration::from_millis(millis);
+        self.scrubs.extend(self.table.expire(self.now));
+        let over = |client: &ModelClient| client.lease_end.is_some_and(|end| end <= self.now);
+        let ended: Vec<_> =
+            self.clients.iter().filter(|(_, c)| over(c)).map(|(who, _)| *who).collect();
+        for who in ended {
+            let number = self.number(who).0;
+            self.clients.remove(&who);
+            self.end_uses(number);
+        }
+    }
+
+    fn free(&mut self, who: usize, which: usize, first: u32, count: u32) -> Result<(), Refused> {
+        let (number, id) = (self.number(who), self.id(which));
+        let scrub = self.table.free(number, id, SuperpageNumber(first), count)?;
+        let ScrubPart::Superpages { rmmas, .. } = &scrub.part else { panic!() };
+        assert_eq!(rmmas.len(), count as usize);
+        let segment = self.segments.get_mut(&which).unwrap();
+        (first..first + count).for_each(|sma| assert!(segment.smas.remove(&sma)));
+        segment.dirty.extend(rmmas);
+        self.scrubs.push(scrub);
+        Ok(())
+    }
+
+    fn attach(&mut self, who: usize, which: usize) -> Result<(), Refused> {
+        let (number, token) = (self.number(who), SegmentToken(which as u128));
+        let view = self.table.attach(number, token)?;
+        assert_eq!(view.segment, self.id(which));
+        let uses = &mut self.segments.get_mut(&which).unwrap().uses;
+        *uses.entry(number.0).or_default() += 1;
+        Ok(())
+    }
+
+    fn detach(&mut self, who: usize, which: usize) -> Result<(), Refused> {
+        let number = self.number(who);
+        let scrub = self.table.detach(number, self.id(which))?;
+        self.scrubs.extend(scrub);
+        let uses = &mut self.segments.get_mut(&which).unwrap().uses;
+        *uses.get_mut(&number.0).unwrap() -= 1;
+        if uses[&number.0] == 0 {
+            self.end_use(number.0, which);
         }
         Ok(())
     }
