@@ -1,4 +1,5 @@
-//! A trace file with any changes in its footer, its digest put right, so that the fuzzer gets past it.
+//! A trace file with any changes in its footer, its digest put right, so that the fuzzer gets past
+//! it.
 #![no_main]
 
 #[allow(dead_code)]

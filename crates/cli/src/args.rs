@@ -187,11 +187,13 @@ pub struct RunSettings {
     /// where it can work [default: auto]
     #[arg(long, value_enum, env = "FARPOOL_RUN_DOOR", hide_env_values = true)]
     pub door: Option<Door>,
-    /// A process of the tree cannot be held to the limit (static under the preloaded library, traced, strict seccomp,
-    /// another architecture): name it once, end the whole tree with code 120, or say nothing [default: warn]
+    /// A process of the tree cannot be held to the limit (static under the preloaded library,
+    /// traced, strict seccomp, another architecture): name it once, end the whole tree with code
+    /// 120, or say nothing [default: warn]
     #[arg(long, value_enum, env = "FARPOOL_RUN_WHEN_OUTSIDE", hide_env_values = true)]
     pub when_outside: Option<WhenOutside>,
-    /// Start the program although a blade does not answer, userfaultfd is refused, or limits (ulimit) are too small
+    /// Start the program although a blade does not answer, userfaultfd is refused, or limits
+    /// (ulimit) are too small
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_NO_CHECK", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub no_check: Option<bool>,
@@ -225,8 +227,8 @@ pub struct BladeSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<BladeAddress>,
-    /// What the memory is made of: memfd (same-host programs share it), anonymous (huge pages), hugetlb or file:PATH
-    /// [default: auto, memfd with a unix socket, else anonymous]
+    /// What the memory is made of: memfd (same-host programs share it), anonymous (huge pages),
+    /// hugetlb or file:PATH [default: auto, memfd with a unix socket, else anonymous]
     #[arg(long, value_name = "KIND", env = "FARPOOL_BLADE_BACKING", hide_env_values = true)]
     pub backing: Option<Backing>,
     /// Most memory one client may use [default: all that is offered]

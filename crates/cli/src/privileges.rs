@@ -17,8 +17,8 @@ pub fn become_daemon() -> io::Result<()> {
 fn look_up(user: &str) -> io::Result<(CString, u32, u32)> {
     let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no user {user:?}"));
     let name = CString::new(user).map_err(|_| unknown())?;
-    // SAFETY: a name that ends with a zero; the result is looked at before any other call of its kind,
-    // and no other thread makes one.
+    // SAFETY: a name that ends with a zero; the result is looked at before any other call of its
+    // kind, and no other thread makes one.
     let entry = unsafe { libc::getpwnam(name.as_ptr()) };
     if entry.is_null() {
         return Err(unknown());

@@ -219,8 +219,8 @@ pub struct BladeAddress(pub Address);
 impl FromStr for BladeAddress {
     type Err = String;
 
-    /// Names are looked up here, once: programs and blades know numbers only, for a look-up would run code of the C
-    /// library inside the program that uses far memory.
+    /// Names are looked up here, once: programs and blades know numbers only, for a look-up would
+    /// run code of the C library inside the program that uses far memory.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Err(AddressError::Host(_)) => resolve(text),
@@ -229,7 +229,8 @@ impl FromStr for BladeAddress {
     }
 }
 
-/// The address behind `tcp://NAME:PORT`; of several the first of IPv4, which blades listen on by default.
+/// The address behind `tcp://NAME:PORT`; of several the first of IPv4, which blades listen on by
+/// default.
 fn resolve(text: &str) -> Result<BladeAddress, String> {
     let named = text.strip_prefix("tcp://").unwrap_or(text);
     let error = match named.to_socket_addrs() {

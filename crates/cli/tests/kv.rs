@@ -47,7 +47,8 @@ impl Kv {
         stream
     }
 
-    /// Its resident memory without the pages of files, such as its own code; with what it shares with clients.
+    /// Its resident memory without the pages of files, such as its own code; with what it shares
+    /// with clients.
     fn resident_bytes(&self) -> usize {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).expect("the server lives");

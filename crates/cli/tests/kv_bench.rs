@@ -78,7 +78,8 @@ fn every_mode_measures_a_real_server() {
     assert!(swept["asked_per_s"].as_f64() >= Some(500.0), "{swept}");
 }
 
-/// Three shards: answers come in any order, reads of several keys are parted; more is asked than there are credits for.
+/// Three shards: answers come in any order, reads of several keys are parted; more is asked than
+/// there are credits for.
 #[test]
 fn keyvault_is_measured_with_every_value_checked() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! The world's clock jumps under the real server: relative times follow a clock that does not, absolute ones are
-//! memcached's, and nothing that had expired comes back, restarts included.
+//! The world's clock jumps under the real server: relative times follow a clock that does not,
+//! absolute ones are memcached's, and nothing that had expired comes back, restarts included.
 
 #[allow(dead_code)]
 mod common;
@@ -23,7 +23,8 @@ use server::{Client, Kv, PATIENCE};
 
 const HOUR_S: i64 = 3600;
 
-/// The library that tells a process another time; None, with the reason said, where it is not installed.
+/// The library that tells a process another time; None, with the reason said, where it is not
+/// installed.
 fn faketime() -> Option<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     let found = folders
@@ -162,7 +163,8 @@ fn jumps(world: &mut World, client: &mut Client) -> Vec<(&'static str, bool)> {
     look(client, &mut seen, &["forever", "relative", "absolute", "long"]);
     pass(client, 4);
     look(client, &mut seen, &names);
-    // What the world takes for a moment ago and for soon, both later than what the server takes for now.
+    // What the world takes for a moment ago and for soon, both later than what the server takes for
+    // now.
     set(client, "ago", world.unix_s() - 60);
     set(client, "soon", world.unix_s() + 60);
     set(client, "past", world.unix_s() - 6 * HOUR_S);
@@ -213,7 +215,8 @@ const FILLERS: usize = 30_000;
 const OF_A_KIND: usize = 1_200;
 /// Items of one lifetime fill segments of their own, and only full ones leave memory.
 const ITEM_BYTES: usize = 600;
-/// Items that are looked at come into memory, and memory does not outlast the server: each look takes others.
+/// Items that are looked at come into memory, and memory does not outlast the server: each look
+/// takes others.
 const LOOKS: usize = 6;
 /// Of those that a look takes so many must be there: a busy device may have refused some.
 const MOST: usize = OF_A_KIND / LOOKS * 8 / 10;

@@ -1,5 +1,5 @@
-//! Flash on real devices that are slow, hang, fail, are full or give back garbage: what is read is right or a miss, others
-//! are served meanwhile, and the server ends.
+//! Flash on real devices that are slow, hang, fail, are full or give back garbage: what is read is
+//! right or a miss, others are served meanwhile, and the server ends.
 
 #[allow(dead_code)]
 mod common;
@@ -34,7 +34,8 @@ const KEYS: usize = 30_000;
 /// The keys that were stored last are in memory.
 const IN_MEMORY: std::ops::Range<usize> = KEYS - 1_000..KEYS;
 const ON_FLASH: std::ops::Range<usize> = 0..KEYS / 2;
-/// What nobody should wait for longer: one second that a request waits for a tier, and what a busy machine adds.
+/// What nobody should wait for longer: one second that a request waits for a tier, and what a busy
+/// machine adds.
 const BOUND: Duration = Duration::from_secs(6);
 
 fn flags(device: &Path) -> [String; 6] {
@@ -219,7 +220,8 @@ fn a_disk_that_fails_or_is_full_costs_what_is_on_it_until_the_next_start() {
     }
 }
 
-/// A start that the disk only pretends to have taken would bring back what was deleted after a crash of the machine.
+/// A start that the disk only pretends to have taken would bring back what was deleted after a
+/// crash of the machine.
 #[test]
 fn a_disk_that_loses_what_it_took_at_the_start_is_refused() {
     let Some(disk) = Disk::start(DISK_BYTES) else { return };
@@ -413,7 +415,8 @@ fn a_file_on_a_failing_file_system_costs_what_is_in_it() {
     }
 }
 
-/// How long the file system hangs: it begins to write what was changed after 5 seconds, and what is changed behind that waits.
+/// How long the file system hangs: it begins to write what was changed after 5 seconds, and what is
+/// changed behind that waits.
 const HANG: Duration = Duration::from_secs(15);
 
 /// A thread that has a file system write all it has; it ends before its disk does.
@@ -446,8 +449,9 @@ impl Drop for Syncing {
     }
 }
 
-/// Ext4 has whoever changes a file wait for its journal, which waits for the disk. Nobody but those who want what is
-/// on flash may notice, and what was deleted meanwhile stays deleted when the server is killed.
+/// Ext4 has whoever changes a file wait for its journal, which waits for the disk. Nobody but those
+/// who want what is on flash may notice, and what was deleted meanwhile stays deleted when the
+/// server is killed.
 #[test]
 fn a_file_system_that_hangs_stops_nobody() {
     let Some(disk) = Disk::start(2 * DISK_BYTES) else { return };
@@ -477,7 +481,8 @@ fn a_file_system_that_hangs_stops_nobody() {
         let asked = Instant::now();
         let new = KEYS - 2_000..KEYS;
         known.store(&mut kv.client, new.clone());
-        // Some of these are in memory, some on flash, where each must be forgotten before the reply.
+        // Some of these are in memory, some on flash, where each must be forgotten before the
+        // reply.
         let deleted: Vec<usize> = (rounds..KEYS).step_by(997).collect();
         let requests: String = deleted.iter().map(|key| format!("delete key{key}\r\n")).collect();
         kv.client.send(requests.as_bytes());

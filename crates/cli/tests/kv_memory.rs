@@ -1,4 +1,5 @@
-//! What the real server takes of memory: no more than it may, whatever the sizes, lifetimes and tiers.
+//! What the real server takes of memory: no more than it may, whatever the sizes, lifetimes and
+//! tiers.
 
 #[allow(dead_code)]
 mod common;

@@ -1,4 +1,5 @@
-//! Tiers of `farpool kv` under kill -9 and too slow: whatever was acknowledged before, nothing older comes back.
+//! Tiers of `farpool kv` under kill -9 and too slow: whatever was acknowledged before, nothing
+//! older comes back.
 
 #[allow(dead_code)]
 mod common;
@@ -166,7 +167,8 @@ fn change(kv: &mut Kv, known: &mut [Known], random: &mut Random, batches: usize)
     }
 }
 
-/// One test at a time: what a busy device does not take in time is dropped, and these count what is there.
+/// One test at a time: what a busy device does not take in time is dropped, and these count what is
+/// there.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -188,7 +190,8 @@ fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
                 found += 1;
                 let right = known.acknowledged..=known.sent;
                 assert!(right.contains(&version), "round {round}: key{key} {version} {known:?}");
-                // What was sent and not acknowledged may have come late, but from now on it is what it is.
+                // What was sent and not acknowledged may have come late, but from now on it is what
+                // it is.
                 known.acknowledged = version;
             }
         }
@@ -321,7 +324,8 @@ fn count(kv: &mut Kv, keys: std::ops::Range<usize>, version: u32) -> usize {
 #[test]
 fn a_blade_that_dies_in_a_get_or_while_it_is_written_costs_its_items() {
     let _turn = turn();
-    // How long nobody may wait: the deadline of half a second, the pause of whoever stores, and a busy machine.
+    // How long nobody may wait: the deadline of half a second, the pause of whoever stores, and a
+    // busy machine.
     const BOUND: Duration = Duration::from_secs(10);
     let home = tempfile::tempdir().expect("a home");
     for (number, while_storing) in [false, true, false, true].into_iter().enumerate() {

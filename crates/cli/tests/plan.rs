@@ -1,4 +1,5 @@
-//! `farpool plan` through the real binary: answers, reports that can be made again, and input that is refused.
+//! `farpool plan` through the real binary: answers, reports that can be made again, and input that
+//! is refused.
 
 mod common;
 

@@ -221,7 +221,8 @@ fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
         assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
     }
     assert!(!Path::new(report).exists());
-    // What does not fit is said for that configuration; the others are done, and the exit code tells.
+    // What does not fit is said for that configuration; the others are done, and the exit code
+    // tells.
     let (code, table, _) =
         sim(home.path(), &["run", trace, "--design", "zram,ps", "--local", "20%"]);
     assert_eq!(code, 1);

@@ -134,7 +134,8 @@ fn the_caches_let_through_what_a_plain_model_of_them_does() {
     assert_eq!(info.filter, Some(Filter::Caches(caches)));
 }
 
-/// The records that a window lets through of every access of one thread, whose lines are in one page each.
+/// The records that a window lets through of every access of one thread, whose lines are in one
+/// page each.
 fn through_window(accesses: &[Record], window: u64) -> Vec<Record> {
     let (mut count, mut recorded) = (0, 0);
     let mut last: HashMap<u64, (u64, bool)> = HashMap::new();

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use farpool_units::{at_most, exactly};
 
-/// Linear steps inside each power of two: buckets are at most 1.6 % wide, their middles at most 0.8 % off.
+/// Linear steps inside each power of two: buckets are at most 1.6 % wide, their middles at most 0.8
+/// % off.
 const STEPS: usize = 64;
 /// Latencies below 2^6 ns share the first buckets one by one.
 const FIRST_POWER: u32 = 6;

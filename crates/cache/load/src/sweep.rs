@@ -1,9 +1,11 @@
-//! The highest rate that meets a promise on latency: first doubled until it breaks, then halved in between. Pure.
+//! The highest rate that meets a promise on latency: first doubled until it breaks, then halved in
+//! between. Pure.
 
 /// How near to each other the last rate that held and the first that broke are in the end.
 const NEAR: f64 = 1.03;
 
-/// A search for the highest rate. [`Self::next`] says what to try, [`Self::take`] takes what came of it.
+/// A search for the highest rate. [`Self::next`] says what to try, [`Self::take`] takes what came
+/// of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Sweep {
     held: f64,

@@ -12,7 +12,8 @@ use crate::values::{BladeAddress, FlashPart, QuotaPart, Size, Span};
 /// What `farpool kv` does beside serving.
 #[derive(Debug, Subcommand)]
 pub enum KvCommand {
-    /// Measure a memcached: requests per second, latency at a rate, the highest rate that keeps a promise
+    /// Measure a memcached: requests per second, latency at a rate, the highest rate that keeps a
+    /// promise
     Bench(Box<KvBenchArgs>),
     /// Show what a memcached does, second after second: rates, hits, tiers, prefixes
     Top(KvTopArgs),
@@ -43,11 +44,13 @@ pub struct KvArgs {
     /// Far memory below it, for what memory has no room for; needs --blade or --pool
     #[arg(long, value_name = "SIZE", env = "FARPOOL_KV_FAR", hide_env_values = true)]
     pub far: Option<Size>,
-    /// A blade that gives the far memory: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
+    /// A blade that gives the far memory: shm:///path.sock, unix:///path.sock or tcp://ip:port; may
+    /// be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',', requires = "far")]
     pub blade: Vec<BladeAddress>,
-    /// Take far memory from the rack of this controller, or through the door of a node that collaborates (http://host:port,
-    /// several with commas), as it comes, and give it back when it is asked for
+    /// Take far memory from the rack of this controller, or through the door of a node that
+    /// collaborates (http://host:port, several with commas), as it comes, and give it back when it
+    /// is asked for
     #[arg(long, value_name = "URL", env = "FARPOOL_KV_POOL", hide_env_values = true)]
     #[arg(conflicts_with = "blade", requires = "far")]
     pub pool: Option<String>,
@@ -67,8 +70,8 @@ pub struct KvArgs {
     /// Permit blades over TCP beyond this host: items travel unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
-    /// Flash below that: a file (made when it is not there) or a block device, and how much of it. What lies on it
-    /// is served again after the next start
+    /// Flash below that: a file (made when it is not there) or a block device, and how much of it.
+    /// What lies on it is served again after the next start
     #[arg(long, value_name = "PATH:SIZE", env = "FARPOOL_KV_FLASH", hide_env_values = true)]
     pub flash: Option<FlashPart>,
     /// Begin with empty flash, whatever the file or device holds
@@ -77,8 +80,9 @@ pub struct KvArgs {
     /// Write no more than so much to flash in a second, in the long run; items beyond are dropped
     #[arg(long, value_name = "SIZE", requires = "flash")]
     pub flash_write_rate: Option<Size>,
-    /// Keep flash's book-keeping in this directory while the server runs, on a tmpfs, or do not start [default: the
-    /// first of $RUNTIME_DIRECTORY, /run, $XDG_RUNTIME_DIR and /dev/shm that is one and has room, otherwise in the flash]
+    /// Keep flash's book-keeping in this directory while the server runs, on a tmpfs, or do not
+    /// start [default: the first of $RUNTIME_DIRECTORY, /run, $XDG_RUNTIME_DIR and /dev/shm that is
+    /// one and has room, otherwise in the flash]
     #[arg(long, value_name = "DIR", requires = "flash")]
     pub flash_books: Option<PathBuf>,
     /// Threads; each owns an equal share of the keys [default: one for each processor]
@@ -99,12 +103,12 @@ pub struct KvArgs {
     /// Unix socket to listen on, instead of TCP
     #[arg(short = 's', long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Serve KeyVault, the light protocol, here, too: tcp://IP:PORT or unix:///PATH (shared memory for
-    /// clients on this host); may be repeated
+    /// Serve KeyVault, the light protocol, here, too: tcp://IP:PORT or unix:///PATH (shared memory
+    /// for clients on this host); may be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     pub keyvault: Vec<BladeAddress>,
-    /// Let KeyVault's clients on this host read values where they lie, without a copy: whoever may open its unix socket can
-    /// then read every item
+    /// Let KeyVault's clients on this host read values where they lie, without a copy: whoever may
+    /// open its unix socket can then read every item
     #[arg(long, requires = "keyvault", conflicts_with = "lock_memory")]
     pub keyvault_leases: bool,
     /// Serve figures for Prometheus at http://IP:PORT/metrics
@@ -122,7 +126,8 @@ pub struct KvArgs {
     /// Refuse new items when memory is full, instead of evicting old ones
     #[arg(short = 'M', long)]
     pub no_evict: bool,
-    /// Which items go: s3-fifo, lru, fifo, clock, sieve, lfu, arc, slru, 2q, lirs, w-tinylfu or random
+    /// Which items go: s3-fifo, lru, fifo, clock, sieve, lfu, arc, slru, 2q, lirs, w-tinylfu or
+    /// random
     #[arg(
         long,
         value_name = "NAME",
@@ -152,7 +157,8 @@ pub struct KvArgs {
     /// Refuse `flush_all`
     #[arg(short = 'F', long)]
     pub no_flush: bool,
-    /// Items whose key begins with PREFIX take at most SIZE of memory together; may be repeated, the longest prefix holds
+    /// Items whose key begins with PREFIX take at most SIZE of memory together; may be repeated,
+    /// the longest prefix holds
     #[arg(long, value_name = "PREFIX=SIZE")]
     pub quota: Vec<QuotaPart>,
     /// Refuse to list items: `lru_crawler metadump`, `stats cachedump`
@@ -161,10 +167,12 @@ pub struct KvArgs {
     /// Refuse `watch`
     #[arg(short = 'W', long)]
     pub no_watch: bool,
-    /// Count commands by the prefix of the key, which ends before this character (`stats detail dump`, /metrics, /keys)
+    /// Count commands by the prefix of the key, which ends before this character (`stats detail
+    /// dump`, /metrics, /keys)
     #[arg(short = 'D', long, value_name = "CHARACTER")]
     pub prefix_delimiter: Option<char>,
-    /// At SIGTERM and SIGINT, serve the clients that are there for so long, but nobody new; a second signal ends at once
+    /// At SIGTERM and SIGINT, serve the clients that are there for so long, but nobody new; a
+    /// second signal ends at once
     #[arg(long, value_name = "SPAN")]
     pub drain: Option<Span>,
     /// Go on in the background
@@ -185,8 +193,8 @@ pub struct KvArgs {
     /// How long a thread looks for more work before it sleeps, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
     pub spin_us: u64,
-    /// Further options of memcached, with commas: idle_timeout=SECONDS, ext_path=PATH:SIZE (as --flash); others about its inner parts are
-    /// taken and do nothing
+    /// Further options of memcached, with commas: idle_timeout=SECONDS, ext_path=PATH:SIZE (as
+    /// --flash); others about its inner parts are taken and do nothing
     #[arg(short = 'o', long, value_name = "OPTIONS", value_delimiter = ',')]
     pub option: Vec<String>,
     /// Print more; may be repeated
@@ -195,7 +203,8 @@ pub struct KvArgs {
     /// Print the ready line as JSON
     #[arg(long)]
     pub json: bool,
-    /// Taken as memcached takes them, without effect: items lie without gaps, CAS numbers cost nothing
+    /// Taken as memcached takes them, without effect: items lie without gaps, CAS numbers cost
+    /// nothing
     #[command(flatten)]
     pub without_effect: KvWithoutEffect,
 }

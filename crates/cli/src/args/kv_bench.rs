@@ -59,7 +59,8 @@ pub struct KvBenchArgs {
     /// KeyVault without checksums, as memcached's protocols are
     #[arg(long)]
     pub no_checksums: bool,
-    /// Send a batch on each connection, and the next when it is answered: the most requests per second
+    /// Send a batch on each connection, and the next when it is answered: the most requests per
+    /// second
     #[arg(long, conflicts_with_all = ["rate", "sweep"])]
     pub closed: bool,
     /// Requests of a batch
@@ -74,7 +75,8 @@ pub struct KvBenchArgs {
     /// A promise: pPERCENT=SPAN, as p95=10ms or p99=1ms; may be repeated
     #[arg(long, value_name = "PROMISE", conflicts_with = "closed")]
     pub slo: Vec<Promise>,
-    /// Try a rate of the sweep so often before it counts as broken: on machines that pause by themselves
+    /// Try a rate of the sweep so often before it counts as broken: on machines that pause by
+    /// themselves
     #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u16).range(1..=100))]
     pub tries: u16,
     /// How gaps between requests are drawn

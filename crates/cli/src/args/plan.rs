@@ -80,10 +80,12 @@ pub struct SeriesArgs {
     /// The column of time; units: steps, s, ms [default: t, time_s, time_ms or timestamp]
     #[arg(long, value_name = "NAME:UNIT")]
     pub time_column: Option<Named>,
-    /// The column of processors; units: cores, mhz, percent, hundredths [default: cpu, cpu_mhz, ...]
+    /// The column of processors; units: cores, mhz, percent, hundredths [default: cpu, cpu_mhz,
+    /// ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub cpu_column: Option<Named>,
-    /// The column of memory; units: bytes, kib, mib, gib, percent, hundredths [default: memory_bytes, ...]
+    /// The column of memory; units: bytes, kib, mib, gib, percent, hundredths [default:
+    /// memory_bytes, ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub memory_column: Option<Named>,
     /// Plan with steps of this length, each the largest of its samples [default: as in the file]
@@ -132,7 +134,8 @@ pub struct PoolArgs {
     /// Pools with less than their peak: percents of the time that must be enough
     #[arg(long, value_name = "PERCENTILE", value_delimiter = ',', default_value = "99.9,99,95")]
     pub percentile: Vec<f64>,
-    /// Dollars a GiB of memory costs in a server [default: the latest of `farpool plan cost present`]
+    /// Dollars a GiB of memory costs in a server [default: the latest of `farpool plan cost
+    /// present`]
     #[arg(long, value_name = "DOLLARS")]
     pub memory_price: Option<Dollars>,
     /// Dollars a GiB of memory costs in a blade [default: as in a server]

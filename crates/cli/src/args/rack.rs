@@ -127,18 +127,18 @@ pub struct NodeSettings {
     /// How long segments may take to move away when it is to end; 0 for not at all [default: 30s]
     #[arg(long, value_name = "TIME", env = "FARPOOL_NODE_DRAIN_TIMEOUT", hide_env_values = true)]
     pub drain_timeout: Option<Patience>,
-    /// What it serves a second, for each processor, while this machine's own programs use all of them; or
-    /// `unlimited` [default: 5MiB, which costs them less than 2 %]
+    /// What it serves a second, for each processor, while this machine's own programs use all of
+    /// them; or `unlimited` [default: 5MiB, which costs them less than 2 %]
     #[arg(long, value_name = "RATE", env = "FARPOOL_NODE_BUSY_RATE", hide_env_values = true)]
     pub busy_rate: Option<BusyRate>,
 }
 
-/// What only a node with a controller is told. Each argument of the others names it: clap does not require what is
-/// in conflict with an argument that is given.
+/// What only a node with a controller is told. Each argument of the others names it: clap does not
+/// require what is in conflict with an argument that is given.
 const WITH_CONTROLLER: [&str; 4] = ["control", "donate", "compute_brick", "memory_brick"];
 
-/// A node that has no controller; what else it is told means the same as with one. It speaks UDP at the
-/// address of `--listen tcp://`, and `--token-file` is what its door asks for.
+/// A node that has no controller; what else it is told means the same as with one. It speaks UDP at
+/// the address of `--listen tcp://`, and `--token-file` is what its door asks for.
 #[derive(Debug, Args)]
 pub struct CollaborateArgs {
     /// Lend to and borrow from other nodes without a controller

@@ -175,7 +175,8 @@ pub struct PredictArgs {
     /// The program's own time, all its memory local [default: what the trace says]
     #[arg(long, value_name = "TIME")]
     pub native: Option<Span>,
-    /// Memory of the program that counts against the limit and cannot be far: code, files [default: what the trace says]
+    /// Memory of the program that counts against the limit and cannot be far: code, files [default:
+    /// what the trace says]
     #[arg(long, value_name = "SIZE")]
     pub fixed: Option<Size>,
     /// --victims of the runs

@@ -52,12 +52,14 @@ pub struct CaptureArgs {
     /// Record every access: the same as --l1 none --llc none
     #[arg(long, conflicts_with_all = ["l1", "llc"])]
     pub unfiltered: bool,
-    /// Record pages of 4 KiB as a pager sees them: a thread's page once in WINDOW of its accesses, and its first write
+    /// Record pages of 4 KiB as a pager sees them: a thread's page once in WINDOW of its accesses,
+    /// and its first write
     #[arg(long, value_name = "WINDOW", conflicts_with_all = ["l1", "llc", "unfiltered"])]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = DEFAULT_PAGE_WINDOW)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=MAX_PAGE_WINDOW))]
     pub pages: Option<u64>,
-    /// Before that, run the program N times by itself, its output discarded, and note the shortest time [default N: 3]
+    /// Before that, run the program N times by itself, its output discarded, and note the shortest
+    /// time [default N: 3]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     pub time: Option<u32>,

@@ -32,7 +32,8 @@ fn asked(words: impl Iterator<Item = OsString>) -> Vec<String> {
     kept
 }
 
-/// Gives the answer in the ways that were asked for. The report is written first: what is printed may be cut short.
+/// Gives the answer in the ways that were asked for. The report is written first: what is printed
+/// may be cut short.
 pub fn give(page: &Page, args: &AnswerArgs) -> anyhow::Result<u8> {
     if let Some(path) = &args.report {
         page.write(path).context("the report")?;

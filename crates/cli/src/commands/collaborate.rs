@@ -21,8 +21,8 @@ use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 
-/// Lends and borrows until SIGINT or SIGTERM; a second one ends it without waiting for anybody. The exit code is 1
-/// if somebody still used memory of this node then.
+/// Lends and borrows until SIGINT or SIGTERM; a second one ends it without waiting for anybody. The
+/// exit code is 1 if somebody still used memory of this node then.
 pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
     let (options, busy_rate) = (options(args)?, busy_rate(&args.settings));
     logging::start()?;
@@ -89,8 +89,8 @@ fn tcp(addresses: &[Address]) -> Option<SocketAddr> {
     })
 }
 
-/// The blade's socket for this node's programs: root's is a service's, others have theirs in a folder of
-/// their own.
+/// The blade's socket for this node's programs: root's is a service's, others have theirs in a
+/// folder of their own.
 fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
     if !geteuid().is_root() && std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         return Err(UsageError("no XDG_RUNTIME_DIR; give --listen unix:///PATH, too".into()).into());

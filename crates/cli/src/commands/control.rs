@@ -100,7 +100,8 @@ fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
     })
 }
 
-/// A switch that does not answer yet must not keep the controller from serving the rest of the rack.
+/// A switch that does not answer yet must not keep the controller from serving the rest of the
+/// rack.
 fn driver(at: &SwitchAt) -> NamedSwitch {
     (at.name.clone(), Box::new(EmulatedSwitchDriver::at(&at.socket, &at.name)))
 }

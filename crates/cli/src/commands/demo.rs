@@ -5,7 +5,8 @@ use farpool_demo::rack::{self, Variant};
 
 use crate::args::{DemoArgs, DemoCommand, RackDemoArgs, RackVariant};
 
-/// Runs a demo; exit code 1 when a row failed or its results differ from the all-local ones, or a check failed.
+/// Runs a demo; exit code 1 when a row failed or its results differ from the all-local ones, or a
+/// check failed.
 pub fn main(args: &DemoArgs) -> anyhow::Result<u8> {
     match &args.command {
         Some(DemoCommand::Rack(args)) => return rack(args),

@@ -300,8 +300,9 @@ fn flash(part: &FlashPart) -> FlashSettings {
     FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None, books }
 }
 
-/// Where flash's book-keeping may lie while it is in use, best first: what systemd gave the service, what lives as
-/// long as the machine runs, the user's own (which goes when the user has logged out), what everybody may write to.
+/// Where flash's book-keeping may lie while it is in use, best first: what systemd gave the
+/// service, what lives as long as the machine runs, the user's own (which goes when the user has
+/// logged out), what everybody may write to.
 fn books_directories() -> Vec<PathBuf> {
     let given = std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_default();
     let of_user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

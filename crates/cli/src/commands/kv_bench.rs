@@ -21,7 +21,8 @@ use crate::terminal;
 const SWEEP_FIRST_RATE: f64 = 10_000.0;
 /// No client sends more; a sweep ends there.
 const SWEEP_MOST_RATE: f64 = 8e6;
-/// A client that sends this share of the requests later than the tightest promise cannot judge the server.
+/// A client that sends this share of the requests later than the tightest promise cannot judge the
+/// server.
 const LATE_SHARE: f64 = 0.99;
 
 /// Measures as asked; exit code 1 when a promise was broken.

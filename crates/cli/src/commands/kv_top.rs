@@ -90,7 +90,8 @@ impl Look {
     }
 }
 
-/// `PREFIX name get 1 hit 2 set 3 del 4`; a name may hold anything, so the counts are read from the end.
+/// `PREFIX name get 1 hit 2 set 3 del 4`; a name may hold anything, so the counts are read from the
+/// end.
 fn prefix(line: &str) -> Option<(String, PrefixCounts)> {
     let mut words = line.strip_prefix("PREFIX ")?.rsplitn(9, ' ');
     let mut counts = [0; 4];
@@ -219,7 +220,8 @@ fn size(bytes: f64) -> String {
     Size(bytes as u64).to_string()
 }
 
-/// What a pool or blades gave, and what became of items whose memory was wanted back; None without far memory.
+/// What a pool or blades gave, and what became of items whose memory was wanted back; None without
+/// far memory.
 fn far_memory(now: &Look) -> Option<String> {
     now.figures.get("far_wanted_bytes")?;
     let bytes = |name: &str| size(now.figure(name));

@@ -55,8 +55,8 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     })?;
     let plugin = find_plugin()?;
     let command = capture::resolve(&args.program, std::env::var_os("PATH").as_deref())?;
-    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished. While the program
-    // is timed, both signals end the command.
+    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished. While the
+    // program is timed, both signals end the command.
     let interrupted = Arc::new(AtomicBool::new(false));
     let terminated = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;

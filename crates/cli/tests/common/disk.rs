@@ -1,7 +1,9 @@
-//! A real block device that fails as a test says: a loop device over a file that this process serves through FUSE.
+//! A real block device that fails as a test says: a loop device over a file that this process
+//! serves through FUSE.
 //!
-//! What uses the device comes here past all caches but its own. Nothing is left behind, even by a test that is
-//! killed: the mount is detached once the loop device has the file open, and the loop device goes with its last user.
+//! What uses the device comes here past all caches but its own. Nothing is left behind, even by a
+//! test that is killed: the mount is detached once the loop device has the file open, and the loop
+//! device goes with its last user.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! The real server with values that tell which key and version they are, and what may be found of each key.
+//! The real server with values that tell which key and version they are, and what may be found of
+//! each key.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -184,7 +185,8 @@ pub fn value(key: usize, version: u32) -> Vec<u8> {
     value
 }
 
-/// The newest version of each key; 0 is none. Deleting takes a version, too: nothing older may be there afterwards.
+/// The newest version of each key; 0 is none. Deleting takes a version, too: nothing older may be
+/// there afterwards.
 pub struct Known(pub Vec<u32>);
 
 impl Known {

@@ -1,12 +1,12 @@
 //! What a greedy client does to a modest one on the same blade, over TCP: bandwidth of both and the
-//! modest one's latency, alone, beside the greedy one without limits, and with a grant's rate for each.
-//! Neither client holds itself back: it is the blade that does.
+//! modest one's latency, alone, beside the greedy one without limits, and with a grant's rate for
+//! each. Neither client holds itself back: it is the blade that does.
 //!
 //!     cargo run --release -p farpool-blade --example fair_share -- [SECONDS [GREEDY_MIB_PER_S]]
 //!
-//! The greedy client has four connections, each with 16 reads of 1 MiB in flight. The modest one reads
-//! one page, waits for it, and reads the next; its own rate is above what that can reach. With few
-//! processors the worst reads are the scheduler's.
+//! The greedy client has four connections, each with 16 reads of 1 MiB in flight. The modest one
+//! reads one page, waits for it, and reads the next; its own rate is above what that can reach.
+//! With few processors the worst reads are the scheduler's.
 
 use farpool_blade::{BladeConfig, GrantId, GrantKey, GrantSpec, Server, Serving};
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};

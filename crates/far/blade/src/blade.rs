@@ -5,10 +5,10 @@
 //! while memory is zeroed, and takes `table` for a moment inside; never the other way round.
 //!
 //! Memory of which a process still holds a descriptor is never zeroed when its segment is gone (by
-//! detach, goodbye, or a lease that ran out on a client that lives): whoever reads it finds what was
-//! there. It counts as used, of no client, until the last descriptor is closed; the blade asks the
-//! kernel five times a second, and when memory is short. A superpage that its client frees is zeroed
-//! under that client's descriptor, as it asked.
+//! detach, goodbye, or a lease that ran out on a client that lives): whoever reads it finds what
+//! was there. It counts as used, of no client, until the last descriptor is closed; the blade asks
+//! the kernel five times a second, and when memory is short. A superpage that its client frees is
+//! zeroed under that client's descriptor, as it asked.
 
 mod grants;
 

@@ -12,11 +12,12 @@ pub enum BackingKind {
     /// Memfd where same-host clients could share it (a unix socket, and no grants), else anonymous.
     #[default]
     Automatic,
-    /// A sealed memfd per segment: the only kind that same-host clients can share. In pages of 4 KiB,
-    /// unless the system is told otherwise (`transparent_hugepage/shmem_enabled`).
+    /// A sealed memfd per segment: the only kind that same-host clients can share. In pages of 4
+    /// KiB, unless the system is told otherwise (`transparent_hugepage/shmem_enabled`).
     Memfd,
-    /// Private anonymous memory per segment, in transparent huge pages where the system has them: memory that
-    /// moves between hosts arrives twice as fast (`move_speed`), for it is not faulted in page by page.
+    /// Private anonymous memory per segment, in transparent huge pages where the system has them:
+    /// memory that moves between hosts arrives twice as fast (`move_speed`), for it is not faulted
+    /// in page by page.
     Anonymous,
     /// Huge pages of the system's default size, all reserved when the blade starts.
     Hugetlb,
@@ -81,8 +82,8 @@ pub struct BladeConfig {
     pub pages_per_request: u16,
     /// Requests a client may have in flight on one connection.
     pub credits: u16,
-    /// Whether clients and keepers need a grant ([`crate::Blade::set_grant`]). Whoever shows none is
-    /// refused then, and monitors see totals only.
+    /// Whether clients and keepers need a grant ([`crate::Blade::set_grant`]). Whoever shows none
+    /// is refused then, and monitors see totals only.
     pub require_grants: bool,
     /// Most clients; further ones are refused.
     pub clients_limit: usize,

@@ -1,5 +1,5 @@
-//! What a blade serves its clients on other hosts all together, so that it leaves its own host's programs their
-//! processors. Who is on the same host, on a unix socket, is one of those programs.
+//! What a blade serves its clients on other hosts all together, so that it leaves its own host's
+//! programs their processors. Who is on the same host, on a unix socket, is one of those programs.
 
 use crate::Blade;
 use farpool_policy::courtesy::{self, ProcessorSight};
@@ -26,8 +26,8 @@ impl Courtesy {
 }
 
 impl Blade {
-    /// Takes in what the host's processors did of late: while all are in use the blade serves `bytes_per_s` for each of
-    /// them. To be called every second or so.
+    /// Takes in what the host's processors did of late: while all are in use the blade serves
+    /// `bytes_per_s` for each of them. To be called every second or so.
     pub fn consider(&self, sight: &ProcessorSight, bytes_per_s: u64) {
         let mut decision = self.courtesy.decision.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = decision.look(sight, bytes_per_s);
@@ -44,7 +44,8 @@ impl Blade {
         }
     }
 
-    /// Holds all connections from other hosts (TCP) together to a rate, pages in both directions counted, until it is set anew.
+    /// Holds all connections from other hosts (TCP) together to a rate, pages in both directions
+    /// counted, until it is set anew.
     pub fn set_courtesy(&self, limit: RateLimit) {
         let now_ns = at_most(self.now().as_nanos());
         self.courtesy.set_limit(now_ns, limit);

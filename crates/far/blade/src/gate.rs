@@ -1,9 +1,9 @@
 //! How a connection is ended by somebody else, for good.
 //!
 //! Invariants:
-//! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it rests
-//!   and never works again: it touches no memory, nothing that still waits in its buffers takes
-//!   effect, and no write of it counts as under way, even before its worker has closed it.
+//! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it
+//!   rests and never works again: it touches no memory, nothing that still waits in its buffers
+//!   takes effect, and no write of it counts as under way, even before its worker has closed it.
 //! - No lock of this module is held while a connection is fenced.
 
 use crate::table::{GrantId, WriteGuard};

@@ -35,8 +35,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Private zero memory, taken as it is touched, in huge pages where the system has them. At its end lie up to
-    /// `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple of that.
+    /// Private zero memory, taken as it is touched, in huge pages where the system has them. At its
+    /// end lie up to `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple
+    /// of that.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let mapped_bytes = bytes + HUGE_PAGE_BYTES;
@@ -51,7 +52,8 @@ impl Mapping {
         };
         let mapped: *mut u8 = start.cast();
         let start = mapped.wrapping_add(mapped.align_offset(HUGE_PAGE_BYTES));
-        // SAFETY: the range lies in the mapping just made. Without huge pages it is as good, but slower.
+        // SAFETY: the range lies in the mapping just made. Without huge pages it is as good, but
+        // slower.
         let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start, bytes, mapped, mapped_bytes })
     }
@@ -247,8 +249,8 @@ fn attach_descriptor(
     }
 }
 
-/// Marks a freshly opened descriptor's open file: byte `holder` of the file counts as held until the
-/// last copy of the descriptor (in whatever process) and the last mapping of it are gone. The
+/// Marks a freshly opened descriptor's open file: byte `holder` of the file counts as held until
+/// the last copy of the descriptor (in whatever process) and the last mapping of it are gone. The
 /// kernel's advisory locks of open file descriptions (F_OFD_SETLK) do just that.
 pub(crate) fn mark_held(file: BorrowedFd<'_>, holder: u64) -> io::Result<()> {
     let mut lock = lock_of(libc::F_RDLCK, holder, Some(1))?;

@@ -1,4 +1,5 @@
-//! A blade and the process's limit on open descriptors. A program of its own, as it changes the limit.
+//! A blade and the process's limit on open descriptors. A program of its own, as it changes the
+//! limit.
 
 mod common;
 

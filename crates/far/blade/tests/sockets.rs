@@ -454,7 +454,8 @@ fn shared_memory_is_the_segment_itself() {
     assert!(rustix::io::pwrite(&shared, &data, 0).is_err());
     rustix::io::pread(&shared, &mut back, SUPERPAGE_BYTES).unwrap();
     assert!(back == data);
-    // What its client frees is gone from every descriptor, what is detached only when nobody holds it.
+    // What its client frees is gone from every descriptor, what is detached only when nobody holds
+    // it.
     client.ask(&Request::Detach { segment }).done();
     other.ask(&Request::Detach { segment }).done();
     wait_until_held(&blade, 2);

@@ -1,10 +1,12 @@
 //! The table of blades: which the processes of a run use, and which they are to leave.
 //!
-//! The keeper writes it, or a command on its behalf; every process follows it. An entry's number is the blade's
-//! slot in every process's pool, so that what one process froze another finds under the same number.
+//! The keeper writes it, or a command on its behalf; every process follows it. An entry's number is
+//! the blade's slot in every process's pool, so that what one process froze another finds under the
+//! same number.
 //!
-//! An entry changes by one store: its address is written while it names nobody. A writer that is killed
-//! anywhere leaves a table that can be read, at worst with an entry that cannot be used any more.
+//! An entry changes by one store: its address is written while it names nobody. A writer that is
+//! killed anywhere leaves a table that can be read, at worst with an entry that cannot be used any
+//! more.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
@@ -240,7 +242,8 @@ mod tests {
     use super::*;
 
     fn table() -> BladeTable {
-        // SAFETY: a table of atomics; all bits zero is a table without blades, as a new file has it.
+        // SAFETY: a table of atomics; all bits zero is a table without blades, as a new file has
+        // it.
         unsafe { std::mem::zeroed() }
     }
 

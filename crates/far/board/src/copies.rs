@@ -1,9 +1,10 @@
-//! Who copies what: processes that share frozen memory agree here that one of them copies it to another blade and the
-//! others attach the copy.
+//! Who copies what: processes that share frozen memory agree here that one of them copies it to
+//! another blade and the others attach the copy.
 //!
-//! An entry belongs to the process that claimed it until the copy is announced; the keeper frees entries of processes
-//! that are gone, and of blades that everybody has left. Two processes that claim the same at the same moment both
-//! copy, which costs memory and nothing else; so does a full table.
+//! An entry belongs to the process that claimed it until the copy is announced; the keeper frees
+//! entries of processes that are gone, and of blades that everybody has left. Two processes that
+//! claim the same at the same moment both copy, which costs memory and nothing else; so does a full
+//! table.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -126,8 +127,8 @@ impl CopyEntry {
 }
 
 impl CopyTable {
-    /// What `owner`, a process, is to do about a frozen part, named by the token that opens it, on the blade of
-    /// this entry. Who may not claim it waits for somebody who may.
+    /// What `owner`, a process, is to do about a frozen part, named by the token that opens it, on
+    /// the blade of this entry. Who may not claim it waits for somebody who may.
     pub fn ask(&self, owner: u32, from: usize, original: u128, may_claim: bool) -> Errand {
         let known = self.entries.iter().find_map(|entry| {
             let errand = entry.about(original)?;

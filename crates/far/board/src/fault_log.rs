@@ -1,18 +1,19 @@
 //! The faults of a run in order, for whoever captures them (`farpool trace --via fault`).
 //!
-//! A bounded ring with many writers, the fault threads of all processes, and one reader, the keeper. Writers take no
-//! lock and never wait: with the ring full a fault is counted as missed and served all the same. Each entry carries
-//! the number of its turn, which says whose it is (D. Vyukov's bounded queue): `turn = position` is free for
-//! the writer of that position, `position + 1` is written, `position + ENTRIES` is free for the next lap.
+//! A bounded ring with many writers, the fault threads of all processes, and one reader, the
+//! keeper. Writers take no lock and never wait: with the ring full a fault is counted as missed and
+//! served all the same. Each entry carries the number of its turn, which says whose it is (D.
+//! Vyukov's bounded queue): `turn = position` is free for the writer of that position, `position +
+//! 1` is written, `position + ENTRIES` is free for the next lap.
 //!
-//! A writer that dies between taking a position and writing it leaves a hole; the reader passes over it
-//! ([`FaultLog::pass_over`]). Nobody's memory is at stake here, only the trace.
+//! A writer that dies between taking a position and writing it leaves a hole; the reader passes
+//! over it ([`FaultLog::pass_over`]). Nobody's memory is at stake here, only the trace.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Faults that can wait for the reader: a tenth of a second of the most that a machine takes. It is 8 MiB of addresses;
-/// memory only as far as it is used.
+/// Faults that can wait for the reader: a tenth of a second of the most that a machine takes. It is
+/// 8 MiB of addresses; memory only as far as it is used.
 pub const FAULT_ENTRIES: usize = 1 << 18;
 /// The lowest bit of a page's word.
 const WRITE_BIT: u64 = 1;
@@ -123,7 +124,8 @@ impl FaultLog {
         Some(fault)
     }
 
-    /// Whether the next fault's position was taken and it is not written: for long, only if its writer died.
+    /// Whether the next fault's position was taken and it is not written: for long, only if its
+    /// writer died.
     pub fn has_hole(&self) -> bool {
         let position = self.tail.0.load(Relaxed);
         position < self.head.0.load(Relaxed)

@@ -61,7 +61,8 @@ pub fn total_ns(sums: &[u64; BUCKET_COUNT]) -> u64 {
     counted.map(|(bucket, count)| count.saturating_mul(bucket_upper_ns(bucket))).sum()
 }
 
-/// The latency below which `fraction` (0 to 1) of the counted ones lie, or None when nothing is counted.
+/// The latency below which `fraction` (0 to 1) of the counted ones lie, or None when nothing is
+/// counted.
 pub fn quantile_ns(sums: &[u64; BUCKET_COUNT], fraction: f64) -> Option<u64> {
     let total: u64 = sums.iter().sum();
     if total == 0 {

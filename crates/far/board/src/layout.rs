@@ -69,29 +69,34 @@ pub struct Header {
     pub(crate) deadline_ms: AtomicU64,
     /// Pages of the tree that are resident and that no process publishes; written by the keeper.
     pub unpublished_pages: AtomicU64,
-    /// Pages of processes of the tree that have no pager and can have none, and how many of those there are; written by
-    /// the keeper.
+    /// Pages of processes of the tree that have no pager and can have none, and how many of those
+    /// there are; written by the keeper.
     pub outside_pages: AtomicU64,
     pub outside_processes: AtomicU32,
-    /// Since when uses of pages are counted: each pager begins anew when the number changes; written by the keeper.
+    /// Since when uses of pages are counted: each pager begins anew when the number changes;
+    /// written by the keeper.
     pub use_epoch: AtomicU32,
-    /// Local memory that would hold what the tree works on, while that does not fit; 0 while it does, or is not known.
+    /// Local memory that would hold what the tree works on, while that does not fit; 0 while it
+    /// does, or is not known.
     pub working_set_pages: AtomicU64,
     /// Set: not all of it has been seen yet.
     pub working_set_is_guess: AtomicU32,
     /// What was resident and could not be moved when the keeper last looked, by kind.
     pub unmovable_pages: [AtomicU64; UNMOVABLE_KINDS],
-    /// Which process is served first while the tree thrashes, and until when; the pager's own format.
+    /// Which process is served first while the tree thrashes, and until when; the pager's own
+    /// format.
     pub turn: AtomicU64,
     /// Slots from this number on were never claimed, so a look at all processes is a short one.
     pub(crate) slots_used: AtomicU32,
     /// Slots from this number on have no room on the file system yet and must not be touched.
     pub(crate) slots_backed: AtomicU32,
-    /// Processes that found no slot because the file system had no room for another; the keeper says so.
+    /// Processes that found no slot because the file system had no room for another; the keeper
+    /// says so.
     pub processes_without_room: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.
     pub full_reported: AtomicU32,
-    /// One bit for each entry of the table of blades: a message said that it cannot be used or takes no pages.
+    /// One bit for each entry of the table of blades: a message said that it cannot be used or
+    /// takes no pages.
     pub blades_reported: AtomicU32,
     /// How much local memory was over its limit when that was last said, in bytes; 0 = it was not.
     pub overrun_reported_bytes: AtomicU64,
@@ -142,9 +147,11 @@ pub enum Counter {
     Lost,
     /// Times that local memory went over the limit because nothing could be evicted in time.
     Overruns,
-    /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of them.
+    /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of
+    /// them.
     GiveUps,
-    /// Times that a piece of memory was given a rest from being registered, for it was given up all the time.
+    /// Times that a piece of memory was given a rest from being registered, for it was given up all
+    /// the time.
     Rests,
     /// Times that the program was stopped for its pager: to move memory out that may not be written
     /// to, or to be certain of what it did to its memory.
@@ -159,24 +166,28 @@ pub enum Counter {
     BufferPages,
     /// Gauge: resident pages of files and shared memory.
     SharedPages,
-    /// Gauge: resident pages of the pager itself (tables, stacks of requests, its allocator), without
-    /// the victim buffer.
+    /// Gauge: resident pages of the pager itself (tables, stacks of requests, its allocator),
+    /// without the victim buffer.
     PagerPages,
     /// Gauge: threads of a native process that grew when it was last looked at; 0 if it did not.
     GrowingThreads,
-    /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if it did.
+    /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if
+    /// it did.
     StalledFetches,
     /// Pages that first touches were answered with, those after the touched one included.
     PagesZeroed,
     /// Chunks that pages were moved out of: how often the kernel was asked.
     EvictedChunks,
-    /// Pages fetched, or fetched ahead, for the first time since uses are counted ([`Header::use_epoch`]).
+    /// Pages fetched, or fetched ahead, for the first time since uses are counted
+    /// ([`Header::use_epoch`]).
     FirstReturns,
     /// Gauge: pages that came back since then, and are out again.
     UsedAwayPages,
-    /// Gauge: neighbouring mappings of equal rights that the kernel keeps apart, so that mremap of more than one fails.
+    /// Gauge: neighbouring mappings of equal rights that the kernel keeps apart, so that mremap of
+    /// more than one fails.
     SplitMappings,
-    /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written by the keeper.
+    /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written
+    /// by the keeper.
     PinnedPages,
     /// Gauge: 1 while no blade gives this process more memory or takes pages of it.
     WithoutRoom,
@@ -212,7 +223,8 @@ pub struct Slot {
     /// 0 = free. Claimed by compare-and-swap.
     pub pid: AtomicU32,
     pub(crate) state: AtomicU32,
-    /// Start time of the process in clock ticks (field 22 of /proc/pid/stat): tells a reused pid apart.
+    /// Start time of the process in clock ticks (field 22 of /proc/pid/stat): tells a reused pid
+    /// apart.
     pub start_ticks: AtomicU64,
     pub(crate) name: [AtomicU8; NAME_BYTES],
     counters: [AtomicU64; COUNTER_COUNT],

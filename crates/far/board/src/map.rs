@@ -1,8 +1,9 @@
 //! Creating, opening and mapping the board's file.
 //!
-//! The file lies on a small file system as a rule (/run). A page of a mapped file that finds no block there when it
-//! is touched is a SIGBUS, so nothing is touched that has no block: what every run needs is allocated when the file
-//! is made, and more slots and the log of faults before they are used.
+//! The file lies on a small file system as a rule (/run). A page of a mapped file that finds no
+//! block there when it is touched is a SIGBUS, so nothing is touched that has no block: what every
+//! run needs is allocated when the file is made, and more slots and the log of faults before they
+//! are used.
 
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +24,8 @@ const COPIES_END_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
 const FAULT_LOG_BYTES: usize = COPIES_END_BYTES.next_multiple_of(align_of::<FaultLog>());
 const FILE_BYTES: usize = FAULT_LOG_BYTES + size_of::<FaultLog>();
 const _: () = assert!(SLOTS_END_BYTES.is_multiple_of(align_of::<CopyTable>()));
-/// Slots that have their room from the start: more processes than most trees have, in 0.8 MiB. All 1024 would take
-/// 6.4 MiB of memory for each run, and the log of faults 8 MiB more.
+/// Slots that have their room from the start: more processes than most trees have, in 0.8 MiB. All
+/// 1024 would take 6.4 MiB of memory for each run, and the log of faults 8 MiB more.
 const FIRST_SLOTS: usize = 128;
 const FIRST_SLOTS_END_BYTES: usize = size_of::<Header>() + FIRST_SLOTS * size_of::<Slot>();
 /// Slots that get their room together when the ones before are taken: 50 KiB.
@@ -85,8 +86,8 @@ impl Board {
         Ok(board)
     }
 
-    /// Opens an existing board, for a process of the tree that will [`claim`](Self::claim) a slot (`writable`) or for
-    /// reading (`farpool stat`).
+    /// Opens an existing board, for a process of the tree that will [`claim`](Self::claim) a slot
+    /// (`writable`) or for reading (`farpool stat`).
     pub fn open(path: &Path, writable: bool) -> Result<Board, BoardError> {
         let board = Board::attach(path, writable)?;
         if writable {
@@ -113,7 +114,8 @@ impl Board {
     /// The length of a board.
     pub const BYTES: usize = FILE_BYTES;
 
-    /// Maps a board that another process has opened and handed over, at the address `wish` if nothing is there.
+    /// Maps a board that another process has opened and handed over, at the address `wish` if
+    /// nothing is there.
     pub fn adopt(fd: &OwnedFd, wish: usize) -> Result<Board, BoardError> {
         Board::map_checked(fd, true, wish, Path::new("handed over"))
     }
@@ -144,7 +146,8 @@ impl Board {
     }
 
     pub fn header(&self) -> &Header {
-        // SAFETY: the mapping is FILE_BYTES long, page-aligned, and starts with a Header of atomics.
+        // SAFETY: the mapping is FILE_BYTES long, page-aligned, and starts with a Header of
+        // atomics.
         unsafe { &*self.base.cast::<Header>() }
     }
 
@@ -162,7 +165,8 @@ impl Board {
         unsafe { &*self.base.add(SLOTS_END_BYTES).cast::<CopyTable>() }
     }
 
-    /// Has the faults of the run written down from now on. The keeper does this before the program starts.
+    /// Has the faults of the run written down from now on. The keeper does this before the program
+    /// starts.
     pub fn switch_on_fault_log(&self, path: &Path) -> Result<(), BoardError> {
         self.back(FAULT_LOG_BYTES, FILE_BYTES).map_err(|error| BoardError::NoRoom {
             path: path.to_owned(),
@@ -185,8 +189,8 @@ impl Board {
         self.slots()[..used.min(MAX_SLOTS)].iter().filter(|slot| slot.pid.load(Acquire) != 0)
     }
 
-    /// Claims a slot for a process and clears it: the one it had before exec, or a free one. None when
-    /// all are taken, or the file system has no room for another.
+    /// Claims a slot for a process and clears it: the one it had before exec, or a free one. None
+    /// when all are taken, or the file system has no room for another.
     pub fn claim(&self, pid: u32, start_ticks: u64) -> Option<&Slot> {
         let mine = self.processes().find(|slot| {
             slot.pid.load(Acquire) == pid && slot.start_ticks.load(Relaxed) == start_ticks
@@ -212,7 +216,8 @@ impl Board {
         Some(slot)
     }
 
-    /// Why [`claim`](Self::claim) found no slot: the file system has no room for more, or, if false, all are taken.
+    /// Why [`claim`](Self::claim) found no slot: the file system has no room for more, or, if
+    /// false, all are taken.
     pub fn lacks_room(&self) -> bool {
         self.backed_slots().len() < MAX_SLOTS
     }
@@ -229,7 +234,8 @@ impl Board {
         &self.slots()[..backed.min(MAX_SLOTS)]
     }
 
-    /// Sees to it that whoever opens the board finds a slot, or an error that says why there is none.
+    /// Sees to it that whoever opens the board finds a slot, or an error that says why there is
+    /// none.
     fn back_a_free_slot(&self) -> Result<(), Errno> {
         let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         // Its own: it had one before exec.
@@ -248,7 +254,8 @@ impl Board {
         Ok(next > backed)
     }
 
-    /// Has the file system give room to the pages of a part of the file: an error instead of a SIGBUS.
+    /// Has the file system give room to the pages of a part of the file: an error instead of a
+    /// SIGBUS.
     fn back(&self, from: usize, to: usize) -> Result<(), Errno> {
         let from = from / PAGE_BYTES * PAGE_BYTES;
         // SAFETY: inside the mapping, from a page on; what is there stays as it is.
@@ -266,7 +273,8 @@ impl Board {
     fn map(fd: &OwnedFd, writable: bool, wish: usize) -> Result<Board, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (wish, protection) = (wish as *mut _, ProtFlags::READ | write);
-        // SAFETY: a fresh shared mapping, over nothing; the file has FILE_BYTES bytes and never shrinks.
+        // SAFETY: a fresh shared mapping, over nothing; the file has FILE_BYTES bytes and never
+        // shrinks.
         let base = unsafe {
             rustix::mm::mmap(wish, FILE_BYTES, protection, MapFlags::SHARED, fd.as_fd(), 0)?
         };
@@ -285,8 +293,8 @@ impl Drop for Board {
 #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
 const FIRST_SLOTS_NUMBER: u32 = FIRST_SLOTS as u32;
 
-/// Gives room to all that is touched in every run: the header, the first slots, the copies, and of the log of
-/// faults the page that says whether it is on.
+/// Gives room to all that is touched in every run: the header, the first slots, the copies, and of
+/// the log of faults the page that says whether it is on.
 fn allocate_first(fd: &OwnedFd) -> Result<(), Errno> {
     let copies_at = SLOTS_END_BYTES / PAGE_BYTES * PAGE_BYTES;
     let parts = [(0, FIRST_SLOTS_END_BYTES), (copies_at, FAULT_LOG_BYTES + PAGE_BYTES)];
@@ -318,8 +326,8 @@ fn no_room(path: &Path, error: Errno) -> BoardError {
     BoardError::NoRoom { path: path.to_owned(), bytes, error: error.into() }
 }
 
-/// Whoever owns the board names the blades that a program's pages go to: that is root, or the user himself. (A
-/// program that root's run started may have become another user.)
+/// Whoever owns the board names the blades that a program's pages go to: that is root, or the user
+/// himself. (A program that root's run started may have become another user.)
 fn check_owner(path: &Path, owner: u32) -> Result<(), BoardError> {
     let user = rustix::process::geteuid().as_raw();
     if owner == user || owner == 0 {

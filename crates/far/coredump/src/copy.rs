@@ -6,8 +6,8 @@ use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64, at_most};
 
 use crate::error::CoreError;
 
-/// What is read at once. The kernel pins what it reads, and pinned pages cannot be moved out: this must be little, even
-/// for the smallest limit.
+/// What is read at once. The kernel pins what it reads, and pinned pages cannot be moved out: this
+/// must be little, even for the smallest limit.
 pub const CHUNK_PAGES: usize = 64;
 
 /// Where memory comes from.
@@ -42,7 +42,8 @@ pub struct Copier<'a, S, T> {
 }
 
 impl<S: Source, T: Sink> Copier<'_, S, T> {
-    /// Copies the memory of a range to `offset` of the sink. After each chunk `step` is told how many bytes are done.
+    /// Copies the memory of a range to `offset` of the sink. After each chunk `step` is told how
+    /// many bytes are done.
     pub fn copy(
         &mut self,
         range: Range<u64>,

@@ -1,4 +1,5 @@
-//! The frame of a core file: header, segments, the table that counts them where the header cannot. Pure.
+//! The frame of a core file: header, segments, the table that counts them where the header cannot.
+//! Pure.
 
 use farpool_units::{PAGE_BYTES_U64, at_most};
 use zerocopy::{Immutable, IntoBytes};

@@ -1,7 +1,7 @@
 //! The mappings of a process, and what of each goes into its core. Pure.
 //!
-//! As the kernel does, by the process's own coredump_filter: what lies in a file anyway is left to the file, and the
-//! note of files says where it is.
+//! As the kernel does, by the process's own coredump_filter: what lies in a file anyway is left to
+//! the file, and the note of files says where it is.
 
 use farpool_units::PAGE_BYTES_U64;
 
@@ -68,8 +68,8 @@ impl Mapping {
         self.has("um")
     }
 
-    /// The pager's own buffers: registered, never for write protection as the program's memory is, not inherited, not
-    /// in huge pages. A page that is missing there must stay so.
+    /// The pager's own buffers: registered, never for write protection as the program's memory is,
+    /// not inherited, not in huge pages. A page that is missing there must stay so.
     fn is_pagers_buffer(&self) -> bool {
         self.has("um") && self.has("dc") && self.has("nh") && !self.has("uw")
     }
@@ -84,7 +84,8 @@ impl Mapping {
             return Content::Everything;
         }
         if self.is_shared {
-            // A shared mapping without a name in any folder is anonymous memory, or as good as that.
+            // A shared mapping without a name in any folder is anonymous memory, or as good as
+            // that.
             let is_nameless = self.name.is_empty() || self.name.ends_with(b" (deleted)");
             let wanted = if is_nameless { SHARED_ANONYMOUS } else { SHARED_FILES };
             return if filter & wanted != 0 && self.is_readable() {
@@ -102,7 +103,8 @@ impl Mapping {
         if filter & wanted != 0 || (is_changed && filter & ANONYMOUS != 0) {
             return match () {
                 () if !self.is_of_a_file() && !is_changed => Content::Nothing,
-                // Rights stop process_vm_readv, and what a pager would bring cannot be had otherwise.
+                // Rights stop process_vm_readv, and what a pager would bring cannot be had
+                // otherwise.
                 () if !self.is_readable() => Content::Present,
                 () if self.is_of_a_file() || self.is_paged() => Content::Everything,
                 () => Content::Present,

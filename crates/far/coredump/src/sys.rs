@@ -2,14 +2,15 @@
 
 use std::io::Error;
 
-/// Reads another process's memory as the process itself would: what is far comes. Returns how many bytes were read
-/// before something that cannot be.
+/// Reads another process's memory as the process itself would: what is far comes. Returns how many
+/// bytes were read before something that cannot be.
 pub fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> Result<usize, Error> {
     let wanted = bytes.len();
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: wanted };
     let start = usize::try_from(address).map_err(Error::other)?;
     let remote = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: wanted };
-    // SAFETY: `local` describes `bytes`, which is ours alone; the other address is only looked up in the other process.
+    // SAFETY: `local` describes `bytes`, which is ours alone; the other address is only looked up
+    // in the other process.
     let done = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(done).map_err(|_| Error::last_os_error())
 }

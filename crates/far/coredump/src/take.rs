@@ -19,8 +19,8 @@ use crate::process::{self, Memory};
 
 /// Between two looks at the reading thread.
 const STEP: Duration = Duration::from_millis(20);
-/// If nothing was read for so long, the program's threads are let go: one of them may hold up the pager, as while it
-/// forks. A blade that does not answer has a deadline of 10 s.
+/// If nothing was read for so long, the program's threads are let go: one of them may hold up the
+/// pager, as while it forks. A blade that does not answer has a deadline of 10 s.
 const STALL: Duration = Duration::from_secs(15);
 /// Who is told to end waits so long for the reading thread, which may wait for a page.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -127,7 +127,8 @@ impl Standing {
         let mut threads = process::describe_threads(number, &halted);
         let mut pager = None;
         if !pagers.is_empty() {
-            // The pager can be without its threads for this moment: nobody waits for a page but the program.
+            // The pager can be without its threads for this moment: nobody waits for a page but the
+            // program.
             let mut of_pager = try_to_halt(pid, &|thread| pagers.contains(&thread))?;
             threads.extend(process::describe_threads(number, &of_pager));
             of_pager.let_run();
@@ -140,7 +141,8 @@ impl Standing {
         self.pager.iter().for_each(Halted::keep_running);
     }
 
-    /// Lets the program go on. The pager's threads are kept running, for SIGSTOP may have stopped the process.
+    /// Lets the program go on. The pager's threads are kept running, for SIGSTOP may have stopped
+    /// the process.
     fn end(&mut self) {
         self.halted = None;
     }
@@ -234,7 +236,8 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Waits until all is read; returns how long the program stood still if that was not until the end.
+    /// Waits until all is read; returns how long the program stood still if that was not until the
+    /// end.
     fn watch(
         self,
         reader: &JoinHandle<Result<(Draft, u64), CoreError>>,

@@ -1,7 +1,7 @@
 //! The control connection: one request at a time, waited for, at most as long as the deadline.
 //!
-//! A connection that breaks is made again and the request repeated, as long as the deadline allows. The
-//! blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
+//! A connection that breaks is made again and the request repeated, as long as the deadline allows.
+//! The blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
 //! "already done" then means success.
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -2,8 +2,8 @@
 //!
 //! A program may close descriptors it does not know (daemons do, up to the limit) and may be copied
 //! by fork. So every descriptor of ours is moved out of the low numbers programs like to choose, is
-//! closed on exec, and stands in a [`DescriptorSet`] that answers "is it ours?" without a lock and can
-//! close all of them in a forked child without a look at any other state.
+//! closed on exec, and stands in a [`DescriptorSet`] that answers "is it ours?" without a lock and
+//! can close all of them in a forked child without a look at any other state.
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

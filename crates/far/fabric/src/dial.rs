@@ -1,9 +1,9 @@
-//! Making a connection: connect, hello, hello's answer; step by step, so that a pager thread need not
-//! wait for it.
+//! Making a connection: connect, hello, hello's answer; step by step, so that a pager thread need
+//! not wait for it.
 //!
-//! Each attempt takes the next generation of the connection's slot. When the blade has answered hello,
-//! nothing sent over an earlier connection of the slot can take effect any more; so what was not
-//! answered there may be repeated.
+//! Each attempt takes the next generation of the connection's slot. When the blade has answered
+//! hello, nothing sent over an earlier connection of the slot can take effect any more; so what was
+//! not answered there may be repeated.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The requests of one stream link: waiting for a credit, flying, or done.
 //!
-//! A request is a run of pages of one segment. It flies from the moment its first byte may be sent until
-//! its answer is verified; answers usually come in the order of sending, but need not. Reads overtake
-//! waiting writes: somebody stands still until a read is answered. A client that keeps to a rate has
-//! requests wait for that too, which no deadline counts. Buffers of finished requests are
-//! used again, so a warm link allocates nothing.
+//! A request is a run of pages of one segment. It flies from the moment its first byte may be sent
+//! until its answer is verified; answers usually come in the order of sending, but need not. Reads
+//! overtake waiting writes: somebody stands still until a read is answered. A client that keeps to
+//! a rate has requests wait for that too, which no deadline counts. Buffers of finished requests
+//! are used again, so a warm link allocates nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::limits::ClientLimits;
 use crate::link::{LinkPage, PageDone, PageFault};
 use crate::sys::{self, Vector};
 
-/// Pages of one request at most (1 MiB), below the protocol's limit so that one long request does not
-/// keep the others waiting.
+/// Pages of one request at most (1 MiB), below the protocol's limit so that one long request does
+/// not keep the others waiting.
 pub(crate) const REQUEST_LIMIT_PAGES: usize = 256;
 /// How often a request may be answered by damaged or impossible frames, each ending the connection,
 /// before it fails: once is bad luck, three times is a broken peer.
 const DAMAGE_LIMIT: u8 = 3;
 
-/// Longest time before a request that is held back is looked at again, in nanoseconds: the limit may
-/// have been raised meanwhile, by another process.
+/// Longest time before a request that is held back is looked at again, in nanoseconds: the limit
+/// may have been raised meanwhile, by another process.
 const ASK_AGAIN_NS: u64 = 100_000_000;
 
 /// One request.
@@ -184,8 +184,8 @@ impl Flight {
         None
     }
 
-    /// When to look again at the first request that the limits hold back, if that is what there is to wait
-    /// for.
+    /// When to look again at the first request that the limits hold back, if that is what there is
+    /// to wait for.
     pub(crate) fn resumes_ns(&self) -> Option<u64> {
         (self.resumes_ns > 0).then_some(self.resumes_ns)
     }
@@ -204,8 +204,8 @@ impl Flight {
         self.spare.push(slot);
     }
 
-    /// The connection is gone: what flew waits again, in the old order. `damaged` says that it ended by
-    /// bytes that cannot be, which a request survives only so often.
+    /// The connection is gone: what flew waits again, in the old order. `damaged` says that it
+    /// ended by bytes that cannot be, which a request survives only so often.
     pub(crate) fn ground(&mut self, damaged: bool) {
         self.stream_bytes = 0;
         while let Some(mut slot) = self.flying.pop_back() {

@@ -1,5 +1,5 @@
-//! How fast a client may ask, kept to by the client itself: requests over the limit wait here, where
-//! demand reads can overtake writes, and not in a blade's sockets.
+//! How fast a client may ask, kept to by the client itself: requests over the limit wait here,
+//! where demand reads can overtake writes, and not in a blade's sockets.
 //!
 //! The buckets may lie in memory that the processes of one tree share: they then keep to the limit
 //! together. Zeroed memory there means that there is no limit.

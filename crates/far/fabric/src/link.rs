@@ -57,14 +57,15 @@ pub trait Link: Send + std::fmt::Debug {
     /// Fetches the pages; order is priority.
     ///
     /// # Safety
-    /// Each `memory` must be writable and nobody else's until the page's completion. Each `file` that
-    /// the transport uses must be open during the call.
+    /// Each `memory` must be writable and nobody else's until the page's completion. Each `file`
+    /// that the transport uses must be open during the call.
     unsafe fn read(&mut self, pages: &[LinkPage]);
 
     /// Stores the pages.
     ///
     /// # Safety
-    /// Each `memory` must be readable and unchanged until the page's completion; `file` as for `read`.
+    /// Each `memory` must be readable and unchanged until the page's completion; `file` as for
+    /// `read`.
     unsafe fn write(&mut self, pages: &[LinkPage]);
 
     /// Hands out what is complete and moves on what can move; never blocks.

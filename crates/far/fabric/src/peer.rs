@@ -1,8 +1,9 @@
 //! Who may be the blade behind a unix socket.
 //!
-//! The blade reads what it is given, and a socket in a folder like /tmp can be anybody's. So the process that listens
-//! must be root's, this user's, or that of the owner of the socket's folder, if nobody else can put a socket there (a
-//! blade run by a service user). The kernel says who it was when it began to listen.
+//! The blade reads what it is given, and a socket in a folder like /tmp can be anybody's. So the
+//! process that listens must be root's, this user's, or that of the owner of the socket's folder,
+//! if nobody else can put a socket there (a blade run by a service user). The kernel says who it
+//! was when it began to listen.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;

@@ -1,14 +1,15 @@
 //! Receiving answers straight into the pages they belong to.
 //!
-//! The receiver guesses that answers come in the order of the requests and hands the kernel one list:
-//! head, pages, head, pages ... of the oldest requests in flight. While the guess is right a page is
-//! written once, by the kernel, and a lone read costs one system call. Where a head turns out not to be
-//! the one guessed (another order, an error), the bytes received from there on are gathered into the
-//! *spill* and taken from it by copying until it ends with a frame; then guessing begins again.
+//! The receiver guesses that answers come in the order of the requests and hands the kernel one
+//! list: head, pages, head, pages ... of the oldest requests in flight. While the guess is right a
+//! page is written once, by the kernel, and a lone read costs one system call. Where a head turns
+//! out not to be the one guessed (another order, an error), the bytes received from there on are
+//! gathered into the *spill* and taken from it by copying until it ends with a frame; then guessing
+//! begins again.
 //!
-//! Nothing is believed before its checksum: a head before its fields are used, pages before their request
-//! is ended well. Bytes that cannot be (damage, an answer to nothing, a second answer) are a
-//! [`Break::Damaged`], after which nothing of this connection is used.
+//! Nothing is believed before its checksum: a head before its fields are used, pages before their
+//! request is ended well. Bytes that cannot be (damage, an answer to nothing, a second answer) are
+//! a [`Break::Damaged`], after which nothing of this connection is used.
 
 use std::os::fd::BorrowedFd;
 
@@ -140,8 +141,8 @@ impl Receiver {
         self.vector.bytes()
     }
 
-    /// Ends the requests whose answers came as guessed; moves everything from the first other head on
-    /// into the spill.
+    /// Ends the requests whose answers came as guessed; moves everything from the first other head
+    /// on into the spill.
     fn take_guessed(
         &mut self,
         flight: &mut Flight,
@@ -177,8 +178,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Keeps the `left` bytes that follow the first `answers` answers: in place if they begin the next
-    /// guessed answer, else in the spill.
+    /// Keeps the `left` bytes that follow the first `answers` answers: in place if they begin the
+    /// next guessed answer, else in the spill.
     fn keep_rest(&mut self, flight: &Flight, answers: usize, left: usize, sent_bytes: u64) {
         self.partial_bytes = 0;
         if left == 0 {

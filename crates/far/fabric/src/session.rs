@@ -27,7 +27,8 @@ pub struct Session {
     pub limits: Option<Arc<ClientLimits>>,
     /// What the connections are for.
     pub purpose: Purpose,
-    /// The memory the client would like at most, in bytes; counts when the blade first sees the client.
+    /// The memory the client would like at most, in bytes; counts when the blade first sees the
+    /// client.
     pub quota_bytes: u64,
     /// A request older than this means that the blade is lost.
     pub deadline: Duration,

@@ -1,10 +1,10 @@
 //! The blade's memory on the same host: pages are copied by the kernel from and to its descriptor.
 //!
-//! The memory is never mapped here, so it does not count as the program's own (resident memory) and a
-//! wrong pointer of the program cannot reach it. A copy by `pread` costs one short system call more
-//! than a copy through a mapping. Pages that follow one another on the blade move in one call,
-//! wherever their local places are. The blade's process takes no part, so this link works on when it
-//! has died: the descriptor keeps the memory alive.
+//! The memory is never mapped here, so it does not count as the program's own (resident memory) and
+//! a wrong pointer of the program cannot reach it. A copy by `pread` costs one short system call
+//! more than a copy through a mapping. Pages that follow one another on the blade move in one call,
+//! wherever their local places are. The blade's process takes no part, so this link works on when
+//! it has died: the descriptor keeps the memory alive.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;

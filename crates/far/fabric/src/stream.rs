@@ -1,11 +1,12 @@
 //! Pages over a byte stream: unix socket or TCP.
 //!
-//! The life of a request: taken in (`Flight::submit`), launched when a credit is free, sent together with
-//! others in one system call, answered in place (`Receiver`), handed out. When the connection breaks, the
-//! link makes another one and sends again what was not answered; reading and writing whole pages may be
-//! repeated, and the connection's generation keeps the first copy from taking effect late. That goes on
-//! until it works, nobody serves the address any more, or a request is older than the deadline: then the
-//! link is lost for good and every request ends with an error.
+//! The life of a request: taken in (`Flight::submit`), launched when a credit is free, sent
+//! together with others in one system call, answered in place (`Receiver`), handed out. When the
+//! connection breaks, the link makes another one and sends again what was not answered; reading and
+//! writing whole pages may be repeated, and the connection's generation keeps the first copy from
+//! taking effect late. That goes on until it works, nobody serves the address any more, or a
+//! request is older than the deadline: then the link is lost for good and every request ends with
+//! an error.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -113,7 +114,8 @@ impl StreamLink {
         self.receiver.reset();
     }
 
-    /// Does what can be done now. With patience, waits a short while where the next step is an answer.
+    /// Does what can be done now. With patience, waits a short while where the next step is an
+    /// answer.
     fn drive(&mut self, patience: Patience) {
         if let State::Pausing(until) = self.state {
             if Instant::now() < until {
@@ -146,7 +148,8 @@ impl StreamLink {
             && timer.set_to_ns != resumes_ns
         {
             timer.set_to_ns = resumes_ns;
-            // It can only fail for a time that cannot be; the link is then looked at by its deadlines.
+            // It can only fail for a time that cannot be; the link is then looked at by its
+            // deadlines.
             let _ = sys::set_timer(timer.descriptor.as_fd(), resumes_ns);
         }
     }
@@ -292,7 +295,8 @@ fn send_all(
         if output.bytes() == 0 {
             return Ok(());
         }
-        // SAFETY: heads belong to flying requests, pages are lent to the link until their completion.
+        // SAFETY: heads belong to flying requests, pages are lent to the link until their
+        // completion.
         match unsafe { sys::send(socket, output) } {
             Ok(bytes) => {
                 output.advance(bytes);

@@ -243,8 +243,8 @@ fn any_fault() -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// Pages are read and written under any faults: every page completes once, and well only with the
-    /// right bytes on the right side.
+    /// Pages are read and written under any faults: every page completes once, and well only with
+    /// the right bytes on the right side.
     #[test]
     fn whatever_happens_good_completions_are_true(
         script in proptest::collection::vec(any_fault(), 0..30),
@@ -281,8 +281,8 @@ proptest! {
     }
 }
 
-/// As `finish`, but cuts the connection when nothing moves while the fake blade owes bytes. Each cut
-/// takes a fault of the script with it, so there are no more cuts than faults.
+/// As `finish`, but cuts the connection when nothing moves while the fake blade owes bytes. Each
+/// cut takes a fault of the script with it, so there are no more cuts than faults.
 fn finish_releasing(link: &mut StreamLink, blade: &FakeBlade) -> Vec<PageDone> {
     let mut done = Vec::new();
     while link.in_flight() > 0 {

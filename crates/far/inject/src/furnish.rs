@@ -152,8 +152,8 @@ fn try_furnish(
     Ok(Furnished { pidfd, control, span: place.start..place.end })
 }
 
-/// One reservation for all: no access, no memory, and not in forks. Far from all that is mapped: a program may unmap
-/// memory and map at the same place a moment later, and must find nothing there.
+/// One reservation for all: no access, no memory, and not in forks. Far from all that is mapped: a
+/// program may unmap memory and map at the same place a moment later, and must find nothing there.
 fn reserve(
     task: &mut Remote,
     image: &Image,

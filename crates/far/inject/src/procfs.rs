@@ -134,7 +134,8 @@ pub fn mappings(tid: Tid) -> Result<Vec<Mapping>, Error> {
     Ok(String::from_utf8_lossy(&bytes).lines().filter_map(mapping).collect())
 }
 
-/// The middle of the largest range of addresses in which nothing is mapped: no hole that the program has made, or will.
+/// The middle of the largest range of addresses in which nothing is mapped: no hole that the
+/// program has made, or will.
 pub fn middle_of_largest_gap(mappings: &[Mapping]) -> u64 {
     let ends = mappings.iter().map(|mapping| mapping.end);
     let starts = mappings.iter().skip(1).map(|mapping| mapping.start);

@@ -1,6 +1,8 @@
-//! Takes a sidecar out of a program again: its memory is unmapped in its own name, then it is ended.
+//! Takes a sidecar out of a program again: its memory is unmapped in its own name, then it is
+//! ended.
 //!
-//! Its threads are stopped and never go on, so the stacks they stand on can go, too. The program is not stopped.
+//! Its threads are stopped and never go on, so the stacks they stand on can go, too. The program is
+//! not stopped.
 
 use std::ops::Range;
 
@@ -20,8 +22,8 @@ const UNREGISTER: u64 = 1;
 /// Size of `struct robust_list_head`.
 const ROBUST_LIST_BYTES: u64 = 24;
 
-/// Ends the sidecar and unmaps `ranges`, all of them its own. It must not be waited for by anybody: neither for pages
-/// nor for events of a userfaultfd that covers them.
+/// Ends the sidecar and unmaps `ranges`, all of them its own. It must not be waited for by anybody:
+/// neither for pages nor for events of a userfaultfd that covers them.
 pub fn withdraw(sidecar: Pid, ranges: &[Range<u64>]) -> Result<(), InjectError> {
     let pid = Tid(sidecar.as_raw_nonzero().get());
     std::thread::scope(|scope| {
@@ -61,9 +63,10 @@ fn unmap(threads: &[Tid], ranges: &[Range<u64>]) -> Result<(), StepError> {
     Ok(())
 }
 
-/// Has the kernel forget the memory that it would touch in a thread's name: its restartable sequence, on the way out of
-/// any call (a fault there is a SIGSEGV), and at its end the word that tells of it and the locks that it may hold. By then
-/// the program may have memory of its own there.
+/// Has the kernel forget the memory that it would touch in a thread's name: its restartable
+/// sequence, on the way out of any call (a fault there is a SIGSEGV), and at its end the word that
+/// tells of it and the locks that it may hold. By then the program may have memory of its own
+/// there.
 fn let_go(tid: Tid, gate: Gate) -> Result<Remote, StepError> {
     let kernel = |what| move |error| StepError::Kernel(what, error);
     let registers = sys::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;

@@ -1,6 +1,7 @@
-//! What a donor's own program loses by a client: a program that never rests and the blade share processor 0, a client
-//! on processor 1 reads at a pace. The worst case: with a processor to spare the program loses next to nothing. In the
-//! last row the blade knows that the processor is in use, as a node's blade does, and holds back.
+//! What a donor's own program loses by a client: a program that never rests and the blade share
+//! processor 0, a client on processor 1 reads at a pace. The worst case: with a processor to spare
+//! the program loses next to nothing. In the last row the blade knows that the processor is in use,
+//! as a node's blade does, and holds back.
 //!
 //!     cargo run --release -p farpool-pool --example donor_cost [SLICES]
 

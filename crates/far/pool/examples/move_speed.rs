@@ -1,11 +1,11 @@
-//! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream of the same run, and
-//! what a busy program notices of it.
+//! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream of the same run,
+//! and what a busy program notices of it.
 //!
 //! `cargo run --release -p farpool-pool --example move_speed [MIB] [ROUNDS]`
 //!
-//! The stream is told twice: into one buffer, used again and again, and into as much new memory as was sent, which
-//! is what a move needs. In a virtual machine whose host takes free memory back new memory can take ten times as
-//! long as the stream, in some rounds and not in others.
+//! The stream is told twice: into one buffer, used again and again, and into as much new memory as
+//! was sent, which is what a move needs. In a virtual machine whose host takes free memory back new
+//! memory can take ten times as long as the stream, in some rounds and not in others.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -200,7 +200,8 @@ fn finish(lane: &mut Lane) -> anyhow::Result<()> {
     done.iter().try_for_each(|it| it.result.map_err(Into::into))
 }
 
-/// The floor: so many bytes out of a large buffer through one TCP connection, into one of `sink_bytes`.
+/// The floor: so many bytes out of a large buffer through one TCP connection, into one of
+/// `sink_bytes`.
 fn stream(bytes: u64, sink_bytes: usize) -> anyhow::Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut sender = TcpStream::connect(listener.local_addr()?)?;

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - A slot is filled when the blade's books are there; both change under the ledger's lock.
-//! - A blade is removed only when no superpage of a live segment lies on it, or is half moved there.
+//! - A blade is removed only when no superpage of a live segment lies on it, or is half moved
+//!   there.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -25,8 +26,8 @@ impl Pool {
     /// Connects to one more blade, from which memory is taken from then on like from the others.
     ///
     /// # Errors
-    /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does not
-    /// answer.
+    /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does
+    /// not answer.
     pub fn add_blade(&self, spec: &BladeSpec) -> Result<BladeIndex, PoolError> {
         let free = self.ledger().books.iter().position(Option::is_none);
         let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
@@ -43,8 +44,8 @@ impl Pool {
         let number = usize::from(at.0);
         let blades = &self.shared.blades;
         let slot = blades.get(number).ok_or(PoolError::NoSuchBlade(at))?;
-        // The very first has the configuration's name. All others come as new clients: a blade may be
-        // in several slots, and it does not matter what it remembers of an earlier time.
+        // The very first has the configuration's name. All others come as new clients: a blade may
+        // be in several slots, and it does not matter what it remembers of an earlier time.
         let is_first = number == 0 && slot.generation.load(Ordering::Acquire) == 0;
         let client = if is_first { self.shared.config.client } else { crate::fresh_client()? };
         let blade = Blade::new(&self.shared, spec, client);
@@ -73,7 +74,8 @@ impl Pool {
         }
     }
 
-    /// The blades to which pages can be written, as far as is known. Lock-free but for slots that change.
+    /// The blades to which pages can be written, as far as is known. Lock-free but for slots that
+    /// change.
     pub fn usable_blades(&self) -> impl Iterator<Item = BladeIndex> + '_ {
         let slots = self.shared.blades.iter().enumerate();
         slots.filter(|(_, slot)| slot.is_filled() && !slot.is_lost()).map(|(at, _)| blade_index(at))
@@ -120,8 +122,8 @@ impl Pool {
             .map_or_else(|| "unknown".into(), |it| it.description.clone())
     }
 
-    /// The blades that are lost, with the reason. A blade on this host that takes no requests any more
-    /// is listed too, though pages stored there can still be read and written.
+    /// The blades that are lost, with the reason. A blade on this host that takes no requests any
+    /// more is listed too, though pages stored there can still be read and written.
     pub fn lost(&self) -> Vec<LostBlade> {
         let numbered = self.shared.blades.iter().enumerate();
         let lost = numbered.filter_map(|(number, slot)| {
@@ -133,18 +135,19 @@ impl Pool {
         lost.collect()
     }
 
-    /// The shortest lease of any blade: how long it keeps our memory when no connection of ours is left.
+    /// The shortest lease of any blade: how long it keeps our memory when no connection of ours is
+    /// left.
     pub fn lease(&self) -> Duration {
         let ledger = self.ledger();
         ledger.books.iter().flatten().map(Books::lease).min().unwrap_or(Duration::MAX)
     }
 
-    /// Makes sure that every blade still has a connection of ours; to be called about every third of
-    /// [`Pool::lease`] by a thread that may wait. Nothing else notices when the only connection to a
-    /// blade on this host breaks. A blade that let the lease run out and forgot us counts as lost from
-    /// then on. Over sockets that ends its pages. Over shared memory they stay as they are, because the
-    /// blade leaves memory alone whose descriptor we hold: the pager says what [`Pool::lost`] reports
-    /// and goes on, only without new memory for its segments from there.
+    /// Makes sure that every blade still has a connection of ours; to be called about every third
+    /// of [`Pool::lease`] by a thread that may wait. Nothing else notices when the only connection
+    /// to a blade on this host breaks. A blade that let the lease run out and forgot us counts as
+    /// lost from then on. Over sockets that ends its pages. Over shared memory they stay as they
+    /// are, because the blade leaves memory alone whose descriptor we hold: the pager says what
+    /// [`Pool::lost`] reports and goes on, only without new memory for its segments from there.
     pub fn keep_alive(&self) {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {

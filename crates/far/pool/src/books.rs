@@ -1,5 +1,5 @@
-//! The pool's dealings with each blade, under its lock: the control connection, and which part of which
-//! segment lies there.
+//! The pool's dealings with each blade, under its lock: the control connection, and which part of
+//! which segment lies there.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
@@ -63,8 +63,8 @@ struct SharedFile {
     writable: bool,
 }
 
-/// One of the parts that a segment may have on a blade. The first is the usual one; the others come from frozen
-/// memory that moved to a blade where the segment had a part already.
+/// One of the parts that a segment may have on a blade. The first is the usual one; the others come
+/// from frozen memory that moved to a blade where the segment had a part already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartKey(usize);
 
@@ -230,7 +230,8 @@ impl Books {
         }
     }
 
-    /// Gets the descriptor of the part's memory, where the transport has one and it is not there yet.
+    /// Gets the descriptor of the part's memory, where the transport has one and it is not there
+    /// yet.
     fn share(&mut self, key: PartKey, writable: bool) -> Result<(), CallError> {
         if !matches!(self.address, Address::Shm(_)) {
             return Ok(());
@@ -254,7 +255,8 @@ impl Books {
         Ok(())
     }
 
-    /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any more.
+    /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any
+    /// more.
     pub(crate) fn free(&mut self, key: PartKey, sma: u32) -> Result<(), CallError> {
         let Some(segment) = self.id(key) else {
             return Ok(());
@@ -343,8 +345,9 @@ impl Books {
         Duration::from_millis(u64::from(self.control.hello().lease_ms))
     }
 
-    /// Makes sure that a connection stands, and tells what was moved through shared memory. If it had to be made again, asks whether the blade still
-    /// knows our segments; false if it does not, because the lease ran out.
+    /// Makes sure that a connection stands, and tells what was moved through shared memory. If it
+    /// had to be made again, asks whether the blade still knows our segments; false if it does not,
+    /// because the lease ran out.
     pub(crate) fn keep_alive(&mut self, moved: (u64, u64)) -> Result<bool, CallError> {
         self.report(moved)?;
         if self.control.reconnects() == self.reconnects_checked {

@@ -6,8 +6,9 @@ use farpool_wire::ErrorCode;
 
 use crate::SegmentHandle;
 
-/// A blade's slot in the pool. At first in the order of [`PoolConfig::blades`](crate::PoolConfig::blades);
-/// a slot is used again after [`remove_blade`](crate::Pool::remove_blade).
+/// A blade's slot in the pool. At first in the order of
+/// [`PoolConfig::blades`](crate::PoolConfig::blades); a slot is used again after
+/// [`remove_blade`](crate::Pool::remove_blade).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BladeIndex(pub u8);
 
@@ -34,8 +35,8 @@ pub enum PageError {
     Deadline,
 }
 
-/// A refusal in words. A segment of ours that the blade does not know any more has gone with our lease: nobody else can
-/// free it.
+/// A refusal in words. A segment of ours that the blade does not know any more has gone with our
+/// lease: nobody else can free it.
 fn refusal(number: u16) -> String {
     match ErrorCode::from_number(number) {
         Some(ErrorCode::UnknownSegment) => {

@@ -1,7 +1,7 @@
 //! One pager thread's way to the blades.
 //!
-//! A lane connects to a blade when it first has a page for it. Writes to a page that is being moved at
-//! this moment wait inside the lane and count as in flight.
+//! A lane connects to a blade when it first has a page for it. Writes to a page that is being moved
+//! at this moment wait inside the lane and count as in flight.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::{BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, 
 
 /// Longest time `wait` sleeps before it looks at the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);
-/// Longest time `wait` sleeps while a write waits for the mover, which has a page for about as long.
+/// Longest time `wait` sleeps while a write waits for the mover, which has a page for about as
+/// long.
 const MOVER_STEP: Duration = Duration::from_micros(100);
 /// Completions a lane holds without allocating.
 const DONE_CAPACITY: usize = 1024;
@@ -89,12 +90,14 @@ impl Lane {
     }
 
     /// Sends the reads; the order is the priority (demand page first). Consecutive pages of one
-    /// segment travel as one extent, all pages of one segment on one blade in one request. Every read
-    /// ends in one completion. A page must not be read and written at once: what is in flight overtakes.
+    /// segment travel as one extent, all pages of one segment on one blade in one request. Every
+    /// read ends in one completion. A page must not be read and written at once: what is in flight
+    /// overtakes.
     ///
     /// # Safety
-    /// Each [`PageRead::into`] points to 4096 bytes that stay mapped and writable, and that nothing else
-    /// reads or writes, until the page's completion has been handed out (or the lane is dropped).
+    /// Each [`PageRead::into`] points to 4096 bytes that stay mapped and writable, and that nothing
+    /// else reads or writes, until the page's completion has been handed out (or the lane is
+    /// dropped).
     ///
     /// # Errors
     /// None at present; a page that cannot be read says so in its completion.
@@ -120,8 +123,8 @@ impl Lane {
     /// Stores the pages, likewise.
     ///
     /// # Safety
-    /// Each [`PageWrite::from`] points to 4096 bytes that stay mapped and readable, and that nothing
-    /// writes, until the page's completion has been handed out (or the lane is dropped).
+    /// Each [`PageWrite::from`] points to 4096 bytes that stay mapped and readable, and that
+    /// nothing writes, until the page's completion has been handed out (or the lane is dropped).
     ///
     /// # Errors
     /// None at present; a page that cannot be stored says so in its completion.
@@ -137,8 +140,8 @@ impl Lane {
                 Found::Soon => self.waiting.push(*write),
             }
         }
-        // SAFETY: the caller lends each page's memory for reading until its completion; files as for
-        // `read`.
+        // SAFETY: the caller lends each page's memory for reading until its completion; files as
+        // for `read`.
         unsafe { self.submit(Access::Write) };
         drop(visit);
         Ok(())
@@ -147,8 +150,8 @@ impl Lane {
     /// Moves pages whose places the caller knows: the mover.
     ///
     /// # Safety
-    /// As for `read` or `write`, by `access`; the pages were found during a visit that has not ended, or
-    /// nothing they name can be closed meanwhile.
+    /// As for `read` or `write`, by `access`; the pages were found during a visit that has not
+    /// ended, or nothing they name can be closed meanwhile.
     pub(crate) unsafe fn submit_to(
         &mut self,
         blade: BladeIndex,
@@ -329,8 +332,8 @@ impl Lane {
         let _ = rustix::event::poll(&mut set[..count], Some(&step));
     }
 
-    /// Turns requests older than the deadline into errors, retries what is broken; cheap, to be called
-    /// every few ms while something is in flight.
+    /// Turns requests older than the deadline into errors, retries what is broken; cheap, to be
+    /// called every few ms while something is in flight.
     pub fn expire(&mut self, now: Instant, done: &mut Vec<Completion>) {
         self.try_waiting();
         done.append(&mut self.ready);
@@ -345,8 +348,8 @@ impl Lane {
         self.ready.len() + self.waiting.len() + self.with_links
     }
 
-    /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade that
-    /// has nothing to answer. The set changes, so ask again before every poll.
+    /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade
+    /// that has nothing to answer. The set changes, so ask again before every poll.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ways.iter().filter_map(|way| way.link.as_ref()?.descriptor())
     }

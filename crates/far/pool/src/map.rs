@@ -1,10 +1,10 @@
 //! Where each superpage of a segment lies: a flat table, read by lanes without a lock.
 //!
-//! One word a superpage: which blade has it, and which superpage of that blade's memory it is (what a
-//! client on the same host reads directly); and, while it moves, which record ([`crate::moving`]) knows
-//! about its pages. Writers hold the pool's control lock; a reader sees a
-//! superpage either allocated or not. Tables come in chunks, made when first needed, so that a small
-//! segment costs a few KiB and the largest 16 TiB.
+//! One word a superpage: which blade has it, and which superpage of that blade's memory it is (what
+//! a client on the same host reads directly); and, while it moves, which record ([`crate::moving`])
+//! knows about its pages. Writers hold the pool's control lock; a reader sees a superpage either
+//! allocated or not. Tables come in chunks, made when first needed, so that a small segment costs a
+//! few KiB and the largest 16 TiB.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

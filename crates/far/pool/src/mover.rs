@@ -1,14 +1,14 @@
 //! Moves memory from blade to blade under a running program, superpage by superpage.
 //!
-//! The life of a move: memory on another blade; a [`Record`] is published, from which on lanes write to the
-//! new place; what was in flight before ends; the pages that nobody has written are copied; the new
-//! place is published alone; what may still be reading the old one ends; its memory goes back.
-//! While the program uses far memory the copy is slow on purpose: small pieces with pauses between
-//! them, so that the program's own pages come first.
+//! The life of a move: memory on another blade; a [`Record`] is published, from which on lanes
+//! write to the new place; what was in flight before ends; the pages that nobody has written are
+//! copied; the new place is published alone; what may still be reading the old one ends; its memory
+//! goes back. While the program uses far memory the copy is slow on purpose: small pieces with
+//! pauses between them, so that the program's own pages come first.
 //!
-//! Frozen segments, which others share, cannot be taken from their blade. One of the users makes a copy
-//! elsewhere, the others attach that ([`CopyDesk`]), and each gives up its share in the original. Until
-//! the copy is complete, children are given the original.
+//! Frozen segments, which others share, cannot be taken from their blade. One of the users makes a
+//! copy elsewhere, the others attach that ([`CopyDesk`]), and each gives up its share in the
+//! original. Until the copy is complete, children are given the original.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,8 @@ const BATCHES: usize = 3;
 const BUSY_PAGES: usize = 16;
 /// While the program is busy, the mover rests this many times as long as the last piece took.
 const REST_FACTOR: u32 = 4;
-/// But no longer than this, so that a piece that took long for other reasons does not stop the move.
+/// But no longer than this, so that a piece that took long for other reasons does not stop the
+/// move.
 const REST_LIMIT: Duration = Duration::from_millis(10);
 /// Between two looks at lanes that have something in flight.
 const SETTLE_STEP: Duration = Duration::from_micros(50);
@@ -47,14 +48,15 @@ const SETTLE_STEP: Duration = Duration::from_micros(50);
 pub enum Step {
     /// A superpage was moved.
     Moved,
-    /// All that this process moves is moved, but a share in a frozen segment cannot be given up yet: somebody
-    /// else copies it, or a child may still attach it.
+    /// All that this process moves is moved, but a share in a frozen segment cannot be given up
+    /// yet: somebody else copies it, or a child may still attach it.
     Waiting,
     /// Nothing of ours is there any more; [`Pool::remove_blade`] will succeed.
     Empty,
 }
 
-/// Moves superpages away from blades; has a lane of its own. One is enough for a pool, and two take turns.
+/// Moves superpages away from blades; has a lane of its own. One is enough for a pool, and two take
+/// turns.
 #[derive(Debug)]
 pub struct Mover<'a> {
     pool: &'a Pool,
@@ -115,13 +117,13 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Moves one superpage away from a blade that was declared [leaving](Pool::set_leaving), or finishes
-    /// with it. `may_detach` says that no child of this process will still attach what was frozen
-    /// there; it is asked while nothing can be frozen ([`Pool::hold_still`]).
+    /// Moves one superpage away from a blade that was declared [leaving](Pool::set_leaving), or
+    /// finishes with it. `may_detach` says that no child of this process will still attach what was
+    /// frozen there; it is asked while nothing can be frozen ([`Pool::hold_still`]).
     ///
     /// # Errors
-    /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Nothing is lost
-    /// but what the lost blade had alone.
+    /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Nothing is
+    /// lost but what the lost blade had alone.
     pub fn step(
         &mut self,
         from: BladeIndex,
@@ -176,8 +178,8 @@ impl<'a> Mover<'a> {
         if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, may_detach()) }
     }
 
-    /// Who copies the frozen part that a superpage is in. Who has begun goes on, whatever others do: with a part of
-    /// its own copy and all of theirs it would have superpages twice.
+    /// Who copies the frozen part that a superpage is in. Who has begun goes on, whatever others
+    /// do: with a part of its own copy and all of theirs it would have superpages twice.
     fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, at: Place) -> Errand {
         let mut ledger = self.pool.ledger();
         if ledger.is_copying(handle) {
@@ -189,9 +191,10 @@ impl<'a> Mover<'a> {
         original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
     }
 
-    /// Takes somebody else's copy in place of the original part that `at` is in, and of whatever else on the same
-    /// blade it holds. If it is gone, the desk is told, and the next step asks again. False if it holds what we
-    /// have elsewhere: with both we would have superpages twice, so we copy for ourselves.
+    /// Takes somebody else's copy in place of the original part that `at` is in, and of whatever
+    /// else on the same blade it holds. If it is gone, the desk is told, and the next step asks
+    /// again. False if it holds what we have elsewhere: with both we would have superpages twice,
+    /// so we copy for ourselves.
     fn attach_copy(
         &self,
         desk: &dyn CopyDesk,
@@ -235,7 +238,8 @@ impl<'a> Mover<'a> {
         !is_whole
     }
 
-    /// Attaches all of a copy that can be; the new parts, and where each superpage of the copy lies.
+    /// Attaches all of a copy that can be; the new parts, and where each superpage of the copy
+    /// lies.
     fn attach_parts_of(
         &self,
         ledger: &mut Ledger,
@@ -311,7 +315,8 @@ impl<'a> Mover<'a> {
         failed: CopyError,
         is_frozen: bool,
     ) -> Result<(), PoolError> {
-        // Where the old blade is lost, the record stays: pages written meanwhile are on the new one.
+        // Where the old blade is lost, the record stays: pages written meanwhile are on the new
+        // one.
         if failed.of_new {
             job.record.turn_back();
             self.settle();
@@ -395,8 +400,8 @@ impl<'a> Mover<'a> {
         next
     }
 
-    /// Sends the batch's pages: all of them to be read; to be written, those that are not zero, for the new
-    /// memory is.
+    /// Sends the batch's pages: all of them to be read; to be written, those that are not zero, for
+    /// the new memory is.
     fn submit(&mut self, number: usize, job: &Job<'_>, access: Access) {
         let batch = &mut self.batches[number];
         let place = if access == Access::Read { job.old } else { job.new };
@@ -411,8 +416,8 @@ impl<'a> Mover<'a> {
         }
         batch.in_flight = links.len();
         if !links.is_empty() {
-            // SAFETY: the batch's memory is its own and stays where it is until its pages are done; what
-            // the places name is not closed while the pool's `moving` lock is held.
+            // SAFETY: the batch's memory is its own and stays where it is until its pages are done;
+            // what the places name is not closed while the pool's `moving` lock is held.
             unsafe { self.lane.submit_to(place.blade, links, access) };
         }
     }
@@ -486,7 +491,8 @@ impl<'a> Mover<'a> {
         Ok(Step::Empty)
     }
 
-    /// Makes our copy of a frozen segment's parts on a blade one that others may attach, and says so.
+    /// Makes our copy of a frozen segment's parts on a blade one that others may attach, and says
+    /// so.
     fn complete(
         &self,
         ledger: &mut Ledger,

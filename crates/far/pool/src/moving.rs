@@ -1,10 +1,10 @@
 //! A superpage on its way from one blade to another, page by page, while the program goes on.
 //!
-//! Every page is in one of four states. *Old*: its bytes are where the superpage was. *Copying*: the
-//! mover has it in its hands; it may be read at the old place and must not be written. *Copied*: its
-//! bytes are at both places. *New*: its bytes are only where the superpage goes. A lane that writes a
-//! page sends it to the new place and says so first, so that the mover has nothing to do with it any
-//! more.
+//! Every page is in one of four states. *Old*: its bytes are where the superpage was. *Copying*:
+//! the mover has it in its hands; it may be read at the old place and must not be written.
+//! *Copied*: its bytes are at both places. *New*: its bytes are only where the superpage goes. A
+//! lane that writes a page sends it to the new place and says so first, so that the mover has
+//! nothing to do with it any more.
 //!
 //! Invariants:
 //! - Only old pages are copied, and nothing that was in flight before the record was published
@@ -21,8 +21,8 @@ use crate::map::Place;
 use crate::types::Access;
 
 /// Superpages that can be on their way at once. One is, by the one mover; the others are those
-/// whose move ended with the loss of a blade, which stay half here and half there until their memory
-/// is given back. When all are taken nothing more is moved.
+/// whose move ended with the loss of a blade, which stay half here and half there until their
+/// memory is given back. When all are taken nothing more is moved.
 pub(crate) const MAX_RECORDS: usize = 8;
 
 const OLD: u8 = 0;
@@ -135,9 +135,9 @@ impl Record {
         self.turned.store(true, Release);
     }
 
-    /// After turning back, and when no lane can still think otherwise: makes copied pages old again, and
-    /// says whether all are, so that the record is needed no more. Pages that are only at the new
-    /// place share its fate.
+    /// After turning back, and when no lane can still think otherwise: makes copied pages old
+    /// again, and says whether all are, so that the record is needed no more. Pages that are only
+    /// at the new place share its fate.
     pub(crate) fn restore(&self) -> bool {
         for page in &self.pages {
             let _written_meanwhile = page.compare_exchange(COPIED, OLD, AcqRel, Acquire);

@@ -1,9 +1,9 @@
 //! The pool: one client, its segments, its blades.
 //!
 //! Invariants:
-//! - A superpage's place is published after the blade gave the memory and after everything a lane needs to
-//!   reach it, and unpublished before the memory goes back; between unpublishing and giving back every lane
-//!   has been outside the tables once.
+//! - A superpage's place is published after the blade gave the memory and after everything a lane
+//!   needs to reach it, and unpublished before the memory goes back; between unpublishing and
+//!   giving back every lane has been outside the tables once.
 //! - A segment is marked frozen before the blades are told, and writable after they were.
 //! - A lost blade never stops operations that concern other blades only.
 
@@ -26,8 +26,8 @@ use crate::{
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) shared: Arc<Shared>,
-    /// Held while a superpage moves, and by whoever needs superpages to stay where they are. Taken before
-    /// the ledger.
+    /// Held while a superpage moves, and by whoever needs superpages to stay where they are. Taken
+    /// before the ledger.
     pub(crate) moving: Mutex<()>,
     /// It is the mover that holds `moving`.
     pub(crate) is_moving: AtomicBool,
@@ -37,7 +37,8 @@ pub struct Pool {
     next_slot: AtomicU32,
 }
 
-/// It passes through the stacks of a pager's threads, which have 256 KiB: 68 KiB by value were too much.
+/// It passes through the stacks of a pager's threads, which have 256 KiB: 68 KiB by value were too
+/// much.
 const _: () = assert!(size_of::<Pool>() <= 4096);
 
 /// What control operations change, under the pool's lock.
@@ -62,8 +63,8 @@ impl Pool {
     /// Connects to every blade.
     ///
     /// # Errors
-    /// No blade or too many in the configuration, TCP to another host without permission, or a blade
-    /// that does not answer.
+    /// No blade or too many in the configuration, TCP to another host without permission, or a
+    /// blade that does not answer.
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
         let given = config.blades.len();
         if given == 0 || given > MAX_BLADES {
@@ -94,8 +95,9 @@ impl Pool {
         }
     }
 
-    /// A way to the blades for one thread; to be made before the first fault is served. A blade that cannot be
-    /// reached any more is lost from now on: nothing is written to it, and other blades go on.
+    /// A way to the blades for one thread; to be made before the first fault is served. A blade
+    /// that cannot be reached any more is lost from now on: nothing is written to it, and other
+    /// blades go on.
     ///
     /// # Errors
     /// A blade refuses, or this process has no descriptor left.
@@ -139,8 +141,8 @@ impl Pool {
         }
     }
 
-    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next as long
-    /// as the value lives. What the caller has in flight on a lane must have ended.
+    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next as
+    /// long as the value lives. What the caller has in flight on a lane must have ended.
     pub fn hold_still(&self) -> Still<'_> {
         self.waiting_for_mover.fetch_add(1, Ordering::Relaxed);
         let guard = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,8 +191,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the blades in turn on which there is a part for it: the emptiest of ours first, those known full
-    /// only when all else failed.
+    /// Asks the blades in turn on which there is a part for it: the emptiest of ours first, those
+    /// known full only when all else failed.
     pub(crate) fn allocate_somewhere(
         &self,
         ledger: &mut Ledger,
@@ -250,7 +252,8 @@ impl Pool {
         self.blade_of(s, sma).is_some_and(|blade| !self.is_lost(blade))
     }
 
-    /// The blade to which the superpage's pages are written, lost or not; None if it has no memory. Lock-free.
+    /// The blade to which the superpage's pages are written, lost or not; None if it has no memory.
+    /// Lock-free.
     pub fn blade_of(&self, s: SegmentHandle, sma: u32) -> Option<BladeIndex> {
         let place = self.segment(s).map().get(sma)?;
         let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
@@ -266,9 +269,9 @@ impl Pool {
     /// flight.
     ///
     /// # Errors
-    /// The segment is frozen, or the blade refuses, which it does while any page of the segment is being
-    /// written, or a superpage is being moved: the superpage then stays as it is. Or the blade is lost, and
-    /// the superpage with it.
+    /// The segment is frozen, or the blade refuses, which it does while any page of the segment is
+    /// being written, or a superpage is being moved: the superpage then stays as it is. Or the
+    /// blade is lost, and the superpage with it.
     pub fn free_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
         // Not waited for: the mover may itself wait for pages whose owner waits for this caller.
         let _still = self.hold_unless_moving().ok_or(PoolError::Moving)?;
@@ -335,7 +338,8 @@ impl Pool {
             if let Err(error) = PartKey::all(s).try_for_each(|key| books.freeze(key)) {
                 self.note_loss(blade, books);
                 if books.loss().is_some() && !has_places {
-                    // Nothing of the segment goes with the blade, and nobody shall look for it there.
+                    // Nothing of the segment goes with the blade, and nobody shall look for it
+                    // there.
                     PartKey::all(s).for_each(|key| drop(books.detach(key)));
                     continue;
                 }
@@ -436,7 +440,8 @@ impl Pool {
     /// Shares another client's frozen segment, read only.
     ///
     /// # Errors
-    /// The segment is gone, a blade is lost or another one than it was, or too many segments are live.
+    /// The segment is gone, a blade is lost or another one than it was, or too many segments are
+    /// live.
     pub fn attach(&self, token: &FrozenToken) -> Result<SegmentHandle, PoolError> {
         let mut ledger = self.ledger();
         let handle = self.free_handle()?;
@@ -471,7 +476,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives the segment up: its memory goes back, or the share in it. No page of it may be in flight.
+    /// Gives the segment up: its memory goes back, or the share in it. No page of it may be in
+    /// flight.
     ///
     /// # Errors
     /// A blade refused; the segment is gone here all the same. A lost blade is no error.
@@ -518,8 +524,8 @@ impl Pool {
         self.shared.descriptors.holds(fd)
     }
 
-    /// Tells the blades that this client ends; they free its memory at once, memory that is shared by
-    /// descriptor as soon as the pool is dropped or the process ends.
+    /// Tells the blades that this client ends; they free its memory at once, memory that is shared
+    /// by descriptor as soon as the pool is dropped or the process ends.
     pub fn goodbye(&self) {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {
@@ -589,8 +595,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blade to ask next, and the part to put it in: one that was not asked yet; not known to be full if
-    /// there is one; fewest of our superpages for its size.
+    /// The blade to ask next, and the part to put it in: one that was not asked yet; not known to
+    /// be full if there is one; fewest of our superpages for its size.
     fn best_blade(
         &mut self,
         asked: &[Option<CallError>],
@@ -614,8 +620,9 @@ impl Ledger {
         self.free_rest();
     }
 
-    /// Gives places that were left back to their blades. A blade refuses while any page of the segment is
-    /// being written; then it is tried again later, and at the latest the whole part is given up.
+    /// Gives places that were left back to their blades. A blade refuses while any page of the
+    /// segment is being written; then it is tried again later, and at the latest the whole part is
+    /// given up.
     pub(crate) fn free_rest(&mut self) {
         let mut unfreed = std::mem::take(&mut self.unfreed);
         unfreed.retain(|(handle, superpage, place)| {
@@ -652,8 +659,8 @@ impl Ledger {
     }
 }
 
-/// Why a blade gives no superpage, with the remedy: its memory and its quota are different things to
-/// raise.
+/// Why a blade gives no superpage, with the remedy: its memory and its quota are different things
+/// to raise.
 fn explain_refusal(error: &CallError) -> String {
     match error {
         CallError::Refused { address, code: ErrorCode::BladeFull, detail, .. } => {

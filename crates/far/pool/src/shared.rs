@@ -1,13 +1,15 @@
-//! What the pool and its lanes have in common: read by lanes without a lock, changed by the pool's control
-//! operations under theirs.
+//! What the pool and its lanes have in common: read by lanes without a lock, changed by the pool's
+//! control operations under theirs.
 //!
-//! A lane looks up a page in three steps (segment's state, superpage's place, the blade's part of the
-//! segment). What a lookup found stays valid until the lane leaves: before anything found that way is
-//! closed or given back, the pool unpublishes it and waits for every lane to pass a point outside
-//! ([`LaneClock`]). So a copy can never hit a descriptor number that means another file by now.
+//! A lane looks up a page in three steps (segment's state, superpage's place, the blade's part of
+//! the segment). What a lookup found stays valid until the lane leaves: before anything found that
+//! way is closed or given back, the pool unpublishes it and waits for every lane to pass a point
+//! outside ([`LaneClock`]). So a copy can never hit a descriptor number that means another file by
+//! now.
 //!
-//! Blades come and go in slots. A slot's generation tells lanes that their connection is to an earlier
-//! blade; it changes only when nothing of any segment lies in the slot and nothing is in flight there.
+//! Blades come and go in slots. A slot's generation tells lanes that their connection is to an
+//! earlier blade; it changes only when nothing of any segment lies in the slot and nothing is in
+//! flight there.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{
@@ -236,8 +238,8 @@ impl Shared {
     }
 }
 
-/// Counts a lane's visits to the shared tables: odd while it is inside. Beside it, what the lane asked
-/// to move; written by the lane alone.
+/// Counts a lane's visits to the shared tables: odd while it is inside. Beside it, what the lane
+/// asked to move; written by the lane alone.
 #[derive(Debug, Default)]
 pub(crate) struct LaneClock {
     visits: AtomicU64,
@@ -311,8 +313,8 @@ impl LaneClock {
             .fold(0, |all, (read, written)| all.wrapping_add(read).wrapping_add(written))
     }
 
-    /// Waits until the lane is outside or has been. To be called after unpublishing. A visit lasts as long
-    /// as a copy or a non-blocking send, so spinning politely is enough.
+    /// Waits until the lane is outside or has been. To be called after unpublishing. A visit lasts
+    /// as long as a copy or a non-blocking send, so spinning politely is enough.
     pub(crate) fn wait_until_outside(&self) {
         fence(Ordering::SeqCst);
         let seen = self.visits.load(Ordering::SeqCst);

@@ -17,8 +17,9 @@ pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
 pub const MAX_SEGMENTS: usize = 16;
 /// Blades of one pool; keeps [`FrozenToken`] small. Beyond it the configuration is refused.
 pub const MAX_BLADES: usize = 8;
-/// Parts that one segment may have on one blade. There is more than one only where frozen memory moved to a
-/// blade that had some of the same segment; when all are taken it moves to another blade, or not.
+/// Parts that one segment may have on one blade. There is more than one only where frozen memory
+/// moved to a blade that had some of the same segment; when all are taken it moves to another
+/// blade, or not.
 pub(crate) const PARTS_PER_BLADE: usize = 4;
 /// Parts of a [`FrozenToken`].
 pub const TOKEN_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
@@ -133,8 +134,9 @@ pub struct Completion {
     pub result: Result<(), PageError>,
 }
 
-/// What a child needs to attach its parent's frozen segment. Plain data that fork copies. It opens the
-/// segment as long as somebody uses it: the parent must not detach before the child has attached.
+/// What a child needs to attach its parent's frozen segment. Plain data that fork copies. It opens
+/// the segment as long as somebody uses it: the parent must not detach before the child has
+/// attached.
 #[derive(Clone, Copy, Debug)]
 pub struct FrozenToken {
     pub(crate) blades: [[Option<BladeToken>; PARTS_PER_BLADE]; MAX_BLADES],

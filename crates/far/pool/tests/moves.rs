@@ -324,8 +324,8 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
     }
 }
 
-/// Two that claim the same part at the same moment are both told to copy, and one of them later that the other's
-/// copy is there.
+/// Two that claim the same part at the same moment are both told to copy, and one of them later
+/// that the other's copy is there.
 #[test]
 fn who_has_begun_to_copy_finishes_its_own_copy() {
     for (from, to) in transports() {
@@ -355,7 +355,8 @@ fn who_has_begun_to_copy_finishes_its_own_copy() {
     }
 }
 
-/// A copy holds all of a segment's parts on the old blade; who attached it once for each would have superpages twice.
+/// A copy holds all of a segment's parts on the old blade; who attached it once for each would have
+/// superpages twice.
 #[test]
 fn a_copy_of_two_parts_is_attached_once() {
     let mut blades = Blades::start(&["tcp"]);
@@ -426,7 +427,8 @@ fn a_copy_that_holds_what_we_have_elsewhere_is_not_taken() {
     connect(&blades).attach(&token).expect("every superpage is in one place");
 }
 
-/// While a segment is written its blade takes nothing back: what was left there must not be frozen with it.
+/// While a segment is written its blade takes nothing back: what was left there must not be frozen
+/// with it.
 #[test]
 fn a_place_that_was_left_is_not_shared_with_a_child() {
     // Whether a blade is just being written to when it is asked is a matter of luck.
@@ -472,7 +474,8 @@ fn freeze_after_moves_under_writes() -> bool {
     was_refused
 }
 
-/// A segment that was half moved when it was frozen has parts on both blades, and can leave either all the same.
+/// A segment that was half moved when it was frozen has parts on both blades, and can leave either
+/// all the same.
 #[test]
 fn frozen_memory_moves_to_a_blade_that_has_some_of_it() {
     let blades = Blades::start(&["tcp", "shm"]);

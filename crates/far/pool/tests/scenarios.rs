@@ -173,8 +173,8 @@ fn the_quota_holds_over_all_blades() {
     pool.allocate_superpage(segment, 3).expect("within the quota again");
 }
 
-/// A blade frees nothing of a segment that is being written to: the superpage stays then, and is never given
-/// memory on a second blade.
+/// A blade frees nothing of a segment that is being written to: the superpage stays then, and is
+/// never given memory on a second blade.
 #[test]
 fn memory_given_back_during_writes_is_never_in_two_places() {
     let blades = Blades::start(&["unix", "unix"]);
@@ -443,8 +443,8 @@ fn a_forked_child_reads_what_its_parent_froze() {
         let pages = sample(2);
         write(&mut lane, segment, &pages);
         let token = pool.freeze(segment).expect("frozen");
-        // SAFETY: the child only uses this pool, memory (glibc's allocator survives fork) and sockets,
-        // and leaves by _exit.
+        // SAFETY: the child only uses this pool, memory (glibc's allocator survives fork) and
+        // sockets, and leaves by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             std::mem::forget(lane);

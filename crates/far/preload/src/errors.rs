@@ -1,8 +1,8 @@
 //! What an error number is called, without the C library's translations.
 //!
-//! Rust's standard library asks strerror_r, which looks for a translation with the program's locks held and in
-//! memory from malloc. A thread of the pager that reported an error so would wait for memory that it has to serve
-//! itself.
+//! Rust's standard library asks strerror_r, which looks for a translation with the program's locks
+//! held and in memory from malloc. A thread of the pager that reported an error so would wait for
+//! memory that it has to serve itself.
 
 use std::ffi::{c_char, c_int};
 

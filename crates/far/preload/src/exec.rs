@@ -1,5 +1,5 @@
-//! exec and spawn with an environment of the program's making: what `farpool run` put into the environment
-//! stays in it, so that the new program is held to the same limit.
+//! exec and spawn with an environment of the program's making: what `farpool run` put into the
+//! environment stays in it, so that the new program is held to the same limit.
 //!
 //! These functions may run in a child of vfork, which shares memory with its parent and must not
 //! allocate from the heap; the few bytes they need come straight from the kernel.

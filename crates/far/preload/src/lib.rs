@@ -1,13 +1,14 @@
-//! The library that `farpool run` puts into a program (LD_PRELOAD): it makes the program's large anonymous
-//! memory far.
+//! The library that `farpool run` puts into a program (LD_PRELOAD): it makes the program's large
+//! anonymous memory far.
 //!
-//! It replaces the C library's memory functions by ones that tell the pager ([`farpool_pager`]) what the
-//! program maps, and its allocator by mimalloc, whose memory comes from those same functions: glibc's
-//! malloc does not call mmap through the PLT and could not be seen.
+//! It replaces the C library's memory functions by ones that tell the pager ([`farpool_pager`])
+//! what the program maps, and its allocator by mimalloc, whose memory comes from those same
+//! functions: glibc's malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`threads`] new threads, [`rights`] changes of
-//! user, [`pipes`] calls that lend pages, [`exec`] and [`variadic`] the environment of new programs, [`local`] the
-//! allocator of our own code, whose memory is never far.
+//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`threads`] new
+//! threads, [`rights`] changes of user, [`pipes`] calls that lend pages, [`exec`] and [`variadic`]
+//! the environment of new programs, [`local`] the allocator of our own code, whose memory is never
+//! far.
 //!
 //! Invariants:
 //! * nothing here runs differently for a process without a board in its environment;

@@ -1,5 +1,5 @@
-//! The allocator of our own code. Its memory comes straight from the kernel and is never far: a fault
-//! thread that waited for its own page would wait for ever.
+//! The allocator of our own code. Its memory comes straight from the kernel and is never far: a
+//! fault thread that waited for its own page would wait for ever.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
@@ -10,7 +10,8 @@ use dlmalloc::Dlmalloc;
 
 use farpool_pager::sys;
 
-/// Memory for what the C library allocates for a pager thread (thread-local storage): a few KiB a thread.
+/// Memory for what the C library allocates for a pager thread (thread-local storage): a few KiB a
+/// thread.
 const ARENA_BYTES: usize = 1 << 20;
 const ALIGNMENT: usize = 64;
 

@@ -22,8 +22,8 @@ fn page_up(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX & !(PAGE_BYTES - 1))
 }
 
-/// Whether the kernel would take this as a range of the program's addresses at all; if not, its call fails
-/// and must change nothing.
+/// Whether the kernel would take this as a range of the program's addresses at all; if not, its
+/// call fails and must change nothing.
 fn is_range(start: usize, bytes: usize) -> bool {
     let end = start.checked_add(bytes);
     bytes > 0 && start.is_multiple_of(PAGE_BYTES) && end.is_some_and(|end| end <= USER_END)
@@ -82,7 +82,8 @@ pub unsafe extern "C" fn mmap(
     let (start, bytes) = (address as usize, page_up(length));
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
     if replaces && is_range(start, bytes) && pager.touches_far(start, start + bytes) {
-        // A call that fails must take nothing away, and far pages would be gone by then: try elsewhere.
+        // A call that fails must take nothing away, and far pages would be gone by then: try
+        // elsewhere.
         let none = std::ptr::null_mut();
         let trial_flags = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
         let trial = kernel_mmap(none, length, protection, trial_flags, descriptor, offset);
@@ -159,9 +160,9 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 pager.retire(start, end);
                 return 0;
             }
-            // A child has no such mapping: it forgets the pages of it. Noted when the kernel has it, and forgotten
-            // before: a child that was born in between would end, and never read what is not its own. ENOMEM: the
-            // range has holes, and the rest of it was done.
+            // A child has no such mapping: it forgets the pages of it. Noted when the kernel has
+            // it, and forgotten before: a child that was born in between would end, and never read
+            // what is not its own. ENOMEM: the range has holes, and the rest of it was done.
             libc::MADV_DONTFORK => {
                 let result = kernel();
                 // SAFETY: errno of the calling thread.
@@ -171,7 +172,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 return result;
             }
             libc::MADV_DOFORK => pager.set_unshared(start, end, false),
-            // A child must see these pages as zeros: the kernel knows how, the far layers do not, so they stay local.
+            // A child must see these pages as zeros: the kernel knows how, the far layers do not,
+            // so they stay local.
             libc::MADV_WIPEONFORK => keep_local(pager, start, end),
             _ => {}
         }
@@ -179,8 +181,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
     kernel()
 }
 
-/// MADV_FREE while nothing is far yet. Memory that can be far is discarded at once: the kernel drops such pages
-/// under pressure, even from the victim buffer later, and nobody would know.
+/// MADV_FREE while nothing is far yet. Memory that can be far is discarded at once: the kernel
+/// drops such pages under pressure, even from the victim buffer later, and nobody would know.
 fn free_natively(pager: &'static Pager, start: usize, end: usize) -> c_int {
     let advise = |start: usize, end: usize, advice: c_int| {
         // SAFETY: the program gave up what is in this range.
@@ -236,7 +238,8 @@ fn keep_local(pager: &'static Pager, start: usize, end: usize) {
 
 /// Touches every page of the range, so that it is resident.
 fn populate(start: usize, end: usize) {
-    // SAFETY: populating reads the program's own memory; errors (a hole, no permission) change nothing.
+    // SAFETY: populating reads the program's own memory; errors (a hole, no permission) change
+    // nothing.
     unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_POPULATE_READ) };
 }
 
@@ -430,8 +433,8 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
     result
 }
 
-/// Everything far is brought in and kept. The kernel's own call is not made: it would also lock, and
-/// populate, the pager's reserve.
+/// Everything far is brought in and kept. The kernel's own call is not made: it would also lock,
+/// and populate, the pager's reserve.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     let Some(pager) = pager() else {

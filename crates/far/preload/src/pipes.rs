@@ -1,8 +1,8 @@
 //! Calls that lend the program's pages to the kernel by reference, without pinning them.
 //!
-//! The kernel's own swapping leaves such a page alone until the last reference is gone. UFFDIO_MOVE takes it
-//! (its reference count cannot be seen from here), its frame is used again, and the reader of the
-//! pipe would get another page's contents. So these calls copy.
+//! The kernel's own swapping leaves such a page alone until the last reference is gone. UFFDIO_MOVE
+//! takes it (its reference count cannot be seen from here), its frame is used again, and the reader
+//! of the pipe would get another page's contents. So these calls copy.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -29,8 +29,8 @@ pub unsafe extern "C" fn vmsplice(
         return -1;
     };
     let mode = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::RWF_NOWAIT } else { 0 };
-    // SAFETY: the vectors are the program's, for the same transfer; at offset -1 these calls are writev and
-    // readv with flags.
+    // SAFETY: the vectors are the program's, for the same transfer; at offset -1 these calls are
+    // writev and readv with flags.
     unsafe {
         match libc::fcntl(descriptor, libc::F_GETFL) & libc::O_ACCMODE {
             libc::O_RDONLY => libc::preadv2(descriptor, vectors, vector_count, -1, mode),
@@ -40,7 +40,8 @@ pub unsafe extern "C" fn vmsplice(
 }
 
 /// # Safety
-/// As setsockopt(2). SO_ZEROCOPY is refused, as by a kernel without it: programs then send by copying.
+/// As setsockopt(2). SO_ZEROCOPY is refused, as by a kernel without it: programs then send by
+/// copying.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
     socket: c_int,

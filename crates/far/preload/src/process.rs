@@ -1,12 +1,12 @@
 //! fork: the pager is brought to rest before it and started anew in the child.
 //!
-//! Our handlers are registered before the program's, so they run last before the fork and first after
-//! it. Between the two, in the child, only the C library's fork code runs.
+//! Our handlers are registered before the program's, so they run last before the fork and first
+//! after it. Between the two, in the child, only the C library's fork code runs.
 //!
 //! Order, each step before the gate shuts being one that may still wait for other threads:
 //! 1. all signals are blocked until fork is over: a handler would run with the gate shut;
-//! 2. the lock of glibc's list of open files is taken, which fork takes too: a thread that holds it may wait
-//!    for a far page of a file, and with the gate shut it would wait for us;
+//! 2. the lock of glibc's list of open files is taken, which fork takes too: a thread that holds it
+//!    may wait for a far page of a file, and with the gate shut it would wait for us;
 //! 3. only then the pager is brought to rest.
 
 use std::cell::UnsafeCell;
@@ -48,8 +48,8 @@ unsafe extern "C" {
     static _IO_list_all: *const u8;
 }
 
-/// glibc's functions for the lock of its list of open files, which is recursive. Looked up by name, for other
-/// C libraries do not have them; null where there are none.
+/// glibc's functions for the lock of its list of open files, which is recursive. Looked up by name,
+/// for other C libraries do not have them; null where there are none.
 static LOCK_FILE_LIST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static UNLOCK_FILE_LIST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static RESET_FILE_LIST_LOCK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -152,8 +152,8 @@ fn finish(current: Option<Forking>, end: fn(&'static Pager, Fork), list: &Atomic
     call(list);
 }
 
-/// Makes resident what the C library's fork code touches in the child before our handler runs: the locks
-/// of all open files. The pager evicts nothing until the fork is over.
+/// Makes resident what the C library's fork code touches in the child before our handler runs: the
+/// locks of all open files. The pager evicts nothing until the fork is over.
 fn touch_open_files() {
     // SAFETY: walks glibc's list of open files by its ABI, with the list's lock held.
     unsafe {

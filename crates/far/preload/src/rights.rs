@@ -1,5 +1,5 @@
-//! Calls by which a program gives rights up: the pager opens first what it needs them for, and its threads change
-//! their user with the program's. See [`farpool_pager::sys::rights`].
+//! Calls by which a program gives rights up: the pager opens first what it needs them for, and its
+//! threads change their user with the program's. See [`farpool_pager::sys::rights`].
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
     status(unsafe { libc::syscall(libc::SYS_chroot, path) })
 }
 
-/// Variadic in C, but its arguments all come in registers, and the C library too passes on what it finds there.
+/// Variadic in C, but its arguments all come in registers, and the C library too passes on what it
+/// finds there.
 ///
 /// # Safety
 /// As prctl(2).

@@ -1,4 +1,5 @@
-//! pthread_create: where a program can be kept from growing faster than its resident set can be watched.
+//! pthread_create: where a program can be kept from growing faster than its resident set can be
+//! watched.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicPtr;
@@ -14,8 +15,8 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The C library's function; null before its first use. Kept, for dlsym takes the dynamic linker's lock: a thread that
-/// holds it, in a constructor, may wait for one that starts a thread.
+/// The C library's function; null before its first use. Kept, for dlsym takes the dynamic linker's
+/// lock: a thread that holds it, in a constructor, may wait for one that starts a thread.
 static CREATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 fn create() -> Option<Create> {

@@ -1,10 +1,13 @@
-//! `farpool attach`: gives a running process less local memory, and `farpool detach`: gives it back.
+//! `farpool attach`: gives a running process less local memory, and `farpool detach`: gives it
+//! back.
 //!
-//! The attaching process is the keeper: it holds the board with the limit, the private blade if no other was named, and
-//! a duplicate of the userfaultfd. It stays until the process ends or is left. When it is told to end (SIGTERM, SIGINT)
-//! it brings everything in first; when it is killed, the sidecar does.
+//! The attaching process is the keeper: it holds the board with the limit, the private blade if no
+//! other was named, and a duplicate of the userfaultfd. It stays until the process ends or is left.
+//! When it is told to end (SIGTERM, SIGINT) it brings everything in first; when it is killed, the
+//! sidecar does.
 //!
-//! With a whole tree, the processes below come and go, and get sidecars as under `farpool run --door sidecar`.
+//! With a whole tree, the processes below come and go, and get sidecars as under `farpool run
+//! --door sidecar`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -114,8 +117,8 @@ pub struct Entered {
     pub processes: usize,
 }
 
-/// Attaches to process `pid` with the limit and the blades of `options`, and stays until the end. `entered` is called
-/// once paging has begun.
+/// Attaches to process `pid` with the limit and the blades of `options`, and stays until the end.
+/// `entered` is called once paging has begun.
 pub fn attach(
     pid: u32,
     reach: Reach,
@@ -325,8 +328,8 @@ fn stay_with_tree(
     }
 }
 
-/// Takes the sidecar's memory out of a process that it has left. On a busy machine its threads may not stop in time;
-/// in the end the process keeps some unused addresses, and nothing else.
+/// Takes the sidecar's memory out of a process that it has left. On a busy machine its threads may
+/// not stop in time; in the end the process keeps some unused addresses, and nothing else.
 fn withdraw(ward: &Ward) {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(250);
@@ -375,8 +378,8 @@ fn may_be_keeper(marker: &str, ticks: u64) -> bool {
     marker.split_whitespace().nth(1).is_none_or(|started| started.parse() == Ok(ticks))
 }
 
-/// Has a process left, and waits until it has all its memory: of an attachment all its processes, of a run this one.
-/// `board` is that of the attachment or the run.
+/// Has a process left, and waits until it has all its memory: of an attachment all its processes,
+/// of a run this one. `board` is that of the attachment or the run.
 pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
     let directory: PathBuf = board.parent().unwrap_or(board).to_owned();
     let keeper_pid = keeper_of(&directory).ok_or(RunError::NotAttached { pid })?;

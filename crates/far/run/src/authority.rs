@@ -1,8 +1,9 @@
 //! Whether a sidecar may do more than its program.
 //!
-//! A sidecar is born with what its program may do at that moment, less all capabilities. Daemons give up rights later:
-//! another user, a filter, another root directory. Whoever takes such a program over can steer its sidecar, for they
-//! share memory; so that one is taken out, and the process gets another one.
+//! A sidecar is born with what its program may do at that moment, less all capabilities. Daemons
+//! give up rights later: another user, a filter, another root directory. Whoever takes such a
+//! program over can steer its sidecar, for they share memory; so that one is taken out, and the
+//! process gets another one.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The blades of a run under way: adds some, has others left, and knows when nobody uses one any more.
+//! The blades of a run under way: adds some, has others left, and knows when nobody uses one any
+//! more.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};

@@ -1,8 +1,8 @@
 //! The keeper holds a duplicate of every userfaultfd of the tree.
 //!
-//! When the last reference to a userfaultfd goes, missing pages silently read as zeros. The pager's own
-//! reference lives as long as its process; but a child of vfork shares the process's memory and can
-//! outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
+//! When the last reference to a userfaultfd goes, missing pages silently read as zeros. The pager's
+//! own reference lives as long as its process; but a child of vfork shares the process's memory and
+//! can outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
 use std::os::fd::OwnedFd;
@@ -19,7 +19,8 @@ pub const CUSTODY_SOCKET: &str = "keeper.sock";
 /// What the pager calls its fault threads.
 const FAULT_THREAD: &str = "farpool-fault";
 
-/// A process that has connected hands its duplicate over at once: one that was stopped in between holds up all others.
+/// A process that has connected hands its duplicate over at once: one that was stopped in between
+/// holds up all others.
 const HAND_OVER_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -56,14 +57,16 @@ impl Custody {
         Ok(custody)
     }
 
-    /// Drops what is no longer needed, and ends orphans. `alive` says whether a process still lives.
+    /// Drops what is no longer needed, and ends orphans. `alive` says whether a process still
+    /// lives.
     pub fn sweep(&self, alive: impl Fn(u32) -> bool) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         // The preloaded library is not told of forks by the kernel: nobody is born here.
         let end_all = |uffd: &Uffd| drop(end_orphans(uffd));
         held.retain(|entry| {
             if alive(entry.pid) {
-                // Killed, and a thread of it waits in the kernel for a page that nobody will bring (io_uring's do).
+                // Killed, and a thread of it waits in the kernel for a page that nobody will bring
+                // (io_uring's do).
                 if has_no_pager(entry.pid) {
                     end_all(&entry.uffd);
                 }
@@ -78,7 +81,8 @@ impl Custody {
     }
 }
 
-/// Whether all fault threads of a process have ended: they live as long as it does. In doubt it has some.
+/// Whether all fault threads of a process have ended: they live as long as it does. In doubt it has
+/// some.
 fn has_no_pager(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -86,8 +90,8 @@ fn has_no_pager(pid: u32) -> bool {
     names.is_some_and(|names| !names.iter().any(|name| name.trim() == FAULT_THREAD))
 }
 
-/// Somebody still uses the memory of a process that is dead: poisons what they wait for. Returns the userfaultfds of the
-/// children that they have had since, who lack pages as they do.
+/// Somebody still uses the memory of a process that is dead: poisons what they wait for. Returns
+/// the userfaultfds of the children that they have had since, who lack pages as they do.
 #[must_use]
 pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     let mut born = Vec::new();
@@ -99,8 +103,8 @@ pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     born
 }
 
-/// Whether a process may be one of the run's: it has the keeper's user, or root gave it another one. Root's socket is
-/// open to all who know its random name, for that.
+/// Whether a process may be one of the run's: it has the keeper's user, or root gave it another
+/// one. Root's socket is open to all who know its random name, for that.
 fn is_of_the_run(stream: &UnixStream) -> bool {
     let user = rustix::process::geteuid();
     let peer = rustix::net::sockopt::socket_peercred(stream);

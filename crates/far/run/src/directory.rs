@@ -1,8 +1,8 @@
 //! The directory of a run: its board and the socket of its private blade.
 //!
-//! Whoever can put another board in its place reads the program's memory, so the folder that all runs of a user lie in
-//! is used only if it is the user's own and nobody else can write to it: another local user may have made it first,
-//! in /tmp for one.
+//! Whoever can put another board in its place reads the program's memory, so the folder that all
+//! runs of a user lie in is used only if it is the user's own and nobody else can write to it:
+//! another local user may have made it first, in /tmp for one.
 
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -62,13 +62,15 @@ pub fn make_base() -> Result<PathBuf, RunError> {
     Ok(base)
 }
 
-/// Root's may be passed through, so that its programs find their board when they have become other users.
+/// Root's may be passed through, so that its programs find their board when they have become other
+/// users.
 fn folder_mode() -> Mode {
     if rustix::process::geteuid().is_root() { Mode::from(0o711) } else { Mode::RWXU }
 }
 
-/// Whether others can do nothing with a folder of this mode, or with root's nothing to what lies in it: they may pass
-/// through it, and add to it where the sticky bit keeps what is there, as in a tmpfs that was mounted there.
+/// Whether others can do nothing with a folder of this mode, or with root's nothing to what lies in
+/// it: they may pass through it, and add to it where the sticky bit keeps what is there, as in a
+/// tmpfs that was mounted there.
 fn is_closed(mode: Mode) -> bool {
     if rustix::process::geteuid().is_root() {
         return mode.contains(Mode::SVTX) || !mode.intersects(Mode::WGRP | Mode::WOTH);
@@ -81,7 +83,8 @@ fn failed(path: &Path) -> impl Fn(Errno) -> RunError {
     move |errno| RunError::Directory { path: path.clone(), error: errno.into() }
 }
 
-/// Opens the folder, makes it before if it is not there, and refuses one that is not this user's alone.
+/// Opens the folder, makes it before if it is not there, and refuses one that is not this user's
+/// alone.
 fn open_base(base: &Path) -> Result<OwnedFd, RunError> {
     match rustix::fs::mkdir(base, folder_mode()) {
         Ok(()) | Err(Errno::EXIST) => {}

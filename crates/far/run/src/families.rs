@@ -1,7 +1,9 @@
-//! Forked children and their sidecars: a child that its parent's sidecar serves is handed over to one of its own.
+//! Forked children and their sidecars: a child that its parent's sidecar serves is handed over to
+//! one of its own.
 //!
-//! The kernel gives a child's userfaultfd to its parent's sidecar, which keeps a duplicate here. Which process it is of
-//! nobody says: the child's own sidecar finds out, for it lives in that address space.
+//! The kernel gives a child's userfaultfd to its parent's sidecar, which keeps a duplicate here.
+//! Which process it is of nobody says: the child's own sidecar finds out, for it lives in that
+//! address space.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -19,8 +21,8 @@ use crate::warden::Warden;
 /// up this process's descriptors; it is ended.
 const MOST_CHILDREN: usize = 1 << 15;
 
-/// If the process of a new sidecar is a child that one of the relatives serves, has that hand it over. Returns the
-/// child's userfaultfd.
+/// If the process of a new sidecar is a child that one of the relatives serves, has that hand it
+/// over. Returns the child's userfaultfd.
 pub fn inherit(
     pid: i32,
     sidecar: &Injected,
@@ -60,7 +62,8 @@ fn hand_over(pid: i32, sidecar: &Injected, memory: BorrowedFd<'_>) -> Result<(),
     ask(pid, sidecar, "INHERIT", Some(memory), "INHERITED", &mut Vec::new()).map(drop)
 }
 
-/// Which of a ward's children the process of a new sidecar is, if it is one, with a duplicate of its userfaultfd.
+/// Which of a ward's children the process of a new sidecar is, if it is one, with a duplicate of
+/// its userfaultfd.
 fn claimed(
     until: Instant,
     pid: i32,
@@ -100,7 +103,8 @@ impl Inherits {
 }
 
 impl Ward {
-    /// Takes note of what a sidecar tells of a child, or of its warden; false: it tells something else.
+    /// Takes note of what a sidecar tells of a child, or of its warden; false: it tells something
+    /// else.
     pub(crate) fn hears_of_child(
         &mut self,
         text: &str,

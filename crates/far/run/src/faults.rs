@@ -1,7 +1,9 @@
-//! The trace of a run's page faults: what the pager sees of a program (`farpool trace --via fault`).
+//! The trace of a run's page faults: what the pager sees of a program (`farpool trace --via
+//! fault`).
 //!
-//! The pager's threads write each fault to the board's log; a thread of the keeper empties it into a trace. A reader
-//! that cannot keep up loses faults, which the trace's notes count: the program never waits for it.
+//! The pager's threads write each fault to the board's log; a thread of the keeper empties it into
+//! a trace. A reader that cannot keep up loses faults, which the trace's notes count: the program
+//! never waits for it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,8 +19,8 @@ use farpool_units::{PAGE_BYTES_U64, exactly};
 
 use crate::RunOptions;
 
-/// Each process has its own addresses: its number stands above the page's, which 44 bits hold for the largest
-/// addresses that Linux gives.
+/// Each process has its own addresses: its number stands above the page's, which 44 bits hold for
+/// the largest addresses that Linux gives.
 const PROCESS_SHIFT: u32 = 44;
 /// The pause when the log was empty: the ring holds many times what a machine takes in it.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -43,7 +45,8 @@ pub(crate) struct FaultRecorder {
     numbers: Numbers,
 }
 
-/// Numbers of processes and threads in the order in which they came, and when each thread last faulted.
+/// Numbers of processes and threads in the order in which they came, and when each thread last
+/// faulted.
 #[derive(Debug, Default)]
 struct Numbers {
     processes: HashMap<u32, u64>,

@@ -52,8 +52,8 @@ const FORWARDED: [i32; 8] = [
 const WATCH_STEP: Duration = Duration::from_millis(20);
 const PRELOAD_NAME: &str = "libfarpool_preload.so";
 
-/// Runs the program to its end, and its descendants to theirs; returns the program's exit code (128 + the
-/// signal's number if a signal ended it).
+/// Runs the program to its end, and its descendants to theirs; returns the program's exit code (128
+/// + the signal's number if a signal ended it).
 pub fn run(options: &RunOptions) -> Result<i32, RunError> {
     run_recorded(options, None).map(|(code, _)| code)
 }
@@ -391,7 +391,8 @@ fn forward_signals(child: &Arc<AtomicI32>) -> Result<(), std::io::Error> {
             // Without a sender it came from the terminal, which sent it to the program as well.
             let pid = child.load(Relaxed);
             if origin.process.is_some() && pid > 0 {
-                // SAFETY: sends a signal to our own child; a child that is gone is an error we ignore.
+                // SAFETY: sends a signal to our own child; a child that is gone is an error we
+                // ignore.
                 unsafe { libc::kill(pid, origin.signal) };
             }
         }
@@ -482,7 +483,8 @@ fn machine_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
 }
 
-/// Root's runs can be used by programs that change their user: nobody can guess the directory's name.
+/// Root's runs can be used by programs that change their user: nobody can guess the directory's
+/// name.
 pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {

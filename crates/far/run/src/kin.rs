@@ -1,7 +1,7 @@
 //! The processes of a tree that was attached to.
 //!
-//! A child whose parent ends gets another parent, so those that were seen once are remembered. One that is born and
-//! orphaned between two looks is not found: this process is not its subreaper.
+//! A child whose parent ends gets another parent, so those that were seen once are remembered. One
+//! that is born and orphaned between two looks is not found: this process is not its subreaper.
 
 use std::collections::HashMap;
 

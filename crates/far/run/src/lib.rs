@@ -1,8 +1,8 @@
 //! `farpool run`: starts a program with the pager inside it, and stays as its keeper.
 //!
 //! The keeper ([`keeper`]) owns what all processes of the program's tree share: the board with the
-//! one limit, the private blade if no other was named, the statistics, signals and the exit code. It
-//! is a parent, nothing else: no page of the program passes through it.
+//! one limit, the private blade if no other was named, the statistics, signals and the exit code.
+//! It is a parent, nothing else: no page of the program passes through it.
 //!
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 

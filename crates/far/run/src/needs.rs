@@ -1,5 +1,5 @@
-//! What a program on far memory needs, looked at before it starts: a lack that is found later ends the program in the
-//! middle of its work, when it first needs far memory.
+//! What a program on far memory needs, looked at before it starts: a lack that is found later ends
+//! the program in the middle of its work, when it first needs far memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,21 +12,25 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{RunError, RunOptions};
 
-/// A blade that does not answer within this time is not one to begin with; a busy one answers in milliseconds.
+/// A blade that does not answer within this time is not one to begin with; a busy one answers in
+/// milliseconds.
 const BLADE_WAIT: Duration = Duration::from_secs(5);
-/// Descriptors of the keeper's own: standard streams, board, sockets, signals, the blade's listener and threads. 18
-/// were seen, at two threads.
+/// Descriptors of the keeper's own: standard streams, board, sockets, signals, the blade's listener
+/// and threads. 18 were seen, at two threads.
 const KEEPER_DESCRIPTORS: u64 = 32;
-/// Descriptors that one process of the tree takes up in the keeper besides its connections to a private blade: its
-/// userfaultfd, and its far memory there.
+/// Descriptors that one process of the tree takes up in the keeper besides its connections to a
+/// private blade: its userfaultfd, and its far memory there.
 const PROCESS_DESCRIPTORS: u64 = 4;
-/// Descriptors of a program and of the pager in it, without those for the blades. 10 were enough for Python.
+/// Descriptors of a program and of the pager in it, without those for the blades. 10 were enough
+/// for Python.
 const PROGRAM_DESCRIPTORS: u64 = 20;
-/// Connections that a process has to each blade besides one for each of its fault threads: eviction, steward, mover,
-/// control. At two threads and two blades 18 descriptors were enough and 16 were not.
+/// Connections that a process has to each blade besides one for each of its fault threads:
+/// eviction, steward, mover, control. At two threads and two blades 18 descriptors were enough and
+/// 16 were not.
 const OTHER_CONNECTIONS: u64 = 6;
-/// Address space that the pager takes besides the program's own. 96 MiB of Python needed 785 MiB with it and less than
-/// 150 MiB without, at limits from 32 MiB to 4 GiB and with two and eight threads.
+/// Address space that the pager takes besides the program's own. 96 MiB of Python needed 785 MiB
+/// with it and less than 150 MiB without, at limits from 32 MiB to 4 GiB and with two and eight
+/// threads.
 pub const PAGER_ADDRESS_BYTES: u64 = 656 << 20;
 
 /// A run's board is a file of this size.
@@ -123,7 +127,8 @@ fn check_file_size_of(has: Option<u64>, blade_bytes: Option<u64>) -> Result<(), 
     }
 }
 
-/// Looks at what can be known before the blades are: `descriptors` is the limit that the program is to have.
+/// Looks at what can be known before the blades are: `descriptors` is the limit that the program is
+/// to have.
 pub(crate) fn check_machine(options: &RunOptions, descriptors: &Rlimit) -> Result<(), RunError> {
     let wanted =
         features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;

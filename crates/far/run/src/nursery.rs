@@ -1,7 +1,7 @@
 //! How sidecars come into running processes: injected, given what they need, and started.
 //!
-//! What needs rights is done here, in the keeper: it opens /dev/userfaultfd, shakes hands on each process's
-//! userfaultfd, and hands over what a sidecar may not open itself.
+//! What needs rights is done here, in the keeper: it opens /dev/userfaultfd, shakes hands on each
+//! process's userfaultfd, and hands over what a sidecar may not open itself.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -253,7 +253,8 @@ fn ward(
     }
 }
 
-/// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time priority.
+/// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time
+/// priority.
 fn may_change_policies() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))

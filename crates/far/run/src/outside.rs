@@ -1,8 +1,9 @@
-//! Processes of the tree that are not held to the limit: who they are, what they hold, and what is done about them
-//! (`--when-outside`).
+//! Processes of the tree that are not held to the limit: who they are, what they hold, and what is
+//! done about them (`--when-outside`).
 //!
-//! Under the sidecar door the keeper learns of them when it cannot put a sidecar in ([`crate::wards`]). Under the
-//! preloaded library they are found here: a process that has run one image for a while, and has not the library in it.
+//! Under the sidecar door the keeper learns of them when it cannot put a sidecar in
+//! ([`crate::wards`]). Under the preloaded library they are found here: a process that has run one
+//! image for a while, and has not the library in it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -21,7 +22,8 @@ use crate::talk::printable;
 
 /// `farpool run` ends with this if it ended the tree because of a process outside.
 pub const EXIT_OUTSIDE: i32 = 120;
-/// The tree is looked at this often. An image that is there at two looks has been through its loader.
+/// The tree is looked at this often. An image that is there at two looks has been through its
+/// loader.
 const LOOK_STEP: Duration = Duration::from_millis(200);
 /// A look at a large tree takes time: the keeper takes at most 2 % of a CPU for it.
 const LOOK_PART: u32 = 50;
@@ -233,7 +235,8 @@ fn image_number(stat: &str) -> Option<ImageNumber> {
     Some(ImageNumber { start_ticks: number(19)?, stack: number(25)? })
 }
 
-/// Why a process has not the preloaded library, in words; None: it has, may still get it, or nothing of it can be seen.
+/// Why a process has not the preloaded library, in words; None: it has, may still get it, or
+/// nothing of it can be seen.
 fn lack(pid: u32, library: &str) -> Option<String> {
     const REMEDY: &str = "--door sidecar serves such programs";
     let folder = memory_folder(pid);

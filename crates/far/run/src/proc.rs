@@ -4,7 +4,8 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::holder::Holder;
 
-/// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is gone.
+/// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is
+/// gone.
 pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next());

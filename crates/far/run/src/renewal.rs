@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::sidecars::Ward;
 
-/// How often each process with a sidecar is looked at: so long may one keep what its program has given up.
+/// How often each process with a sidecar is looked at: so long may one keep what its program has
+/// given up.
 const LOOK_STEP: Duration = Duration::from_millis(250);
 
 /// With many processes it is less often: at most 1/50 of a processor is taken for it.

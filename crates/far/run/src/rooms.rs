@@ -13,8 +13,9 @@ const FILE_ROOM_BYTES: u64 = 1 << 30;
 const CPU_TIME: &str = "Max cpu time";
 const FILE_SIZE: &str = "Max file size";
 
-/// The limits of the program that hold for the sidecar's own process must not end it: by CPU time, for instance.
-/// Limits of the address space hold for what the sidecar maps, and the program must not meet them earlier for it.
+/// The limits of the program that hold for the sidecar's own process must not end it: by CPU time,
+/// for instance. Limits of the address space hold for what the sidecar maps, and the program must
+/// not meet them earlier for it.
 pub(crate) fn lift_limits(sidecar: Pid) {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
     let all = Rlimit { current: None, maximum: None };
@@ -73,7 +74,8 @@ fn may_lift_limits() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE))
 }
 
-/// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it likes. Pure.
+/// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it
+/// likes. Pure.
 fn address_room(limits: &str, statm: &str) -> Option<u64> {
     use farpool_units::PAGE_BYTES_U64;
     let limit = soft_limit(limits, "Max address space")?;

@@ -1,7 +1,9 @@
-//! Sidecars in running processes: told what to do, and listened to. How they come there: [`crate::nursery`].
+//! Sidecars in running processes: told what to do, and listened to. How they come there:
+//! [`crate::nursery`].
 //!
-//! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's userfaultfd, and keeps a
-//! duplicate, so that a process whose sidecar dies waits for its pages, instead of reading zeros, until it is ended.
+//! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's
+//! userfaultfd, and keeps a duplicate, so that a process whose sidecar dies waits for its pages,
+//! instead of reading zeros, until it is ended.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,8 +29,9 @@ use crate::warden::{Retired, Warden};
 
 /// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
 const MOST_ANSWERS: usize = 10;
-/// A sidecar whose program has ended says something within this time: it gives the program's children their pages, and
-/// tells of that, or ends. A blade that answers late takes some seconds at most.
+/// A sidecar whose program has ended says something within this time: it gives the program's
+/// children their pages, and tells of that, or ends. A blade that answers late takes some seconds
+/// at most.
 pub const HANG_TIME: Duration = Duration::from_secs(30);
 /// So many messages of a sidecar at the most are taken in one look at it. Its socket holds some 280
 /// at a time, and they are read far faster than a pager has something to tell: whoever has more to
@@ -216,7 +219,8 @@ impl Ward {
         reason.map(News::Failed)
     }
 
-    /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard later.
+    /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard
+    /// later.
     pub(crate) fn ask(&mut self, request: &str, expected: &str) -> Result<Message, SidecarError> {
         let pid = self.pid.as_raw_nonzero().get();
         if self.backlog.len() >= MOST_TOLD {
@@ -264,15 +268,15 @@ impl Ward {
         }
     }
 
-    /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long as this is called
-    /// now and then.
+    /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long
+    /// as this is called now and then.
     pub fn orphans(&mut self) -> impl Iterator<Item = (u64, Uffd)> + use<> {
         let own = self.last_reference().map(|uffd| (UNTOLD, uffd));
         std::mem::take(&mut self.children).into_iter().chain(own)
     }
 
-    /// Of a program that has ended, with its sidecar: a child of vfork may still be in its memory. None: whoever
-    /// served it before does so again.
+    /// Of a program that has ended, with its sidecar: a child of vfork may still be in its memory.
+    /// None: whoever served it before does so again.
     pub fn last_reference(&mut self) -> Option<Uffd> {
         let is_returned = self.inherits.is_some() && !self.serves_inherited;
         self.uffd.take().filter(|_| !is_returned)
@@ -320,7 +324,8 @@ impl Ward {
         Ok(())
     }
 
-    /// Kills the sidecar. If it has moved nothing out the program goes on, with some more addresses in use.
+    /// Kills the sidecar. If it has moved nothing out the program goes on, with some more addresses
+    /// in use.
     pub fn abandon(&self) {
         let _ = pidfd_send_signal(&self.sidecar.pidfd, Signal::KILL);
     }
@@ -331,7 +336,8 @@ impl Ward {
     }
 }
 
-/// Waits until one of the sidecars has something to say or the process of a handle ends, at most for `most`.
+/// Waits until one of the sidecars has something to say or the process of a handle ends, at most
+/// for `most`.
 pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
     use rustix::event::{PollFd, PollFlags, poll};
     let Ok(most) = most.try_into() else { return };

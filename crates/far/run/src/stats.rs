@@ -43,8 +43,8 @@ pub struct RunStatistics {
     /// Processes that cannot have a pager, and their pages.
     pub outside_processes: u32,
     pub outside_pages: u64,
-    /// Local memory that would hold what the tree works on, if that does not fit now; in the final statistics the
-    /// largest that did not.
+    /// Local memory that would hold what the tree works on, if that does not fit now; in the final
+    /// statistics the largest that did not.
     pub working_set: Option<WorkingSet>,
     /// What was resident and could not be moved when the keeper last looked.
     pub unmovable: Unmovable,
@@ -120,7 +120,8 @@ pub fn read_statistics(board_path: &Path) -> Result<RunStatistics, BoardError> {
     Ok(collect(&board, &ProcessStatistics::empty(), peak))
 }
 
-/// Opens the file for the final statistics before the program starts: a mistake in its name must not cost the run's.
+/// Opens the file for the final statistics before the program starts: a mistake in its name must
+/// not cost the run's.
 pub fn create_file(path: &Path) -> Result<std::fs::File, RunError> {
     std::fs::File::create(path)
         .map_err(|error| RunError::Statistics { path: path.to_owned(), error })
@@ -220,8 +221,8 @@ impl ProcessStatistics {
         self.counter("resident_pages") + self.counter("shared_pages")
     }
 
-    /// Of these the ones that stay whatever the limit says: pinned, stacks, files, the pager itself. Not known before
-    /// memory is registered.
+    /// Of these the ones that stay whatever the limit says: pinned, stacks, files, the pager
+    /// itself. Not known before memory is registered.
     pub fn fixed_pages(&self) -> Option<u64> {
         let movable = self.counter("evictable_pages") + self.counter("buffer_pages");
         (movable > 0).then(|| self.local_pages().saturating_sub(movable))

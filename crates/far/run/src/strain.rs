@@ -1,5 +1,6 @@
-//! Looks, once a second, whether the limit can do for what the tree works on, and says so if it cannot: a working set
-//! that does not fit ([`crate::working_set`]), and memory that cannot be moved ([`crate::unmovable`]).
+//! Looks, once a second, whether the limit can do for what the tree works on, and says so if it
+//! cannot: a working set that does not fit ([`crate::working_set`]), and memory that cannot be
+//! moved ([`crate::unmovable`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +18,8 @@ use crate::unmovable::{Kind, Reach, Unmovable};
 use crate::wards::shared_bytes;
 use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
 
-/// Lists of mappings are read this often, and more rarely if they are long: the kernel walks all page tables for it.
+/// Lists of mappings are read this often, and more rarely if they are long: the kernel walks all
+/// page tables for it.
 const MAPPINGS_STEP: Duration = Duration::from_secs(2);
 /// So the keeper takes at most 1 % of a CPU for it.
 const MAPPINGS_PART: u32 = 100;

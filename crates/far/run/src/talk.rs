@@ -1,5 +1,5 @@
-//! What the keeper and a sidecar say to each other: one message a request, one an answer, text and perhaps a descriptor.
-//! The requests are in crates/far/sidecar/src/paging.rs.
+//! What the keeper and a sidecar say to each other: one message a request, one an answer, text and
+//! perhaps a descriptor. The requests are in crates/far/sidecar/src/paging.rs.
 
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -46,8 +46,8 @@ pub(crate) const STANDSTILL: &str = "STANDSTILL";
 /// Why a child is not ceded: it needs nobody any more.
 pub(crate) const SETTLED: &str = "SETTLED";
 
-/// Whether a message only asks for something that is done at once: to be printed, or a thread's priority, which is given
-/// if this process may; it costs speed only.
+/// Whether a message only asks for something that is done at once: to be printed, or a thread's
+/// priority, which is given if this process may; it costs speed only.
 pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     if let Some(message) = text.strip_prefix("SAY ") {
         say!("farpool: {message}");
@@ -70,7 +70,8 @@ pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     true
 }
 
-/// Sends a request and takes the answer, which begins with `expected`. What is told meanwhile comes to `aside`.
+/// Sends a request and takes the answer, which begins with `expected`. What is told meanwhile comes
+/// to `aside`.
 pub(crate) fn ask(
     pid: i32,
     sidecar: &Injected,

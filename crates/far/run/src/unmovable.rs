@@ -1,4 +1,5 @@
-//! What of a process's memory cannot be moved out, by kind, as its list of mappings (/proc/PID/smaps) has it.
+//! What of a process's memory cannot be moved out, by kind, as its list of mappings
+//! (/proc/PID/smaps) has it.
 
 /// Why memory stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +84,8 @@ impl Unmovable {
         self.0[kind as usize] = bytes;
     }
 
-    /// What one process's smaps say. The pager's own memory is among [`Kind::Other`], of which `pager_bytes` are known.
+    /// What one process's smaps say. The pager's own memory is among [`Kind::Other`], of which
+    /// `pager_bytes` are known.
     pub fn of_process(smaps: &str, reach: Reach, pager_bytes: u64) -> Unmovable {
         let mut unmovable = Unmovable::default();
         for mapping in mappings(smaps) {
@@ -108,7 +110,8 @@ impl Unmovable {
             .sum()
     }
 
-    /// Takes another process of the same tree in: files and shared memory are mostly the same ones in all.
+    /// Takes another process of the same tree in: files and shared memory are mostly the same ones
+    /// in all.
     pub fn add(&mut self, other: &Unmovable) {
         for kind in Kind::ALL {
             let (mine, theirs) = (self.get(kind), other.get(kind));
@@ -117,8 +120,9 @@ impl Unmovable {
         }
     }
 
-    /// What stays whatever is done, to be compared with a limit. Of files, which the kernel can drop, and shared memory
-    /// half of the limit counts against it at the most; shared memory stays all the same, though it is not counted.
+    /// What stays whatever is done, to be compared with a limit. Of files, which the kernel can
+    /// drop, and shared memory half of the limit counts against it at the most; shared memory stays
+    /// all the same, though it is not counted.
     pub fn staying_bytes(&self, limit_bytes: u64) -> u64 {
         let shared = self.get(Kind::Shared);
         let common = (shared + self.get(Kind::Files)).min(limit_bytes / 2);

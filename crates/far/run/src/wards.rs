@@ -1,7 +1,8 @@
 //! The processes of a tree and their sidecars: every process whose memory begins to count gets one.
 //!
-//! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the pause between two looks
-//! is the time in which the limit could be reached. What fits runs as if Farpool were not there.
+//! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the
+//! pause between two looks is the time in which the limit could be reached. What fits runs as if
+//! Farpool were not there.
 
 mod common;
 mod fresh;
@@ -38,15 +39,16 @@ use common::CommonCount;
 pub(crate) use common::shared_bytes;
 use fresh::FreshCount;
 
-/// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what fits runs as if
-/// Farpool were not there.
+/// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what
+/// fits runs as if Farpool were not there.
 const ROOM_BYTES: u64 = 64 << 20;
 const ROOM_PART: u64 = 4;
-/// With less room, a process with less anonymous memory than this, and than [`WORTH_PART`] of the limit, has none.
+/// With less room, a process with less anonymous memory than this, and than [`WORTH_PART`] of the
+/// limit, has none.
 const WORTH_BYTES: u64 = 96 << 20;
 const WORTH_PART: u64 = 4;
-/// When the tree comes within 1/8 of its limit, every process with so much has something to give: a sidecar takes one
-/// to two MiB itself, and leaves a process one MiB in any case.
+/// When the tree comes within 1/8 of its limit, every process with so much has something to give: a
+/// sidecar takes one to two MiB itself, and leaves a process one MiB in any case.
 const NEAR_PART: u64 = 8;
 const LEAST_BYTES: u64 = 4 << 20;
 /// The limit counts as held up to a tenth and 32 MiB more; beyond, it is said that it is not.
@@ -58,16 +60,20 @@ const GROWTH_BYTES_PER_MS: u64 = 10 << 20;
 const LOOK_MS: std::ops::RangeInclusive<u64> = 1..=20;
 /// The same, at the least, where every process has a sidecar: who is born now has nothing yet.
 const PAGED_LOOK_MS: u64 = 2;
-/// With less room than this a process is stopped while its sidecar gets ready, which takes some milliseconds.
+/// With less room than this a process is stopped while its sidecar gets ready, which takes some
+/// milliseconds.
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
-/// A process that could not be entered because it was busy, or was being traced, is tried again after so many looks.
+/// A process that could not be entered because it was busy, or was being traced, is tried again
+/// after so many looks.
 const RETRY_LOOKS: u32 = 50;
 /// One that could not be entered for a reason that stays is passed over twice as long each time, up
 /// to so many times: each try stops it, and may leave some addresses in use.
 const MOST_RETRY_TIMES: u32 = 256;
-/// The same for a child that its parent's sidecar does not hand over yet: that has just read of the fork.
+/// The same for a child that its parent's sidecar does not hand over yet: that has just read of the
+/// fork.
 const HANDOVER_LOOKS: u32 = 5;
-/// So many looks may take to take a sidecar's memory out of a process that it has left: threads may not stop in time.
+/// So many looks may take to take a sidecar's memory out of a process that it has left: threads may
+/// not stop in time.
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
 pub const LEAVE: &str = "leave";
@@ -84,7 +90,8 @@ pub struct Wards {
     walked: (Vec<u32>, HashSet<u32>),
     /// Processes that cannot be entered.
     outside: HashMap<u32, Passed>,
-    /// Children whose pages were lost with a sidecar: which that was, their numbers there, and their userfaultfds.
+    /// Children whose pages were lost with a sidecar: which that was, their numbers there, and
+    /// their userfaultfds.
     orphans: Vec<(Pid, u64, Uffd)>,
     /// Sidecars and wardens that serve no more and have not ended yet: no processes of the tree.
     retired: Vec<Retired>,
@@ -116,7 +123,8 @@ impl Wards {
         Ok(Wards::with(Nursery::with(means, board, false)?, board, None, when_outside))
     }
 
-    /// Looks after a process that was not started from here, and all below it. They outlive this process.
+    /// Looks after a process that was not started from here, and all below it. They outlive this
+    /// process.
     pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
         let nursery = Nursery::open(board, true)?;
         Ok(Wards::with(nursery, board, Some(Kin::of(root)), WhenOutside::Warn))
@@ -235,7 +243,8 @@ impl Wards {
         due
     }
 
-    /// Says once that the limit is passed by more than the documents allow: nobody should have to find out.
+    /// Says once that the limit is passed by more than the documents allow: nobody should have to
+    /// find out.
     fn warn(&mut self, board: &Board, counted_bytes: u64) {
         let limit = board.header().limit_bytes.load(Relaxed);
         let is_share = board.header().local_percent.load(Relaxed) != 0;
@@ -306,7 +315,8 @@ impl Wards {
         self.wards.iter().for_each(|ward| drop(ward.leave()));
     }
 
-    /// How many processes have a sidecar, how many threads these have, and the longest that one was stopped.
+    /// How many processes have a sidecar, how many threads these have, and the longest that one was
+    /// stopped.
     pub fn entered(&self) -> (usize, usize, Duration) {
         let stopped = || self.wards.iter().map(Ward::stopped);
         let longest = stopped().map(|(time, _)| time).max().unwrap_or_default();
@@ -415,8 +425,8 @@ impl Wards {
             Some(News::Failed(reason)) => {
                 outsiders.report(number(ward.pid), &reason, true);
                 outside.insert(number(ward.pid), Passed::FOR_EVER);
-                // Nothing was moved out: the program needs nobody, or whoever served it before, who then hears of what
-                // is unmapped.
+                // Nothing was moved out: the program needs nobody, or whoever served it before, who
+                // then hears of what is unmapped.
                 if ward.inherits.is_some() || ward.withdraw().is_err() {
                     ward.abandon();
                 }
@@ -433,8 +443,8 @@ impl Wards {
         }
     }
 
-    /// The processes to be looked after, without sidecars; and those of them that run on their parent's memory, which
-    /// must not be counted twice.
+    /// The processes to be looked after, without sidecars; and those of them that run on their
+    /// parent's memory, which must not be counted twice.
     fn tree(&mut self) -> (Vec<u32>, HashSet<u32>) {
         // Who runs on another's memory may have left it by an exec.
         if self.births.may_have_been(Instant::now()) || !self.walked.1.is_empty() {
@@ -528,8 +538,8 @@ fn allowed_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + limit_bytes / OVERRUN_PART + OVERRUN_BYTES
 }
 
-/// How much anonymous memory makes a process worth a sidecar, with so much room below the limit; None: none is needed
-/// yet. Pure.
+/// How much anonymous memory makes a process worth a sidecar, with so much room below the limit;
+/// None: none is needed yet. Pure.
 fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
     if room_bytes <= limit_bytes / NEAR_PART {
         Some(LEAST_BYTES)
@@ -540,8 +550,8 @@ fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
     }
 }
 
-/// Takes the memory of a sidecar that has left out of its process, which goes on. If that fails too often the process
-/// keeps some unused addresses.
+/// Takes the memory of a sidecar that has left out of its process, which goes on. If that fails too
+/// often the process keeps some unused addresses.
 fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     let Err(error) = ward.withdraw() else { return true };
     *tries += 1;
@@ -554,8 +564,9 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     true
 }
 
-/// Has the calling thread, and those it starts, look at the tree when it is time, however many of the program's threads
-/// want the CPUs. A refusal (it needs CAP_SYS_NICE) costs overruns of the limit on a busy machine.
+/// Has the calling thread, and those it starts, look at the tree when it is time, however many of
+/// the program's threads want the CPUs. A refusal (it needs CAP_SYS_NICE) costs overruns of the
+/// limit on a busy machine.
 pub fn be_prompt() {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: 0 is the calling thread; a pointer to a live sched_param.

@@ -1,11 +1,12 @@
 //! How much local memory would hold what a tree works on, while it has less.
 //!
-//! What is resident is in use, or was until the last lap of the evictor. Of what is not, the pages that came back once
-//! are in use, too: the pagers mark each page that comes back, and count those that are out again. Both together are
-//! the working set once the evictor has gone round and hardly any page comes back for the first time.
+//! What is resident is in use, or was until the last lap of the evictor. Of what is not, the pages
+//! that came back once are in use, too: the pagers mark each page that comes back, and count those
+//! that are out again. Both together are the working set once the evictor has gone round and hardly
+//! any page comes back for the first time.
 //!
-//! Before it has gone round nothing is said: a program that goes from one thing to another brings in as much without
-//! lacking anything.
+//! Before it has gone round nothing is said: a program that goes from one thing to another brings
+//! in as much without lacking anything.
 
 use std::time::Duration;
 
@@ -17,11 +18,11 @@ pub const SAMPLE_STEP: Duration = Duration::from_secs(1);
 const STALLED_PART: u32 = 4;
 /// Fetches a second below which nothing is lost, whatever each takes.
 const LEAST_FETCHES_PER_S: u64 = 200;
-/// What a fetch costs besides the wait that is measured: the fault itself, and the eviction that makes room (10 to
-/// 60 us).
+/// What a fetch costs besides the wait that is measured: the fault itself, and the eviction that
+/// makes room (10 to 60 us).
 const FETCH_COST: Duration = Duration::from_micros(50);
-/// A working set is told of after so many samples in which a process is stalled: a program that goes from one thing to
-/// another is stalled for a moment, too.
+/// A working set is told of after so many samples in which a process is stalled: a program that
+/// goes from one thing to another is stalled for a moment, too.
 const STALLED_SAMPLES: u32 = 3;
 /// After so many others, it is over.
 const CALM_SAMPLES: u32 = 3;
@@ -29,11 +30,12 @@ const CALM_SAMPLES: u32 = 3;
 const KNOWN_PERCENT: u64 = 10;
 /// The same when the rest can be reckoned.
 const SEEN_PERCENT: u64 = 20;
-/// Uses are counted for at least so long, and a guess is made after so long: with one sample to begin with that is
-/// within 10 s of the first stall.
+/// Uses are counted for at least so long, and a guess is made after so long: with one sample to
+/// begin with that is within 10 s of the first stall.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
 const GUESS_AFTER: Duration = Duration::from_secs(7);
-/// Then anew, so that the figure follows the program; a large working set comes round more slowly than that.
+/// Then anew, so that the figure follows the program; a large working set comes round more slowly
+/// than that.
 const USUAL_WINDOW: Duration = Duration::from_secs(10);
 const LONGEST_WINDOW: Duration = Duration::from_secs(600);
 
@@ -71,7 +73,8 @@ pub struct WorkingSet {
 pub struct Seen {
     /// Uses are to be counted anew from here.
     pub begins_window: bool,
-    /// It is time to tell of a working set that does not fit; once in a run, and again when a guess has become known.
+    /// It is time to tell of a working set that does not fit; once in a run, and again when a guess
+    /// has become known.
     pub tells: Option<WorkingSet>,
 }
 
@@ -102,7 +105,8 @@ struct Window {
 }
 
 impl Progress {
-    /// Whether a good part of the process's time went to fetches. One of many busy threads may wait without that.
+    /// Whether a good part of the process's time went to fetches. One of many busy threads may wait
+    /// without that.
     pub fn is_stalled(&self) -> bool {
         let fetches = at_most(self.fetches);
         let lost = self.fetch_wait.saturating_add(FETCH_COST.saturating_mul(fetches));
@@ -187,8 +191,9 @@ impl Estimator {
     }
 }
 
-/// Local memory, and what comes back again and again. Those of the latter that have not come back yet are fetched as
-/// often as the others. None: hardly any were fetched, or most for the first time.
+/// Local memory, and what comes back again and again. Those of the latter that have not come back
+/// yet are fetched as often as the others. None: hardly any were fetched, or most for the first
+/// time.
 fn estimate(before: &Sample, sample: &Sample) -> Option<WorkingSet> {
     let fetched = sample.fetched_pages.saturating_sub(before.fetched_pages);
     let first = sample.first_returns.saturating_sub(before.first_returns);
@@ -215,7 +220,8 @@ mod tests {
 
     type Told = (Vec<(WorkingSet, u64)>, Option<WorkingSet>);
 
-    /// A pager of `local` pages that evicts in order of arrival, under a program of `pages`, of which it uses `used`.
+    /// A pager of `local` pages that evicts in order of arrival, under a program of `pages`, of
+    /// which it uses `used`.
     struct Model {
         is_here: Vec<bool>,
         has_come_back: Vec<bool>,
@@ -296,7 +302,8 @@ mod tests {
             self.has_come_back.fill(false);
         }
 
-        /// Runs for so many seconds; what was told and after how many, and the largest working set at the end.
+        /// Runs for so many seconds; what was told and after how many, and the largest working set
+        /// at the end.
         fn run(&mut self, walk: Walk, fetches: u64, seconds: u64) -> Told {
             let mut estimator = Estimator::default();
             let mut told = Vec::new();
@@ -323,7 +330,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// The program is told what holds it, within a quarter, and within 10 s if all of it can be fetched in these.
+        /// The program is told what holds it, within a quarter, and within 10 s if all of it can be
+        /// fetched in these.
         #[test]
         fn a_working_set_that_does_not_fit_is_found(
             walk in walks(), used in 2_000_usize..12_000, percent in 20_usize..85, idle in 0_usize..8_000,

@@ -1,5 +1,5 @@
-//! The sidecar was killed, and its keeper has closed its end: the warden ends the program, and those of its children
-//! that wait for a page which lies where nobody looks any more.
+//! The sidecar was killed, and its keeper has closed its end: the warden ends the program, and
+//! those of its children that wait for a page which lies where nobody looks any more.
 //!
 //! Nothing here allocates, see [`crate::warden`].
 
@@ -31,7 +31,8 @@ pub fn end_all(host: Host) {
     let list = open(LIST, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     loop {
         let is_running = end_program(host);
-        // Without the list nobody can be ended, and nobody reads zeros as long as the table is there.
+        // Without the list nobody can be ended, and nobody reads zeros as long as the table is
+        // there.
         let is_waiting = list.as_ref().map_or(true, |list| end_waiting(list.as_fd()));
         if !is_running && !is_waiting {
             return;

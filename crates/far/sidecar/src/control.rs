@@ -163,7 +163,8 @@ fn userfaultfd(device: Option<OwnedFd>) -> Answer {
     Ok(("UFFD ok".into(), Some(made)))
 }
 
-/// Makes another warden, for somebody has ended the one before. Without one it ends as if the keeper had been killed.
+/// Makes another warden, for somebody has ended the one before. Without one it ends as if the
+/// keeper had been killed.
 pub fn replace_warden(socket: BorrowedFd, host: Host) {
     match warden::make(host) {
         Ok(made) => reply(socket, Ok(("WARDEN".into(), Some(made)))),

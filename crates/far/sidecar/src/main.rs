@@ -119,7 +119,8 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
             continue;
         }
         if is_over {
-            // An orderly end: a keeper who is not told of one takes it for a failure, and ends the program.
+            // An orderly end: a keeper who is not told of one takes it for a failure, and ends the
+            // program.
             paging::tell("GONE");
             warden::dismiss();
             raw::leave(EXIT_DONE);

@@ -2,32 +2,38 @@
 //!
 //! DIALER, before all else: connections to blades are asked for on its socket ([`crate::dialing`]).
 //!
-//! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent back; the keeper,
-//! which has the right, shakes hands on it. START, with the board: paging begins, and goes on until LEAVE.
+//! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent
+//! back; the keeper, which has the right, shakes hands on it. START, with the board: paging begins,
+//! and goes on until LEAVE.
 //!
-//! A program that was forked from one with a sidecar has a userfaultfd already. Between MAKE and START: CLAIM, with the
-//! userfaultfd of some child, asks whether it is this program's (MINE or OTHER). If so, the keeper has the parent's
-//! sidecar CEDE the child by its number, and hands what that answers over with INHERIT; or DISCLAIM: it was too late.
-//! Once the child's sidecar serves it says TAKEN, and the keeper passes that on; or RETURN, if it failed.
+//! A program that was forked from one with a sidecar has a userfaultfd already. Between MAKE and
+//! START: CLAIM, with the userfaultfd of some child, asks whether it is this program's (MINE or
+//! OTHER). If so, the keeper has the parent's sidecar CEDE the child by its number, and hands what
+//! that answers over with INHERIT; or DISCLAIM: it was too late. Once the child's sidecar serves it
+//! says TAKEN, and the keeper passes that on; or RETURN, if it failed.
 //!
-//! STANDING, after STANDSTILL was told: the program stands still. The answer is MOVED when it may go on, or PASSED if
-//! nobody wants that any more.
+//! STANDING, after STANDSTILL was told: the program stands still. The answer is MOVED when it may
+//! go on, or PASSED if nobody wants that any more.
 //!
-//! PAGEMAP and MEMORY, before START: descriptors of /proc/PID/pagemap and mem, where this process may not open its own (a
-//! program that has changed its user is not dumpable, and its files in /proc are root's).
+//! PAGEMAP and MEMORY, before START: descriptors of /proc/PID/pagemap and mem, where this process
+//! may not open its own (a program that has changed its user is not dumpable, and its files in
+//! /proc are root's).
 //!
-//! WARD, once and before START: a process is made that outlives this one when that is killed ([`crate::warden`]); the
-//! answer's descriptor is a pidfd of it. DISMISS ends it: nothing is left to be kept.
+//! WARD, once and before START: a process is made that outlives this one when that is killed
+//! ([`crate::warden`]); the answer's descriptor is a pidfd of it. DISMISS ends it: nothing is left
+//! to be kept.
 //!
-//! What happens later is told without having been asked: SAY (a message for people), PROMPT and CALM (a thread asks
-//! for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be kept until SETTLED
-//! comes with the same number), WARDEN (with a pidfd: there is another one), TAKEN, STANDSTILL (the program is to stand
-//! still for a moment), READY (the program's memory is
-//! registered, or watched and far from the limit), LEFT, STUCK, FAILED, FINISHING (the program has ended, and its
-//! children are given their pages), or GONE when the program has ended or runs another image.
+//! What happens later is told without having been asked: SAY (a message for people), PROMPT and
+//! CALM (a thread asks for real-time priority, or gives it up), CHILD with a number (and a child's
+//! userfaultfd, to be kept until SETTLED comes with the same number), WARDEN (with a pidfd: there
+//! is another one), TAKEN, STANDSTILL (the program is to stand still for a moment), READY (the
+//! program's memory is registered, or watched and far from the limit), LEFT, STUCK, FAILED,
+//! FINISHING (the program has ended, and its children are given their pages), or GONE when the
+//! program has ended or runs another image.
 //!
-//! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died, too, the program would
-//! read zeros. So the program is ended with it (START) or left, with all its memory (START STAYING).
+//! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died,
+//! too, the program would read zeros. So the program is ended with it (START) or left, with all its
+//! memory (START STAYING).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
@@ -45,7 +51,8 @@ use rustix::net::SendFlags;
 use crate::reply::reply;
 use crate::{CONTROL_FD, own_ranges};
 
-/// How often, and after what time, a userfaultfd is asked again whose owner is changing its address space.
+/// How often, and after what time, a userfaultfd is asked again whose owner is changing its address
+/// space.
 const MOST_CLAIMS: u32 = 100;
 const CLAIM_STEP: Duration = Duration::from_millis(1);
 
@@ -154,7 +161,8 @@ pub fn take_back(number: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Tells the keeper now and then that children get their pages: one that hears nothing takes the sidecar for dead.
+/// Tells the keeper now and then that children get their pages: one that hears nothing takes the
+/// sidecar for dead.
 #[derive(Debug)]
 pub struct Progress {
     told: Instant,

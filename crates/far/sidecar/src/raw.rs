@@ -97,8 +97,8 @@ fn give_up(start: usize, bytes: usize) -> Result<(), Errno> {
 /// From the image on so much is left to the image itself and its first stack.
 const IMAGE_ROOM_BYTES: usize = 64 << 20;
 
-/// Maps memory, hides it from forks and enters it in [`OWN`]. If the asker does not care where, apart from the
-/// program's.
+/// Maps memory, hides it from forks and enters it in [`OWN`]. If the asker does not care where,
+/// apart from the program's.
 pub fn map(mut wish: Wish) -> Result<usize, Errno> {
     if wish.at == 0 {
         apart::begin(pages_up(std::ptr::from_ref(&OWN) as usize) + IMAGE_ROOM_BYTES);
@@ -172,7 +172,8 @@ pub fn tell_no_more(socket: RawFd) {
     let _ = call(libc::SYS_shutdown, [flags(socket), flags(libc::SHUT_WR), 0, 0, 0, 0]);
 }
 
-/// A stack for a task, with a page below that is no memory; the address of its end. 0: there is none to be had.
+/// A stack for a task, with a page below that is no memory; the address of its end. 0: there is
+/// none to be had.
 pub fn new_stack(bytes: usize) -> usize {
     let wish = Wish::anonymous(bytes + PAGE_BYTES);
     let Ok(start) = map(wish) else { return 0 };
@@ -181,8 +182,8 @@ pub fn new_stack(bytes: usize) -> usize {
     start + PAGE_BYTES + bytes
 }
 
-/// Clones a process that has the same memory and the same table of descriptors. It blocks all signals, tells nobody
-/// of its end, and has the thread-local storage of the calling thread.
+/// Clones a process that has the same memory and the same table of descriptors. It blocks all
+/// signals, tells nobody of its end, and has the thread-local storage of the calling thread.
 pub fn share_descriptors(
     life: extern "C" fn(*mut libc::c_void) -> libc::c_int,
     stack: usize,
@@ -194,7 +195,8 @@ pub fn share_descriptors(
     mask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     let shared = libc::CLONE_VM | libc::CLONE_FILES;
     let nothing = std::ptr::null_mut();
-    // SAFETY: the stack is the new task's alone, for ever, and `life` uses nothing of this thread's.
+    // SAFETY: the stack is the new task's alone, for ever, and `life` uses nothing of this
+    // thread's.
     let pid = unsafe { libc::clone(life, stack as *mut libc::c_void, shared, nothing) };
     let error = std::io::Error::last_os_error();
     mask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());

@@ -1,15 +1,16 @@
 //! The warden: a process that shares the sidecar's descriptor table and outlives it.
 //!
-//! When a program forks the kernel puts the child's userfaultfd into the table of whoever reads of it, and nowhere
-//! else. Were the sidecar killed before the keeper has a duplicate, the table would go, the child's memory would be
-//! registered no more, and the child would read zeros. So the table is the warden's, too. It waits for the sidecar's
-//! end, in one system call. Then it has the keeper hear of it (the control socket does not end by itself while the
-//! table is there), and once the keeper has done its part and closed its end, or has ended as well, the warden ends
-//! the program and those of its children that wait for a page.
+//! When a program forks the kernel puts the child's userfaultfd into the table of whoever reads of
+//! it, and nowhere else. Were the sidecar killed before the keeper has a duplicate, the table would
+//! go, the child's memory would be registered no more, and the child would read zeros. So the table
+//! is the warden's, too. It waits for the sidecar's end, in one system call. Then it has the keeper
+//! hear of it (the control socket does not end by itself while the table is there), and once the
+//! keeper has done its part and closed its end, or has ended as well, the warden ends the program
+//! and those of its children that wait for a page.
 //!
-//! Invariant: until the sidecar has ended the warden makes raw system calls only, for it has the thread-local storage
-//! of the thread that made it. Afterwards that is nobody else's; but locks may be held for ever, so it allocates
-//! nothing.
+//! Invariant: until the sidecar has ended the warden makes raw system calls only, for it has the
+//! thread-local storage of the thread that made it. Afterwards that is nobody else's; but locks may
+//! be held for ever, so it allocates nothing.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -27,7 +28,8 @@ use crate::{CONTROL_FD, bereft, paging, raw};
 const NAME: &std::ffi::CStr = c"farpool-warden";
 /// Its deepest frame has room for 16 messages of a userfaultfd; the guard is another page.
 const STACK_BYTES: usize = 4 * farpool_units::PAGE_BYTES;
-/// A process that was killed is waited for at most this long (1 s); on a busy machine it takes some milliseconds.
+/// A process that was killed is waited for at most this long (1 s); on a busy machine it takes some
+/// milliseconds.
 const END_TIME: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The program, to be known when nothing may be asked any more.
@@ -107,7 +109,8 @@ pub fn is_missing() -> bool {
 extern "C" fn hold(_: *mut libc::c_void) -> libc::c_int {
     raw::set_name(NAME);
     raw::await_event(SIDECAR.load(SeqCst), libc::POLLIN);
-    // The keeper sees an end, after all that the sidecar has told, and closes its own: an error (POLLHUP).
+    // The keeper sees an end, after all that the sidecar has told, and closes its own: an error
+    // (POLLHUP).
     raw::tell_no_more(CONTROL_FD);
     raw::await_event(CONTROL_FD, 0);
     if let Some(host) = HOST.get()

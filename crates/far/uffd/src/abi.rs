@@ -18,8 +18,8 @@ pub mod features {
 
     /// What a pager needs that shares the program's address space.
     pub const PAGER: u64 = MOVE | POISON | THREAD_ID | PAGEFAULT_FLAG_WP;
-    /// What it needs besides to learn of the program's memory calls from the kernel. The handshake on `EVENT_FORK` is
-    /// a privilege of whoever makes it (`CAP_SYS_PTRACE`).
+    /// What it needs besides to learn of the program's memory calls from the kernel. The handshake
+    /// on `EVENT_FORK` is a privilege of whoever makes it (`CAP_SYS_PTRACE`).
     pub const EVENTS: u64 = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
 
     /// Every bit with the name the kernel gives it, for reports.
@@ -135,8 +135,8 @@ pub(crate) struct Fill {
     pub done: i64,
 }
 
-/// `struct uffd_msg`. The fields are named for a page fault; the other events have in the same three words: a
-/// descriptor (fork), from, to and length (remap), start and end (remove, unmap).
+/// `struct uffd_msg`. The fields are named for a page fault; the other events have in the same
+/// three words: a descriptor (fork), from, to and length (remap), start and end (remove, unmap).
 #[repr(C, packed)]
 #[derive(Clone, Copy, Default)]
 pub struct Message {

@@ -7,14 +7,16 @@ use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProtect};
 
-/// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a page.
+/// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a
+/// page.
 const USER_END: usize = (1 << 47) - PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
 /// The lowest address that can be mapped: vm.mmap_min_addr where nobody has set it.
 const LOWEST_ADDRESS: usize = 1 << 16;
-/// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower address than
-/// vm.mmap_min_addr would not do: most kernels refuse it before they look whether the address space is there.
+/// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower
+/// address than vm.mmap_min_addr would not do: most kernels refuse it before they look whether the
+/// address space is there.
 const PROBED_ADDRESS: usize = USER_END - 2 * PAGE_BYTES;
 
 /// Why a userfaultfd could not be had.
@@ -53,10 +55,12 @@ pub struct Event {
     pub thread: u32,
 }
 
-/// What the program did to its address space. The thread that did it waits until the event is read, no longer.
+/// What the program did to its address space. The thread that did it waits until the event is read,
+/// no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The process forked: the descriptor is the child's userfaultfd, and the reader's own from now on.
+    /// The process forked: the descriptor is the child's userfaultfd, and the reader's own from now
+    /// on.
     Forked { descriptor: RawFd },
     /// A mapping has moved (mremap).
     Moved { from: usize, to: usize, bytes: usize },
@@ -103,8 +107,9 @@ impl Uffd {
         Uffd::shake_hands(fd, wanted_features)
     }
 
-    /// Agrees with the kernel on the features of a descriptor that was just made, by this process or by another.
-    /// Whoever does it needs `CAP_SYS_PTRACE` for `EVENT_FORK`; the process whose memory it is needs nothing.
+    /// Agrees with the kernel on the features of a descriptor that was just made, by this process
+    /// or by another. Whoever does it needs `CAP_SYS_PTRACE` for `EVENT_FORK`; the process whose
+    /// memory it is needs nothing.
     pub fn shake_hands(fd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
         let mut api = Api { api: abi::UFFD_API, features, ioctls: 0 };
         ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
@@ -112,14 +117,14 @@ impl Uffd {
         Ok(Uffd { fd, features: if features == 0 { api.features } else { features } })
     }
 
-    /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The handshake is
-    /// yet to come.
+    /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The
+    /// handshake is yet to come.
     pub fn make(device: BorrowedFd<'_>, nonblocking: bool) -> Result<OwnedFd, Error> {
         make_from_device(device, libc::O_CLOEXEC | if nonblocking { libc::O_NONBLOCK } else { 0 })
     }
 
-    /// Takes over a descriptor that is a userfaultfd already past its handshake (its features are not
-    /// known any more).
+    /// Takes over a descriptor that is a userfaultfd already past its handshake (its features are
+    /// not known any more).
     pub fn adopt(fd: OwnedFd) -> Uffd {
         Uffd { fd, features: 0 }
     }
@@ -153,9 +158,11 @@ impl Uffd {
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_WAKE, &mut range(start, len))
     }
 
-    /// Lets every thread that waits for any page try again, also those whose fault was read already.
+    /// Lets every thread that waits for any page try again, also those whose fault was read
+    /// already.
     pub fn wake_all(&self) -> Result<(), Error> {
-        // The kernel takes no range that begins below vm.mmap_min_addr, and nothing is mapped there.
+        // The kernel takes no range that begins below vm.mmap_min_addr, and nothing is mapped
+        // there.
         let mut start = 0;
         loop {
             match self.wake(start, USER_END - start) {
@@ -203,12 +210,12 @@ impl Uffd {
         self.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno
     }
 
-    /// Whether the userfaultfd is of the calling process's address space; None: the process that it is of is just
-    /// changing that, ask again. Nothing is changed.
+    /// Whether the userfaultfd is of the calling process's address space; None: the process that it
+    /// is of is just changing that, ask again. Nothing is changed.
     pub fn is_of_caller(&self) -> Option<bool> {
-        // Of another address space the kernel says EINVAL before it looks at addresses, of this one ENOENT if nothing is
-        // mapped at one of the two. Hardly any program has mapped the lowest address that can be, and none of those
-        // the highest, too.
+        // Of another address space the kernel says EINVAL before it looks at addresses, of this one
+        // ENOENT if nothing is mapped at one of the two. Hardly any program has mapped the lowest
+        // address that can be, and none of those the highest, too.
         let moved = self.move_pages(LOWEST_ADDRESS, PROBED_ADDRESS, PAGE_BYTES, false, false);
         match moved.errno {
             Some(libc::EAGAIN) => None,
@@ -221,8 +228,8 @@ impl Uffd {
         self.fill(abi::UFFDIO_ZEROPAGE, start, len, wake_mode(wake))
     }
 
-    /// Makes writing to the present pages of a range, which must be registered with mode `WP`, a fault; or ends
-    /// that and lets those try again who wait.
+    /// Makes writing to the present pages of a range, which must be registered with mode `WP`, a
+    /// fault; or ends that and lets those try again who wait.
     pub fn write_protect(&self, start: usize, len: usize, protected: bool) -> Result<(), Error> {
         let mode = if protected { abi::WRITEPROTECT_MODE_WP } else { 0 };
         let mut argument = WriteProtect { range: range(start, len), mode };
@@ -236,8 +243,8 @@ impl Uffd {
 
     /// Reads reported faults; blocks unless the descriptor was opened non-blocking.
     pub fn read<'a>(&self, buffer: &'a mut [Message]) -> Result<&'a [Message], Error> {
-        // SAFETY: the pointer and byte length describe `buffer`, and Message is plain data for which
-        // any bit pattern is valid.
+        // SAFETY: the pointer and byte length describe `buffer`, and Message is plain data for
+        // which any bit pattern is valid.
         let bytes = unsafe {
             libc::read(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), size_of_val(buffer))
         };

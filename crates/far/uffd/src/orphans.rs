@@ -22,7 +22,8 @@ impl Uffd {
             }
             for message in waiting {
                 if let Some(Change::Forked { descriptor }) = message.change() {
-                    // SAFETY: the kernel made the descriptor for this process when the event was read.
+                    // SAFETY: the kernel made the descriptor for this process when the event was
+                    // read.
                     born(unsafe { OwnedFd::from_raw_fd(descriptor) });
                 }
                 if let Some(address) = message.event().page_address {

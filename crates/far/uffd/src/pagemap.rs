@@ -13,8 +13,9 @@ pub mod category {
     pub const PRESENT: u64 = 1 << 3;
     pub const SWAPPED: u64 = 1 << 4;
     pub const ZERO_PAGE: u64 = 1 << 5;
-    /// The program has a page there. `PRESENT` alone does not say so: while the kernel migrates a page
-    /// (compaction, NUMA balancing) its entry is a migration entry, which the map shows as swapped.
+    /// The program has a page there. `PRESENT` alone does not say so: while the kernel migrates a
+    /// page (compaction, NUMA balancing) its entry is a migration entry, which the map shows as
+    /// swapped.
     pub const OCCUPIED: u64 = PRESENT | SWAPPED;
 }
 
@@ -74,8 +75,8 @@ impl Pagemap {
         Pagemap { fd }
     }
 
-    /// The pages of up to 64 from `start` on that are anonymous, present, and mapped by another process too: bit
-    /// n stands for page n.
+    /// The pages of up to 64 from `start` on that are anonymous, present, and mapped by another
+    /// process too: bit n stands for page n.
     pub fn shared_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
         const ENTRY_BYTES: usize = size_of::<u64>();
         let mut buffer = [0_u8; 64 * ENTRY_BYTES];
@@ -91,7 +92,8 @@ impl Pagemap {
         }))
     }
 
-    /// The pages of up to 64 from `start` on that are occupied ([`category::OCCUPIED`]): bit n stands for page n.
+    /// The pages of up to 64 from `start` on that are occupied ([`category::OCCUPIED`]): bit n
+    /// stands for page n.
     pub fn occupied_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
         let mut ranges = [PageRange::default(); 64];
         let end = start + pages.min(64) * PAGE_BYTES;
@@ -129,8 +131,8 @@ impl Pagemap {
             return_mask: any_of,
         };
         let pointer = std::ptr::from_mut(&mut argument);
-        // SAFETY: `argument` is a pm_scan_arg whose vector describes `buffer`; the kernel writes at most
-        // vec_len entries.
+        // SAFETY: `argument` is a pm_scan_arg whose vector describes `buffer`; the kernel writes at
+        // most vec_len entries.
         let found = unsafe { libc::ioctl(self.fd.as_raw_fd(), abi::PAGEMAP_SCAN, pointer) };
         let found = usize::try_from(found).map_err(|_| Error::last_os_error())?;
         Ok((&buffer[..found], exactly(argument.walk_end)))

@@ -1,5 +1,6 @@
-//! What the kernel says of a host's memory (/proc/meminfo, the cgroups this process runs in, v1 and v2, the
-//! pressure) and of its [`processors`]. Reads files and hands on numbers; nothing here decides.
+//! What the kernel says of a host's memory (/proc/meminfo, the cgroups this process runs in, v1 and
+//! v2, the pressure) and of its [`processors`]. Reads files and hands on numbers; nothing here
+//! decides.
 //!
 //! A cgroup's limit counts at each level up to the mount, because any of them may be the tightest.
 //! What a cgroup has in caches that can go at once (inactive file pages) is available to it.

@@ -1,4 +1,5 @@
-//! What the kernel says of a host's processors: /proc/stat and the pressure. Shares are of the time between two looks.
+//! What the kernel says of a host's processors: /proc/stat and the pressure. Shares are of the time
+//! between two looks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 use farpool_policy::courtesy::ProcessorSight;
 use farpool_units::{at_most, exactly};
 
-/// Shortest time between two looks: /proc/stat counts in ticks of 10 ms, so that a share of it is good to a
-/// hundredth.
+/// Shortest time between two looks: /proc/stat counts in ticks of 10 ms, so that a share of it is
+/// good to a hundredth.
 const SPAN_LEAST: Duration = Duration::from_secs(1);
 
 /// Time that passed since the kernel started, by what processors did with it.
@@ -41,8 +42,8 @@ impl ProcessorFiles {
         Self { proc: proc.into(), before: None }
     }
 
-    /// What happened since the last look that said something; nothing if that is less than a second ago, or if the
-    /// kernel does not tell.
+    /// What happened since the last look that said something; nothing if that is less than a second
+    /// ago, or if the kernel does not tell.
     pub fn look(&mut self, now: Instant) -> Option<ProcessorSight> {
         if self.before.is_some_and(|(then, _)| now.saturating_duration_since(then) < SPAN_LEAST) {
             return None;
@@ -74,7 +75,8 @@ fn between(before: &Times, after: &Times, span: Duration) -> Option<ProcessorSig
 fn parse(stat: &str, pressure: &str) -> Option<Times> {
     let all = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = all.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; what follows is in user and nice already.
+    // user, nice, system, idle, iowait, irq, softirq, steal; what follows is in user and nice
+    // already.
     let counted = ticks.get(..8)?;
     let is_one = |line: &&str| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))

@@ -1,18 +1,21 @@
 //! Whether it pays to remember what pages looked like when they were fetched.
 //!
-//! A page that leaves unchanged need not be written again, for the blade still has it. To know that, the pager
-//! remembers a digest of each fetched page and compares it when the page leaves. That costs two digests a
-//! page; a write saved is worth several. So all fetched pages are remembered while enough of them leave
-//! unchanged, and otherwise only a few, to notice when that changes.
+//! A page that leaves unchanged need not be written again, for the blade still has it. To know
+//! that, the pager remembers a digest of each fetched page and compares it when the page leaves.
+//! That costs two digests a page; a write saved is worth several. So all fetched pages are
+//! remembered while enough of them leave unchanged, and otherwise only a few, to notice when that
+//! changes.
 
-/// Of pages that left, one in so many must be unchanged for remembering to pay: two digests cost about a third of
-/// a write (measured, docs/contributors/decisions.md).
+/// Of pages that left, one in so many must be unchanged for remembering to pay: two digests cost
+/// about a third of a write (measured, docs/contributors/decisions.md).
 const LEAST_UNCHANGED_SHARE: u32 = 3;
 /// The share is judged over so many pages that left.
 const JUDGED_PAGES: u32 = 512;
-/// While it does not pay, one fetch in so many is remembered: the digests then cost less than 1 % of the fetches.
+/// While it does not pay, one fetch in so many is remembered: the digests then cost less than 1 %
+/// of the fetches.
 pub const SAMPLED_FETCHES: u32 = 16;
-/// The judgement over a sample is made over fewer pages, so that it comes within some thousand fetches.
+/// The judgement over a sample is made over fewer pages, so that it comes within some thousand
+/// fetches.
 const SAMPLED_PAGES: u32 = 64;
 
 /// See the module's description.
@@ -31,7 +34,8 @@ impl Default for CleanEstimator {
 }
 
 impl CleanEstimator {
-    /// A remembered page has left, unchanged or not. Returns whether to remember all fetched pages from now on.
+    /// A remembered page has left, unchanged or not. Returns whether to remember all fetched pages
+    /// from now on.
     pub fn compared(&mut self, is_unchanged: bool) -> bool {
         self.compared += 1;
         self.unchanged += u32::from(is_unchanged);

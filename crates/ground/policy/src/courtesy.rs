@@ -1,22 +1,23 @@
 //! When a blade holds back for the programs of its own host, and how far.
 //!
-//! A blade takes the processor time that its clients' pages cost. As long as the host has some to spare its own
-//! programs lose nothing by that. Once they use all of it they lose exactly what the blade takes; then it serves
-//! no more than a rate that costs them less than 2 %.
+//! A blade takes the processor time that its clients' pages cost. As long as the host has some to
+//! spare its own programs lose nothing by that. Once they use all of it they lose exactly what the
+//! blade takes; then it serves no more than a rate that costs them less than 2 %.
 
 use crate::RateLimit;
 
-/// What a blade serves a second, for each of its host's processors, while those are all in use: it costs less than
-/// 2 % of a processor (`donor_cost`, the blade and a program that never rests on one processor: 8 MiB/s cost 1.3 to
-/// 1.9 %).
+/// What a blade serves a second, for each of its host's processors, while those are all in use: it
+/// costs less than 2 % of a processor (`donor_cost`, the blade and a program that never rests on
+/// one processor: 8 MiB/s cost 1.3 to 1.9 %).
 pub const BUSY_BYTES_PER_S_PER_PROCESSOR: u64 = 5 << 20;
 
-/// No processor time is left below this: what one timer tick of 10 ms in a second is on eight processors.
+/// No processor time is left below this: what one timer tick of 10 ms in a second is on eight
+/// processors.
 const FULL_IDLE_PERMILLE: u16 = 50;
 /// There is time to spare again above this.
 const SPARE_IDLE_PERMILLE: u16 = 100;
-/// Programs wait for each other, not only for their own work, above this. A blade that has a processor to itself
-/// keeps nobody waiting, however busy it is.
+/// Programs wait for each other, not only for their own work, above this. A blade that has a
+/// processor to itself keeps nobody waiting, however busy it is.
 const WAITING_PERMILLE: u16 = 100;
 
 /// One look at the host's processors.
@@ -37,8 +38,8 @@ pub struct Courtesy {
 }
 
 impl Courtesy {
-    /// Takes a look in; says how fast the blade may serve until the next one, of `bytes_per_s` for each
-    /// processor while all are in use.
+    /// Takes a look in; says how fast the blade may serve until the next one, of `bytes_per_s` for
+    /// each processor while all are in use.
     pub fn look(&mut self, sight: &ProcessorSight, bytes_per_s: u64) -> RateLimit {
         let is_waited = sight.waiting_permille.is_none_or(|waiting| waiting >= WAITING_PERMILLE);
         self.is_full = if self.is_full {

@@ -6,9 +6,10 @@
 //!
 //! * [`victim`]: exact victim policies over single pages. The pager cannot see every reference, so
 //!   these are the reference: what a policy could reach with perfect knowledge.
-//! * [`cache`]: whole local memories of a fixed size, by these and by policies that remember more; for
-//!   the simulator.
-//! * [`ranking`]: the same policies for a cache whose room somebody else measures; for the key-value store.
+//! * [`cache`]: whole local memories of a fixed size, by these and by policies that remember more;
+//!   for the simulator.
+//! * [`ranking`]: the same policies for a cache whose room somebody else measures; for the
+//!   key-value store.
 //! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.

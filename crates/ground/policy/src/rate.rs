@@ -2,8 +2,8 @@
 //!
 //! The bucket is GCRA (the leaky bucket as a meter): all of its state is one number, the time in
 //! nanoseconds at which everything let through so far would have passed at the limit's rate, had it
-//! come at that rate. The bucket is full when that time is not in the future, and empty when it lies
-//! one burst ahead. So it needs no timer, no lock, and no more than one compare-and-swap.
+//! come at that rate. The bucket is full when that time is not in the future, and empty when it
+//! lies one burst ahead. So it needs no timer, no lock, and no more than one compare-and-swap.
 //!
 //! Invariants:
 //! - Over any span of time no more passes than the burst, or the largest single request if that is
@@ -21,11 +21,12 @@ use farpool_units::at_most;
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// A [`RateLimit::paced`] limit's burst as time, in parts of a second (1/50, so 20 ms): longer than
-/// timers of a millisecond and a process that waits its turn for the processor are late, so that the
-/// rate is reached all the same; short enough that nobody else feels it.
+/// timers of a millisecond and a process that waits its turn for the processor are late, so that
+/// the rate is reached all the same; short enough that nobody else feels it.
 const BURST_PARTS_OF_A_SECOND: u64 = 50;
-/// The least burst of a [`RateLimit::paced`] limit, in bytes: the largest request that a blade takes
-/// as it is set up by default. A larger request passes when the bucket is full, and leaves a debt.
+/// The least burst of a [`RateLimit::paced`] limit, in bytes: the largest request that a blade
+/// takes as it is set up by default. A larger request passes when the bucket is full, and leaves a
+/// debt.
 const BURST_LEAST_BYTES: u64 = 1 << 20;
 
 /// How fast bytes may pass, and how many at once.
@@ -34,8 +35,8 @@ pub struct RateLimit {
     /// Bytes a second: [`RateLimit::UNLIMITED_BYTES_PER_S`] is no limit at all, and with 0 nothing
     /// ever passes, whatever the burst.
     pub bytes_per_s: u64,
-    /// Bytes that a full bucket holds. With 0 requests pass one by one, each after the time that the
-    /// one before takes at the rate.
+    /// Bytes that a full bucket holds. With 0 requests pass one by one, each after the time that
+    /// the one before takes at the rate.
     pub burst_bytes: u64,
 }
 
@@ -92,8 +93,8 @@ impl RateLimit {
     }
 }
 
-/// A token bucket. It does not know its limit: whoever takes says it, so the limit may change at any
-/// time ([`Bucket::rate_changed`]).
+/// A token bucket. It does not know its limit: whoever takes says it, so the limit may change at
+/// any time ([`Bucket::rate_changed`]).
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Bucket {

@@ -1,13 +1,13 @@
 //! How much local memory a process keeps free, and when its evictor works.
 //!
-//! Between two looks at the kernel's count of resident pages, threads spend from an allowance; at a low mark the
-//! evictor fills it again and keeps as many victims in the buffer for a second chance. Counts are signed because
-//! they are differences of counts that are taken at different times.
+//! Between two looks at the kernel's count of resident pages, threads spend from an allowance; at a
+//! low mark the evictor fills it again and keeps as many victims in the buffer for a second chance.
+//! Counts are signed because they are differences of counts that are taken at different times.
 
 use std::ops::RangeInclusive;
 
-/// The allowance at which the evictor starts: 1/64 of the limit in pages, within these bounds. It fills the
-/// allowance up to [`FULL_MARKS`] times as much, and keeps one more in the victim buffer.
+/// The allowance at which the evictor starts: 1/64 of the limit in pages, within these bounds. It
+/// fills the allowance up to [`FULL_MARKS`] times as much, and keeps one more in the victim buffer.
 const LOW_MARK_PAGES: RangeInclusive<i64> = 128..=4096;
 const LOW_MARK_PART: i64 = 64;
 /// The allowance is filled to so many low marks.
@@ -15,13 +15,13 @@ pub const FULL_MARKS: i64 = 3;
 /// The processes of a tree share the mark; below this, evicting in batches would not pay.
 const LEAST_MARK_PAGES: i64 = 32;
 
-/// Pages that a process may keep whatever the limit says, unless it is another's turn: with fewer, what is fetched for
-/// an instruction is moved out again before the instruction has run, and nobody gets anywhere. A process goes over
-/// its part of the limit by so much at the most.
+/// Pages that a process may keep whatever the limit says, unless it is another's turn: with fewer,
+/// what is fetched for an instruction is moved out again before the instruction has run, and nobody
+/// gets anywhere. A process goes over its part of the limit by so much at the most.
 pub const LEAST_WORKING_PAGES: i64 = 256;
 
-/// Fetches of fewer pages are copied into new pages, which costs a copy; moving a frame in costs a TLB flush,
-/// and an interrupt of each other CPU that runs the program.
+/// Fetches of fewer pages are copied into new pages, which costs a copy; moving a frame in costs a
+/// TLB flush, and an interrupt of each other CPU that runs the program.
 pub const LEAST_MOVED_PAGES: usize = 8;
 
 /// First touches in a row fill up to this many pages ahead.
@@ -55,7 +55,8 @@ pub struct Standing {
     pub free_frames: i64,
 }
 
-/// How close to its limit a tree may come before its memory is registered, so that nothing grows unseen any more.
+/// How close to its limit a tree may come before its memory is registered, so that nothing grows
+/// unseen any more.
 #[must_use]
 pub fn margin_pages(limit_pages: i64) -> i64 {
     (limit_pages / MARGIN_PART).clamp(*MARGIN_PAGES.start(), *MARGIN_PAGES.end())
@@ -75,8 +76,8 @@ pub fn wants_eviction(allowance_pages: i64, low_pages: i64, free_frames: i64) ->
         || (allowance_pages <= FULL_MARKS * low_pages && free_frames < low_pages / 2)
 }
 
-/// Splits what is free, or what is missing, among the active processes: this one's allowance, and its evictor's
-/// work.
+/// Splits what is free, or what is missing, among the active processes: this one's allowance, and
+/// its evictor's work.
 #[must_use]
 pub fn decide(low_pages: i64, standing: &Standing) -> (i64, Work) {
     let Standing { headroom_pages, active_processes, evictable_pages, mine_pages, free_frames } =
@@ -101,7 +102,8 @@ pub fn spare_pages(mine_pages: i64) -> i64 {
     (mine_pages - LEAST_WORKING_PAGES).max(0)
 }
 
-/// Pages to fill at a first touch: one, or twice as many as the run that ended right before the page.
+/// Pages to fill at a first touch: one, or twice as many as the run that ended right before the
+/// page.
 #[must_use]
 pub fn zero_run_pages(run_before: Option<usize>) -> usize {
     run_before.map_or(1, |pages| (pages * 2).clamp(1, MAX_ZERO_RUN))

@@ -21,9 +21,10 @@
 //! | cost over all traces, us | 28.10 | 27.86 | 27.54 | 29.06 | 28.15 | 27.79 | |
 //!
 //! `clock` has the fewest misses or nearly so in every row, the lowest cost, and no queue to keep:
-//! fault threads need not tell it anything. `lru` by chunk is the worst: one hot page keeps 63 cold ones.
-//! Marking pages that were fetched again soon after they had left (Linux's refault distance) was
-//! tried and dropped: at chunk granularity it marks half of all pages and loses to plain `fifo`.
+//! fault threads need not tell it anything. `lru` by chunk is the worst: one hot page keeps 63 cold
+//! ones. Marking pages that were fetched again soon after they had left (Linux's refault distance)
+//! was tried and dropped: at chunk granularity it marks half of all pages and loses to plain
+//! `fifo`.
 //!
 //! Memory: nothing for the hand and random sweeps; 8.1 bytes a chunk (0.13 a page) for the queues
 //! of `lru` and `sieve`. No call but `grow` allocates.
@@ -63,7 +64,8 @@ pub trait SweepPolicy: Debug + Send {
     /// The chunk to look at next; `None` while there are no chunks.
     fn next_chunk(&mut self) -> Option<usize>;
 
-    /// The `count` chunks after the one named last hold nothing: a sweep in the order of addresses passes them over.
+    /// The `count` chunks after the one named last hold nothing: a sweep in the order of addresses
+    /// passes them over.
     fn pass_over(&mut self, _count: usize) {}
 
     /// What to take of `chunk`, whose pages are as the two bitmaps say.

@@ -1,4 +1,5 @@
-//! Page caches: what holds for every policy, and plain models of those that are easily written down.
+//! Page caches: what holds for every policy, and plain models of those that are easily written
+//! down.
 
 use farpool_policy::cache::{Belady, CacheKind, CacheVisitor, Future, PageCache};
 use proptest::prelude::*;

@@ -240,7 +240,8 @@ proptest! {
         }
     }
 
-    /// Policies without parts do the same whether they know the capacity or are asked for each victim.
+    /// Policies without parts do the same whether they know the capacity or are asked for each
+    /// victim.
     #[test]
     fn one_victim_for_each_page_is_a_cache_of_fixed_size(
         pages in proptest::collection::vec(0..KEYS, 0..400), capacity in 1u32..KEYS - 1,
@@ -273,8 +274,9 @@ fn trace() -> Vec<u32> {
     (0..400_000).map(page).collect()
 }
 
-/// The others decide a little differently (see `farpool_policy::ranking`), but not better or worse: 1 point of the
-/// hit ratio, also when victims are asked for in batches of 1 % of the capacity, as the store does.
+/// The others decide a little differently (see `farpool_policy::ranking`), but not better or worse:
+/// 1 point of the hit ratio, also when victims are asked for in batches of 1 % of the capacity, as
+/// the store does.
 #[test]
 fn on_demand_is_as_good_as_a_fixed_size() {
     let pages = trace();

@@ -1,7 +1,7 @@
 //! Text that comes from outside, made harmless for where it is put.
 
-/// `text` for HTML and SVG, inside elements and inside quoted attributes. Characters that XML does not allow become
-/// the replacement character.
+/// `text` for HTML and SVG, inside elements and inside quoted attributes. Characters that XML does
+/// not allow become the replacement character.
 pub fn html(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -24,8 +24,8 @@ pub fn json_in_script(json: &str) -> String {
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// `text` for one line of a terminal: control characters, which could move the cursor or change colours, are shown
-/// instead of sent.
+/// `text` for one line of a terminal: control characters, which could move the cursor or change
+/// colours, are shown instead of sent.
 pub fn terminal(text: &str) -> String {
     let shown = |character: char| match character {
         control if control.is_control() => '\u{fffd}',

@@ -18,8 +18,9 @@ pub enum ReportError {
     NoFile { path: PathBuf },
 }
 
-/// Writes `bytes` to `path`: into a new file in the same folder, which then takes the name. A reader sees the old file
-/// or the new one, and after an error nothing is left behind. A symbolic link stays one; what it points to is replaced.
+/// Writes `bytes` to `path`: into a new file in the same folder, which then takes the name. A
+/// reader sees the old file or the new one, and after an error nothing is left behind. A symbolic
+/// link stays one; what it points to is replaced.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
     let unwritable = |source| ReportError::Unwritable { path: path.to_owned(), source };
     let target = match fs::canonicalize(path) {

@@ -1,7 +1,9 @@
-//! What `sim` and `plan` answer with: tables for people, JSON, and one self-contained HTML page with plots.
+//! What `sim` and `plan` answer with: tables for people, JSON, and one self-contained HTML page
+//! with plots.
 //!
-//! A [`Page`] is one answer. It is filled once and given out three ways: [`Page::text`] for a terminal, [`Page::json`] for
-//! programs, [`Page::html`] for a browser, which needs no script, no network and no other file:
+//! A [`Page`] is one answer. It is filled once and given out three ways: [`Page::text`] for a
+//! terminal, [`Page::json`] for programs, [`Page::html`] for a browser, which needs no script, no
+//! network and no other file:
 //!
 //! ```
 //! use farpool_report::{Axis, Column, Line, LinePlot, Page, Provenance, Table};
@@ -20,8 +22,9 @@
 //! assert!(page.html().contains("<svg"));
 //! ```
 //!
-//! Every answer carries its [`Provenance`]: the version of the tool, the parameters and the hash of each input, so that it
-//! can be made again from itself. Nothing here reads the clock: the same result gives the same bytes.
+//! Every answer carries its [`Provenance`]: the version of the tool, the parameters and the hash of
+//! each input, so that it can be made again from itself. Nothing here reads the clock: the same
+//! result gives the same bytes.
 
 mod escape;
 mod file;

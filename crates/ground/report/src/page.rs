@@ -97,8 +97,8 @@ impl Page {
         parts.join("\n")
     }
 
-    /// For programs: `{"title", "provenance", "findings", "warnings", "tables": {name: table}, "result"}`, the last only
-    /// when there is one. Ends in a line feed.
+    /// For programs: `{"title", "provenance", "findings", "warnings", "tables": {name: table},
+    /// "result"}`, the last only when there is one. Ends in a line feed.
     pub fn json(&self) -> String {
         let tables: serde_json::Map<String, serde_json::Value> = self
             .tables()

@@ -1,7 +1,8 @@
 //! Plots as inline SVG: lines on linear or logarithmic axes, and bars.
 //!
-//! Colours come from the page's style sheet by class (`k0` to `k7`, the palette of Okabe and Ito, which people who see few
-//! colours can tell apart), so one drawing serves light, dark and paper. Lines differ in marker and dashes, too.
+//! Colours come from the page's style sheet by class (`k0` to `k7`, the palette of Okabe and Ito,
+//! which people who see few colours can tell apart), so one drawing serves light, dark and paper.
+//! Lines differ in marker and dashes, too.
 
 mod axis;
 mod bars;
@@ -103,7 +104,8 @@ fn fitted(text: &str, width: f64) -> String {
     cut
 }
 
-/// The legend's lines above the plot; `key` draws the sign of entry n with its left edge at (x, y). Returns the height.
+/// The legend's lines above the plot; `key` draws the sign of entry n with its left edge at (x, y).
+/// Returns the height.
 fn legend(body: &mut String, names: &[&str], key: impl Fn(usize, f64, f64) -> String) -> f64 {
     const KEY: f64 = 30.0;
     let (mut x, mut y) = (8.0, 14.0);

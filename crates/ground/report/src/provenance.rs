@@ -56,12 +56,14 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Tool, command, parameters and inputs of an answer. No time and no machine: the same question gives the same bytes.
+/// Tool, command, parameters and inputs of an answer. No time and no machine: the same question
+/// gives the same bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Provenance {
     pub tool: String,
     pub version: String,
-    /// The arguments after `farpool` that ask for this answer again, without those that say how it is printed.
+    /// The arguments after `farpool` that ask for this answer again, without those that say how it
+    /// is printed.
     pub command: Vec<String>,
     /// Every setting with its value, also those that were left at their default.
     pub parameters: BTreeMap<String, serde_json::Value>,

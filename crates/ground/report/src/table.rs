@@ -11,7 +11,8 @@ use crate::escape;
 pub enum Cell {
     Text(String),
     Whole(i64),
-    /// Printed with its column's decimals, serialised in full. Not finite: printed as a dash, serialised as null.
+    /// Printed with its column's decimals, serialised in full. Not finite: printed as a dash,
+    /// serialised as null.
     Number(f64),
     Flag(bool),
     /// Nothing known: printed as a dash, serialised as null.
@@ -71,7 +72,8 @@ pub struct Column {
 }
 
 impl Column {
-    /// Words: to the left. People read `name` with blanks for its underscores, unless [`Column::title`] says otherwise.
+    /// Words: to the left. People read `name` with blanks for its underscores, unless
+    /// [`Column::title`] says otherwise.
     pub fn left(name: impl Into<String>) -> Column {
         let name = name.into();
         let title = name.replace('_', " ");
@@ -155,7 +157,8 @@ fn grouped(text: &str) -> String {
     out
 }
 
-/// Rows under named columns. JSON: `{"title", "columns": [{"name", "title", "unit"}], "rows": [{name: value}]}`.
+/// Rows under named columns. JSON: `{"title", "columns": [{"name", "title", "unit"}], "rows":
+/// [{name: value}]}`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     name: String,
@@ -177,7 +180,8 @@ impl Table {
         Table { name, title, columns, rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a row with one cell for each column; another number of cells is a mistake of the caller and panics.
+    /// Adds a row with one cell for each column; another number of cells is a mistake of the caller
+    /// and panics.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "one cell per column of {}", self.name);

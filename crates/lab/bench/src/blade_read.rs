@@ -110,8 +110,8 @@ impl Reader {
                     self.memory.words_mut()[at] = value;
                     self.memory.words_mut()[at + WORDS - 1] = value;
                 }
-                // SAFETY: the memory is ours, each place belongs to one block at a time, and nothing
-                // is written to it before `settle` has seen all completions.
+                // SAFETY: the memory is ours, each place belongs to one block at a time, and
+                // nothing is written to it before `settle` has seen all completions.
                 unsafe { self.link.write(&pages) };
                 (self.block_at[place], self.missing[place]) = (first + place, BLOCK_PAGES);
             }

@@ -1,8 +1,8 @@
-//! What far memory costs a program on this machine: probes are run all-local and far, and the costs that explain the
-//! difference go to the simulator (`farpool sim predict`).
+//! What far memory costs a program on this machine: probes are run all-local and far, and the costs
+//! that explain the difference go to the simulator (`farpool sim predict`).
 //!
-//! Each probe is one of this crate's workloads, chosen so that together they tell the events apart: first
-//! touches, scans, random reads and writes with dense and sparse memory, pages taken back.
+//! Each probe is one of this crate's workloads, chosen so that together they tell the events apart:
+//! first touches, scans, random reads and writes with dense and sparse memory, pages taken back.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -100,8 +100,8 @@ impl Unit {
     }
 }
 
-/// One line of the result. `value` is missing in a row that was skipped, and in one that failed, which
-/// has not met its bar; `note` says why.
+/// One line of the result. `value` is missing in a row that was skipped, and in one that failed,
+/// which has not met its bar; `note` says why.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
     /// Dotted, from the general to the special; what rows are selected by.
@@ -153,7 +153,8 @@ impl Row {
         }
     }
 
-    /// A row whose program did not do its work under Farpool: the bar is missed, and `reason` says why.
+    /// A row whose program did not do its work under Farpool: the bar is missed, and `reason` says
+    /// why.
     pub(crate) fn failed(
         name: impl Into<String>,
         unit: Unit,

@@ -62,8 +62,8 @@ impl Mapping {
     }
 
     pub(crate) fn words(&self) -> &[u64] {
-        // SAFETY: the mapping is page aligned, initialised (zero) and lives as long as `self`; while
-        // this reference lives no exclusive one can.
+        // SAFETY: the mapping is page aligned, initialised (zero) and lives as long as `self`;
+        // while this reference lives no exclusive one can.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
     }
 
@@ -84,8 +84,8 @@ impl Mapping {
 
     /// The memory as words that several threads may write at once.
     pub(crate) fn atomic_words(&self) -> &[std::sync::atomic::AtomicU64] {
-        // SAFETY: AtomicU64 has the layout of u64, the memory is aligned and initialised, and as long
-        // as this shared reference lives nobody can have `words_mut`.
+        // SAFETY: AtomicU64 has the layout of u64, the memory is aligned and initialised, and as
+        // long as this shared reference lives nobody can have `words_mut`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
     }
 
@@ -113,7 +113,8 @@ impl Mapping {
     /// Gives the pages `pages` up: they read as zeros afterwards.
     pub(crate) fn give_up(&mut self, pages: std::ops::Range<usize>) -> io::Result<()> {
         let (start, len) = self.byte_range(pages);
-        // SAFETY: the range lies in our own mapping, and the exclusive reference says that nobody else reads it.
+        // SAFETY: the range lies in our own mapping, and the exclusive reference says that nobody
+        // else reads it.
         let result = unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -122,7 +123,8 @@ impl Mapping {
     pub(crate) fn resident_pages(&self, pages: std::ops::Range<usize>) -> io::Result<usize> {
         let mut resident = vec![0u8; pages.len()];
         let (start, len) = self.byte_range(pages);
-        // SAFETY: the range lies in our own mapping, and the vector has a byte for each of its pages.
+        // SAFETY: the range lies in our own mapping, and the vector has a byte for each of its
+        // pages.
         let result = unsafe { libc::mincore(start, len, resident.as_mut_ptr()) };
         if result == 0 {
             Ok(resident.iter().filter(|byte| **byte & 1 == 1).count())
@@ -146,7 +148,8 @@ impl Mapping {
 
     /// Gives the contents up; the pages read zero (or fault) again.
     pub(crate) fn discard(&mut self) {
-        // SAFETY: the range is exactly our own mapping and `&mut self` says that nobody looks at it.
+        // SAFETY: the range is exactly our own mapping and `&mut self` says that nobody looks at
+        // it.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
     }
 }

@@ -1,9 +1,10 @@
 //! A program that is told how large to be, and checks every byte that it reads.
 //!
-//! It fills its memory, then reads runs of pages at random, at a steady pace, and writes some of them anew. What a
-//! page must hold follows from its number and from how often it was written; all of it is compared at each
-//! read. Commands come as lines: `size BYTES`, `spoil` (one bit of its own memory, to see that it is noticed), `end`.
-//! The end of its input is an `end` too: then it checks all pages once more.
+//! It fills its memory, then reads runs of pages at random, at a steady pace, and writes some of
+//! them anew. What a page must hold follows from its number and from how often it was written; all
+//! of it is compared at each read. Commands come as lines: `size BYTES`, `spoil` (one bit of its
+//! own memory, to see that it is noticed), `end`. The end of its input is an `end` too: then it
+//! checks all pages once more.
 
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

@@ -6,7 +6,8 @@
 //! kernel's own swap to disk and to zram. Every value read is compared with what was written, and
 //! all rows must end with the same digests: a difference fails the demo.
 //!
-//! [`rack`] is another demo: five hosts that lend each other memory, and what happens when some of it fails.
+//! [`rack`] is another demo: five hosts that lend each other memory, and what happens when some of
+//! it fails.
 //!
 //! Invariants: what is set up (swap, zram device, control group, blade, records) is owned by a
 //! guard that takes it down on every way out, SIGINT and SIGTERM included; a row that cannot run

@@ -45,7 +45,8 @@ impl Deadline {
         Deadline { patience, at: Instant::now() + patience }
     }
 
-    /// For every loop that takes long: an error after the deadline, and once the user wants the end.
+    /// For every loop that takes long: an error after the deadline, and once the user wants the
+    /// end.
     fn check(self) -> Result<(), Error> {
         check_interrupted()?;
         match Instant::now() > self.at {

@@ -94,8 +94,8 @@ impl Row {
     }
 }
 
-/// True when no row failed, all jobs got through that are not the kernel's to swap, and all that did came
-/// to the same digests.
+/// True when no row failed, all jobs got through that are not the kernel's to swap, and all that
+/// did came to the same digests.
 pub fn all_alike(rows: &[Row]) -> bool {
     let is_stopped = |row: &Row| row.results().is_some_and(|results| results.python.is_err());
     let failed = rows.iter().any(|row| {

@@ -21,8 +21,8 @@ pub fn program(name: &str) -> PathBuf {
     directory().join(name)
 }
 
-/// `cargo test -p farpool-e2e` builds neither the binary nor a library that nothing links: cargo brings both
-/// up to date here, in the profile of the test, which takes no time when they are.
+/// `cargo test -p farpool-e2e` builds neither the binary nor a library that nothing links: cargo
+/// brings both up to date here, in the profile of the test, which takes no time when they are.
 fn build() -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     // target/PROFILE/deps/NAME

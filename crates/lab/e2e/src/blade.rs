@@ -24,7 +24,8 @@ pub struct Blade {
 }
 
 impl Blade {
-    /// A blade of this much memory (`512MiB`) that listens on a unix socket and on a port of loopback.
+    /// A blade of this much memory (`512MiB`) that listens on a unix socket and on a port of
+    /// loopback.
     pub fn start(memory: &str) -> Blade {
         Blade::start_with(memory, &[])
     }

@@ -1,5 +1,5 @@
-//! Memory compaction as noise: the kernel migrates pages all the while, as kcompactd, huge pages and NUMA
-//! balancing do on a busy server.
+//! Memory compaction as noise: the kernel migrates pages all the while, as kcompactd, huge pages
+//! and NUMA balancing do on a busy server.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -23,7 +23,8 @@ pub struct Compaction {
 }
 
 impl Compaction {
-    /// None, and the test is skipped with the reason, where this kernel or this user cannot compact memory.
+    /// None, and the test is skipped with the reason, where this kernel or this user cannot compact
+    /// memory.
     pub fn start() -> Option<Compaction> {
         match OpenOptions::new().write(true).open(COMPACT_MEMORY) {
             Ok(file) => Some(Compaction::with(file)),

@@ -1,5 +1,5 @@
-//! A client of a rack and its far memory without a program: says when it has moved, writes pages and reads
-//! them back.
+//! A client of a rack and its far memory without a program: says when it has moved, writes pages
+//! and reads them back.
 
 use farpool_api::{
     Client, ClientAnswer, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,

@@ -1,4 +1,5 @@
-//! Real programs: made from their sources, run all-local and on far memory, compared, and held to their limit.
+//! Real programs: made from their sources, run all-local and on far memory, compared, and held to
+//! their limit.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -73,8 +74,8 @@ impl Job<'_> {
         outcome
     }
 
-    /// Runs it all-local and at `limit_mib`; both must print the same. Returns the peak of the tree's resident
-    /// memory in bytes.
+    /// Runs it all-local and at `limit_mib`; both must print the same. Returns the peak of the
+    /// tree's resident memory in bytes.
     ///
     /// # Panics
     /// If they do not, or if nothing was far.

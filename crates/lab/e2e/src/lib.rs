@@ -1,11 +1,13 @@
 //! The harness of the end-to-end tests: real processes of the real binary, held by guards.
 //!
-//! * [`binaries`]: finds `farpool` and its preload library, building both when they are missing or stale;
+//! * [`binaries`]: finds `farpool` and its preload library, building both when they are missing or
+//!   stale;
 //! * [`run`]: `farpool run` of a program, with its output, its exit code and its statistics;
 //! * [`blade`]: a `farpool blade` of its own;
 //! * [`rack`]: a controller and nodes, and what people ask them;
 //! * [`far`]: a client of theirs and its far memory, without a program;
-//! * [`jobs`]: real programs, made from their sources, compared with all-local and held to their limit;
+//! * [`jobs`]: real programs, made from their sources, compared with all-local and held to their
+//!   limit;
 //! * [`sources`]: those of programs that go through both doors;
 //! * [`postgres`]: a PostgreSQL of its own user;
 //! * [`redis`] asks a redis-server that saves in the background;
@@ -22,9 +24,9 @@
 //! Every guard ends what it started when it is dropped, also while a test panics. Waits are for
 //! conditions and have a deadline; nothing sleeps for a fixed time and hopes.
 //!
-//! The programs come from the directory of the test's own profile, where `cargo build --workspace` has put
-//! them, or from FARPOOL_E2E_DIR (a directory with `farpool`, `libfarpool_preload.so` and this crate's
-//! programs, such as target/release).
+//! The programs come from the directory of the test's own profile, where `cargo build --workspace`
+//! has put them, or from FARPOOL_E2E_DIR (a directory with `farpool`, `libfarpool_preload.so` and
+//! this crate's programs, such as target/release).
 
 pub mod binaries;
 pub mod blade;

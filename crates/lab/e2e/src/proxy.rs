@@ -1,4 +1,5 @@
-//! A TCP proxy between a program and its blade that does to the blade's answers what a bad network could.
+//! A TCP proxy between a program and its blade that does to the blade's answers what a bad network
+//! could.
 
 use std::io::{Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

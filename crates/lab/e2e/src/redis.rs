@@ -68,8 +68,8 @@ impl Redis {
     }
 }
 
-/// Fills redis beyond its limit, writes while a child saves, and reads the dump with another redis. Returns the peak of
-/// the tree's resident memory in bytes.
+/// Fills redis beyond its limit, writes while a child saves, and reads the dump with another redis.
+/// Returns the peak of the tree's resident memory in bytes.
 ///
 /// # Panics
 /// If a value or the dump is wrong.

@@ -217,7 +217,8 @@ impl Running {
         }
     }
 
-    /// Waits until it, or farpool, has written a line with `text` to standard error; returns the line.
+    /// Waits until it, or farpool, has written a line with `text` to standard error; returns the
+    /// line.
     pub fn wait_for_line(&self, text: &str) -> String {
         wait_until(&format!("a line with {text:?}"), self.patience, || {
             self.stderr().lines().find(|line| line.contains(text)).map(str::to_owned)
@@ -258,8 +259,8 @@ impl Running {
         wait_until(&what, self.patience, || (self.fetched()? > pages).then_some(()));
     }
 
-    /// Stops the program and all it started, so that it cannot move its memory, or lets it go on; with its
-    /// keeper or without.
+    /// Stops the program and all it started, so that it cannot move its memory, or lets it go on;
+    /// with its keeper or without.
     pub fn pause(&self, paused: bool, with_keeper: bool) {
         tree::pause_below(self.pid(), paused);
         if with_keeper {

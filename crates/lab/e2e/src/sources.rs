@@ -20,7 +20,8 @@ pub fn sql(rows: u32) -> String {
     )
 }
 
-/// A sorted map of byte arrays, under the garbage collector: the class Main, whose argument is how many are put in.
+/// A sorted map of byte arrays, under the garbage collector: the class Main, whose argument is how
+/// many are put in.
 ///
 /// # Panics
 /// If javac does not compile it; so below.
@@ -47,7 +48,8 @@ public class Main {
     compile("javac", &["Main.java"], directory);
 }
 
-/// mp.py: forked workers that read what their parent holds; its arguments are how many items and how many workers.
+/// mp.py: forked workers that read what their parent holds; its arguments are how many items and
+/// how many workers.
 ///
 /// # Panics
 /// If it cannot be written.

@@ -1,4 +1,5 @@
-//! A rack on hosts of its own: a controller on one of them, behind a token, and nodes and programs on any.
+//! A rack on hosts of its own: a controller on one of them, behind a token, and nodes and programs
+//! on any.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
@@ -70,7 +71,8 @@ impl Stage {
         command
     }
 
-    /// A node on a host that lends so much at one of its addresses; returns when all of it is offered.
+    /// A node on a host that lends so much at one of its addresses; returns when all of it is
+    /// offered.
     pub fn node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
         let (url, name) = (self.url(), self.hosts[host].name());
         let listen = format!("tcp://{address}:{BLADE_PORT}");

@@ -1,6 +1,8 @@
-//! A process that is followed from one system call to the next, by ptrace, and killed at a chosen one.
+//! A process that is followed from one system call to the next, by ptrace, and killed at a chosen
+//! one.
 //!
-//! All of it is done in one thread: the kernel tells of a process's stops only that thread which traces it.
+//! All of it is done in one thread: the kernel tells of a process's stops only that thread which
+//! traces it.
 
 use std::collections::BTreeSet;
 use std::io::Error;
@@ -61,9 +63,9 @@ impl Steps {
         }
     }
 
-    /// To be called by a thread that ends then. Lets the process go on and kills it (SIGKILL) when its threads have
-    /// come to `wanted` stops at system calls. None: within `patience` they did not, or `is_over` said so, or it has
-    /// ended; then it goes on untraced.
+    /// To be called by a thread that ends then. Lets the process go on and kills it (SIGKILL) when
+    /// its threads have come to `wanted` stops at system calls. None: within `patience` they did
+    /// not, or `is_over` said so, or it has ended; then it goes on untraced.
     pub fn kill_at(
         mut self,
         wanted: usize,

@@ -133,7 +133,8 @@ pub fn end(root: u32) {
     below.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
 }
 
-/// What a process and its descendants are at, thread by thread: name, state and where the kernel has it wait.
+/// What a process and its descendants are at, thread by thread: name, state and where the kernel
+/// has it wait.
 pub fn describe(root: u32) -> String {
     let mut lines = String::new();
     for pid in std::iter::once(root).chain(descendants(root)) {
@@ -157,7 +158,8 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// The memory that a process has mapped, as text: ranges with rights and names, joined where these are the same.
+/// The memory that a process has mapped, as text: ranges with rights and names, joined where these
+/// are the same.
 pub fn mappings(pid: u32) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut joined: Vec<(u64, u64, String)> = Vec::new();
@@ -187,7 +189,8 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
 }
 
-/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is its program's.
+/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is
+/// its program's.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
@@ -205,7 +208,8 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Between two looks. Each costs the kernel a walk over the page tables, so the real pause is longer.
+    /// Between two looks. Each costs the kernel a walk over the page tables, so the real pause is
+    /// longer.
     const STEP: Duration = Duration::from_millis(20);
 
     /// Watches the descendants of `root`.

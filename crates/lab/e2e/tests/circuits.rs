@@ -1,6 +1,6 @@
-//! A rack as dReDBox has it: far memory goes over circuits of a switch that the controller sets, while controller,
-//! nodes and programs talk over a network apart. A's program gets its memory from C and D; B is a bystander, which
-//! has the controller.
+//! A rack as dReDBox has it: far memory goes over circuits of a switch that the controller sets,
+//! while controller, nodes and programs talk over a network apart. A's program gets its memory from
+//! C and D; B is a bystander, which has the controller.
 
 use std::fmt::Write;
 

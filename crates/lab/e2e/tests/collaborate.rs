@@ -1,7 +1,8 @@
-//! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts with memory and
-//! addresses of their own. A serves B's program; a big program starts on A; A takes its memory back within the deadline,
-//! B's data moves to C, and every page of it is right. Then a program and a donor are killed,
-//! and a program does not move in time. A key-value server on B gives back what A needs and takes what C has.
+//! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts
+//! with memory and addresses of their own. A serves B's program; a big program starts on A; A takes
+//! its memory back within the deadline, B's data moves to C, and every page of it is right. Then a
+//! program and a donor are killed, and a program does not move in time. A key-value server on B
+//! gives back what A needs and takes what C has.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! A node of a rack whose network goes away: its programs wait a while; if it stays away, exactly those end that need it,
-//! and the node takes part again when its network is back. With drains and the controller's death, which rack.rs has,
-//! it is what `make rack-demo` lets fail.
+//! A node of a rack whose network goes away: its programs wait a while; if it stays away, exactly
+//! those end that need it, and the node takes part again when its network is back. With drains and
+//! the controller's death, which rack.rs has, it is what `make rack-demo` lets fail.
 
 use farpool_e2e::stage::{PATIENCE, Stage};
 use farpool_e2e::{network, turn, wait_until};

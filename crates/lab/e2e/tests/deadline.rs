@@ -1,6 +1,6 @@
-//! A program that does not move its data by the time that a donor needs its memory, as it is stopped: the donor has its
-//! memory back in any case, others go on, and when the program runs again it ends and says what it lost. Without a
-//! controller: collaborate.rs.
+//! A program that does not move its data by the time that a donor needs its memory, as it is
+//! stopped: the donor has its memory back in any case, others go on, and when the program runs
+//! again it ends and says what it lost. Without a controller: collaborate.rs.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ const B: usize = 1;
 const C: usize = 2;
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
-/// With this much of it in use a host lends less than is granted to either program, and still has room for what both
-/// have there.
+/// With this much of it in use a host lends less than is granted to either program, and still has
+/// room for what both have there.
 const HOG_BYTES: u64 = 620 << 20;
 /// The controller gives a program so long to leave what a donor needs.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);

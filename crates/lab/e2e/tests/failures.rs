@@ -1,5 +1,5 @@
-//! What goes wrong, and what then: blades that die, stop, or lie; programs and keepers that are killed; full
-//! pools. Wrong data (exit code 9 of the stress program) is never an answer.
+//! What goes wrong, and what then: blades that die, stop, or lie; programs and keepers that are
+//! killed; full pools. Wrong data (exit code 9 of the stress program) is never an answer.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ const SIGABRT_CODE: i32 = 134;
 const SIGKILL_CODE: i32 = 137;
 const THREADS: usize = 2;
 
-/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this returns, and some of
-/// it has been far.
+/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this
+/// returns, and some of it has been far.
 fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
     let run = addresses.iter().fold(Run::far("16MiB"), |run, address| run.blade(address));
     let mut running = run
@@ -96,7 +96,8 @@ fn a_blade_that_pauses_too_long_is_lost() {
     require_sigbus(&outcome, &address);
 }
 
-/// After a fault of the network the program goes on with right data, or ends with the message; nothing else.
+/// After a fault of the network the program goes on with right data, or ends with the message;
+/// nothing else.
 fn network_fault(fault: Fault, seed: u32) {
     let blade = Blade::start("512MiB");
     let proxy = Proxy::start(blade.tcp());

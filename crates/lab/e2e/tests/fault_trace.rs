@@ -52,8 +52,8 @@ fn the_faults_of_a_program_are_its_uses_of_what_is_not_local() {
     let (info, records) = read(&out);
     assert_eq!((info.source.as_str(), info.block_bytes), ("pager faults", PAGE_BYTES_U64));
     assert!(info.notes.iter().all(|note| !note.contains("missing")), "{:?}", info.notes);
-    // Three quarters of the pages are far when their turn comes; some are fetched ahead or taken for first touches
-    // in runs.
+    // Three quarters of the pages are far when their turn comes; some are fetched ahead or taken
+    // for first touches in runs.
     let pages = 64 * MIB / PAGE_BYTES_U64;
     let touched: HashSet<u64> = records.iter().map(|record| record.block).collect();
     assert!(touched.len() as u64 > pages / 2, "{} of {pages} pages", touched.len());

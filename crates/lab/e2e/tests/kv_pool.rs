@@ -1,5 +1,5 @@
-//! A key-value server whose far memory comes from a rack: it grows as memory is granted, gives back what the rack needs,
-//! and loses items, never values, when a node dies.
+//! A key-value server whose far memory comes from a rack: it grows as memory is granted, gives back
+//! what the rack needs, and loses items, never values, when a node dies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FAR_BYTES: u64 = 128 << 20;
 /// Far more than the server's memory has room for, and less than memory and far memory together.
 const KEYS: usize = 60_000;
-/// No reply may take longer while memory comes and goes: what a lower tier may take, and a busy machine's share.
+/// No reply may take longer while memory comes and goes: what a lower tier may take, and a busy
+/// machine's share.
 const REPLY_MAX: Duration = Duration::from_secs(5);
 
 struct Rack {
@@ -134,7 +135,8 @@ impl Busy {
         Busy { over, thread: Some(thread) }
     }
 
-    /// How many rounds there were and how much was found, with every value right, and the longest reply.
+    /// How many rounds there were and how much was found, with every value right, and the longest
+    /// reply.
     fn end(mut self) -> (u32, usize, Duration) {
         self.over.store(true, Ordering::Relaxed);
         self.thread.take().expect("once").join().expect("every value was right, in time")

@@ -1,7 +1,8 @@
 //! The kernel migrates pages while they are moved out and back: no program notices.
 //!
-//! On Linux 6.18 UFFDIO_MOVE moves pages under migration that it does not count (`pager::space::moves`). Before the pager
-//! asked the page map, one run in three of the first test ended with "a frame of the victim buffer is missing".
+//! On Linux 6.18 UFFDIO_MOVE moves pages under migration that it does not count
+//! (`pager::space::moves`). Before the pager asked the page map, one run in three of the first test
+//! ended with "a frame of the victim buffer is missing".
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A rack of processes: controller, nodes, and programs that take their far memory from wherever it is.
+//! A rack of processes: controller, nodes, and programs that take their far memory from wherever it
+//! is.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use farpool_e2e::{turn, wait_until};
 const PATIENCE: Duration = Duration::from_secs(60);
 const OPS: &str = "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring";
 
-/// A controller with nodes A, B and C, each lending 1 GiB once its own programs have been looked at.
+/// A controller with nodes A, B and C, each lending 1 GiB once its own programs have been looked
+/// at.
 struct Rack {
     control: Daemon,
     nodes: Vec<(&'static str, Daemon)>,

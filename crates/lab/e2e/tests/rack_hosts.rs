@@ -1,6 +1,7 @@
-//! The story of the collaborating rack (ACMS, Samih 2011, figure 6): five hosts with memory and addresses of their own. A
-//! serves B's program; a big program starts on A; A takes its memory back, B's data moves to another host, and A's
-//! program borrows in its turn. It is the story that `farpool demo rack` plays, with further programs beside its own.
+//! The story of the collaborating rack (ACMS, Samih 2011, figure 6): five hosts with memory and
+//! addresses of their own. A serves B's program; a big program starts on A; A takes its memory
+//! back, B's data moves to another host, and A's program borrows in its turn. It is the story that
+//! `farpool demo rack` plays, with further programs beside its own.
 
 use std::io::Write;
 use std::path::Path;
@@ -95,7 +96,8 @@ fn require(outcome: &Outcome, names: &[&str]) {
 #[test]
 fn a_server_takes_its_memory_back_and_becomes_a_client() {
     let _turn = turn();
-    // Smaller than the demo's, so that what the companions ask for fits, too; A must need all that it lends.
+    // Smaller than the demo's, so that what the companions ask for fits, too; A must need all that
+    // it lends.
     let plan = Plan {
         of_b: Program::of_mib(48, 24),
         of_a: Program::of_mib(48, 24),

@@ -1,4 +1,5 @@
-//! Blades that take no pages, or are gone before anything lies on them: the program goes on with what it has.
+//! Blades that take no pages, or are gone before anything lies on them: the program goes on with
+//! what it has.
 
 use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::jobs::{compile_c, scratch};
@@ -6,12 +7,13 @@ use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::{binaries, have, tree, turn};
 
 const LIMIT: &str = "32MiB";
-/// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for each page.
+/// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for
+/// each page.
 const WITHOUT_FILES: &str = "ulimit -f 0; exec \"$0\" \"$@\"";
 /// A program that maps three times its limit.
 const STRESS: [&str; 6] = ["--mib", "96", "--seconds", "4", "--ops", "touch"];
-/// Pages that may be tried in vain in the few seconds of a test: the first writes, and some tries of 64 pages. A blade
-/// that refused everything was sent 22 million in 100 s once.
+/// Pages that may be tried in vain in the few seconds of a test: the first writes, and some tries
+/// of 64 pages. A blade that refused everything was sent 22 million in 100 s once.
 const MOST_TRIED: u64 = 4096;
 
 fn stress_after(run: Run, script: &str) -> Outcome {
@@ -176,7 +178,8 @@ fn what_one_blade_does_not_take_goes_to_another() {
     assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
 }
 
-/// Runs the program with these blades, of which the first is killed before the program needs far memory.
+/// Runs the program with these blades, of which the first is killed before the program needs far
+/// memory.
 fn after_the_end_of_the_first(blades: &mut [Blade]) -> Outcome {
     let directory = tempfile::tempdir().expect("a directory for the gate");
     let gate = directory.path().join("gate");

@@ -1,4 +1,5 @@
-//! The sidecar door: programs that a preloaded library cannot serve, or not well. Each checks every page it reads.
+//! The sidecar door: programs that a preloaded library cannot serve, or not well. Each checks every
+//! page it reads.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -179,8 +180,8 @@ fn a_child_of_a_raw_fork_has_its_parents_data() {
     calls(&["fork"]);
 }
 
-/// Children of children, each with calls of its own on what it inherited. Those whose memory counts get a sidecar of
-/// their own, which takes over from their parent's; the others are served by that.
+/// Children of children, each with calls of its own on what it inherited. Those whose memory counts
+/// get a sidecar of their own, which takes over from their parent's; the others are served by that.
 #[test]
 fn a_tree_of_children_has_what_was_there_at_each_fork() {
     if !have("gcc") {
@@ -195,20 +196,22 @@ fn a_tree_of_children_has_what_was_there_at_each_fork() {
     }
 }
 
-/// Shared pages are made a process's own and moved out while it and its relatives write, drop and unmap them.
+/// Shared pages are made a process's own and moved out while it and its relatives write, drop and
+/// unmap them.
 #[test]
 fn memory_that_a_parent_and_its_children_change_at_a_time() {
     change_memory(["48", "2", "1000"], &["1", "2", "3"]);
 }
 
-/// The kernel tells of what threads do late, and not in the order in which they did it: a thread gets addresses that
-/// another one has just left, and moves memory there.
+/// The kernel tells of what threads do late, and not in the order in which they did it: a thread
+/// gets addresses that another one has just left, and moves memory there.
 #[test]
 fn memory_that_is_moved_to_where_other_memory_was() {
     change_memory(["64", "0", "700"], &["1", "2", "3", "4"]);
 }
 
-/// What a program of one thread moves is told in order: it is never ended for what could mean two things.
+/// What a program of one thread moves is told in order: it is never ended for what could mean two
+/// things.
 #[test]
 fn memory_that_one_thread_moves_to_and_fro() {
     move_about("0", "0 wrong\n");
@@ -378,7 +381,8 @@ fn memory_that_children_get_empty_can_be_far() {
     }
 }
 
-/// 48 MiB that must stay, at a limit of 32 MiB: the program pays for what it asked, not for all that it does after.
+/// 48 MiB that must stay, at a limit of 32 MiB: the program pays for what it asked, not for all
+/// that it does after.
 #[test]
 fn locking_more_than_the_limit_ends_soon() {
     // It takes 2 to 5 s here; were each page waited for as long as the evictor pauses (5 ms), it
@@ -392,7 +396,8 @@ fn locking_more_than_the_limit_ends_soon() {
     }
 }
 
-/// The kernel populates a mapping in one go. Either the limit holds, or it is said that it did not, and it holds again.
+/// The kernel populates a mapping in one go. Either the limit holds, or it is said that it did not,
+/// and it holds again.
 #[test]
 fn memory_that_is_populated_at_once() {
     let _turn = turn();
@@ -405,7 +410,8 @@ fn memory_that_is_populated_at_once() {
     }
 }
 
-/// Nothing of what counts can be moved: whoever looks for victims again and again takes a processor from the program.
+/// Nothing of what counts can be moved: whoever looks for victims again and again takes a processor
+/// from the program.
 #[test]
 fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     const WINDOW: Duration = Duration::from_secs(2);

@@ -1,5 +1,5 @@
-//! The sidecar door under other allocators and other C libraries than the usual one: their memory calls are seen by the
-//! kernel alone.
+//! The sidecar door under other allocators and other C libraries than the usual one: their memory
+//! calls are seen by the kernel alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -346,8 +346,8 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
-/// What the evictor moved out behind the back of whoever left read as zeros: seen at one of some 30 such ends, where
-/// several of them shared the CPUs.
+/// What the evictor moved out behind the back of whoever left read as zeros: seen at one of some 30
+/// such ends, where several of them shared the CPUs.
 #[test]
 fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
     const AT_ONCE: u64 = 5;
@@ -451,7 +451,8 @@ fn a_program_ends_with_a_killed_run() {
     assert!(!checker.running.stdout().contains("WRONG"));
 }
 
-/// Each image fills more than the limit: the second one can only have been held to it by a sidecar of its own.
+/// Each image fills more than the limit: the second one can only have been held to it by a sidecar
+/// of its own.
 #[test]
 fn a_program_that_becomes_another_one_is_entered_again() {
     if !have("gcc") {

@@ -54,7 +54,8 @@ fn await_another(running: &mut Running, is_right: impl Fn(u32) -> bool) {
     assert!(!told.contains("more than its limit"), "{told}");
 }
 
-/// Gives up what is asked for; the sidecar's status has `before` in a field, that of another one `after`.
+/// Gives up what is asked for; the sidecar's status has `before` in a field, that of another one
+/// `after`.
 fn is_followed(what: &str, name: &str, before: &str, after: &str) {
     let _turn = turn();
     let Some((_directory, mut running)) = far_program(what) else { return };

@@ -2,9 +2,9 @@
 //! the keeper that hands the child over to a sidecar of its own. No child may read zeros where its
 //! pages were, nor wait for ever.
 //!
-//! Who is killed is followed from system call to system call from the moment at which the program is told to fork, and
-//! killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k are tried, FARPOOL_BIRTH_FROM where they begin,
-//! FARPOOL_BIRTH_STRIDE how far they are apart.
+//! Who is killed is followed from system call to system call from the moment at which the program
+//! is told to fork, and killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k are tried,
+//! FARPOOL_BIRTH_FROM where they begin, FARPOOL_BIRTH_STRIDE how far they are apart.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +24,8 @@ const KEEPERS_STRIDE: usize = 41;
 const FEW_KEEPERS_STEPS: usize = 24;
 const LIMIT: &str = "8MiB";
 const HELD_MIB: &str = "20";
-/// Of the program, when most of it is far: the limit, and what the kernel and the sidecar hold besides.
+/// Of the program, when most of it is far: the limit, and what the kernel and the sidecar hold
+/// besides.
 const RESIDENT_BYTES: u64 = 14 << 20;
 /// Everything of a trial ends within this, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -80,7 +81,8 @@ fn trial(births: &Path, wanted: usize) -> Trial {
     Trial { step, code: outcome.code, said: format!("{}{}", outcome.stdout, outcome.stderr) }
 }
 
-/// Kills the keeper of an attached tree at a step of a fork. Says how the program ended, which must be by itself.
+/// Kills the keeper of an attached tree at a step of a fork. Says how the program ended, which must
+/// be by itself.
 fn keepers_trial(births: &Path, wanted: usize) -> Trial {
     let run = Run::local(births).args([HELD_MIB, "waits"]);
     let mut running = run.patience(PATIENCE).start();
@@ -147,7 +149,8 @@ fn a_keeper_that_is_killed_while_a_child_is_handed_over_leaves_none_that_waits_f
     for wanted in (from..).step_by(stride).take(steps) {
         let Trial { step, code, said } = keepers_trial(&births, wanted);
         println!("step {wanted}: {step:?}: {code}: {}", said.replace('\n', " "));
-        // Ended by the kill, or with all its pages; a child may have ended with the keeper's call in its name.
+        // Ended by the kill, or with all its pages; a child may have ended with the keeper's call
+        // in its name.
         let is_right = code == KILLED
             || (code == 0 && said.contains("ended 0"))
             || (code == 1 && said.contains("ended 9"));

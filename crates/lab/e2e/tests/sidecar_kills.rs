@@ -1,8 +1,10 @@
-//! kill -9 at any instant, of each of those that make up a far program: its sidecar, its keeper, itself, a forked child,
-//! a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards, and nothing may be left.
+//! kill -9 at any instant, of each of those that make up a far program: its sidecar, its keeper,
+//! itself, a forked child, a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards,
+//! and nothing may be left.
 //!
-//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a trial that fails
-//! names its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one kind.
+//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a
+//! trial that fails names its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one
+//! kind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +17,8 @@ const TRIALS: &str = "FARPOOL_KILL_TRIALS";
 const SEED: &str = "FARPOOL_KILL_SEED";
 const KIND: &str = "FARPOOL_KILL_KIND";
 const FEW_TRIALS: u64 = 40;
-/// It is said so often how far it is: of a series that ends badly it must be known how many ended well.
+/// It is said so often how far it is: of a series that ends badly it must be known how many ended
+/// well.
 const PROGRESS: u64 = 20;
 /// In the environment of all processes of a trial, sidecars too.
 const MARK: &str = "FARPOOL_KILL_TRIAL";
@@ -23,7 +26,8 @@ const LIMIT: &str = "8MiB";
 const HELD_MIB: &str = "20";
 /// Memory and depth of a tree of children; its end comes by itself.
 const FORKS: [&str; 2] = ["16", "2"];
-/// Everything of a trial ends within this, also where the trials run with the lowest priority on a busy machine.
+/// Everything of a trial ends within this, also where the trials run with the lowest priority on a
+/// busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The instants of a kill: most while things begin, some while they are under way.
 const EARLY_US: u64 = 80_000;
@@ -179,8 +183,8 @@ impl Trial {
         Some(pid)
     }
 
-    /// A program that was attached to outlives its keeper, with all its data: it is told to check, and to end. If the
-    /// keeper made calls in its name it has ended with that.
+    /// A program that was attached to outlives its keeper, with all its data: it is told to check,
+    /// and to end. If the keeper made calls in its name it has ended with that.
     fn outlives(&mut self) {
         let program = self.program.pid();
         wait_until("the sidecar to leave", PATIENCE, || {
@@ -198,8 +202,8 @@ impl Trial {
         (self.program.stdout().contains(word) || !self.program.is_running()).then_some(())
     }
 
-    /// A sidecar that was killed before anything was far is no loss: the program goes on, with another one or without,
-    /// and is told to end.
+    /// A sidecar that was killed before anything was far is no loss: the program goes on, with
+    /// another one or without, and is told to end.
     fn goes_on(&mut self, killed: u32) {
         let known = self.find(Victim::Program);
         wait_until("the end of the program, or another sidecar", PATIENCE, || {

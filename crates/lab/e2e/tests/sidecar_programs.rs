@@ -107,7 +107,8 @@ fn a_java_program() {
     }
 }
 
-/// Its heap is shared memory, which it maps more than once: that stays, so nothing is far that could be held to a limit.
+/// Its heap is shared memory, which it maps more than once: that stays, so nothing is far that
+/// could be held to a limit.
 #[test]
 fn a_java_program_whose_heap_is_shared_memory() {
     let options = ["-XX:+UseZGC"];

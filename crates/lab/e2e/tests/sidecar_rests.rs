@@ -1,6 +1,6 @@
 //! The sidecar door under programs that give memory up and take it again all the time. What they do
-//! that with rests from being registered (`pager::life::rest`), is registered again later, and moved out.
-//! Every page is checked.
+//! that with rests from being registered (`pager::life::rest`), is registered again later, and
+//! moved out. Every page is checked.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,8 @@ use farpool_e2e::{have, tree, turn};
 const LIMIT_MIB: u64 = 32;
 const HELD_MIB: &str = "96";
 const ROUNDS: &str = "12";
-/// So many rounds are seen of a program that is attached to before it is left: memory rests by then.
+/// So many rounds are seen of a program that is attached to before it is left: memory rests by
+/// then.
 const SEEN: usize = 4;
 const ENDLESS: &str = "1000000";
 

@@ -1,4 +1,5 @@
-//! Servers through the sidecar door: what was given to them comes back, and the limit holds meanwhile.
+//! Servers through the sidecar door: what was given to them comes back, and the limit holds
+//! meanwhile.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

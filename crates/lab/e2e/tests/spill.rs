@@ -1,5 +1,6 @@
-//! The last resort: a donor needs its memory back, and no other host has any. The program's data goes into its own host's
-//! memory, or a file where that is short, and back to the rack when that has room again.
+//! The last resort: a donor needs its memory back, and no other host has any. The program's data
+//! goes into its own host's memory, or a file where that is short, and back to the rack when that
+//! has room again.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! What is found before a program starts, and who may stand between it and its memory: full file systems, limits
-//! that are too small, blades that do not answer, and folders, boards and sockets of other users.
+//! What is found before a program starts, and who may stand between it and its memory: full file
+//! systems, limits that are too small, blades that do not answer, and folders, boards and sockets
+//! of other users.
 
 use std::process::Command;
 
@@ -12,8 +13,8 @@ const STRANGER: &str = "4242";
 /// What is started or mounted goes with the first process.
 const APART: [&str; 5] = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
-/// A script in namespaces of its own for mounts and processes, which end with it; `$F` is `farpool`, where every user
-/// may start it. None if this machine does not let us.
+/// A script in namespaces of its own for mounts and processes, which end with it; `$F` is
+/// `farpool`, where every user may start it. None if this machine does not let us.
 fn on_a_stage(script: &str) -> Option<Outcome> {
     let may = Command::new("unshare").args(APART).arg("true").output();
     if !have("setpriv") || !may.is_ok_and(|output| output.status.success()) {

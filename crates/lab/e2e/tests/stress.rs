@@ -1,4 +1,5 @@
-//! `farpool-stress` and the small cases in real processes: every transport, little and much local memory.
+//! `farpool-stress` and the small cases in real processes: every transport, little and much local
+//! memory.
 
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
@@ -14,8 +15,9 @@ const ALL_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring,fork";
 /// What the stress program maps.
 const STRESS_MIB: u64 = 96;
-/// What a blade offers to a program that forks. Each layer takes whole superpages: the parent's seven come to
-/// 5 GiB in the end, and each child that runs or has ended within its lease adds about 0.7 GiB.
+/// What a blade offers to a program that forks. Each layer takes whole superpages: the parent's
+/// seven come to 5 GiB in the end, and each child that runs or has ended within its lease adds
+/// about 0.7 GiB.
 const FORKS_MEMORY: &str = "16GiB";
 
 fn stress(run: Run, ops: &str, threads: u32, seed: u64) -> Outcome {
@@ -109,8 +111,8 @@ fn change_blades(running: &Running, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// A program, its children too, goes on and has all its bytes while its memory moves from blade to blade and
-/// the blades it has left are killed.
+/// A program, its children too, goes on and has all its bytes while its memory moves from blade to
+/// blade and the blades it has left are killed.
 #[test]
 fn memory_moves_while_programs_run() {
     const MOVES: usize = 5;

@@ -1,5 +1,5 @@
-//! What `farpool run` and `farpool stat` tell about a limit that cannot hold: the program works on more than that, part
-//! of it cannot be moved, or processes of the tree cannot be served.
+//! What `farpool run` and `farpool stat` tell about a limit that cannot hold: the program works on
+//! more than that, part of it cannot be moved, or processes of the tree cannot be served.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -14,7 +14,8 @@ const KNOWN: &str = "much of its time goes to pages that come and go: about ";
 /// `farpool run` ends with this because of a process outside.
 const OUTSIDE: i32 = 120;
 
-/// Fills memory and reads pages of a part of it, in random order or round and round; so many, or for ever.
+/// Fills memory and reads pages of a part of it, in random order or round and round; so many, or
+/// for ever.
 const WALK: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

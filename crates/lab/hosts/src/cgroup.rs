@@ -1,8 +1,8 @@
 //! A memory control group for one program or one host: the limit under which the kernel swaps.
 //!
-//! Versions 1 and 2 are told apart by their files; where neither may be made the reason is given. A group
-//! outlives a process that is killed, so its name ends in the id of the process that made it, and
-//! [`remove_leftovers`] finds those whose process is gone.
+//! Versions 1 and 2 are told apart by their files; where neither may be made the reason is given. A
+//! group outlives a process that is killed, so its name ends in the id of the process that made it,
+//! and [`remove_leftovers`] finds those whose process is gone.
 
 use crate::HostsError;
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,10 +32,11 @@ pub struct Cgroup {
 
 /// Reads a group's statistics all the time: that makes the kernel bring its own up to date.
 ///
-/// Reclaim without it takes them from counters that are up to some seconds old (6.18, lists of active
-/// and inactive pages). When these say that there are inactive pages although there are none left, it
-/// looks at no active one either, and kills the program with all of its memory reclaimable. Small groups
-/// that swap fast get there within seconds; the kernel is to be measured at its best, not at that.
+/// Reclaim without it takes them from counters that are up to some seconds old (6.18, lists of
+/// active and inactive pages). When these say that there are inactive pages although there are none
+/// left, it looks at no active one either, and kills the program with all of its memory
+/// reclaimable. Small groups that swap fast get there within seconds; the kernel is to be measured
+/// at its best, not at that.
 #[derive(Debug)]
 struct Reader {
     stop: Arc<AtomicBool>,
@@ -144,7 +145,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the groups named `prefix` and a process id whose process was killed, with what runs in them.
+/// Removes the groups named `prefix` and a process id whose process was killed, with what runs in
+/// them.
 pub fn remove_leftovers(prefix: &str) {
     let roots = [V1_ROOT, V2_ROOT].map(Path::new);
     for folder in roots.into_iter().flat_map(|root| leftovers(root, prefix)) {

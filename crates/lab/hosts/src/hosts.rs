@@ -1,8 +1,9 @@
 //! The hosts themselves: made together, wired one way, taken down together.
 //!
-//! Every host has an interface `eth0` with an address of 192.0.2.0/24 (set aside for documentation). What
-//! it is wired to lies in a namespace of its own, the hub, as interfaces `port0`, `port1` and so on: host N
-//! is on port N. A host with links to a switch besides has them joined as `data0` (see `wiring`).
+//! Every host has an interface `eth0` with an address of 192.0.2.0/24 (set aside for
+//! documentation). What it is wired to lies in a namespace of its own, the hub, as interfaces
+//! `port0`, `port1` and so on: host N is on port N. A host with links to a switch besides has them
+//! joined as `data0` (see `wiring`).
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -32,7 +33,8 @@ pub struct HostsBuilder {
     memory_limit_bytes: Option<u64>,
 }
 
-/// Hosts on one network. They end, with all that runs in them, when dropped or when this process ends.
+/// Hosts on one network. They end, with all that runs in them, when dropped or when this process
+/// ends.
 #[derive(Debug)]
 pub struct Hosts {
     hosts: Vec<Host>,
@@ -70,7 +72,8 @@ pub struct SwitchSide {
 }
 
 impl HostsBuilder {
-    /// A memory control group with this limit for each host; without it hosts share the machine's memory.
+    /// A memory control group with this limit for each host; without it hosts share the machine's
+    /// memory.
     #[must_use]
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
         self.memory_limit_bytes = Some(bytes);
@@ -228,7 +231,8 @@ impl Host {
         link::ip(&self.namespace, "set a link", &[format!("link set {INTERFACE} {state}")])
     }
 
-    /// What its link has carried; what those to a switch besides have, [`SwitchSide::counters`] says.
+    /// What its link has carried; what those to a switch besides have, [`SwitchSide::counters`]
+    /// says.
     ///
     /// # Errors
     /// They cannot be read.

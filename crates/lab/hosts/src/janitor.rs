@@ -1,8 +1,9 @@
 //! The process that cleans up after the hosts, also when the process that made them is killed.
 //!
-//! It is a shell that reads from a pipe whose other end only this process holds. The pipe ends when the
-//! hosts are dropped or when this process ends, by whatever signal. PR_SET_PDEATHSIG on what runs in the
-//! hosts would not do: it fires when the *thread* that started a process ends, and tests are threads.
+//! It is a shell that reads from a pipe whose other end only this process holds. The pipe ends when
+//! the hosts are dropped or when this process ends, by whatever signal. PR_SET_PDEATHSIG on what
+//! runs in the hosts would not do: it fires when the *thread* that started a process ends, and
+//! tests are threads.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};

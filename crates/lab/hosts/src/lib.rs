@@ -1,18 +1,19 @@
-//! Several hosts on one machine, for tests and demonstrations: each a network namespace with an address
-//! and a link of its own, and with a memory control group where one is asked for.
+//! Several hosts on one machine, for tests and demonstrations: each a network namespace with an
+//! address and a link of its own, and with a memory control group where one is asked for.
 //!
-//! How the hosts are wired is chosen once: two of them back to back, any number on a packet network (a
-//! kernel bridge), any number with their links ending as the ports of a switch, in a namespace of the
-//! switch's own, where nothing forwards until a program does, or both of these.
+//! How the hosts are wired is chosen once: two of them back to back, any number on a packet network
+//! (a kernel bridge), any number with their links ending as the ports of a switch, in a namespace
+//! of the switch's own, where nothing forwards until a program does, or both of these.
 //!
 //! Invariants:
 //! * namespaces have no names: descriptors of this process hold them, so they end with it;
 //! * what descriptors do not hold (control groups, processes started in a host) is taken down by a
 //!   janitor process, which sees this process's end whatever ended it ([`janitor`]);
-//! * hosts speak IPv4 only and nothing by themselves: IPv6 is off, so a frame that arrives was caused.
+//! * hosts speak IPv4 only and nothing by themselves: IPv6 is off, so a frame that arrives was
+//!   caused.
 //!
-//! It takes root, or the capabilities `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`, and iproute2's `ip`. Where
-//! something is missing the error says what, so that a test can skip visibly.
+//! It takes root, or the capabilities `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`, and iproute2's `ip`.
+//! Where something is missing the error says what, so that a test can skip visibly.
 
 mod cgroup;
 mod error;

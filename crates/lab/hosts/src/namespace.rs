@@ -33,7 +33,8 @@ impl Namespace {
         Ok(Self { descriptor: Arc::new(OwnedFd::from(file)), inode })
     }
 
-    /// Runs `work` on a thread of its own inside: sockets it opens belong to this namespace for good.
+    /// Runs `work` on a thread of its own inside: sockets it opens belong to this namespace for
+    /// good.
     ///
     /// # Errors
     /// The namespace cannot be entered; `work` has not run then.

@@ -13,8 +13,9 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 /// Puts the calling thread into a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: the call is unsafe for the sake of CLONE_FILES, which takes other threads' descriptors out
-    // of this thread's sight. A network namespace concerns only sockets opened from now on.
+    // SAFETY: the call is unsafe for the sake of CLONE_FILES, which takes other threads'
+    // descriptors out of this thread's sight. A network namespace concerns only sockets opened from
+    // now on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
     Ok(())
 }
@@ -25,8 +26,8 @@ pub(crate) fn enter_network(namespace: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Has what a command starts run in a network namespace, and in a control group if one is given by its
-/// file of members.
+/// Has what a command starts run in a network namespace, and in a control group if one is given by
+/// its file of members.
 pub(crate) fn start_inside(
     command: &mut Command,
     namespace: Arc<OwnedFd>,
@@ -40,7 +41,8 @@ pub(crate) fn start_inside(
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes two system calls on descriptors that it owns; it
-    // neither allocates nor locks. Converting their errors does not allocate either: they are numbers.
+    // SAFETY: between fork and exec the closure makes two system calls on descriptors that it owns;
+    // it neither allocates nor locks. Converting their errors does not allocate either: they are
+    // numbers.
     unsafe { command.pre_exec(enter) };
 }

@@ -1,9 +1,9 @@
 //! What joins the hosts: links, bridges, and the ports of a switch.
 //!
-//! A host with links to a switch *besides* a bridge has all of them in a bridge of its own, `data0`, with
-//! one address, so that it need not know which of its links leads where: it learns that, as a bridge does.
-//! Nothing passes from one of these links to another, for a host is no switch; two circuits between the
-//! same two hosts make no loop therefore.
+//! A host with links to a switch *besides* a bridge has all of them in a bridge of its own,
+//! `data0`, with one address, so that it need not know which of its links leads where: it learns
+//! that, as a bridge does. Nothing passes from one of these links to another, for a host is no
+//! switch; two circuits between the same two hosts make no loop therefore.
 
 use std::net::Ipv4Addr;
 
@@ -16,8 +16,8 @@ use crate::{HostsError, Namespace};
 pub(crate) const INTERFACE: &str = "eth0";
 /// What joins a host's links to a switch, where it has an interface besides.
 const DATA: &str = "data0";
-/// How long such a host believes that who spoke over a link is still there, in hundredths of a second:
-/// circuits change, and the kernel's usual 300 s would then have it speak into the void.
+/// How long such a host believes that who spoke over a link is still there, in hundredths of a
+/// second: circuits change, and the kernel's usual 300 s would then have it speak into the void.
 const LEARNED_CENTISECONDS: u32 = 500;
 /// The bridge of a packet network, in the hub.
 const BRIDGE: &str = "bridge0";
@@ -29,11 +29,11 @@ pub enum Wiring {
     Direct,
     /// A kernel bridge: any host reaches any other.
     Bridge,
-    /// The ports of a switch that a program has yet to be: see [`crate::Hosts::switch`]. Until then no host
-    /// reaches any other.
+    /// The ports of a switch that a program has yet to be: see [`crate::Hosts::switch`]. Until then
+    /// no host reaches any other.
     Switch,
-    /// A kernel bridge for what manages the hosts ([`crate::Host::address`]) and, besides, so many links of
-    /// each host to a switch, for data ([`crate::Host::data_address`]).
+    /// A kernel bridge for what manages the hosts ([`crate::Host::address`]) and, besides, so many
+    /// links of each host to a switch, for data ([`crate::Host::data_address`]).
     BridgeAndSwitch {
         /// Of each host, 1 to [`crate::MAX_SWITCH_LINKS`].
         links: usize,
@@ -146,7 +146,8 @@ pub(crate) fn address(index: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, last_byte(index))
 }
 
-/// A host's address on the network of the switch; 198.51.100.0/24 is set aside for documentation, too.
+/// A host's address on the network of the switch; 198.51.100.0/24 is set aside for documentation,
+/// too.
 pub(crate) fn data_address(index: usize) -> Ipv4Addr {
     Ipv4Addr::new(198, 51, 100, last_byte(index))
 }

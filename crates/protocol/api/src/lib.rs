@@ -1,5 +1,5 @@
-//! The controller's REST interface: its types, a blocking client, and what a client does about its answers ([`seats`],
-//! pure, and [`tenant`]).
+//! The controller's REST interface: its types, a blocking client, and what a client does about its
+//! answers ([`seats`], pure, and [`tenant`]).
 //!
 //! One place for both sides, so that a field cannot mean two things. Sizes are bytes, rates bytes
 //! per second, times milliseconds, each named so. Ids are chosen by the one who creates, so every

@@ -1,12 +1,12 @@
 //! What a client does about what the controller says; pure.
 //!
-//! A *seat* is what the client keeps for one segment at one epoch, such as an entry of a run's table of blades: a
-//! segment that moves has two, the old one being left. Invariants:
+//! A *seat* is what the client keeps for one segment at one epoch, such as an entry of a run's
+//! table of blades: a segment that moves has two, the old one being left. Invariants:
 //! - every place that the controller names has a seat, until everybody has left it;
 //! - a place is reported as evacuated only after everybody has left its seat.
 //!
-//! Where nodes lend without a controller, or nobody has room, a segment is not moved to a target but has to be left
-//! for any other place ([`ClientSegment::leave`]), in the end the client's own.
+//! Where nodes lend without a controller, or nobody has room, a segment is not moved to a target
+//! but has to be left for any other place ([`ClientSegment::leave`]), in the end the client's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,8 @@ const FREE_MIN_BYTES: u64 = 256 << 20;
 /// A segment at an epoch.
 pub type PlaceKey = (SegmentId, u64);
 
-/// What the client keeps for a place, by its number; a number that is used again has another generation.
+/// What the client keeps for a place, by its number; a number that is used again has another
+/// generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seat {
     pub entry: usize,
@@ -125,7 +126,8 @@ impl Seats {
             || self.segments.iter().any(|segment| segment.target.is_some())
     }
 
-    /// What keeps granted memory from being used, in words; none if nobody has said that anything does.
+    /// What keeps granted memory from being used, in words; none if nobody has said that anything
+    /// does.
     pub fn waits_for(&self) -> Option<String> {
         let all: BTreeSet<&str> =
             self.segments.iter().flat_map(|it| &it.waits_for).map(String::as_str).collect();
@@ -164,7 +166,8 @@ impl Seats {
         self.segments.iter().filter(|it| it.state == SegmentState::Lost)
     }
 
-    /// What the controller is told of each segment. Of `far_bytes` in all, each is said to hold its share.
+    /// What the controller is told of each segment. Of `far_bytes` in all, each is said to hold its
+    /// share.
     pub fn report(&self, far_bytes: u64) -> Vec<ClientSegmentUse> {
         let granted = u128::from(self.granted_bytes().max(1));
         let share = |bytes: u64| {

@@ -93,8 +93,8 @@ pub struct ClientSegmentUse {
     /// The epoch of the place it uses; with `evacuated`, that of the target, or of the place that
     /// was to be left without one.
     pub epoch: u64,
-    /// All data is at the target (elsewhere, if there was none to name), and nothing will be sent to
-    /// the old place any more.
+    /// All data is at the target (elsewhere, if there was none to name), and nothing will be sent
+    /// to the old place any more.
     #[serde(default)]
     pub evacuated: bool,
 }

@@ -1,7 +1,7 @@
 //! A program's part in a pool, whoever gives the memory: a controller or a node that collaborates.
 //!
-//! It joins, asks for memory in as many pieces as the pool has it, reports and hears. What it does about what it hears
-//! is [`crate::seats`]'s.
+//! It joins, asks for memory in as many pieces as the pool has it, reports and hears. What it does
+//! about what it hears is [`crate::seats`]'s.
 
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ impl Tenant {
         self.client.put_client(self.id, &self.spec).map(drop)
     }
 
-    /// Asks for memory, and for less where there is no more in one piece. Memory of the program's own host is taken
-    /// only where nobody else has any. `fresh_id` names each attempt.
+    /// Asks for memory, and for less where there is no more in one piece. Memory of the program's
+    /// own host is taken only where nobody else has any. `fresh_id` names each attempt.
     ///
     /// # Errors
     /// See [`ApiError`], of which [`is_no_room`] tells whether the pool just has none; or no id.
@@ -86,9 +86,9 @@ impl Tenant {
         }
     }
 
-    /// Says how the program uses its segments and waits so long for news: all its segments, or None when the pool
-    /// does not know the program (its lease ran out, or the pool lost its store): what was granted is not its own any
-    /// more, and it has to [`join`](Self::join) anew.
+    /// Says how the program uses its segments and waits so long for news: all its segments, or None
+    /// when the pool does not know the program (its lease ran out, or the pool lost its store):
+    /// what was granted is not its own any more, and it has to [`join`](Self::join) anew.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -138,7 +138,8 @@ pub fn is_no_room(error: &ApiError) -> bool {
     [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
 }
 
-/// The address to reach a place by: its unix socket where that is on this machine, else TCP. None if it has neither.
+/// The address to reach a place by: its unix socket where that is on this machine, else TCP. None
+/// if it has neither.
 #[must_use]
 pub fn best_address(place: &Place) -> Option<Address> {
     let parsed: Vec<Address> =

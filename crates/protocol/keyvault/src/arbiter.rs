@@ -1,4 +1,5 @@
-//! Whose turn it is: the distributor's arbitration of Gutierrez's KeyVault (section 4.3.3.1), least recently granted first.
+//! Whose turn it is: the distributor's arbitration of Gutierrez's KeyVault (section 4.3.3.1), least
+//! recently granted first.
 //!
 //! Everybody who wants is granted a turn before anybody is granted a second one.
 
@@ -38,8 +39,8 @@ impl LeastRecentlyGranted {
         self.members.iter().copied()
     }
 
-    /// One round: asks members in turn, least recently granted first; whoever `serve` says yes for was granted.
-    /// Whether anybody was.
+    /// One round: asks members in turn, least recently granted first; whoever `serve` says yes for
+    /// was granted. Whether anybody was.
     pub fn round(&mut self, mut serve: impl FnMut(u32) -> bool) -> bool {
         self.granted.clear();
         let granted = &mut self.granted;

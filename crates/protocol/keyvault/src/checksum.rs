@@ -1,13 +1,15 @@
 //! CRC-32C of one frame: its header as far as the checksum counts it, and its body.
 //!
-//! Most frames are a few dozen bytes, begin anywhere, and each is summed twice. For those the library's way (bytes up to an
-//! aligned address, tables for three streams) costs more than the sum; long bodies are left to it.
+//! Most frames are a few dozen bytes, begin anywhere, and each is summed twice. For those the
+//! library's way (bytes up to an aligned address, tables for three streams) costs more than the
+//! sum; long bodies are left to it.
 
 /// From this length on three streams at once are faster than one: the library's own threshold.
 #[cfg(any(target_arch = "x86_64", test))]
 const LONG_BYTES: usize = 768;
 
-/// The checksum of a frame: `head` is the first 8 bytes of its header, `request` the next 4, little-endian.
+/// The checksum of a frame: `head` is the first 8 bytes of its header, `request` the next 4,
+/// little-endian.
 #[inline]
 #[must_use]
 pub(crate) fn checksum(head: u64, request: u32, body: [&[u8]; 2]) -> u32 {

@@ -1,7 +1,9 @@
-//! A client of one server: it knows which shard owns a key and talks to that shard's thread directly.
+//! A client of one server: it knows which shard owns a key and talks to that shard's thread
+//! directly.
 //!
-//! [`Connection`] is one connection to one shard: requests go out in batches, answers come in any order, at most
-//! as many are unanswered as the server granted. [`Client`] has one to each shard and offers plain calls.
+//! [`Connection`] is one connection to one shard: requests go out in batches, answers come in any
+//! order, at most as many are unanswered as the server granted. [`Client`] has one to each shard
+//! and offers plain calls.
 
 mod connection;
 
@@ -80,7 +82,8 @@ impl Client {
         Ok(Self { connections })
     }
 
-    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`, for [`Self::get_lease`].
+    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`, for
+    /// [`Self::get_lease`].
     pub fn connect_leasing(address: &Address, bytes_min: u32) -> Result<Self, ClientError> {
         let unchecked = matches!(address, Address::Shared(_));
         let connect =
@@ -98,8 +101,9 @@ impl Client {
         self.connections.iter().all(|it| it.leases().is_some())
     }
 
-    /// The item of a key, to be read where it lies in the server's memory if that is possible, until it is dropped. Items that
-    /// are kept pin that memory: a server gives only so many leases, then copies.
+    /// The item of a key, to be read where it lies in the server's memory if that is possible,
+    /// until it is dropped. Items that are kept pin that memory: a server gives only so many
+    /// leases, then copies.
     pub fn get_lease(&mut self, key: &[u8]) -> Result<Option<lease::Value>, ClientError> {
         let shard = self.owner(key);
         let Some(leases) = self.connections[shard].leases().cloned() else {
@@ -113,7 +117,8 @@ impl Client {
         })
     }
 
-    /// Tells the server now of all leases that have ended. By itself it happens in batches, before later requests.
+    /// Tells the server now of all leases that have ended. By itself it happens in batches, before
+    /// later requests.
     pub fn release_ended(&mut self) -> Result<(), ClientError> {
         self.connections.iter_mut().try_for_each(Connection::release_ended)
     }
@@ -232,7 +237,8 @@ impl Client {
         self.call(self.owner(key), &Request::Touch { key, exptime }, yes_or_no)
     }
 
-    /// Adds to a number, or subtracts down to 0; the new number, None without an item and an `initial`.
+    /// Adds to a number, or subtracts down to 0; the new number, None without an item and an
+    /// `initial`.
     pub fn change(
         &mut self,
         key: &[u8],

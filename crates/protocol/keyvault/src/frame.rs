@@ -73,7 +73,8 @@ codes! {
         Flush = 0x30,
         /// Moves the connection into shared memory; unix sockets only.
         Share = 0x40,
-        /// Hands out the memory of the shard's items, to be read; unix sockets only, before `Share`.
+        /// Hands out the memory of the shard's items, to be read; unix sockets only, before
+        /// `Share`.
         Leases = 0x41,
     }
 }
@@ -99,7 +100,8 @@ codes! {
         Malformed = 8,
         /// An opcode or a version that the server does not know.
         Unsupported = 9,
-        /// Another shard owns the key and the frame asked not to be passed on; its number is in the body.
+        /// Another shard owns the key and the frame asked not to be passed on; its number is in the
+        /// body.
         WrongShard = 10,
         /// The server ends.
         Closing = 11,

@@ -1,4 +1,5 @@
-//! The memory in which a server keeps the items of one shard, as its clients see it: mapped, and only to be read.
+//! The memory in which a server keeps the items of one shard, as its clients see it: mapped, and
+//! only to be read.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -20,8 +21,8 @@ unsafe impl Send for ItemMemory {}
 unsafe impl Sync for ItemMemory {}
 
 impl ItemMemory {
-    /// Maps `bytes` of a file that a server handed out. Refuses one that is shorter or could become so: reading
-    /// behind its end would end the process.
+    /// Maps `bytes` of a file that a server handed out. Refuses one that is shorter or could become
+    /// so: reading behind its end would end the process.
     pub fn map(file: impl AsFd, bytes: u64) -> Result<Self, Errno> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
@@ -54,9 +55,10 @@ impl ItemMemory {
             return None;
         }
         let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
-        // SAFETY: inside the mapping (checked above), which lives as long as `self`, and whose file cannot shrink. The server
-        // does not change these bytes while they are leased: that is what a lease is. One that breaks its word can
-        // show bytes that change, as it could have sent others; any bytes are bytes, and nothing is read outside.
+        // SAFETY: inside the mapping (checked above), which lives as long as `self`, and whose file
+        // cannot shrink. The server does not change these bytes while they are leased: that is what
+        // a lease is. One that breaks its word can show bytes that change, as it could have sent
+        // others; any bytes are bytes, and nothing is read outside.
         Some(unsafe { std::slice::from_raw_parts(self.address.as_ptr().add(at), bytes) })
     }
 }

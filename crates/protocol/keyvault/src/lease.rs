@@ -1,4 +1,5 @@
-//! Values that are read where the server keeps them: guards that end their leases, and the ends in batches.
+//! Values that are read where the server keeps them: guards that end their leases, and the ends in
+//! batches.
 
 use std::num::NonZeroU32;
 use std::ops::Deref;
@@ -8,9 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::items::ItemMemory;
 use crate::message::{LEASES_RELEASED_MAX, LeaseIdList, MaybeLeased};
 
-/// Leases that have ended are told to the server so many at a time: one frame for many costs each next to nothing.
+/// Leases that have ended are told to the server so many at a time: one frame for many costs each
+/// next to nothing.
 pub const RELEASE_BATCH: usize = 32;
-/// Or earlier, once their values have so many bytes together: the server cannot use that memory before.
+/// Or earlier, once their values have so many bytes together: the server cannot use that memory
+/// before.
 pub const RELEASE_BYTES: u64 = 256 << 10;
 
 /// Leases that have ended and that the server has not been told of.
@@ -44,8 +47,8 @@ impl Leases {
         self.0.granted
     }
 
-    /// Reads the body of an answer to GETLEASE. None for nonsense: one that is short, or a value that does not lie in
-    /// the memory.
+    /// Reads the body of an answer to GETLEASE. None for nonsense: one that is short, or a value
+    /// that does not lie in the memory.
     #[must_use]
     pub fn read(&self, body: &[u8]) -> Option<Value> {
         match MaybeLeased::read(body)? {
@@ -64,7 +67,8 @@ impl Leases {
         }
     }
 
-    /// Takes leases that have ended, if they are worth a frame or `all` are wanted; None if there are none.
+    /// Takes leases that have ended, if they are worth a frame or `all` are wanted; None if there
+    /// are none.
     pub(crate) fn take_ended(&self, all: bool) -> Option<LeaseIdList> {
         let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = ended.ids.len() >= RELEASE_BATCH || ended.bytes >= RELEASE_BYTES;
@@ -91,8 +95,8 @@ enum Bytes {
     Leased { leases: Leases, id: NonZeroU32, at: u64, length: u64 },
 }
 
-/// A value as it was when it was asked for: leased, or copied where the server gave no lease. Dropping it ends the lease; the
-/// server hears of it with one of the next requests.
+/// A value as it was when it was asked for: leased, or copied where the server gave no lease.
+/// Dropping it ends the lease; the server hears of it with one of the next requests.
 #[derive(Debug)]
 pub struct Value {
     pub client_flags: u32,

@@ -47,7 +47,8 @@ impl SetMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hello {
     pub version: u16,
-    /// Asked: the shard to be served by, or [`crate::frame::BROADCAST`] for any. Granted: how many there are.
+    /// Asked: the shard to be served by, or [`crate::frame::BROADCAST`] for any. Granted: how many
+    /// there are.
     pub shard: u16,
     /// How many requests may be unanswered at a time.
     pub credits: u32,
@@ -281,7 +282,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The one key of a frame, if its body is in order: to begin loading what it asks for before all of it is checked.
+    /// The one key of a frame, if its body is in order: to begin loading what it asks for before
+    /// all of it is checked.
     #[inline]
     #[must_use]
     pub fn key_ahead(frame: &'a [u8]) -> Option<&'a [u8]> {
@@ -465,7 +467,8 @@ pub const ITEM_HEAD_BYTES: usize = 16;
 /// Bytes that a found item takes in an answer to MULTIGET, its value apart.
 pub const FOUND_BYTES: usize = 24;
 
-/// Reads an answer to MULTIGET: how many keys were looked at (the others are to be asked again), and the items.
+/// Reads an answer to MULTIGET: how many keys were looked at (the others are to be asked again),
+/// and the items.
 #[must_use]
 pub fn read_found(body: &[u8]) -> Option<(u16, Vec<(u16, Item<'_>)>)> {
     let mut body = Reader(body);

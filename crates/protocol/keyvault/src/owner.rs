@@ -1,5 +1,5 @@
-//! Which shard owns a key: servers and clients must agree, and items on flash are found by it after a
-//! restart, so neither function ever changes.
+//! Which shard owns a key: servers and clients must agree, and items on flash are found by it after
+//! a restart, so neither function ever changes.
 
 use twox_hash::XxHash3_64;
 

@@ -1,16 +1,18 @@
 //! One direction of a connection in shared memory: a ring of frames with one writer and one reader.
 //!
-//! A frame lies at the next multiple of [`LINE_BYTES`]; its first word is its length, written last, so
-//! that the frame itself says when it is there and no shared counter has to travel between the
-//! processors. The reader clears what it has read, so the next round begins on zeros, and only
-//! now and then tells the writer how far it is. A length of [`WRAP`] means: the next frame is at the start.
+//! A frame lies at the next multiple of [`LINE_BYTES`]; its first word is its length, written last,
+//! so that the frame itself says when it is there and no shared counter has to travel between the
+//! processors. The reader clears what it has read, so the next round begins on zeros, and only now
+//! and then tells the writer how far it is. A length of [`WRAP`] means: the next frame is at the
+//! start.
 //!
 //! The other side may be hostile: whatever it writes, we read inside the ring, copy before we look,
 //! and at worst take its frames for nonsense.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Frames begin at multiples of this: what one processor writes shares no line with what the other does.
+/// Frames begin at multiples of this: what one processor writes shares no line with what the other
+/// does.
 pub const LINE_BYTES: usize = 64;
 /// Bytes in front of the ring for the reader's position and the sleepers' flags.
 pub const CONTROL_BYTES: usize = 2 * LINE_BYTES;
@@ -37,7 +39,8 @@ pub unsafe trait Region {
 
 fn control_word(region: &impl Region, at: usize) -> &AtomicU64 {
     debug_assert!(at + 8 <= CONTROL_BYTES && at.is_multiple_of(8));
-    // SAFETY: the control lines are mapped (promise of `Region`), aligned, and only used as atomics.
+    // SAFETY: the control lines are mapped (promise of `Region`), aligned, and only used as
+    // atomics.
     unsafe { &*region.address().add(at).cast::<AtomicU64>() }
 }
 
@@ -95,8 +98,8 @@ impl<R: Region> Writer<R> {
             length_word(&self.region, at).store(WRAP, Ordering::Release);
             at = 0;
         }
-        // SAFETY: `footprint` bytes from `at` lie inside the ring, and the reader does not touch them
-        // before the length is there.
+        // SAFETY: `footprint` bytes from `at` lie inside the ring, and the reader does not touch
+        // them before the length is there.
         unsafe {
             let to = self.region.address().add(CONTROL_BYTES + at + LENGTH_BYTES);
             std::ptr::copy_nonoverlapping(frame.as_ptr(), to, frame.len());
@@ -163,9 +166,9 @@ impl<R: Region> Reader<R> {
         }
         let start = out.len();
         out.reserve(bytes);
-        // SAFETY: the frame lies inside the ring (checked above), `out` has room for it, and whatever
-        // the writer does meanwhile, bytes are bytes. The cleared lines are the reader's until it
-        // says that it has read them.
+        // SAFETY: the frame lies inside the ring (checked above), `out` has room for it, and
+        // whatever the writer does meanwhile, bytes are bytes. The cleared lines are the reader's
+        // until it says that it has read them.
         unsafe {
             let from = self.region.address().add(CONTROL_BYTES + at);
             std::ptr::copy_nonoverlapping(

@@ -40,7 +40,8 @@ struct Shared {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the value; everything in it is reached through atomics or copied as bytes.
+// SAFETY: the mapping belongs to the value; everything in it is reached through atomics or copied
+// as bytes.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -60,8 +61,9 @@ pub struct Ring {
     ring_bytes: usize,
 }
 
-// SAFETY: `map` checked that the whole lies in the mapping, which the `Arc` keeps; it begins at a page and offsets are
-// multiples of a line; the file is sealed against shrinking, so its pages stay.
+// SAFETY: `map` checked that the whole lies in the mapping, which the `Arc` keeps; it begins at a
+// page and offsets are multiples of a line; the file is sealed against shrinking, so its pages
+// stay.
 unsafe impl Region for Ring {
     fn address(&self) -> *mut u8 {
         self.shared.address.wrapping_add(self.offset)

@@ -146,9 +146,10 @@ error_codes! {
     /// Detail: the blade's limit on open descriptors.
     NoDescriptors = 20, "the blade has no descriptor left for a segment; start it with a higher limit (ulimit -n, LimitNOFILE=)";
     /// Detail: 0. Hello's grant is missing where one is needed, unknown, taken back, or not the one
-    /// that the client came under before: these look alike from outside. The connection closes after it.
+    /// that the client came under before: these look alike from outside. The connection closes
+    /// after it.
     NotGranted = 21, "the client has no grant of memory there, or it was taken back; ask the controller for a new one";
-    /// Detail: the grant's epoch on the blade. Hello's is older: somebody else has the grant now. The
-    /// connection closes after it.
+    /// Detail: the grant's epoch on the blade. Hello's is older: somebody else has the grant now.
+    /// The connection closes after it.
     StaleEpoch = 22, "the grant was given anew since this client got it";
 }

@@ -17,8 +17,8 @@ use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
 pub const LEASE_MS: u32 = 10_000;
 /// Shortest lease: three renewals, a tick apart, must fit.
 pub const LEASE_MS_MIN: u32 = 1_000;
-/// From RECLAIM to the revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s worth
-/// of data back (section 6.1, Figure 6).
+/// From RECLAIM to the revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s
+/// worth of data back (section 6.1, Figure 6).
 pub const RECLAIM_DEADLINE_MS: u32 = 10_000;
 /// Shortest reclaim deadline: a few repetitions of RECLAIM must fit.
 pub const RECLAIM_DEADLINE_MS_MIN: u32 = 1_000;

@@ -16,8 +16,8 @@ pub const ROUND_FANOUT: usize = 3;
 pub const ROUND_FANOUT_IDLE: usize = 1;
 /// Times a node passes one rumour on. Push gossip misses a share of about e^-8 = 0.03 % of nodes.
 pub const RUMOUR_SENDS_MAX: u8 = 8;
-/// Rumours of one kind a node keeps; the one heard longest ago makes room. A client needs a few good
-/// servers, not all.
+/// Rumours of one kind a node keeps; the one heard longest ago makes room. A client needs a few
+/// good servers, not all.
 pub const RUMOURS_KEPT_MAX: usize = 256;
 /// Longest age a rumour may claim to be valid for; more is cut to this.
 pub const RUMOUR_VALID_MAX: Duration = Duration::from_secs(60);
@@ -73,6 +73,6 @@ pub const DEADLINE_MARGIN_PART: u32 = 10;
 /// A client's lease ends this much before the server's: timers are true to a tick, and the client
 /// must have stopped before the server lends the memory again.
 pub const LEASE_MARGIN: Duration = Duration::from_millis(300);
-/// Room a client asks for above its need, thousandths of its memory: as much as half a guard band of
-/// the default thresholds.
+/// Room a client asks for above its need, thousandths of its memory: as much as half a guard band
+/// of the default thresholds.
 pub const WANT_ROOM_PERMILLE: u64 = 50;

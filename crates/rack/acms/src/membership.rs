@@ -132,7 +132,8 @@ impl Member {
         })
     }
 
-    /// Addresses to greet whenever no node is known, at most some at a time; the first time at the next tick.
+    /// Addresses to greet whenever no node is known, at most some at a time; the first time at the
+    /// next tick.
     pub fn join(&mut self, contacts: Vec<SocketAddr>) {
         self.contacts = contacts;
         if self.is_alone() {
@@ -160,8 +161,8 @@ impl Member {
         self.node.on_demand(wanted_bytes, now);
     }
 
-    /// The node is about to end: nothing is offered any more, and what is lent is reclaimed with the usual
-    /// deadline. [`Member::bound_bytes`] tells when all of it has come back.
+    /// The node is about to end: nothing is offered any more, and what is lent is reclaimed with
+    /// the usual deadline. [`Member::bound_bytes`] tells when all of it has come back.
     pub fn lend_no_more(&mut self, now: Duration) {
         self.node.lend_no_more(now);
     }

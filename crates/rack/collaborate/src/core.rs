@@ -1,9 +1,9 @@
 //! Protocol, ledger and blade behind one lock, and what they want done, carried out in its order.
 //!
-//! Whoever changes something does it through [`Core::with`]; before the lock is let go, everything that follows from
-//! it has been done: datagrams sent, grants set, programs' versions raised. Only taking a grant back is left to a
-//! thread of its own, because the blade zeroes its memory first; the grant's epoch is never used again, so nothing
-//! has to wait for that.
+//! Whoever changes something does it through [`Core::with`]; before the lock is let go, everything
+//! that follows from it has been done: datagrams sent, grants set, programs' versions raised. Only
+//! taking a grant back is left to a thread of its own, because the blade zeroes its memory first;
+//! the grant's epoch is never used again, so nothing has to wait for that.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::UdpSocket;
@@ -25,8 +25,8 @@ use crate::ledger::{Effect, HerePlace, Ledger, Seat, Surroundings};
 
 /// Events remembered for those who come later; older ones are gone.
 const EVENTS_LIMIT: usize = 1_000;
-/// Rounds of "what one wants changes what the other wants" before the rest waits for the next time: more than
-/// two have never been seen.
+/// Rounds of "what one wants changes what the other wants" before the rest waits for the next time:
+/// more than two have never been seen.
 const ROUNDS_MAX: usize = 16;
 
 /// A grant this node lends.
@@ -292,7 +292,8 @@ impl Core {
                 state.lent.insert(grant, Lent { client: client.node, bytes });
                 state.tell("grant-made", client.addr, format!("{bytes} bytes"));
             }
-            // The client finds the blade shut and loses the grant with its lease; nothing of it is used.
+            // The client finds the blade shut and loses the grant with its lease; nothing of it is
+            // used.
             Err(error) => tracing::error!(%grant, %error, "the blade does not lend"),
         }
     }
@@ -340,8 +341,8 @@ impl Core {
         }
     }
 
-    /// The blade may hold what is lent or offered and what own programs have; it can have no more than it was
-    /// set up with.
+    /// The blade may hold what is lent or offered and what own programs have; it can have no more
+    /// than it was set up with.
     fn set_capacity(&self, state: &mut State) {
         let member = &state.member;
         let staying = member.bound_bytes().saturating_sub(member.reclaiming_bytes());
@@ -355,8 +356,8 @@ impl Core {
 }
 
 impl State {
-    /// Grants here may have what is below MEM_MAX_LOW and neither used nor lent. What they hold already
-    /// is in the node's use.
+    /// Grants here may have what is below MEM_MAX_LOW and neither used nor lent. What they hold
+    /// already is in the node's use.
     fn surroundings(&self) -> Surroundings {
         let limit = self.usage.map_or(0, |usage| {
             let most = self.member.config().thresholds.max_low_bytes(usage.total_bytes);

@@ -1,7 +1,8 @@
 //! The running node: sockets, threads, its beginning and its end.
 //!
-//! Threads: `fp-collab` has the datagrams, the timers and the look at the memory; `fp-collab-back` takes grants
-//! back; `fp-collab-join` resolves names; the door has a small runtime of its own, the blade its threads.
+//! Threads: `fp-collab` has the datagrams, the timers and the look at the memory; `fp-collab-back`
+//! takes grants back; `fp-collab-join` resolves names; the door has a small runtime of its own, the
+//! blade its threads.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
@@ -24,13 +25,15 @@ use crate::{CollaborateError, CollaborateOptions, Observe};
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
 /// Longest wait for a datagram: what requests at the door have begun is due within a tick.
 const RECEIVE_WAIT: Duration = Duration::from_millis(50);
-/// Longest a full socket may hold up everything else; the datagram is lost then, as datagrams may be.
+/// Longest a full socket may hold up everything else; the datagram is lost then, as datagrams may
+/// be.
 const SEND_WAIT: Duration = Duration::from_millis(5);
 /// Datagrams taken in before timers are looked at again.
 const DATAGRAMS_AHEAD: usize = 64;
 /// Above the largest datagram of the protocol: a longer one is cut, and refused by its checksum.
 const DATAGRAM_BYTES: usize = 2_048;
-/// Names are resolved again after this long while no node is known, and after the second while some are.
+/// Names are resolved again after this long while no node is known, and after the second while some
+/// are.
 const RESOLVE_ALONE: Duration = Duration::from_secs(5);
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
 /// Between two looks at whether a node that ends may go.
@@ -43,7 +46,8 @@ const PORT_TRIES: usize = 16;
 pub struct Ending(Arc<(Mutex<u8>, Condvar)>);
 
 impl Ending {
-    /// Asks once: it ends when nothing is lent or used any more, or its time is over. Asks twice: at once.
+    /// Asks once: it ends when nothing is lent or used any more, or its time is over. Asks twice:
+    /// at once.
     pub fn ask(&self) {
         let (asked, changed) = &*self.0;
         let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);

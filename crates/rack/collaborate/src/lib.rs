@@ -1,8 +1,9 @@
-//! A node of a collaboration: it lends its idle memory to others and borrows theirs, without a controller.
+//! A node of a collaboration: it lends its idle memory to others and borrows theirs, without a
+//! controller.
 //!
 //! * [`ledger`]: which program of this node has which grant; pure.
-//! * `core`: the protocol's [`Member`](farpool_acms::Member), the ledger and the blade behind one lock; carries out
-//!   what they want.
+//! * `core`: the protocol's [`Member`](farpool_acms::Member), the ledger and the blade behind one
+//!   lock; carries out what they want.
 //! * `daemon`: sockets, threads, the beginning and the end.
 //! * `door`: HTTP for the programs of this node (`farpool run --pool`) and for people.
 //!

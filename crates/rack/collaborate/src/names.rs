@@ -20,7 +20,8 @@ pub fn node_id(name: &str) -> NodeId {
     NodeId(XxHash3_64::oneshot(name.as_bytes()).max(1))
 }
 
-/// This life's number: the seconds of the wall clock, but more than the last one that the file remembers.
+/// This life's number: the seconds of the wall clock, but more than the last one that the file
+/// remembers.
 pub(crate) fn next_incarnation(file: Option<&Path>) -> io::Result<Incarnation> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
     // Cut down it would be the same number again in the next life.

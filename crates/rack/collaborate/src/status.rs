@@ -255,7 +255,8 @@ pub(crate) fn side_name(side: Side) -> &'static str {
     }
 }
 
-/// This node and those it knows, in the controller's words. What a node does not tell others stands as 0.
+/// This node and those it knows, in the controller's words. What a node does not tell others stands
+/// as 0.
 pub(crate) fn nodes(core: &Core) -> NodeList {
     let blade_id = core.blade().id();
     let capacity_bytes = core.blade().capacity_bytes();

@@ -1,5 +1,6 @@
 //! Who leads, and what the leader does besides answering: the ticks of its reconciler, and the
-//! switches. With a file as the store this controller leads from the start; with etcd, when it wins.
+//! switches. With a file as the store this controller leads from the start; with etcd, when it
+//! wins.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

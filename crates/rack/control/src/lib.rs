@@ -66,8 +66,8 @@ pub struct ControlOptions {
     pub token: Option<String>,
     /// Listen beyond loopback, where others can read what is sent; needs a token, too.
     pub allow_remote: bool,
-    /// Longest time a report or a wait for a state is held open; `farpool_api::WAIT_LIMIT_MS` unless
-    /// changed, which clients expect to be an upper bound.
+    /// Longest time a report or a wait for a state is held open; `farpool_api::WAIT_LIMIT_MS`
+    /// unless changed, which clients expect to be an upper bound.
     pub wait_limit: Duration,
     /// Every circuit switch of the topology, by name.
     pub switches: Vec<NamedSwitch>,

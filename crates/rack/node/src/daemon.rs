@@ -19,8 +19,8 @@ use farpool_memory::MemoryFiles;
 
 /// How long signing off may take after the time to drain is over; then the daemon ends without.
 const LEAVE_GRACE: Duration = Duration::from_secs(3);
-/// How long a node that ends at once may take to undo the drain that it had asked for: a few reports
-/// and an answer.
+/// How long a node that ends at once may take to undo the drain that it had asked for: a few
+/// reports and an answer.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// What a node is started with.

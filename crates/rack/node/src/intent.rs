@@ -114,8 +114,8 @@ mod tests {
             prop_assert!(diff(&wanted, &model).is_empty());
         }
 
-        /// The same on a real blade, with intents as a controller gives them: what has changed has a
-        /// higher epoch.
+        /// The same on a real blade, with intents as a controller gives them: what has changed has
+        /// a higher epoch.
         #[test]
         fn a_blade_has_what_the_last_intent_says(
             intents in prop::collection::vec(prop::collection::vec(grant(), 0..6), 1..6),

@@ -1,5 +1,5 @@
-//! How the agent and the controller stand: what an error means, when to try again, and what has been
-//! said about it already. Pure.
+//! How the agent and the controller stand: what an error means, when to try again, and what has
+//! been said about it already. Pure.
 
 use std::time::Duration;
 

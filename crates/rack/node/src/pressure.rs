@@ -17,8 +17,8 @@ use farpool_acms::{
 use farpool_memory::{MemoryLevel, MemorySight};
 use farpool_units::SUPERPAGE_BYTES;
 
-/// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any more, so it is
-/// added again: a client that fills what it was granted changes nothing.
+/// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any
+/// more, so it is added again: a client that fills what it was granted changes nothing.
 #[must_use]
 pub fn lend_limit_bytes(sight: &MemorySight, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
     let of_level = |level: &MemoryLevel| {
@@ -186,8 +186,8 @@ mod tests {
             }
         }
 
-        /// Use that swings by less than the margin, whatever the client does with what it has, moves
-        /// the offer no more once it has settled where most is free.
+        /// Use that swings by less than the margin, whatever the client does with what it has,
+        /// moves the offer no more once it has settled where most is free.
         #[test]
         fn steady_use_does_not_make_it_swing(
             total in 2 * GIB..512 * GIB,

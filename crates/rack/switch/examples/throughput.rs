@@ -1,4 +1,5 @@
-//! What the emulated switch costs: TCP between two hosts over it, beside a bridge and a direct link.
+//! What the emulated switch costs: TCP between two hosts over it, beside a bridge and a direct
+//! link.
 //!
 //! `cargo run --release -p farpool-switch --example throughput [ROUNDS]`, as root.
 
@@ -81,8 +82,9 @@ fn pair(hosts: &Hosts) -> Result<(TcpStream, TcpStream), Failure> {
     Ok((near, far))
 }
 
-/// Keeps the two ends on CPUs of their own: trips take 20 us when both are on one and 70 us otherwise, and
-/// where they are left to the kernel the figures say which it chose. The switch's threads are left free.
+/// Keeps the two ends on CPUs of their own: trips take 20 us when both are on one and 70 us
+/// otherwise, and where they are left to the kernel the figures say which it chose. The switch's
+/// threads are left free.
 fn pin(cpu: usize) {
     let mut cpus = rustix::thread::CpuSet::new();
     cpus.set(cpu % std::thread::available_parallelism().map_or(1, std::num::NonZero::get));

@@ -1,9 +1,9 @@
 //! Drives an emulated switch in another process, over its control socket.
 //!
-//! A connection that breaks is made again by the next call. If the switch was started again meanwhile
-//! (another instance greets), that call says [`SwitchError::Restarted`] and does nothing else, for its
-//! caller has to know that circuits are gone; if it is the same one, the call is carried out, which does
-//! no harm if it was already: every call is idempotent.
+//! A connection that breaks is made again by the next call. If the switch was started again
+//! meanwhile (another instance greets), that call says [`SwitchError::Restarted`] and does nothing
+//! else, for its caller has to know that circuits are gone; if it is the same one, the call is
+//! carried out, which does no harm if it was already: every call is idempotent.
 
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -53,8 +53,8 @@ impl EmulatedSwitchDriver {
         Ok(Self { path, name, instance, ports, connection: Some(connection) })
     }
 
-    /// A driver of the switch whose control socket is, or will be, there; it is asked at the first call. Until
-    /// it has answered it goes by this name, and has no ports.
+    /// A driver of the switch whose control socket is, or will be, there; it is asked at the first
+    /// call. Until it has answered it goes by this name, and has no ports.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>, name: impl Into<String>) -> Self {
         let (path, name) = (path.into(), name.into());

@@ -5,8 +5,9 @@
 //! from threads that may wait.
 //!
 //! * [`PacketNetwork`]: forwards from any port to any port, so there is nothing to set;
-//! * [`EmulatedSwitch`]: a circuit switch in software that really forwards Ethernet frames between network
-//!   interfaces, only along circuits; [`EmulatedSwitchDriver`] drives one in another process.
+//! * [`EmulatedSwitch`]: a circuit switch in software that really forwards Ethernet frames between
+//!   network interfaces, only along circuits; [`EmulatedSwitchDriver`] drives one in another
+//!   process.
 
 mod driver;
 mod emulated;
@@ -117,8 +118,8 @@ pub enum SwitchError {
         /// What happened.
         reason: String,
     },
-    /// The switch was started again since the last call: every circuit set up before is gone, and this
-    /// call has changed nothing. Said once; the next call is carried out.
+    /// The switch was started again since the last call: every circuit set up before is gone, and
+    /// this call has changed nothing. Said once; the next call is carried out.
     #[error(
         "switch {switch} was started again: all its circuits are gone and must be set up again"
     )]

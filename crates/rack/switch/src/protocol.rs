@@ -1,7 +1,7 @@
 //! What is said on a switch's control socket: one line of JSON each way.
 //!
-//! The switch greets with one line; then each request line is answered by one line, in order. Unknown
-//! words, fields and numbers out of range are refused, and change nothing:
+//! The switch greets with one line; then each request line is answered by one line, in order.
+//! Unknown words, fields and numbers out of range are refused, and change nothing:
 //!
 //! ```text
 //! < {"is":"switch","version":1,"name":"s0","instance":"5f0c...","ports":5}

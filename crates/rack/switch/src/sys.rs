@@ -1,8 +1,9 @@
 //! Packet sockets: raw frames with the metadata of offloading, many at a call.
 //!
 //! A frame from a veth interface may be a super-frame of up to 64 KiB whose checksum is still to be
-//! computed. `PACKET_VNET_HDR` puts ten bytes before each frame that say so, in both directions, so that
-//! a frame goes on as it came; `PACKET_AUXDATA` tells the VLAN tag that the kernel has taken out.
+//! computed. `PACKET_VNET_HDR` puts ten bytes before each frame that say so, in both directions, so
+//! that a frame goes on as it came; `PACKET_AUXDATA` tells the VLAN tag that the kernel has taken
+//! out.
 
 use std::io;
 use std::mem::size_of;
@@ -103,8 +104,8 @@ pub(crate) fn set_open(socket: &OwnedFd, open: bool) -> io::Result<()> {
 fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let len = u32::try_from(size_of::<T>()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let value = std::ptr::from_ref(value).cast();
-    // SAFETY: the kernel reads `len` bytes of `value`, which is that long, and what a filter points to,
-    // which the caller keeps until this returns.
+    // SAFETY: the kernel reads `len` bytes of `value`, which is that long, and what a filter points
+    // to, which the caller keeps until this returns.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, len) })
 }
 
@@ -114,13 +115,14 @@ pub(crate) fn take_lost(socket: &OwnedFd) -> io::Result<u32> {
     let mut len = exactly(size_of::<Statistics>());
     let (fd, level) = (socket.as_raw_fd(), libc::SOL_PACKET);
     let place = (&raw mut statistics).cast();
-    // SAFETY: the kernel writes at most `len` bytes to `statistics`, which is that long, and `len` itself.
+    // SAFETY: the kernel writes at most `len` bytes to `statistics`, which is that long, and `len`
+    // itself.
     check(unsafe { libc::getsockopt(fd, level, PACKET_STATISTICS, place, &raw mut len) })?;
     Ok(statistics.lost)
 }
 
-/// Takes frames that have arrived, as many as there are and fit; waits for none. Each says how many bytes
-/// came and whether some did not fit.
+/// Takes frames that have arrived, as many as there are and fit; waits for none. Each says how many
+/// bytes came and whether some did not fit.
 pub(crate) fn receive(socket: BorrowedFd<'_>, frames: &mut [Frame]) -> io::Result<usize> {
     let count = frames.len().min(BATCH_FRAMES);
     let mut parts = [[part(&mut []); PARTS_IN]; BATCH_FRAMES];
@@ -161,8 +163,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, frames: &[&Frame]) -> io::Result<usiz
     }
     let count = u32::try_from(count).map_err(|_| io::ErrorKind::InvalidInput)?;
     let (fd, vector) = (socket.as_raw_fd(), messages.as_mut_ptr());
-    // SAFETY: `count` messages are filled in; each points to parts of a frame that is borrowed, with
-    // their true lengths. The kernel only reads them.
+    // SAFETY: `count` messages are filled in; each points to parts of a frame that is borrowed,
+    // with their true lengths. The kernel only reads them.
     let given = unsafe { libc::sendmmsg(fd, vector, count, libc::MSG_DONTWAIT) };
     check(given)?;
     Ok(exactly(given))

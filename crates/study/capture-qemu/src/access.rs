@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{qemu, say};
 
-/// Where the description says both. It is checked against QEMU's own answers by [`insist_on`], because it
-/// is no part of the interface; asking for each access takes two calls and a quarter of the time.
+/// Where the description says both. It is checked against QEMU's own answers by [`insist_on`],
+/// because it is no part of the interface; asking for each access takes two calls and a quarter of
+/// the time.
 const STORE_BIT: u32 = 17;
 const SIZE_BIT: u32 = 4;
 const SIZE_MASK: u32 = 7;

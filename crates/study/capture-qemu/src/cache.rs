@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! A set-associative cache of 64-byte lines with write-back and exact LRU order in each set.
 //!
-//! It answers one question: does a reference go on to the next level, and does a changed line leave?
+//! It answers one question: does a reference go on to the next level, and does a changed line
+//! leave?
 
 /// Bytes of a line.
 pub const LINE_BYTES: u64 = 64;
@@ -70,8 +71,8 @@ impl Cache {
             *first |= changed;
             return Outcome::Hit;
         }
-        // One pass looks for the line and makes room before it: each tag moves one place down until the
-        // line's own place, or the last one, is free.
+        // One pass looks for the line and makes room before it: each tag moves one place down until
+        // the line's own place, or the last one, is free.
         let mut moving = std::mem::replace(first, tag | changed);
         for place in others {
             let held = std::mem::replace(place, moving);

@@ -3,10 +3,10 @@
 //! through a model of caches and records what reaches main memory, in the capture file of
 //! docs/researchers/trace.md.
 //!
-//! Each thread of the program has a filter of its own, which it asks without a lock: a first-level cache
-//! (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the last level and
-//! the ring: only what the filter lets through comes there, and the order in which it does is the order of
-//! the trace.
+//! Each thread of the program has a filter of its own, which it asks without a lock: a first-level
+//! cache (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the
+//! last level and the ring: only what the filter lets through comes there, and the order in which
+//! it does is the order of the trace.
 //!
 //! The process that is started is recorded, with all its threads. Children that it forks run on
 //! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted.
@@ -93,8 +93,8 @@ unsafe fn processor<'a>(index: c_uint) -> Option<&'a mut Processor> {
     unsafe { PROCESSORS.get(index as usize)?.load(Ordering::Relaxed).as_mut() }
 }
 
-/// Gives what all threads share to `use_it`, unless nothing is recorded any more; it returns whether the
-/// recorder still listens.
+/// Gives what all threads share to `use_it`, unless nothing is recorded any more; it returns
+/// whether the recorder still listens.
 fn with_shared(use_it: impl FnOnce(&mut Shared) -> bool) {
     if !IS_RECORDING.load(Ordering::Relaxed) {
         return;

@@ -12,9 +12,9 @@ use crate::{
 /// Sets of a first level: 256 KiB in 8 ways. A larger one is refused.
 const MAX_L1_SETS: usize = 512;
 
-/// What a capture costs is looked at here, for each access of the program: whether it is to the line that
-/// its set of the first level was asked for last, so that nothing changes. Plain arrays at fixed addresses:
-/// one dependent load more in this path took a quarter longer.
+/// What a capture costs is looked at here, for each access of the program: whether it is to the
+/// line that its set of the first level was asked for last, so that nothing changes. Plain arrays
+/// at fixed addresses: one dependent load more in this path took a quarter longer.
 ///
 /// Its size is a power of two, so that finding a thread's is a shift.
 #[repr(align(8192))]

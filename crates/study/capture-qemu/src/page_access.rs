@@ -10,7 +10,8 @@ use crate::{Filter, MAX_PROCESSORS, READ, WRITE, access, processor, with_shared}
 /// Pages that the first look knows; the others are looked for in the filter.
 const RECENT_PAGES: usize = 512;
 
-/// What is looked at for each access of the program: whether its page was recorded within the window.
+/// What is looked at for each access of the program: whether its page was recorded within the
+/// window.
 #[repr(align(16384))]
 struct Front {
     /// Accesses of the thread.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Which uses of pages are recorded: the first in each window of a thread's accesses, and the first write
-//! after reads. No use is lost for longer than the window, as it would be behind a cache.
+//! Which uses of pages are recorded: the first in each window of a thread's accesses, and the first
+//! write after reads. No use is lost for longer than the window, as it would be behind a cache.
 
 use std::collections::HashMap;
 
@@ -37,8 +37,8 @@ impl PageFilter {
         Self { window, recorded: HashMap::new(), room: LEAST_ROOM }
     }
 
-    /// The thread's access number `count`, which never falls: what is remembered of the page now, and
-    /// whether this access is to be recorded.
+    /// The thread's access number `count`, which never falls: what is remembered of the page now,
+    /// and whether this access is to be recorded.
     pub fn reference(&mut self, page: u64, is_store: bool, count: u64) -> (Recorded, bool) {
         if let Some(&last) = self.recorded.get(&page)
             && count <= last.until

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The part of QEMU's plugin interface (version 1) that is used here; QEMU resolves it when it loads us.
+//! The part of QEMU's plugin interface (version 1) that is used here; QEMU resolves it when it
+//! loads us.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

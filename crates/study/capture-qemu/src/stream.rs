@@ -3,8 +3,8 @@
 //! recorder that empties it. docs/researchers/trace.md, "The capture file", describes it byte by
 //! byte.
 //!
-//! It is memory, not a descriptor, because the program may close any descriptor it likes and would then
-//! write its own data over ours. Only one thread at a time may push (the caller's lock).
+//! It is memory, not a descriptor, because the program may close any descriptor it likes and would
+//! then write its own data over ours. Only one thread at a time may push (the caller's lock).
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -24,8 +24,8 @@ const PAUSE_NS: i64 = 20_000;
 /// Pauses between two looks: one second.
 const PAUSES_PER_LOOK: u32 = 50_000;
 
-/// The header; every field is eight bytes, little endian. Fields that two sides write lie on lines of
-/// their own.
+/// The header; every field is eight bytes, little endian. Fields that two sides write lie on lines
+/// of their own.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Header {
@@ -172,8 +172,8 @@ impl Stream {
     }
 }
 
-/// The counters of a capture file. They need no lock: a forked child may not wait for one that a thread
-/// of its parent holds.
+/// The counters of a capture file. They need no lock: a forked child may not wait for one that a
+/// thread of its parent holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Counters(NonNull<Header>);
 
@@ -184,7 +184,8 @@ unsafe impl Sync for Counters {}
 
 impl Counters {
     fn header(&self) -> &Header {
-        // SAFETY: mapped for the life of the process, and for its children's: the mapping is shared.
+        // SAFETY: mapped for the life of the process, and for its children's: the mapping is
+        // shared.
         unsafe { self.0.as_ref() }
     }
 

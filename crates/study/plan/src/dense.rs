@@ -1,4 +1,5 @@
-//! Servers of many stacks of memory with small cores under each: how many fit, what they draw, what they hold and serve.
+//! Servers of many stacks of memory with small cores under each: how many fit, what they draw, what
+//! they hold and serve.
 //!
 //! ```text
 //! budget      = (supply - other) * (1 - margin)
@@ -7,8 +8,9 @@
 //! power       = other + stacks * stack / (1 - margin)
 //! ```
 //!
-//! With a switch on the board a cluster of stacks shares one port: ports, area and power are then counted by cluster. All
-//! figures are in a [`Catalog`], a TOML file; see the one that ships for which of them its thesis does not print.
+//! With a switch on the board a cluster of stacks shares one port: ports, area and power are then
+//! counted by cluster. All figures are in a [`Catalog`], a TOML file; see the one that ships for
+//! which of them its thesis does not print.
 
 use std::path::Path;
 

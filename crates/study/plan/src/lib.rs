@@ -1,4 +1,5 @@
-//! Whether far memory pays, from data: pools sized from utilisation, servers packed, designs priced.
+//! Whether far memory pays, from data: pools sized from utilisation, servers packed, designs
+//! priced.
 //!
 //! Prices, powers and areas are data files with a date and a source; only formulas are code.
 //!
@@ -11,7 +12,8 @@
 //!
 //! [`pages`] makes what people read of each.
 //!
-//! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed gives the same answer.
+//! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed
+//! gives the same answer.
 
 pub mod cost;
 mod data;

@@ -1,4 +1,5 @@
-//! Random numbers that are the same on every machine: groupings must come out again from their seed.
+//! Random numbers that are the same on every machine: groupings must come out again from their
+//! seed.
 
 use farpool_policy::Rng;
 use farpool_units::exactly;
@@ -17,7 +18,8 @@ impl Random {
         self.0.next_u64()
     }
 
-    /// A number below `bound`, which is not zero. By multiplication: the bias is below 2^-32 for what is shuffled here.
+    /// A number below `bound`, which is not zero. By multiplication: the bias is below 2^-32 for
+    /// what is shuffled here.
     pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "nothing is below zero");
         let product = u128::from(self.next_bits()) * bound as u128;

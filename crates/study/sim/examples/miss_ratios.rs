@@ -1,8 +1,9 @@
-//! Every policy's miss ratio on traces that tell policies apart: the table in `farpool_policy::cache`.
+//! Every policy's miss ratio on traces that tell policies apart: the table in
+//! `farpool_policy::cache`.
 //!
-//! `cargo run --release -p farpool-sim --example miss_ratios`; seeded, so always the same numbers. With the
-//! argument `large`, miss counts on 20 million requests, Zipf over 2^20 pages and mstress over 7 GiB, beside
-//! those of libCacheSim.
+//! `cargo run --release -p farpool-sim --example miss_ratios`; seeded, so always the same numbers.
+//! With the argument `large`, miss counts on 20 million requests, Zipf over 2^20 pages and mstress
+//! over 7 GiB, beside those of libCacheSim.
 
 use std::error::Error;
 

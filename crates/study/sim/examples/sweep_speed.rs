@@ -1,9 +1,9 @@
 //! How fast the simulator is, and how much memory it takes, beside libCacheSim in the same run.
 //!
-//! `cargo run --release -p farpool-sim --example sweep_speed -- [--rounds N] [PYTHON]` where PYTHON can
-//! `import libcachesim` (0.3.5). 20 million requests, Zipf of exponent 1 over 2^20 pages: four policies at
-//! six sizes in one process, then the exact curve of LRU, then samples. The best of N rounds counts, for
-//! other programs only ever add to a time.
+//! `cargo run --release -p farpool-sim --example sweep_speed -- [--rounds N] [PYTHON]` where PYTHON
+//! can `import libcachesim` (0.3.5). 20 million requests, Zipf of exponent 1 over 2^20 pages: four
+//! policies at six sizes in one process, then the exact curve of LRU, then samples. The best of N
+//! rounds counts, for other programs only ever add to a time.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};

@@ -1,4 +1,5 @@
-//! How much local memory a program needs to stay within a slowdown: the ratio of local to far memory.
+//! How much local memory a program needs to stay within a slowdown: the ratio of local to far
+//! memory.
 
 use farpool_policy::CacheKind;
 use farpool_report::{Axis, Column, Line, LinePlot, Page, Provenance, Table};
@@ -39,9 +40,9 @@ pub struct Need {
     pub refused: Vec<Refused>,
 }
 
-/// Looks for the least local memory of each design by halving: more local memory is taken to be never
-/// slower, which is exact for LRU's faults and near it for the others. `done` is told after each
-/// simulation.
+/// Looks for the least local memory of each design by halving: more local memory is taken to be
+/// never slower, which is exact for LRU's faults and near it for the others. `done` is told after
+/// each simulation.
 ///
 /// # Errors
 /// Nothing could be simulated at all.

@@ -1,5 +1,5 @@
-//! Miss-ratio curves of several policies over one trace, exact where that takes seconds, from a sample
-//! where it would take minutes; each curve says how it was made.
+//! Miss-ratio curves of several policies over one trace, exact where that takes seconds, from a
+//! sample where it would take minutes; each curve says how it was made.
 
 use farpool_policy::CacheKind;
 use farpool_report::{Axis, Column, Line, LinePlot, Page, Provenance, Table};
@@ -12,7 +12,8 @@ use crate::sweep::{self, Progress, sweep};
 
 /// Requests up to which the LRU curve is exact when nothing is said: about 10 s.
 const EXACT_LRU_REQUESTS: u64 = 100_000_000;
-/// Requests of all configurations together up to which other policies are counted exactly: about 20 s.
+/// Requests of all configurations together up to which other policies are counted exactly: about 20
+/// s.
 const EXACT_SWEEP_REQUESTS: u64 = 2_000_000_000;
 /// The share of the pages that a sample takes when nothing is said.
 const USUAL_RATE: f64 = 0.01;

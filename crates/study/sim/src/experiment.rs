@@ -1,4 +1,5 @@
-//! A whole experiment: designs × local sizes × policies over one trace, in parallel, in a fixed order.
+//! A whole experiment: designs × local sizes × policies over one trace, in parallel, in a fixed
+//! order.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

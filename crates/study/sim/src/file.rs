@@ -12,8 +12,8 @@
 //! seed = 1
 //! ```
 //!
-//! A design is a preset's name, or a table: `base` names the preset it is made from, the other keys are
-//! those of [`Design`].
+//! A design is a preset's name, or a table: `base` names the preset it is made from, the other keys
+//! are those of [`Design`].
 
 use std::path::{Path, PathBuf};
 
@@ -89,7 +89,8 @@ pub struct ExperimentFile {
 /// Reads an experiment.
 ///
 /// # Errors
-/// The file is missing, is no TOML, has unknown keys or names, or a design that cannot be simulated.
+/// The file is missing, is no TOML, has unknown keys or names, or a design that cannot be
+/// simulated.
 pub fn read(path: &Path) -> Result<ExperimentFile, FileError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| FileError::Io { path: path.to_owned(), source })?;

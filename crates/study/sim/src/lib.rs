@@ -1,9 +1,11 @@
 //! The trace simulator: designs of far memory, in time.
 //!
 //! * [`load`]: a trace as dense references, in memory that is announced before it is used.
-//! * [`design`]: what is compared: page swapping, fine-grained access and the rest, with their sources.
+//! * [`design`]: what is compared: page swapping, fine-grained access and the rest, with their
+//!   sources.
 //! * [`engine`]: one program, or several that share a blade, through one design.
-//! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`] shows it.
+//! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`]
+//!   shows it.
 //!
 //! * [`budget`]: the local memory that keeps a program within a slowdown.
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
@@ -14,7 +16,8 @@
 //! * [`synthetic`]: seeded traces that tell policies apart.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer
-//! picoseconds: the same trace and parameters give the same bytes on any machine and number of threads.
+//! picoseconds: the same trace and parameters give the same bytes on any machine and number of
+//! threads.
 
 pub mod answer;
 pub mod budget;

@@ -83,8 +83,8 @@ impl References {
         self.by_page_number.iter().map(|dense| self.page_numbers[*dense as usize])
     }
 
-    /// How long a tick lasts: what the trace's clock says, one cycle of Lim's 2.2 GHz processors where it
-    /// counts no time.
+    /// How long a tick lasts: what the trace's clock says, one cycle of Lim's 2.2 GHz processors
+    /// where it counts no time.
     #[must_use]
     pub fn tick_ps(&self) -> u64 {
         self.info.clock.tick_ps().unwrap_or(CYCLE_PS)

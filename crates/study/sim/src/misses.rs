@@ -117,8 +117,8 @@ pub fn count_misses(trace: DensePages<'_>, config: CacheConfig) -> Result<u64, M
     Ok(count(trace, config, future.as_ref(), |_| {}))
 }
 
-/// The same with a future that is already known, of the same trace, and told after every block how many
-/// more requests are done. The capacity must not be 0.
+/// The same with a future that is already known, of the same trace, and told after every block how
+/// many more requests are done. The capacity must not be 0.
 pub(crate) fn count(
     trace: DensePages<'_>,
     config: CacheConfig,

@@ -16,9 +16,9 @@ pub struct Progress {
     pub requests_total: u64,
 }
 
-/// Counts the misses of each configuration, with so many threads; the answers are in the order of the
-/// questions and do not depend on the threads. `progress` is told about every million requests, from
-/// any of them but never from two at once.
+/// Counts the misses of each configuration, with so many threads; the answers are in the order of
+/// the questions and do not depend on the threads. `progress` is told about every million requests,
+/// from any of them but never from two at once.
 ///
 /// # Errors
 /// A configuration with a capacity of 0, before anything is done.

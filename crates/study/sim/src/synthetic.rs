@@ -1,7 +1,7 @@
 //! Traces made by a seeded generator: the same numbers on any machine.
 //!
-//! They are what tests and benchmarks of the simulator run on; each stands for a behaviour that tells
-//! policies apart.
+//! They are what tests and benchmarks of the simulator run on; each stands for a behaviour that
+//! tells policies apart.
 
 use farpool_policy::Rng;
 use farpool_units::exactly;
@@ -87,7 +87,8 @@ impl Synthetic {
         })
     }
 
-    /// Ten phases, each with a working set of an eighth of the pages that overlaps the last by half.
+    /// Ten phases, each with a working set of an eighth of the pages that overlaps the last by
+    /// half.
     #[must_use]
     pub fn phases(page_count: u32, requests: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -117,8 +118,8 @@ impl Synthetic {
         })
     }
 
-    /// A third of the references go to pages that never come again, the others to a Zipf of the first
-    /// `page_count` pages, a power of two.
+    /// A third of the references go to pages that never come again, the others to a Zipf of the
+    /// first `page_count` pages, a power of two.
     ///
     /// # Panics
     /// As [`Synthetic::zipf`]; pages beyond 2^32.

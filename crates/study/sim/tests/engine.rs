@@ -34,7 +34,8 @@ fn page_swapping_takes_the_times_of_the_table() {
     // Room for one page, no reserve: every change of page waits for the other one to leave.
     let trace = trace(vec![read(0, 0), read(0, 1), read(1, 0), read(0, 0)]);
     let outcome = run(&Preset::Ps.design(), &trace, 1);
-    // Third reference: page 0 leaves, 4,096 ns on the link. Fourth: page 1 leaves while page 0 comes back.
+    // Third reference: page 0 leaves, 4,096 ns on the link. Fourth: page 1 leaves while page 0
+    // comes back.
     let evict = 4096 * NS;
     let fetch = Preset::Ps.design().idle_fetch_ps(PAGE_BYTES_U64);
     assert_eq!(outcome.frame_ps, 2 * evict);

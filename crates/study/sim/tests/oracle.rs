@@ -1,8 +1,8 @@
-//! Miss counts against libCacheSim, an independent and widely used simulator (the wheel of its Python
-//! package, pinned: its policies change between versions).
+//! Miss counts against libCacheSim, an independent and widely used simulator (the wheel of its
+//! Python package, pinned: its policies change between versions).
 //!
-//! `scripts/install-deps.sh test` puts it where `scripts/test.sh` finds it; by hand: a Python that can
-//! `import libcachesim`, named in `LIBCACHESIM_PYTHON`.
+//! `scripts/install-deps.sh test` puts it where `scripts/test.sh` finds it; by hand: a Python that
+//! can `import libcachesim`, named in `LIBCACHESIM_PYTHON`.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,10 +23,10 @@ const SIZES: [usize; 6] = [200, 333, 500, 1000, 2501, 6000];
 /// Sizes at which the plain policies must agree too.
 const SMALL_SIZES: [usize; 4] = [1, 2, 3, 17];
 
-/// How far random victims may lie apart. libCacheSim looks for a victim at places of its table given by
-/// the low bits of a linear congruential generator; those of 2^16 places go round in a fixed tour of
-/// 2^16 draws, so its victims are not drawn independently and no page is lucky for long. Ours are, and
-/// [`random_victims_survive_as_theory_says`] holds them to that.
+/// How far random victims may lie apart. libCacheSim looks for a victim at places of its table
+/// given by the low bits of a linear congruential generator; those of 2^16 places go round in a
+/// fixed tour of 2^16 draws, so its victims are not drawn independently and no page is lucky for
+/// long. Ours are, and [`random_victims_survive_as_theory_says`] holds them to that.
 const RANDOM_APART: f64 = 0.025;
 
 /// The policies' names in the Python package.
@@ -73,7 +73,8 @@ fn traces() -> Vec<(&'static str, Synthetic)> {
     ]
 }
 
-/// As the oracle reads it: u32 time, u64 object, u32 size, i64 request that asks for it next, from 1.
+/// As the oracle reads it: u32 time, u64 object, u32 size, i64 request that asks for it next, from
+/// 1.
 fn write_oracle_general(path: &Path, pages: &[u32]) {
     let mut next = vec![-1i64; pages.len()];
     let mut seen = HashMap::new();
@@ -165,8 +166,8 @@ fn every_policy_misses_as_often_as_in_libcachesim() {
     assert!(apart.is_empty(), "{}\n{} of {}", apart.join("\n"), apart.len(), theirs.len());
 }
 
-/// Round and round over n pages with room for c, a page is still there after n references if none of
-/// the misses among them drew it: the hit ratio h solves h = (1 - 1/c)^(n (1 - h)).
+/// Round and round over n pages with room for c, a page is still there after n references if none
+/// of the misses among them drew it: the hit ratio h solves h = (1 - 1/c)^(n (1 - h)).
 #[test]
 #[expect(clippy::cast_precision_loss, reason = "miss counts are below 2^53")]
 fn random_victims_survive_as_theory_says() {

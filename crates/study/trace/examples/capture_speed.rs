@@ -1,9 +1,10 @@
 //! How much slower programs are while they are captured.
 //!
-//! `cargo build --release -p farpool-capture-qemu && cargo run --release -p farpool-trace --example capture_speed --
-//! target/release/libfarpool_capture_qemu.so [--rounds N] [--only NAME]`. Each round runs a program by itself, under
-//! QEMU alone and captured, one after the other, so that what else the machine does meets all of them; the
-//! best of all rounds counts. Needs sort, python3 and qemu-user.
+//! `cargo build --release -p farpool-capture-qemu && cargo run --release -p farpool-trace --example
+//! capture_speed -- target/release/libfarpool_capture_qemu.so [--rounds N] [--only NAME]`. Each
+//! round runs a program by itself, under QEMU alone and captured, one after the other, so that what
+//! else the machine does meets all of them; the best of all rounds counts. Needs sort, python3 and
+//! qemu-user.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -95,7 +96,8 @@ fn programs(folder: &Path) -> Result<Vec<(&'static str, Command)>, Box<dyn Error
         resolve(&words, path.as_deref())
     };
     let lines = lines.to_str().ok_or("a folder whose name is no text")?;
-    // A version manager's python3 may be a script that starts another program, which would not be captured.
+    // A version manager's python3 may be a script that starts another program, which would not be
+    // captured.
     let python =
         if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
     Ok(vec![

@@ -1,7 +1,7 @@
 //! The digest of a trace file: XXH3-64 over all its bytes, with its own sixteen digits as zeros.
 //!
-//! It is compared before anything of the file is believed: a Parquet reader may end the program on a footer
-//! whose numbers make no sense.
+//! It is compared before anything of the file is believed: a Parquet reader may end the program on
+//! a footer whose numbers make no sense.
 
 use std::fs::File;
 use std::hash::Hasher;

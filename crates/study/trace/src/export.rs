@@ -18,9 +18,9 @@ const NEVER_AGAIN: i64 = -1;
 
 /// Writes every record of `from` as a request for its page of `page_bytes`; returns how many.
 ///
-/// Next requests are exact (one pass backwards), so Belady works on the result. Time is the number of
-/// the request: seconds, all that the format has, would be zero for most programs. Compressed when the
-/// name ends in `.zst`. Memory: 12 bytes a record and the table of pages.
+/// Next requests are exact (one pass backwards), so Belady works on the result. Time is the number
+/// of the request: seconds, all that the format has, would be zero for most programs. Compressed
+/// when the name ends in `.zst`. Memory: 12 bytes a record and the table of pages.
 ///
 /// # Errors
 /// The trace is damaged or the disk refuses; nothing is left at `to` then.

@@ -1,5 +1,5 @@
-//! Traces of memory references: the Parquet file they are kept in, the formats they come from and go
-//! to, and their capture from programs that run.
+//! Traces of memory references: the Parquet file they are kept in, the formats they come from and
+//! go to, and their capture from programs that run.
 //!
 //! * [`record`]: one reference, and what is said of a whole trace.
 //! * [`writer`], [`reader`]: the file (docs/researchers/trace.md describes it column by column).

@@ -19,7 +19,8 @@ impl Output {
     /// Begins what will stand at `path`. A symbolic link stays one; what it points to is replaced.
     ///
     /// # Errors
-    /// The folder cannot be written, or something that is no regular file (`/dev/null`) would be replaced.
+    /// The folder cannot be written, or something that is no regular file (`/dev/null`) would be
+    /// replaced.
     pub fn begin(path: &Path) -> Result<Self, TraceError> {
         let target = match path.canonicalize() {
             Ok(target) => target,

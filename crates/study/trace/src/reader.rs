@@ -1,5 +1,5 @@
-//! Reads a trace, one row group at a time, only the columns that are wanted. Before that it is compared
-//! with its digest.
+//! Reads a trace, one row group at a time, only the columns that are wanted. Before that it is
+//! compared with its digest.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -186,7 +186,8 @@ impl TraceReader {
 const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one of other \
                         formats";
 
-/// A foreign writer's row groups may be larger than ours; beyond this a file asks for too much memory.
+/// A foreign writer's row groups may be larger than ours; beyond this a file asks for too much
+/// memory.
 const MAX_ROW_GROUP_RECORDS: usize = 1 << 26;
 
 fn check_schema(

@@ -32,7 +32,8 @@ impl Access {
 /// One reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Address divided by [`TraceInfo::block_bytes`], or the number a foreign trace gives the object.
+    /// Address divided by [`TraceInfo::block_bytes`], or the number a foreign trace gives the
+    /// object.
     pub block: u64,
     /// Clock ticks since the previous record of the same thread ([`TraceInfo::clock`]).
     pub ticks: u64,
@@ -84,8 +85,8 @@ pub struct CacheFilter {
     pub llc_ways: u32,
 }
 
-/// Which uses of pages were recorded: the first of a thread in each window of its accesses, and the first
-/// write after reads.
+/// Which uses of pages were recorded: the first of a thread in each window of its accesses, and the
+/// first write after reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageFilter {
     /// A thread's page is recorded again after this many accesses of the thread.

@@ -131,7 +131,8 @@ fn a_line_without_end_is_refused_before_it_fills_memory() {
 
 #[test]
 fn vscsi_versions_are_told_apart_whatever_the_pieces() {
-    // Version 1, in whose first 16 bytes no version stands; pieces of seven bytes do not even reach there.
+    // Version 1, in whose first 16 bytes no version stands; pieces of seven bytes do not even reach
+    // there.
     let mut record = [0; 32];
     record[15] = 1;
     let mut pieces = BufReader::with_capacity(7, &record[..]);
@@ -148,7 +149,8 @@ fn columns_outside_the_file_and_wrong_counts_are_refused() {
     let whole = exercise::whole_file();
     assert_eq!(exercise::read_any(&path, &whole).unwrap(), 200);
     assert_eq!(exercise::open_repaired(&path, &whole, &[]).unwrap(), 200);
-    // One changed byte of the footer at a time: some make a column begin or end outside, some the count of rows wrong.
+    // One changed byte of the footer at a time: some make a column begin or end outside, some the
+    // count of rows wrong.
     let (mut outside, mut miscounted) = (0, 0);
     for at in 0..400u16 {
         for byte in [0x00, 0x01, 0x7F, 0x80, 0xFF] {

@@ -51,7 +51,8 @@ pub enum LoadError {
     Panicked,
 }
 
-/// A request under way: what it waits for, and the moment that counts as its beginning, in ns of the run.
+/// A request under way: what it waits for, and the moment that counts as its beginning, in ns of
+/// the run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub(super) expected: Expected,

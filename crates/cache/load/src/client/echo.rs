@@ -1,4 +1,5 @@
-//! The floor: a bare epoll loop that answers every request of fixed length with a reply of fixed length.
+//! The floor: a bare epoll loop that answers every request of fixed length with a reply of fixed
+//! length.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,9 +1,10 @@
 //! KeyVault on one connection: frames out, answers in any order. docs/contributors/kv-protocol.md
 //! has the protocol.
 //!
-//! A connection is one to one shard, and asks it for single keys of that shard, as clients do that know the shards. A read of
-//! several keys is one MULTIGET for each shard that owns some of them; it counts as answered when
-//! all have come, and what an answer leaves out is asked for again. Requests beyond the credits wait here.
+//! A connection is one to one shard, and asks it for single keys of that shard, as clients do that
+//! know the shards. A read of several keys is one MULTIGET for each shard that owns some of them;
+//! it counts as answered when all have come, and what an answer leaves out is asked for again.
+//! Requests beyond the credits wait here.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -70,7 +71,8 @@ pub(super) struct Light {
 }
 
 impl Light {
-    /// Connects to the shard of the connection with this number. How many there are the first greeting tells.
+    /// Connects to the shard of the connection with this number. How many there are the first
+    /// greeting tells.
     pub(super) fn connect<S: Read + Write>(
         connect: impl Fn() -> Result<S, LoadError>,
         number: usize,
@@ -270,8 +272,8 @@ impl Light {
         self.frames_under_way += 1;
     }
 
-    /// Takes every whole answer that `input` begins with and hands requests that are answered whole to `take`; how many
-    /// bytes are done. Requests that waited for credits are added to `out`.
+    /// Takes every whole answer that `input` begins with and hands requests that are answered whole
+    /// to `take`; how many bytes are done. Requests that waited for credits are added to `out`.
     pub(super) fn receive(
         &mut self,
         workload: &Workload,
@@ -453,7 +455,8 @@ mod tests {
         }
     }
 
-    /// A server's answer to the MULTIGET in `out` that looks at so many keys and finds all but the key 4.
+    /// A server's answer to the MULTIGET in `out` that looks at so many keys and finds all but the
+    /// key 4.
     fn answer(
         workload: &Workload,
         out: &mut Vec<u8>,

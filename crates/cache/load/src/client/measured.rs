@@ -19,10 +19,11 @@ pub struct Measured {
     pub stored_after_miss: u64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
-    /// Closed loop: from the writing of a batch to its last reply. Open loop: from the moment at which a request was
-    /// to be sent to its reply.
+    /// Closed loop: from the writing of a batch to its last reply. Open loop: from the moment at
+    /// which a request was to be sent to its reply.
     pub latencies: Latencies,
-    /// Open loop: how much later than intended requests were sent, because the client could not keep up.
+    /// Open loop: how much later than intended requests were sent, because the client could not
+    /// keep up.
     pub late: Latencies,
     /// Processor time of the client's threads.
     pub cpu: Duration,

@@ -43,8 +43,8 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The reply that `bytes` begins with, to a request on `keys`: how long it is and what it says. None when it is not
-    /// all there.
+    /// The reply that `bytes` begins with, to a request on `keys`: how long it is and what it says.
+    /// None when it is not all there.
     pub fn read(
         &self,
         bytes: &[u8],

@@ -35,8 +35,8 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Appends a request on these keys; only reads take several. Meta reads of several keys are that many commands and
-    /// one expectation.
+    /// Appends a request on these keys; only reads take several. Meta reads of several keys are
+    /// that many commands and one expectation.
     pub fn push(&self, out: &mut Vec<u8>, operation: Operation, keys: &[KeyNumber]) {
         match (operation, self.protocol) {
             (_, Protocol::Echo) => out.extend_from_slice(&ECHO_REQUEST),

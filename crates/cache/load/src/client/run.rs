@@ -1,8 +1,8 @@
-//! The loops: closed (a new batch when the last is answered: the most requests per second) and open (requests leave by a
-//! schedule, whatever the server does: what users of a service feel).
+//! The loops: closed (a new batch when the last is answered: the most requests per second) and open
+//! (requests leave by a schedule, whatever the server does: what users of a service feel).
 //!
-//! In the open loop a latency begins when its request was to be sent. So a server that stalls is charged with everything
-//! that had to wait meanwhile, and a client that is late says so.
+//! In the open loop a latency begins when its request was to be sent. So a server that stalls is
+//! charged with everything that had to wait meanwhile, and a client that is late says so.
 
 use std::time::{Duration, Instant};
 
@@ -352,7 +352,8 @@ impl<'a> Runner<'a> {
                 next_link = (next_link + 1) % self.links.len();
                 due_ns += gap_ns();
             }
-            // What is due on one connection goes in one write: a client that is late must not be late for its own system calls.
+            // What is due on one connection goes in one write: a client that is late must not be
+            // late for its own system calls.
             for number in 0..asked.min(self.links.len()) {
                 self.flush((first_link + number) % self.links.len())?;
             }

@@ -1,7 +1,7 @@
 //! What is asked: pure functions of a seed.
 //!
-//! A key is a number; its length, its value's length and its lifetime are functions of that number, so that whoever
-//! reads a value knows what it must be.
+//! A key is a number; its length, its value's length and its lifetime are functions of that number,
+//! so that whoever reads a value knows what it must be.
 
 pub mod popularity;
 pub mod sizes;
@@ -54,7 +54,8 @@ pub struct Workload {
     pub lifetimes_s: Vec<(u32, f64)>,
     /// Keys of one read.
     pub multi_get: usize,
-    /// Whether a read that misses is followed by a store, as a cache in front of a database is used.
+    /// Whether a read that misses is followed by a store, as a cache in front of a database is
+    /// used.
     pub look_aside: bool,
 }
 
@@ -69,16 +70,18 @@ pub enum WorkloadError {
     Twitter(#[from] twitter::TwitterError),
 }
 
-/// The load of the thesis's social networks is mostly read: 30 reads for each store, as in Facebook's largest pool
-/// (Atikoglu et al., SIGMETRICS 2012, ETC).
+/// The load of the thesis's social networks is mostly read: 30 reads for each store, as in
+/// Facebook's largest pool (Atikoglu et al., SIGMETRICS 2012, ETC).
 const SOCIAL_SET_SHARE: f64 = 1.0 / 31.0;
-/// Keys of a FriendFeed read. The thesis (4.4.2) says multi-get without a number; 24 is the mean at Facebook
-/// (Nishtala et al., NSDI 2013, 3.1).
+/// Keys of a FriendFeed read. The thesis (4.4.2) says multi-get without a number; 24 is the mean at
+/// Facebook (Nishtala et al., NSDI 2013, 3.1).
 const FRIENDFEED_KEYS: usize = 24;
-/// Mean size of a message with its form, the thesis's "approximately 1KB" (4.4.2); the spread is ours.
+/// Mean size of a message with its form, the thesis's "approximately 1KB" (4.4.2); the spread is
+/// ours.
 const MESSAGE_BYTES: f64 = 1024.0;
 const MESSAGE_SIGMA: f64 = 0.5;
-/// Popularity of messages: CloudSuite's Zipf-like sample is not public in numbers; YCSB's 0.99 stands for it.
+/// Popularity of messages: CloudSuite's Zipf-like sample is not public in numbers; YCSB's 0.99
+/// stands for it.
 const ZIPF_ALPHA: f64 = 0.99;
 
 impl Workload {

@@ -24,9 +24,9 @@ pub fn is_alpha(alpha: f64) -> bool {
 
 /// Draws key numbers below a bound.
 ///
-/// Zipf laws are drawn exactly, without tables, by rejection-inversion (W. Hörmann, G. Derflinger, "Rejection-inversion to
-/// generate variates from monotone discrete distributions", ACM TOMACS 6(3), 1996). Ranks are scattered over the
-/// numbers, so that popular keys are not neighbours.
+/// Zipf laws are drawn exactly, without tables, by rejection-inversion (W. Hörmann, G. Derflinger,
+/// "Rejection-inversion to generate variates from monotone discrete distributions", ACM TOMACS
+/// 6(3), 1996). Ranks are scattered over the numbers, so that popular keys are not neighbours.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     keys: u64,
@@ -129,7 +129,8 @@ fn log1p_ratio(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.ln_1p() / x } else { 1.0 - x / 2.0 }
 }
 
-/// A bijection of the numbers below a bound: multiply and mask, again while the result is too large.
+/// A bijection of the numbers below a bound: multiply and mask, again while the result is too
+/// large.
 #[derive(Debug, Clone)]
 struct Scatter {
     keys: u64,

@@ -32,7 +32,8 @@ impl Sizes {
     }
 }
 
-/// The standard normal distribution's quantile, to about 1e-9 (P. J. Acklam's rational approximation).
+/// The standard normal distribution's quantile, to about 1e-9 (P. J. Acklam's rational
+/// approximation).
 fn normal_quantile(p: f64) -> f64 {
     const A: [f64; 6] = [
         -3.969_683_028_665_376e1,

@@ -1,4 +1,5 @@
-//! Twitter's production clusters, from the figures published with their traces (data/twitter-clusters.csv has the source).
+//! Twitter's production clusters, from the figures published with their traces
+//! (data/twitter-clusters.csv has the source).
 
 use super::popularity::{self, Popularity};
 use super::sizes::Sizes;
@@ -95,8 +96,8 @@ impl Cluster {
     }
 }
 
-/// The table tells which share of the keys comes once; of the draws it is less, because the others come again. Half is
-/// right where other keys come twice; it is ours.
+/// The table tells which share of the keys comes once; of the draws it is less, because the others
+/// come again. Half is right where other keys come twice; it is ours.
 const ONE_HIT_DRAWS: f64 = 0.5;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! What the one who runs the rack tells a blade: who may have how much, how fast, and when it ends.
 //!
-//! Orders are carried out one at a time. Taking a grant back goes in this order: nobody new is let in;
-//! every connection under it is fenced, so that no byte of its clients moves any more; its clients
-//! end; their memory is zeroed. Connections that are on their way in meanwhile look again after
-//! they can be found ([`Blade::enter_grant`]), so none slips through.
+//! Orders are carried out one at a time. Taking a grant back goes in this order: nobody new is let
+//! in; every connection under it is fenced, so that no byte of its clients moves any more; its
+//! clients end; their memory is zeroed. Connections that are on their way in meanwhile look again
+//! after they can be found ([`Blade::enter_grant`]), so none slips through.
 
 use super::Blade;
 use crate::gate::{Gate, Ticket};
@@ -54,9 +54,9 @@ impl Blade {
         Ok(())
     }
 
-    /// Takes a grant back: its connections are closed, its clients end, and their memory is zero and
-    /// free when this returns. A grant that the blade does not have is taken back all the same: it
-    /// will not be given with this epoch or an older one.
+    /// Takes a grant back: its connections are closed, its clients end, and their memory is zero
+    /// and free when this returns. A grant that the blade does not have is taken back all the same:
+    /// it will not be given with this epoch or an older one.
     ///
     /// # Errors
     /// The blade knows of a later epoch.
@@ -119,7 +119,8 @@ impl Blade {
         gate: &Arc<Gate>,
     ) -> Result<Ticket, Refused> {
         let ticket = self.gates.enter(pass.id, pass.epoch, gate);
-        // An order carried out after the line above finds the connection; one before it is seen here.
+        // An order carried out after the line above finds the connection; one before it is seen
+        // here.
         self.read().recheck_grant(pass).inspect_err(|_| self.gates.leave(ticket))?;
         Ok(ticket)
     }

@@ -2,16 +2,17 @@
 //!
 //! The life of a read: 1 its head is split off the input; 2 the table says where the pages are; 3
 //! their checksum is taken; 4 head and pages' places go to the output; 5 one sendmsg takes many
-//! answers, pages straight from the segments' memory.
-//! The life of a write: 1 head; 2 table, which also holds off freezing and freeing; 3 what came with
-//! the head is copied, all else received straight into place; 4 checksum verified; 5 answered. A
-//! write that breaks off leaves its pages undefined, and the client, unanswered, still has them.
+//! answers, pages straight from the segments' memory. The life of a write: 1 head; 2 table, which
+//! also holds off freezing and freeing; 3 what came with the head is copied, all else received
+//! straight into place; 4 checksum verified; 5 answered. A write that breaks off leaves its pages
+//! undefined, and the client, unanswered, still has them.
 //!
 //! Invariants:
 //! - The input is understood as far as it reaches before the connection waits for more, unless the
 //!   output is full; then it goes on when the output has drained.
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
-//! - A request that its grant's rate holds back is left in the input, and nothing is received behind it.
+//! - A request that its grant's rate holds back is left in the input, and nothing is received
+//!   behind it.
 
 use super::input::Input;
 use super::output::Output;
@@ -259,7 +260,8 @@ impl Connection {
 }
 
 impl Talk {
-    /// Whether the rates of the connection's grant, if any, and of the blade let the request pass now.
+    /// Whether the rates of the connection's grant, if any, and of the blade let the request pass
+    /// now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
         let courtesy = (!self.is_unix).then_some(&shared.blade.courtesy);
         let traffic = self.session.traffic();

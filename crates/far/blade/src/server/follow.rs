@@ -1,11 +1,14 @@
-//! A worker that serves one client with small requests, one at a time, goes to the CPU where that client's requests come in.
+//! A worker that serves one client with small requests, one at a time, goes to the CPU where that
+//! client's requests come in.
 //!
-//! To wake another CPU costs more than a page, on a virtual machine several times more; where the packets of a request
-//! are taken in (`SO_INCOMING_CPU`), nobody need be woken. So a worker that wakes again and again for one request of one
-//! connection binds itself to that CPU, follows it, and lets go when others want something too. With many
-//! connections it never does: there the scheduler knows better.
+//! To wake another CPU costs more than a page, on a virtual machine several times more; where the
+//! packets of a request are taken in (`SO_INCOMING_CPU`), nobody need be woken. So a worker that
+//! wakes again and again for one request of one connection binds itself to that CPU, follows it,
+//! and lets go when others want something too. With many connections it never does: there the
+//! scheduler knows better.
 
-/// Wake-ups in a row for one connection alone before it is followed: a passing burst of one client is shorter.
+/// Wake-ups in a row for one connection alone before it is followed: a passing burst of one client
+/// is shorter.
 const ALONE_WAKES: u32 = 32;
 /// Wake-ups on the wrong CPU in a row before the worker moves: a move costs about two of them.
 const ASTRAY_WAKES: u32 = 2;
@@ -33,7 +36,8 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// The worker woke for a small request of `connection` and nothing else; `cpu` tells where that one's requests come in.
+    /// The worker woke for a small request of `connection` and nothing else; `cpu` tells where that
+    /// one's requests come in.
     pub(super) fn woke_for(
         &mut self,
         connection: usize,

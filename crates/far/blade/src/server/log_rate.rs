@@ -1,7 +1,9 @@
-//! How often a peer may have the blade write a line to its log: a few times, then once in a while with a count.
+//! How often a peer may have the blade write a line to its log: a few times, then once in a while
+//! with a count.
 //!
-//! Whoever can connect can make such lines as fast as he can connect (6,139 lines in 15 s were seen), and a log that
-//! fills a disk stops more than the blade. Nothing is lost of what counts: `farpool stat` counts each.
+//! Whoever can connect can make such lines as fast as he can connect (6,139 lines in 15 s were
+//! seen), and a log that fills a disk stops more than the blade. Nothing is lost of what counts:
+//! `farpool stat` counts each.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -35,7 +37,8 @@ impl LogRate {
         may
     }
 
-    /// When a window is over: how many lines were not written in it, and its seconds. To be asked now and then.
+    /// When a window is over: how many lines were not written in it, and its seconds. To be asked
+    /// now and then.
     pub(super) fn more(&self, now: Duration) -> Option<(u64, u64)> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.lines == 0 || now.saturating_sub(window.began) < WINDOW {

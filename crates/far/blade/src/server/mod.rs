@@ -24,8 +24,8 @@ use std::time::Duration;
 use thiserror::Error;
 use worker::Worker;
 
-/// How long the scrubbing thread sleeps at most: in case a wake-up came just before, and to ask again
-/// who holds memory by descriptor (some microseconds for each segment held).
+/// How long the scrubbing thread sleeps at most: in case a wake-up came just before, and to ask
+/// again who holds memory by descriptor (some microseconds for each segment held).
 const SCRUB_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a blade could not begin to serve.

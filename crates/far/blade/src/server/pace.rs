@@ -1,10 +1,10 @@
-//! Holds a connection to its grant's rate, and to what the blade serves all together: which request must wait,
-//! and until when.
+//! Holds a connection to its grant's rate, and to what the blade serves all together: which request
+//! must wait, and until when.
 //!
-//! A request that may not pass yet stays in the input, where it is found again when its time has come;
-//! meanwhile the connection is not read, so its client's socket fills up and nobody else waits. What
-//! it takes was charged when it came, so requests of all connections under the grant pass in the
-//! order in which they came, and a large one is not overtaken for ever by small ones.
+//! A request that may not pass yet stays in the input, where it is found again when its time has
+//! come; meanwhile the connection is not read, so its client's socket fills up and nobody else
+//! waits. What it takes was charged when it came, so requests of all connections under the grant
+//! pass in the order in which they came, and a large one is not overtaken for ever by small ones.
 
 use crate::courtesy::Courtesy;
 use crate::table::{Access, GrantTraffic};

@@ -1,8 +1,9 @@
-//! Grants: who may come in, how much memory all that come under one grant may use together, how fast.
+//! Grants: who may come in, how much memory all that come under one grant may use together, how
+//! fast.
 //!
 //! Invariants:
-//! - The epoch of a grant's id never goes back, not even across [`Table::end_grant`]: what a late or
-//!   superseded giver says is refused. (The last [`ENDED_LIMIT`] ended ids are remembered.)
+//! - The epoch of a grant's id never goes back, not even across [`Table::end_grant`]: what a late
+//!   or superseded giver says is refused. (The last [`ENDED_LIMIT`] ended ids are remembered.)
 //! - A key opens one grant. The key before the current one is remembered, to be refused as stale
 //!   rather than as unknown.
 //! - A client is under one grant, or under none, for all its life, and a segment is used by clients
@@ -10,8 +11,9 @@
 //!   exactly that.
 //! - A grant bounds, it does not reserve: several may promise more than the blade has.
 //!
-//! Keys are looked up in a hash map with a random key of its own (SipHash); bytes are compared only with
-//! a key of the same hash, so the time that a refusal takes tells nothing about the keys there are.
+//! Keys are looked up in a hash map with a random key of its own (SipHash); bytes are compared only
+//! with a key of the same hash, so the time that a refusal takes tells nothing about the keys there
+//! are.
 
 use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
 use farpool_policy::{Meter, RateLimit};
@@ -25,8 +27,8 @@ use thiserror::Error;
 
 /// Most grants at once (some hundred bytes each); further ones are refused.
 pub const GRANTS_LIMIT: usize = 65_536;
-/// Ended grants whose epoch is remembered (some 50 bytes each); beyond, the oldest is forgotten, and
-/// could be given again by who still has an old order.
+/// Ended grants whose epoch is remembered (some 50 bytes each); beyond, the oldest is forgotten,
+/// and could be given again by who still has an old order.
 pub const ENDED_LIMIT: usize = 65_536;
 
 /// A grant's name between the blade and who gives it: the segment's id at the controller. Clients

@@ -9,8 +9,8 @@
 //!   use: its owner.
 //! - An RMMA superpage of a segment belongs to at most one SMA superpage, and is not given out
 //!   again before [`Table::scrubbed`] says that it is zero.
-//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; above capacity
-//!   only after that was lowered, and then nothing more is given out.
+//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; above
+//!   capacity only after that was lowered, and then nothing more is given out.
 //! - Each segment is charged to exactly one of its users: its owner, or when that one has left the
 //!   oldest of the others. A charge that moves may lift a client over its quota; it then gets
 //!   nothing more.

@@ -1,9 +1,9 @@
-//! A blade that misbehaves on request. Faults it may inject, one per data request, in the order of the
-//! script: close in the middle of an answer, send garbage, damage a page, damage a head, answer twice,
-//! answer the wrong request, hold an answer until the next one is sent (wrong order), refuse, keep
-//! silent. Answers may also be cut into pieces of any size. It otherwise serves pages correctly, over
-//! several connections. As with a real blade, nothing that an older connection still brings takes
-//! effect once a newer one has been taken.
+//! A blade that misbehaves on request. Faults it may inject, one per data request, in the order of
+//! the script: close in the middle of an answer, send garbage, damage a page, damage a head, answer
+//! twice, answer the wrong request, hold an answer until the next one is sent (wrong order),
+//! refuse, keep silent. Answers may also be cut into pieces of any size. It otherwise serves pages
+//! correctly, over several connections. As with a real blade, nothing that an older connection
+//! still brings takes effect once a newer one has been taken.
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
@@ -45,8 +45,8 @@ pub struct Inner {
     pub credits: u16,
     pub piece_bytes: usize,
     pub blade_id: u64,
-    /// Whether the newest connection leaves its client waiting for bytes that may never come: an answer
-    /// is held back, or a damaged head promised more than was sent.
+    /// Whether the newest connection leaves its client waiting for bytes that may never come: an
+    /// answer is held back, or a damaged head promised more than was sent.
     pub is_owing: bool,
     live: Vec<Stream>,
 }

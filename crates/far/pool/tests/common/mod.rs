@@ -57,8 +57,8 @@ impl Blades {
         self.serving[blade].as_ref().expect("running").stat().totals.used_bytes.get()
     }
 
-    /// Waits until no running blade has a client or lent memory left; whoever holds shared memory must
-    /// have let go of it.
+    /// Waits until no running blade has a client or lent memory left; whoever holds shared memory
+    /// must have let go of it.
     pub fn wait_until_unused(&self) {
         self.wait_until(|totals| totals.used_bytes.get() == 0 && totals.clients.get() == 0);
     }

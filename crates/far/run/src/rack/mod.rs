@@ -1,9 +1,10 @@
 //! A run whose far memory comes from a rack: the keeper is a client of the controller.
 //!
-//! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table of blades
-//! in step ([`farpool_api::seats`] decides). The processes of the tree do the rest by themselves. While no
-//! controller answers everything stays as it is. Where nobody has room for what must leave a blade,
-//! it goes into this machine's memory or, if that is short, a file ([`spill`]).
+//! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table
+//! of blades in step ([`farpool_api::seats`] decides). The processes of the tree do the rest by
+//! themselves. While no controller answers everything stays as it is. Where nobody has room for
+//! what must leave a blade, it goes into this machine's memory or, if that is short, a file
+//! ([`spill`]).
 
 mod spill;
 
@@ -85,7 +86,8 @@ pub struct RackRun {
 }
 
 impl RackRun {
-    /// Registers, gets the first segment and enters it on the board; from then on a thread keeps up.
+    /// Registers, gets the first segment and enters it on the board; from then on a thread keeps
+    /// up.
     pub fn start(
         rack: &RackOptions,
         options: &RunOptions,

@@ -1,5 +1,5 @@
-//! The last resort for memory that must leave a blade and finds no room elsewhere: a private blade of the keeper,
-//! in this machine's memory if that has plenty, else in a file.
+//! The last resort for memory that must leave a blade and finds no room elsewhere: a private blade
+//! of the keeper, in this machine's memory if that has plenty, else in a file.
 
 use std::path::{Path, PathBuf};
 
@@ -49,8 +49,8 @@ impl Spill {
         (self.serving, self.seat) = (None, None);
     }
 
-    /// Starts the blade with room for all that is granted, of which `bytes` must move now; says what it is
-    /// made of.
+    /// Starts the blade with room for all that is granted, of which `bytes` must move now; says
+    /// what it is made of.
     pub fn start(
         &mut self,
         bytes: u64,
@@ -72,7 +72,8 @@ impl Spill {
     }
 }
 
-/// Whether this host, and each memory cgroup above this process, can take so much and still has its reserve.
+/// Whether this host, and each memory cgroup above this process, can take so much and still has its
+/// reserve.
 fn has_memory_for(bytes: u64) -> bool {
     let takes = |level: &MemoryLevel| {
         level.available_bytes > bytes.saturating_add(level.total_bytes / RESERVE_PART)

@@ -1,5 +1,5 @@
-//! ARC (Megiddo, Modha, FAST 2003): two LRU queues, of pages seen once and seen again, whose balance
-//! follows the hits on pages that lately left either.
+//! ARC (Megiddo, Modha, FAST 2003): two LRU queues, of pages seen once and seen again, whose
+//! balance follows the hits on pages that lately left either.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
@@ -68,7 +68,8 @@ impl Arc {
         Some(victim)
     }
 
-    /// Evicts for a page that nothing is known of, and forgets the oldest ghost when there are enough.
+    /// Evicts for a page that nothing is known of, and forgets the oldest ghost when there are
+    /// enough.
     fn evict_for_stranger(&mut self) -> Option<u32> {
         let seen_once = self.queues.len(ONCE) + self.queues.len(ONCE_GHOST);
         let seen_again = self.queues.len(AGAIN) + self.queues.len(AGAIN_GHOST);

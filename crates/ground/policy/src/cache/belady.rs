@@ -8,7 +8,8 @@ use super::{PageCache, checked_capacity};
 /// Not used again.
 const NEVER: u32 = u32::MAX;
 
-/// The whole trace and, for each reference, where the same page is referenced next. 4 bytes per reference.
+/// The whole trace and, for each reference, where the same page is referenced next. 4 bytes per
+/// reference.
 #[derive(Debug)]
 pub struct Future<'t> {
     pages: &'t [u32],
@@ -37,8 +38,8 @@ impl<'t> Future<'t> {
     }
 }
 
-/// Evicts the page whose next use is the furthest away. References must be those of the future it was
-/// made with, in the same order. 8 bytes per page and an eighth of a byte per reference.
+/// Evicts the page whose next use is the furthest away. References must be those of the future it
+/// was made with, in the same order. 8 bytes per page and an eighth of a byte per reference.
 #[derive(Debug)]
 pub struct Belady<'f> {
     future: &'f Future<'f>,
@@ -145,8 +146,8 @@ impl PageCache for Belady<'_> {
     }
 }
 
-/// A set of positions that knows its last: bits, and above each level one that says which of its words
-/// are not empty.
+/// A set of positions that knows its last: bits, and above each level one that says which of its
+/// words are not empty.
 #[derive(Debug)]
 struct PositionSet {
     levels: Vec<Vec<u64>>,

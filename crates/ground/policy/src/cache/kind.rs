@@ -35,7 +35,8 @@ pub enum CacheKind {
     Random,
 }
 
-/// What is done with a cache once its policy is chosen: the loop over a trace, compiled for each policy.
+/// What is done with a cache once its policy is chosen: the loop over a trace, compiled for each
+/// policy.
 pub trait CacheVisitor {
     /// What comes out of it.
     type Output;
@@ -80,9 +81,10 @@ impl CacheKind {
         }
     }
 
-    /// Makes an empty cache of `capacity` pages for pages `0..page_count` and gives it to `visitor`;
-    /// `seed` matters to `Random` only. With room for all pages no policy has anything to decide, and
-    /// none evicts (by its own rules SLRU would, at a hit, when its segments leave a page over).
+    /// Makes an empty cache of `capacity` pages for pages `0..page_count` and gives it to
+    /// `visitor`; `seed` matters to `Random` only. With room for all pages no policy has anything
+    /// to decide, and none evicts (by its own rules SLRU would, at a hit, when its segments leave a
+    /// page over).
     ///
     /// # Panics
     /// A capacity of no page: nothing could become resident.

@@ -1,5 +1,5 @@
-//! Least frequently used, in constant time: pages of the same count share a queue, and the queues are
-//! themselves chained in the order of their counts (Shah, Mitra, Matani, 2010).
+//! Least frequently used, in constant time: pages of the same count share a queue, and the queues
+//! are themselves chained in the order of their counts (Shah, Mitra, Matani, 2010).
 
 use farpool_units::exactly;
 
@@ -21,8 +21,8 @@ struct Bucket {
 const HEAD: u32 = 0;
 
 /// Evicts the page with the fewest references since it came; among equals the one that has had that
-/// many for the longest. Counts are forgotten when a page leaves. 12 bytes per page, and 32 for each
-/// distinct count.
+/// many for the longest. Counts are forgotten when a page leaves. 12 bytes per page, and 32 for
+/// each distinct count.
 #[derive(Debug)]
 pub struct Lfu {
     links: Links,

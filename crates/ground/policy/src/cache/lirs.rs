@@ -1,5 +1,5 @@
-//! LIRS (Jiang, Zhang, SIGMETRICS 2002): pages whose last two references lay close together keep most of
-//! the memory; the others pass through a small queue, and are remembered after they left.
+//! LIRS (Jiang, Zhang, SIGMETRICS 2002): pages whose last two references lay close together keep
+//! most of the memory; the others pass through a small queue, and are remembered after they left.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
@@ -18,7 +18,8 @@ const FAR: u8 = 1;
 /// Not resident, remembered in the stack (non-resident HIR).
 const GHOST: u8 = 2;
 
-/// Evicts the page that has been longest in the queue of those referenced far apart. 18 bytes per page.
+/// Evicts the page that has been longest in the queue of those referenced far apart. 18 bytes per
+/// page.
 #[derive(Debug)]
 pub struct Lirs {
     /// By the last reference; the oldest is always a near page, for others below it are dropped.
@@ -30,8 +31,8 @@ pub struct Lirs {
     far_max: u32,
     stack_max: u64,
     capacity: u32,
-    /// In a [`Ranking`]: pages had to leave. What fits goes up and down a little then, and pages that nothing is known of
-    /// must not become near each time it goes up.
+    /// In a [`Ranking`]: pages had to leave. What fits goes up and down a little then, and pages
+    /// that nothing is known of must not become near each time it goes up.
     has_evicted: bool,
 }
 

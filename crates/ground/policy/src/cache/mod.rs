@@ -1,16 +1,16 @@
 //! Page caches of a fixed size under twelve policies and the optimum, exact, for simulation.
 //!
-//! Pages are dense numbers `0..page_count`, all state lies in plain arrays, and every policy is a type
-//! of its own: [`CacheKind::visit`] hands a [`CacheVisitor`] a cache of the policy asked for, so that its
-//! loop is compiled for each. Nothing is allocated after construction, except that [`Lfu`] makes room
-//! for a new count of references.
+//! Pages are dense numbers `0..page_count`, all state lies in plain arrays, and every policy is a
+//! type of its own: [`CacheKind::visit`] hands a [`CacheVisitor`] a cache of the policy asked for,
+//! so that its loop is compiled for each. Nothing is allocated after construction, except that
+//! [`Lfu`] makes room for a new count of references.
 //!
-//! LRU, FIFO, Clock, SIEVE and Random are the victim policies of [`crate::victim`] in a [`Resident`];
-//! the others decide what enters as well as what leaves, and are caches of their own. [`Belady`], which
-//! has to know the future, is no [`CacheKind`].
+//! LRU, FIFO, Clock, SIEVE and Random are the victim policies of [`crate::victim`] in a
+//! [`Resident`]; the others decide what enters as well as what leaves, and are caches of their own.
+//! [`Belady`], which has to know the future, is no [`CacheKind`].
 //!
-//! The share of requests that miss, on traces of `farpool_sim::synthetic` with local memory for 50 % and
-//! 10 % of the pages that occur (`cargo run --release -p farpool-sim --example miss_ratios`):
+//! The share of requests that miss, on traces of `farpool_sim::synthetic` with local memory for 50
+//! % and 10 % of the pages that occur (`cargo run --release -p farpool-sim --example miss_ratios`):
 //!
 //! | local 50 / 10 % | Zipf 1 | hot tenth | loop | scan, hot set | phases | walk | one-time visitors |
 //! |---|---|---|---|---|---|---|---|
@@ -29,9 +29,10 @@
 //! | belady | .068 / .167 | .048 / .121 | .525 / .905 | .275 / .476 | .034 / .125 | .134 / .347 | .365 / .365 |
 //!
 //! Counts are those of libCacheSim 0.3.5 to the last request for all but two (`farpool-sim`'s test
-//! `oracle`): [`TinyLfu`], whose sketch puts other pages on the same counters, and Random, whose victims
-//! are drawn independently here. Where libCacheSim would hold nothing, because a queue of so many percent
-//! of a small capacity rounds to none, a queue has a page here; and where all pages fit, none leaves.
+//! `oracle`): [`TinyLfu`], whose sketch puts other pages on the same counters, and Random, whose
+//! victims are drawn independently here. Where libCacheSim would hold nothing, because a queue of
+//! so many percent of a small capacity rounds to none, a queue has a page here; and where all pages
+//! fit, none leaves.
 
 mod arc;
 mod belady;
@@ -71,15 +72,16 @@ use farpool_units::exactly;
 ///
 /// Page numbers at or above the `page_count` of construction are a programmer's error and panic.
 pub trait PageCache: Debug {
-    /// References `page`; true when it was resident. If not it is afterwards, and each page that had to
-    /// leave is given to `left`. With some policies ([`Slru`], [`TinyLfu`], [`Lirs`]) pages can leave at
-    /// a hit, too.
+    /// References `page`; true when it was resident. If not it is afterwards, and each page that
+    /// had to leave is given to `left`. With some policies ([`Slru`], [`TinyLfu`], [`Lirs`]) pages
+    /// can leave at a hit, too.
     fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool;
 
     /// Whether `page` is resident.
     fn contains(&self, page: u32) -> bool;
 
-    /// `page` disappeared without being evicted (unmapped, discarded); false if it was not resident.
+    /// `page` disappeared without being evicted (unmapped, discarded); false if it was not
+    /// resident.
     fn remove(&mut self, page: u32) -> bool;
 
     /// Resident pages.

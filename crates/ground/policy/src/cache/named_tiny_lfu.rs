@@ -1,4 +1,5 @@
-//! W-TinyLFU as a [`Ranking`]: numbers of pages are given out anew, so its sketch counts names; and it grows with the pages.
+//! W-TinyLFU as a [`Ranking`]: numbers of pages are given out anew, so its sketch counts names; and
+//! it grows with the pages.
 
 use super::sketch::NameSketch;
 use super::slru::Segments;
@@ -19,7 +20,8 @@ pub struct NamedTinyLfu {
     until_halved: u64,
     window_max: u32,
     capacity: u32,
-    /// Pages had to leave. From then on the main part is not filled unasked: what fits goes up and down a little.
+    /// Pages had to leave. From then on the main part is not filled unasked: what fits goes up and
+    /// down a little.
     has_evicted: bool,
 }
 
@@ -121,7 +123,8 @@ impl Ranking for NamedTinyLfu {
     fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
         self.has_evicted = true;
         loop {
-            // A window that is half empty has had its turn: what the main part has too much goes unasked.
+            // A window that is half empty has had its turn: what the main part has too much goes
+            // unasked.
             let main_is_next =
                 self.main.len > self.main.capacity && self.window.len() <= self.window_max / 2;
             let candidate = if main_is_next { None } else { self.window.pop_back() };

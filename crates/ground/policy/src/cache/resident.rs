@@ -3,7 +3,8 @@
 use super::PageCache;
 use crate::victim::VictimPolicy;
 
-/// Holds at most its capacity; a page that enters a full cache takes the place of the policy's victim.
+/// Holds at most its capacity; a page that enters a full cache takes the place of the policy's
+/// victim.
 #[derive(Debug)]
 pub struct Resident<P> {
     policy: P,

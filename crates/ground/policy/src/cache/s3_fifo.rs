@@ -1,5 +1,6 @@
-//! S3-FIFO (Yang et al., SOSP 2023): a small queue sifts out pages that come once, a main queue gives
-//! referenced pages further rounds, and those that the small queue dropped are remembered for a while.
+//! S3-FIFO (Yang et al., SOSP 2023): a small queue sifts out pages that come once, a main queue
+//! gives referenced pages further rounds, and those that the small queue dropped are remembered for
+//! a while.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};

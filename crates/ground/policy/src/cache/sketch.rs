@@ -19,8 +19,8 @@ const BYTES_OF_A_NAME: u32 = 4;
 /// The least width of a [`NameSketch`].
 const NAME_SKETCH_BYTES_MIN: usize = 1 << 10;
 
-/// A sketch whose width follows the number of pages. It is a power of two, so that it doubles and halves
-/// without a look at the names.
+/// A sketch whose width follows the number of pages. It is a power of two, so that it doubles and
+/// halves without a look at the names.
 #[derive(Debug)]
 pub(super) struct NameSketch {
     counters: Vec<u8>,

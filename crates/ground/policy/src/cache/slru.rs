@@ -1,5 +1,5 @@
-//! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and what
-//! a full segment pushes out falls back into the one below.
+//! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and
+//! what a full segment pushes out falls back into the one below.
 
 use farpool_units::exactly;
 
@@ -14,8 +14,8 @@ pub const SLRU_SEGMENTS: u32 = 4;
 /// Evicts from the lowest segment that holds a page. 9 bytes per page.
 ///
 /// While the cache fills up, a new page enters the lowest segment that has room; after that, the
-/// lowest. Pages that the equal segments leave over belong to the lowest too, until it is next full:
-/// then a reference can make a page leave.
+/// lowest. Pages that the equal segments leave over belong to the lowest too, until it is next
+/// full: then a reference can make a page leave.
 #[derive(Debug)]
 pub struct Slru {
     segments: Segments<{ SLRU_SEGMENTS as usize }>,
@@ -96,7 +96,8 @@ impl<const N: usize> Segments<N> {
         self.queues.place(page) != NOWHERE
     }
 
-    /// Changes the capacity and the rooms of all segments but the lowest, which takes whatever they push out.
+    /// Changes the capacity and the rooms of all segments but the lowest, which takes whatever they
+    /// push out.
     pub(super) fn divide(&mut self, capacity: u32, rooms: [u32; N]) {
         self.capacity = capacity;
         self.rooms = rooms;

@@ -1,6 +1,6 @@
 //! W-TinyLFU (Einziger, Friedman, Manes, ACM ToS 2017): pages pass through a small LRU window, and
-//! those that leave it are admitted to the main part only if a sketch has seen them more often than the
-//! page they would displace.
+//! those that leave it are admitted to the main part only if a sketch has seen them more often than
+//! the page they would displace.
 
 use super::sketch::Sketch;
 use super::slru::Segments;
@@ -13,14 +13,15 @@ pub const TINY_LFU_WINDOW_PERCENT: u32 = 1;
 /// The main part is a segmented LRU: the percentage of it that is on probation.
 pub const TINY_LFU_PROBATION_PERCENT: u32 = 20;
 
-/// Hits in the main part after which the sketch forgets half of what it counted, for each of its pages.
+/// Hits in the main part after which the sketch forgets half of what it counted, for each of its
+/// pages.
 pub const TINY_LFU_SAMPLE_PER_PAGE: u64 = 32;
 
 /// Evicts the page at the window's end or the main part's next victim, whichever was seen less.
 /// 17 bytes per page and 58 per page of capacity.
 ///
-/// Once the main part is full, each page that comes makes one leave: of the two that were compared, the one that was
-/// seen less.
+/// Once the main part is full, each page that comes makes one leave: of the two that were compared,
+/// the one that was seen less.
 #[derive(Debug)]
 pub struct TinyLfu {
     window: IndexList,

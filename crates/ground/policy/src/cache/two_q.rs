@@ -1,5 +1,5 @@
-//! 2Q (Johnson, Shasha, VLDB 1994), the full version: a page must come back after it has left a first
-//! queue before it is kept as one that is used often.
+//! 2Q (Johnson, Shasha, VLDB 1994), the full version: a page must come back after it has left a
+//! first queue before it is kept as one that is used often.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};

@@ -8,9 +8,10 @@
 //!
 //! Streams need two neighbouring faults in a row to start, which random access over N pages gives
 //! with a chance of 2 * STREAMS / N a fault: nothing, from a few thousand pages on. But values that
-//! lie across two pages give such pairs all the time, and nothing after them (redis with values of 1 KiB:
-//! half a page fetched in vain for each fault, a fifth of its throughput). So a thread whose streams end where they
-//! began comes into doubt: then three neighbours are needed, until streams go on again.
+//! lie across two pages give such pairs all the time, and nothing after them (redis with values of
+//! 1 KiB: half a page fetched in vain for each fault, a fifth of its throughput). So a thread whose
+//! streams end where they began comes into doubt: then three neighbours are needed, until streams
+//! go on again.
 
 use farpool_units::exactly;
 
@@ -27,8 +28,8 @@ const LIVE_FAULTS: u64 = 64;
 /// between were resident already.
 const SLACK_PAGES: u64 = 16;
 
-/// Streams in a row that ended with their first window before there is doubt; each that went on halves what was
-/// counted.
+/// Streams in a row that ended with their first window before there is doubt; each that went on
+/// halves what was counted.
 const DOUBT: u32 = 4;
 const MOST_DOUBT: u32 = 8;
 

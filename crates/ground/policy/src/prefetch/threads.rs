@@ -19,7 +19,8 @@ struct Way {
 #[derive(Debug)]
 pub(crate) struct ThreadTable<T> {
     ways: Vec<Way>,
-    /// Room for all of them is reserved, so that nothing is allocated later; memory is taken as threads come.
+    /// Room for all of them is reserved, so that nothing is allocated later; memory is taken as
+    /// threads come.
     states: Vec<T>,
     uses: u64,
 }

@@ -1,11 +1,11 @@
 //! Majority trend, the idea of Leap (Al Maruf and Chowdhury, ATC 2020).
 //!
-//! The last faults of a thread, as distances, vote on a stride: Boyer-Moore finds the one that
-//! more than half of them keep, first among the newest 8, then 16, then 32, so that a new trend is seen
-//! early and a disturbed one still. Irregular faults in between do not break it. The window
-//! doubles when a fault lands on the page after the last run, is halved when it does not, and is
-//! nothing without a majority. Leap then fetches along the last trend anyway; here it does not:
-//! without the swap cache's hit counter there is no sign that such a guess was of use.
+//! The last faults of a thread, as distances, vote on a stride: Boyer-Moore finds the one that more
+//! than half of them keep, first among the newest 8, then 16, then 32, so that a new trend is seen
+//! early and a disturbed one still. Irregular faults in between do not break it. The window doubles
+//! when a fault lands on the page after the last run, is halved when it does not, and is nothing
+//! without a majority. Leap then fetches along the last trend anyway; here it does not: without the
+//! swap cache's hit counter there is no sign that such a guess was of use.
 
 use super::{MAX_PREFETCH_PAGES, PrefetchWindow, Prefetcher, threads::ThreadTable};
 

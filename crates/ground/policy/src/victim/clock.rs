@@ -19,7 +19,8 @@ impl Clock {
         Self { ring: IndexList::new(page_count), marks: Marks::new(page_count), spared: 0 }
     }
 
-    /// Pages that were looked at and spared so far: what choosing costs beyond one look for each victim.
+    /// Pages that were looked at and spared so far: what choosing costs beyond one look for each
+    /// victim.
     #[must_use]
     pub fn spared(&self) -> u64 {
         self.spared

@@ -93,7 +93,8 @@ impl Fitted {
     }
 }
 
-/// A value as short as it can be said: for ticks and for what is shown when the pointer rests on a point.
+/// A value as short as it can be said: for ticks and for what is shown when the pointer rests on a
+/// point.
 pub(super) fn plain(value: f64) -> String {
     let size = value.abs();
     let digits = match size {

@@ -29,7 +29,8 @@ pub struct BarPlot {
 }
 
 impl BarPlot {
-    /// Each bar is the sum of its parts: a time split by where it goes. `label` names the axis and its unit.
+    /// Each bar is the sum of its parts: a time split by where it goes. `label` names the axis and
+    /// its unit.
     pub fn stacked(title: impl Into<String>, label: impl Into<String>) -> BarPlot {
         let (names, parts) = (Vec::new(), Vec::new());
         let (title, description) = (title.into(), String::new());

@@ -10,7 +10,8 @@ const PLOT_HEIGHT: f64 = 320.0;
 const RIGHT: f64 = 24.0;
 /// Room for tick labels and the label of the axis below.
 const BELOW: f64 = 46.0;
-/// Beyond so many points only the line is drawn; the points' titles would outweigh everything else on the page.
+/// Beyond so many points only the line is drawn; the points' titles would outweigh everything else
+/// on the page.
 const MARKED_POINTS_MAX: usize = 200;
 
 /// One series of points, in the order they are joined.

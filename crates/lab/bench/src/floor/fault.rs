@@ -1,5 +1,6 @@
-//! The bare fault: a thread touches missing pages one by one in random order, a handler thread on the same core
-//! reads the message and answers with one `UFFDIO_COPY` of a warm page. Nothing else is done.
+//! The bare fault: a thread touches missing pages one by one in random order, a handler thread on
+//! the same core reads the message and answers with one `UFFDIO_COPY` of a warm page. Nothing else
+//! is done.
 
 use super::Fault;
 use crate::BenchError;

@@ -72,8 +72,8 @@ impl Floors {
         cached(&self.ping_pong_ns, || best_of(measure, |ns| *ns))
     }
 
-    /// TCP loopback: blocks of 32 KiB one way as fast as they go, out of memory too large for the caches; bytes
-    /// per second.
+    /// TCP loopback: blocks of 32 KiB one way as fast as they go, out of memory too large for the
+    /// caches; bytes per second.
     pub(crate) fn stream_bytes_s(&self) -> Result<f64, BenchError> {
         let measure = || tcp::stream_bytes_s(self.scaled(2 << 30), self.scaled(256 << 20));
         cached(&self.stream_bytes_s, || best_of(measure, |bytes_s| -*bytes_s))

@@ -55,8 +55,9 @@ fn ping_pong(round_trips: usize, answering_core: usize) -> Result<f64, BenchErro
     connected(answering_core, answer, ask)
 }
 
-/// Bytes a second of blocks sent without waiting, in random order out of `memory_bytes`, into as many places as a client
-/// has blocks in flight: the bytes a blade moves do not come out of a cache either.
+/// Bytes a second of blocks sent without waiting, in random order out of `memory_bytes`, into as
+/// many places as a client has blocks in flight: the bytes a blade moves do not come out of a cache
+/// either.
 pub(super) fn stream_bytes_s(bytes: usize, memory_bytes: usize) -> Result<f64, BenchError> {
     let blocks = bytes.div_ceil(BLOCK_BYTES);
     let (memory, mut places) = (filled(memory_bytes)?, Mapping::small_pages(PLACES * BLOCK_BYTES)?);

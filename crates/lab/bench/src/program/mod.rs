@@ -32,8 +32,8 @@ pub(crate) struct Measured {
     pub peak_bytes: u64,
     /// From its start to its end.
     pub took: Duration,
-    /// For a server: the share of one processor it had while it was measured. Far below 1, not the server
-    /// but who asks is what was measured.
+    /// For a server: the share of one processor it had while it was measured. Far below 1, not the
+    /// server but who asks is what was measured.
     pub busy: Option<f64>,
 }
 
@@ -46,7 +46,8 @@ pub(crate) struct Held {
     pub checksum: String,
 }
 
-/// The distribution's Python where there is one: what version managers put into PATH are shell scripts.
+/// The distribution's Python where there is one: what version managers put into PATH are shell
+/// scripts.
 #[must_use]
 pub fn python_program() -> OsString {
     let distribution = Path::new("/usr/bin/python3");

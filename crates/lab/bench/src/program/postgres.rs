@@ -52,7 +52,8 @@ pub(crate) fn postgres_held(
     }
 }
 
-/// A failure of server or clients: the reason that Farpool gave is nearer than what a client noticed.
+/// A failure of server or clients: the reason that Farpool gave is nearer than what a client
+/// noticed.
 fn explained(
     error: BenchError,
     place: Place,
@@ -209,8 +210,9 @@ fn unprivileged(data: &Path) -> Result<Vec<OsString>, BenchError> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     std::fs::set_permissions(above, mode).map_err(BenchError::os("open a folder"))?;
     // One capability is kept: the pager's userfaultfd needs it where /dev/userfaultfd is root's.
-    // Groups stay: setpriv gives them up after it has changed the user, which only its own thread may then
-    // do and not the pager's, and the C library ends a process whose threads differ in that.
+    // Groups stay: setpriv gives them up after it has changed the user, which only its own thread
+    // may then do and not the pager's, and the C library ends a process whose threads differ in
+    // that.
     let mut words = ["setpriv", "--reuid", user, "--keep-groups"].map(OsString::from).to_vec();
     words
         .extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace"].map(OsString::from));

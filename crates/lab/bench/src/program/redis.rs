@@ -152,8 +152,9 @@ fn busy_time(id: u32) -> Option<Duration> {
     name.starts_with("redis").then_some(Duration::from_nanos(ns))
 }
 
-/// The keys in the order in which they are asked for; popular ones are spread over memory. Drawn before
-/// anything is measured, for drawing costs the client as much as asking does; then over and over again.
+/// The keys in the order in which they are asked for; popular ones are spread over memory. Drawn
+/// before anything is measured, for drawing costs the client as much as asking does; then over and
+/// over again.
 struct Keys {
     drawn: Vec<usize>,
     next: usize,

@@ -1,5 +1,5 @@
-//! The limit holds: programs of different kinds at 25 % local memory, their process trees watched all
-//! the time.
+//! The limit holds: programs of different kinds at 25 % local memory, their process trees watched
+//! all the time.
 
 use super::{Experiment, Lab, MIB, failed_row, programs};
 use crate::BenchError;
@@ -50,8 +50,8 @@ public class Objects {
 }
 "#;
 
-/// Runs one program all-local, then at a quarter of what it held, and compares the peak; its results have
-/// to be the same.
+/// Runs one program all-local, then at a quarter of what it held, and compares the peak; its
+/// results have to be the same.
 pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let name = experiment.name.as_str();
     progress(&format!("{name}: all-local"));

@@ -113,8 +113,8 @@ fn is_asked(asked: &[String], name: &str) -> bool {
 /// Measures, or compares two files, and prints the result to stdout.
 ///
 /// # Errors
-/// No row of that name, files that cannot be read or written, wrong data, an interruption. Missing a
-/// bar is none.
+/// No row of that name, files that cannot be read or written, wrong data, an interruption. Missing
+/// a bar is none.
 pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
     if let [first, second] = args.compare.as_slice() {
         return compare(first, second);
@@ -177,8 +177,8 @@ fn measure(
     Ok(ended)
 }
 
-/// What one experiment's failure means for the whole: a row without a value and the reason, unless data
-/// was wrong or the user wants to stop.
+/// What one experiment's failure means for the whole: a row without a value and the reason, unless
+/// data was wrong or the user wants to stop.
 fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     match (experiment.run)(lab, experiment) {
         Ok(rows) => Ok(rows),

@@ -1,5 +1,5 @@
-//! What Farpool costs where far memory is not needed: starting, execs, builds, and programs that fit into local memory.
-//! Each is run with Farpool and without, in turn, and medians are compared.
+//! What Farpool costs where far memory is not needed: starting, execs, builds, and programs that
+//! fit into local memory. Each is run with Farpool and without, in turn, and medians are compared.
 
 use super::{Experiment, Lab, MIB, limit, programs};
 use crate::BenchError;
@@ -28,7 +28,8 @@ pub(super) const NAMES: [&str; 9] = [
 /// Local memory of programs that are short: far more than they need.
 const ROOM_BYTES: u64 = 1024 * MIB;
 const START_RUNS: usize = 31;
-/// What the start of a program may take under Farpool, in seconds: people notice 100 ms, and scripts start dozens.
+/// What the start of a program may take under Farpool, in seconds: people notice 100 ms, and
+/// scripts start dozens.
 const START_BAR: Bar = Bar::AtMost(0.010);
 const RUNS: usize = 7;
 const EXECS: &str = "i=0; while [ $i -lt 1000 ]; do /bin/true; i=$((i+1)); done";
@@ -163,7 +164,8 @@ fn beside_in(
     Ok(Row::beside(name, median(&with), median(&without), unit, bar))
 }
 
-/// From start to end, without anything that watches it: a look at the tree takes longer than a short program.
+/// From start to end, without anything that watches it: a look at the tree takes longer than a
+/// short program.
 fn whole_seconds(lab: &Lab, side: Side, program: &[OsString]) -> Result<f64, BenchError> {
     check_interrupted()?;
     let mut launch = lab.stage.launch(side.at(ROOM_BYTES), program, ROOM_BYTES)?;

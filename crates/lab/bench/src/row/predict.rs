@@ -1,8 +1,9 @@
 //! What `farpool sim predict` says before, beside what happens.
 //!
-//! A program is captured once (its pages, and how long it takes by itself); costs are measured by probes that have nothing
-//! to do with it; then it is run under `farpool run` at the same limits. The value is how far the predicted time
-//! is from the measured one. Programs have one thread that works: the costs are those of one.
+//! A program is captured once (its pages, and how long it takes by itself); costs are measured by
+//! probes that have nothing to do with it; then it is run under `farpool run` at the same limits.
+//! The value is how far the predicted time is from the measured one. Programs have one thread that
+//! works: the costs are those of one.
 
 use std::ffi::OsString;
 use std::path::Path;

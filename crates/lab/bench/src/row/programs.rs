@@ -1,10 +1,11 @@
 //! Programs with part of their memory far: beside all-local, beside the kernel's own swapping.
 //!
 //! What is all of a program's memory is found out by running it all-local first; 50 % and 25 % are
-//! shares of the most its processes held then. Each has a row beside swapping to disk, which has to be
-//! slower, and one beside zram, which is told only: it takes local memory for what it holds. Swapping may
-//! take so long that nobody wants to wait: it is given five times Farpool's time, less if that is minutes, and when it
-//! is not done by then its figure is the most it can still have reached.
+//! shares of the most its processes held then. Each has a row beside swapping to disk, which has to
+//! be slower, and one beside zram, which is told only: it takes local memory for what it holds.
+//! Swapping may take so long that nobody wants to wait: it is given five times Farpool's time, less
+//! if that is minutes, and when it is not done by then its figure is the most it can still have
+//! reached.
 
 use super::{Experiment, Lab, MIB, failed_row};
 use crate::BenchError;
@@ -29,8 +30,8 @@ pub(super) const NAMES: [&str; 9] = [
 /// Local memory in percent of all, and what redis has to keep of its all-local speed then.
 const SHARES: [(u64, f64); 2] = [(50, 0.8), (25, 0.6)];
 
-/// Swapping is given so many times what Farpool took, and at least the least; beyond the most only half as long
-/// again as Farpool, which is enough to be judged.
+/// Swapping is given so many times what Farpool took, and at least the least; beyond the most only
+/// half as long again as Farpool, which is enough to be judged.
 const SWAP_PATIENCE_FACTOR: u32 = 5;
 const SWAP_PATIENCE_MIN: Duration = Duration::from_secs(15);
 const SWAP_PATIENCE_MOST: Duration = Duration::from_secs(120);
@@ -60,8 +61,8 @@ fn program(lab: &Lab, name: &str) -> Program {
     }
 }
 
-/// redis with `pipeline` requests in flight on each connection; redis-benchmark has 50 connections and
-/// one request in flight on each unless told otherwise.
+/// redis with `pipeline` requests in flight on each connection; redis-benchmark has 50 connections
+/// and one request in flight on each unless told otherwise.
 pub(super) fn redis(lab: &Lab, connections: usize, pipeline: usize) -> Redis {
     let seconds = if lab.quick { 2 } else { 6 };
     Redis {

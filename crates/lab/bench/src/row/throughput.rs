@@ -56,7 +56,8 @@ pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Benc
     Ok(vec![row.note("per page; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
 }
 
-/// Memory given up and taken again, as allocators do, by a program with half of its memory far: the time in the calls.
+/// Memory given up and taken again, as allocators do, by a program with half of its memory far: the
+/// time in the calls.
 pub(super) fn give_up(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let bytes = lab.bytes(GIVE_UP_BYTES);
     let program = Workload { name: WorkloadName::GiveUp, bytes, args: &[] };

@@ -73,8 +73,8 @@ impl Drop for Peak {
     }
 }
 
-/// Memory of the tree now; processes that end while it is read count as nothing, and sidecars with the programs whose
-/// memory they share.
+/// Memory of the tree now; processes that end while it is read count as nothing, and sidecars with
+/// the programs whose memory they share.
 pub(crate) fn tree_bytes(root: u32) -> u64 {
     let programs = tree(root).into_iter().filter(|process| !process.is_sidecar);
     programs.map(|process| process_bytes(process.id)).sum()

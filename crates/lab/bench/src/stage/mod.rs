@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! * everything set up (process, control group, swap) is an owner that takes it down when dropped;
-//! * SIGINT and SIGTERM only set a flag, and every loop that waits looks at it, so an interrupted run
-//!   ends through the same drops as a failed one.
+//! * SIGINT and SIGTERM only set a flag, and every loop that waits looks at it, so an interrupted
+//!   run ends through the same drops as a failed one.
 
 mod memory;
 mod place;
@@ -31,8 +31,8 @@ pub fn own_name() -> String {
     format!("{OWN_NAME}{}", std::process::id())
 }
 
-/// Takes down what processes that were killed left behind: control groups, and in `folder` folders of
-/// [`own_name`] with the swap files in them.
+/// Takes down what processes that were killed left behind: control groups, and in `folder` folders
+/// of [`own_name`] with the swap files in them.
 pub fn remove_leftovers(folder: &Path) {
     farpool_hosts::remove_leftovers(OWN_NAME);
     for left in farpool_hosts::leftovers(folder, OWN_NAME) {

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// A blade has this many times what a program needs, so that it is never full.
 const BLADE_FACTOR: u64 = 3;
-/// Swap has this many times what a program needs: below half full, the kernel also keeps the copies of
-/// pages that are back in memory, and writes nothing when they leave again unchanged.
+/// Swap has this many times what a program needs: below half full, the kernel also keeps the copies
+/// of pages that are back in memory, and writes nothing when they leave again unchanged.
 const SWAP_FACTOR: u64 = 2;
 
 /// Where a program's memory is. Limits are in bytes.

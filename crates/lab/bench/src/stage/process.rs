@@ -363,7 +363,8 @@ mod tests {
         let mut stdout = io::BufReader::new(running.stdout().expect("it is piped"));
         io::BufRead::read_line(&mut stdout, &mut line).expect("it says the child's id");
         drop(running);
-        // The orphan is reaped by init at some time; until then it is a zombie, which has no memory.
+        // The orphan is reaped by init at some time; until then it is a zombie, which has no
+        // memory.
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", line.trim()));
         assert!(stat.map_or(true, |s| s.contains(") Z ")), "the child of the child lives");
     }

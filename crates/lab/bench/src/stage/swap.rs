@@ -27,7 +27,8 @@ pub(super) struct Swap {
 #[derive(Debug)]
 struct Zram {
     number: u32,
-    /// Says that the device is this stage's, should its process be killed; see [`remove_leftovers`].
+    /// Says that the device is this stage's, should its process be killed; see
+    /// [`remove_leftovers`].
     note: PathBuf,
 }
 
@@ -106,8 +107,8 @@ impl Drop for Swap {
     }
 }
 
-/// Takes the swap that a killed process had set up out of use and removes it: the file in `folder`, and
-/// the zram device that a note in it is about.
+/// Takes the swap that a killed process had set up out of use and removes it: the file in `folder`,
+/// and the zram device that a note in it is about.
 pub(super) fn remove_leftovers(folder: &Path) {
     drop(Swap { device: folder.join(FILE_NAME), zram: None });
     let note = fs::read_to_string(folder.join(NOTE_NAME)).unwrap_or_default();

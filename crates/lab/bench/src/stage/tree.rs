@@ -65,8 +65,8 @@ pub(super) fn tree(root: u32) -> Vec<Process> {
 
 fn look_at(id: u32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name may hold anything, parentheses included; fields go on after the last one: the state is
-    // the first of them, the parent the second, the start time the twentieth.
+    // The name may hold anything, parentheses included; fields go on after the last one: the state
+    // is the first of them, the parent the second, the start time the twentieth.
     let (start, rest) = stat.rsplit_once(')')?;
     let (_, name) = start.split_once('(')?;
     let fields: Vec<_> = rest.split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! Allocations of mixed sizes through malloc: allocated, written in full, kept for a while, checked,
-//! freed. Most of the time goes into first touches and the allocator.
+//! Allocations of mixed sizes through malloc: allocated, written in full, kept for a while,
+//! checked, freed. Most of the time goes into first touches and the allocator.
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;

@@ -1,5 +1,5 @@
-//! Eviction on request: a quarter of the memory is written, pushed out with `MADV_PAGEOUT` and timed
-//! until no page of it is resident. The kernel's own swapping understands the same request.
+//! Eviction on request: a quarter of the memory is written, pushed out with `MADV_PAGEOUT` and
+//! timed until no page of it is resident. The kernel's own swapping understands the same request.
 
 use super::{Outcome, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;

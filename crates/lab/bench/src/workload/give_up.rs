@@ -1,5 +1,6 @@
-//! Memory given up and taken again all the time, as allocators do: blocks of 64 KiB that are resident are dropped with
-//! `MADV_DONTNEED`, each call timed, and written again. What lies beside them is too large to be all local.
+//! Memory given up and taken again all the time, as allocators do: blocks of 64 KiB that are
+//! resident are dropped with `MADV_DONTNEED`, each call timed, and written again. What lies beside
+//! them is too large to be all local.
 
 use super::{Outcome, WorkloadArgs, mix};
 use crate::BenchError;

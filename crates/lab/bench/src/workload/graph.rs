@@ -2,8 +2,9 @@
 //!
 //! Edge ends are drawn as n * u^3, so that a few vertices have most of the edges, as in social
 //! networks. Every pass of the construction draws the same edges again from the seed instead of
-//! keeping a list: memory is the graph and little else. Edges are placed one block of vertices after the other, as
-//! builders for graphs larger than memory do it: what is measured is the work on the graph.
+//! keeping a list: memory is the graph and little else. Edges are placed one block of vertices
+//! after the other, as builders for graphs larger than memory do it: what is measured is the work
+//! on the graph.
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;

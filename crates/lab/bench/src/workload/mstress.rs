@@ -1,5 +1,5 @@
-//! The hot/cold microbenchmark of HPL-2011-31: 90 % of the accesses go to 10 % of the pages, which lie
-//! together. An access reads a word of a random page; one in four also writes it.
+//! The hot/cold microbenchmark of HPL-2011-31: 90 % of the accesses go to 10 % of the pages, which
+//! lie together. An access reads a word of a random page; one in four also writes it.
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;

@@ -1,4 +1,5 @@
-//! What may fail, and what then (docs of the design: a drained blade, a killed controller, a node cut off).
+//! What may fail, and what then (docs of the design: a drained blade, a killed controller, a node
+//! cut off).
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,14 @@ use super::{B, C, D, E};
 use crate::Error;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A node that was cut off is missed after 30 s at the latest, and back some seconds after its link is.
+/// A node that was cut off is missed after 30 s at the latest, and back some seconds after its link
+/// is.
 const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 /// How long is looked whether those who have nothing to do with a failure go on.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// Who has nothing to do with a failure never waits longer for 64 KiB: a fifth of what a page may take.
+/// Who has nothing to do with a failure never waits longer for 64 KiB: a fifth of what a page may
+/// take.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// And reads at least this part of its pace.
 const SLOWEST_PART: u64 = 16;
@@ -197,7 +200,8 @@ fn long_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     back
 }
 
-/// A program whose memory is out of reach: it must end, say why, and never have read anything wrong.
+/// A program whose memory is out of reach: it must end, say why, and never have read anything
+/// wrong.
 fn check_lost(rack: &mut Rack, cut: &Cut, guest: &mut Guest) -> Result<(), Error> {
     let name = guest.name.clone();
     let code = rack.wait(&format!("{name} to end"), PATIENCE, |_| guest.exit_code())?;
@@ -241,8 +245,8 @@ impl Progress {
         Ok(Progress { at: Instant::now(), checked })
     }
 
-    /// Each of them has read on, and never waited long. How fast says more of this machine, whose processors do the
-    /// work of all five hosts, than of the rack; it is shown.
+    /// Each of them has read on, and never waited long. How fast says more of this machine, whose
+    /// processors do the work of all five hosts, than of the rack; it is shown.
     fn compare(self, rack: &mut Rack, name: &str) -> Result<(), Error> {
         // Programs say how they stand four times a second.
         let least = Duration::from_secs(1).saturating_sub(self.at.elapsed());

@@ -12,7 +12,8 @@ const BLOCKS: [char; 9] = [
     ' ', '\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}',
     '\u{2588}',
 ];
-/// Least lines of a plot; each stands for four times the traffic of the one below, the lowest for 1 to 4 MiB/s.
+/// Least lines of a plot; each stands for four times the traffic of the one below, the lowest for 1
+/// to 4 MiB/s.
 const HEIGHT_MIN: u64 = 4;
 /// Eighths of a cell for twice the traffic.
 const EIGHTHS_PER_DOUBLING: f64 = 4.0;
@@ -30,7 +31,8 @@ struct Column {
     letter: Option<char>,
 }
 
-/// One letter of traffic: nothing below 1 MiB/s, full from 128 MiB/s, each step twice the one before.
+/// One letter of traffic: nothing below 1 MiB/s, full from 128 MiB/s, each step twice the one
+/// before.
 pub fn spark(traffic_bytes_per_s: u64) -> char {
     BLOCKS[at_most::<usize, _>(level(traffic_bytes_per_s, 1.0)).min(8)]
 }

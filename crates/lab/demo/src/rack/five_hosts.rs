@@ -1,7 +1,7 @@
 //! Five hosts with what runs on them.
 //!
-//! Invariant: everything that is started here is owned here, and ends in the order of the fields: programs, then
-//! daemons, then the hosts with whatever is left on them.
+//! Invariant: everything that is started here is owned here, and ends in the order of the fields:
+//! programs, then daemons, then the hosts with whatever is left on them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -182,7 +182,8 @@ impl Rack {
         self.wait_filled(name)
     }
 
-    /// A program with a limit on its local memory, and the companions that the options have for its host.
+    /// A program with a limit on its local memory, and the companions that the options have for its
+    /// host.
     pub fn start_far(&mut self, name: &str, host: usize, program: &Program) -> Result<(), Error> {
         let words =
             tenant_words(program.bytes, program.bytes, self.plan.pace_bytes_per_s, self.seed());

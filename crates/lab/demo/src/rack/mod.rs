@@ -1,11 +1,13 @@
 //! `farpool demo rack`: five hosts that lend each other memory, with a controller and without one.
 //!
-//! The story is written once, for people ([`run`]) and for the end-to-end test ([`play`]). What is pure is apart:
-//! [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and owns what runs, `sampler` looks at it, and
-//! an [`organiser`] says how daemons and programs are started and who lends what to whom.
+//! The story is written once, for people ([`run`]) and for the end-to-end test ([`play`]). What is
+//! pure is apart: [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and
+//! owns what runs, `sampler` looks at it, and an [`organiser`] says how daemons and programs are
+//! started and who lends what to whom.
 //!
-//! Invariants: all hosts, daemons and programs are owned, and end on every way out; every byte that a program reads
-//! is compared with what it wrote; a check that was not reached is never counted as passed.
+//! Invariants: all hosts, daemons and programs are owned, and end on every way out; every byte that
+//! a program reads is compared with what it wrote; a check that was not reached is never counted as
+//! passed.
 
 pub mod checks;
 mod collaboration;

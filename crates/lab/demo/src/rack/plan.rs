@@ -1,7 +1,7 @@
 //! How large everything in the story is, and how long its parts take; pure.
 //!
-//! Invariants, held by a test: A can lend what B's program asks for; B cannot lend; C can lend what the programs of A
-//! and B ask for together, but only once its own program has ended.
+//! Invariants, held by a test: A can lend what B's program asks for; B cannot lend; C can lend what
+//! the programs of A and B ask for together, but only once its own program has ended.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The ACMS paper's Figure 6 (Samih 2011): A serves B's program; a big program starts on A and B's demand shrinks; A
-//! takes its memory back, B's data moves, and A becomes a client of C.
+//! The ACMS paper's Figure 6 (Samih 2011): A serves B's program; a big program starts on A and B's
+//! demand shrinks; A takes its memory back, B's data moves, and A becomes a client of C.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! What happened in the rack, second by second; pure.
 //!
-//! Invariant: samples and events are in the order of their times, which count from the start of the rack.
+//! Invariant: samples and events are in the order of their times, which count from the start of the
+//! rack.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! One connection to one shard: a socket for the greeting and for what is long, shared memory for the rest.
+//! One connection to one shard: a socket for the greeting and for what is long, shared memory for
+//! the rest.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -17,8 +18,8 @@ use crate::message::{Hello, LeasesGranted, Request};
 use crate::ring::{Popped, Reader, Writer, frame_bytes_max};
 use crate::share::{Ring, RingSizes, map, receive_with_files};
 
-/// Sizes of the rings that a client asks for: small, so that they stay in the processors' caches. Frames that
-/// are too long for them go over the socket.
+/// Sizes of the rings that a client asks for: small, so that they stay in the processors' caches.
+/// Frames that are too long for them go over the socket.
 pub const REQUEST_RING_BYTES: u32 = 64 << 10;
 pub const ANSWER_RING_BYTES: u32 = 256 << 10;
 /// What one read from a socket takes.
@@ -74,7 +75,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and says hello: `shard` is the one to be served by, or [`crate::frame::BROADCAST`] for any.
+    /// Connects and says hello: `shard` is the one to be served by, or [`crate::frame::BROADCAST`]
+    /// for any.
     pub fn connect(
         address: &Address,
         shard: u16,
@@ -84,8 +86,9 @@ impl Connection {
         Self::connect_with(address, (shard, credits, unchecked), None)
     }
 
-    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`. Whether it was given is what
-    /// [`Self::leases`] tells: only over unix sockets and shared memory, and not by every server.
+    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`.
+    /// Whether it was given is what [`Self::leases`] tells: only over unix sockets and shared
+    /// memory, and not by every server.
     pub fn connect_leasing(
         address: &Address,
         shard: u16,
@@ -166,7 +169,8 @@ impl Connection {
         self.unanswered
     }
 
-    /// Asks for something whose answer brings descriptors, while nothing else is under way: status, body, descriptors.
+    /// Asks for something whose answer brings descriptors, while nothing else is under way: status,
+    /// body, descriptors.
     fn ask_for_files(
         &mut self,
         request: &Request<'_>,
@@ -230,7 +234,8 @@ impl Connection {
         self.unanswered + self.releases_unanswered < self.granted.credits
     }
 
-    /// Adds a request to what [`Self::flush`] sends; its number comes back. The caller has a credit for it.
+    /// Adds a request to what [`Self::flush`] sends; its number comes back. The caller has a credit
+    /// for it.
     pub fn send(&mut self, request: &Request<'_>) -> Result<u32, ClientError> {
         debug_assert!(self.has_credit(), "requests beyond the credits are refused");
         if self.leases.is_some() {
@@ -254,8 +259,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the server now of all leases that have ended, and waits until it knows. For when no other request follows
-    /// soon; while one is unanswered it does nothing.
+    /// Tells the server now of all leases that have ended, and waits until it knows. For when no
+    /// other request follows soon; while one is unanswered it does nothing.
     pub fn release_ended(&mut self) -> Result<(), ClientError> {
         while self.unanswered == 0 {
             self.send_releases(true, 0)?;
@@ -381,7 +386,8 @@ impl Connection {
         length.is_some_and(|length| self.input.len() >= length)
     }
 
-    /// Waits for frames in shared memory, or for long ones on the socket: looks for a while, then sleeps.
+    /// Waits for frames in shared memory, or for long ones on the socket: looks for a while, then
+    /// sleeps.
     fn pop_frames(&mut self) -> Result<(), ClientError> {
         let Transport::Shared(rings) = &mut self.transport else { return Ok(()) };
         let mut since = None;

@@ -99,8 +99,8 @@ impl Ledger {
         let standing = self.standing.get(&grant).copied();
         let holds = standing
             .is_some_and(|one| one.client == client && one.key == key && one.bytes >= bytes);
-        // With uneven clocks the server may have ended the lease before the client saw it begin; and
-        // a server may die with its confirmation on the way.
+        // With uneven clocks the server may have ended the lease before the client saw it begin;
+        // and a server may die with its confirmation on the way.
         let excused = !self.even_clocks || self.died.contains(&grant);
         let holds = holds || (excused && standing.is_none());
         self.rule(holds, now, || format!("{client:?} uses {grant}, which is {standing:?}"));

@@ -8,7 +8,8 @@ use crate::sim::{Load, Network, Setup, World};
 
 /// Memory of a simulated node.
 const NODE_BYTES: u64 = 16 << 30;
-/// Use of a server, a neutral node and a client, thousandths: a server offers 550, a client wants 200.
+/// Use of a server, a neutral node and a client, thousandths: a server offers 550, a client wants
+/// 200.
 const SERVER_PERMILLE: u64 = 200;
 const NEUTRAL_PERMILLE: u64 = 600;
 const CLIENT_PERMILLE: u64 = 1_000;

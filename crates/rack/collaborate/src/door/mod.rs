@@ -1,7 +1,7 @@
 //! The door: HTTP on loopback, in the controller's words as far as a program needs them.
 //!
-//! `farpool run --pool` registers itself, wishes for memory, reports and waits for news, and ends; people look. What
-//! only a controller can do is refused with a problem document that says so.
+//! `farpool run --pool` registers itself, wishes for memory, reports and waits for news, and ends;
+//! people look. What only a controller can do is refused with a problem document that says so.
 
 mod metrics;
 mod programs;
@@ -22,8 +22,8 @@ use tokio::runtime::Runtime;
 use crate::core::Core;
 use crate::{CollaborateError, CollaborateOptions};
 
-/// Largest body of a registration or a wish; a larger one is refused with 413. The largest there is has some
-/// hundred bytes.
+/// Largest body of a registration or a wish; a larger one is refused with 413. The largest there is
+/// has some hundred bytes.
 pub const BODY_LIMIT_BYTES: usize = 64 << 10;
 /// Largest report: a program has few grants, each of which takes some hundred bytes.
 pub const REPORT_LIMIT_BYTES: usize = 1 << 20;

@@ -143,8 +143,8 @@ impl Program {
             || self.ready_count + self.moving_count >= GRANTS_HELD_MAX
     }
 
-    /// What others should lend it. A client has no memory of its own to give, so what lies here is wanted from
-    /// others, too.
+    /// What others should lend it. A client has no memory of its own to give, so what lies here is
+    /// wanted from others, too.
     pub(super) fn missing_from_others(&self, wanted_bytes: u64, class: Class) -> u64 {
         let here = if class == Class::Client { 0 } else { self.here_bytes };
         let missing = wanted_bytes.saturating_sub(self.others_bytes.saturating_add(here));

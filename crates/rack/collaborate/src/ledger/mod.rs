@@ -1,17 +1,17 @@
 //! Which program of this node has which grant, and how much is to be borrowed; pure.
 //!
-//! A program's *wish* raises what it wants. Nothing is granted at once: [`Ledger::demand_bytes`] says what all
-//! programs together want from others, and each grant that becomes usable goes to one of them, whole. A node
-//! that is a server borrows nothing, so its programs get grants on its own blade ("here") as far as its memory
-//! goes.
+//! A program's *wish* raises what it wants. Nothing is granted at once: [`Ledger::demand_bytes`]
+//! says what all programs together want from others, and each grant that becomes usable goes to one
+//! of them, whole. A node that is a server borrows nothing, so its programs get grants on its own
+//! blade ("here") as far as its memory goes.
 //!
 //! Invariants:
-//! - A grant belongs to one program for ever: the blade holds that program's data there. When the program
-//!   ends, or has left it, the grant goes back.
+//! - A grant belongs to one program for ever: the blade holds that program's data there. When the
+//!   program ends, or has left it, the grant goes back.
 //! - Each grant goes back once ([`Effect`]); a lost one never does.
 //! - Grants here never pass the limit that held when they were made.
-//! - What is wanted from others is never less than what is borrowed and in use, so that a falling demand
-//!   takes no memory from a program that stays.
+//! - What is wanted from others is never less than what is borrowed and in use, so that a falling
+//!   demand takes no memory from a program that stays.
 
 mod book;
 mod effect;
@@ -37,14 +37,16 @@ pub const NAME_LIMIT_BYTES: usize = 256;
 pub const WISH_LIMIT_BYTES: u64 = 1 << 44;
 /// Wishes of a program that are remembered, so that one that comes again counts once.
 pub const WISHES_KEPT: usize = 16;
-/// Grants a program uses at once: what a run asks for of its own accord (its board has eight places).
+/// Grants a program uses at once: what a run asks for of its own accord (its board has eight
+/// places).
 pub const GRANTS_IN_USE_MAX: usize = 6;
 /// With those that are being left: one place stays free for memory that must be spilled.
 pub const GRANTS_HELD_MAX: usize = 7;
-/// A wish is refused when the one before has waited this long in vain; what is missing stays wanted.
+/// A wish is refused when the one before has waited this long in vain; what is missing stays
+/// wanted.
 pub const WISH_PATIENCE: Duration = Duration::from_secs(5);
-/// A node that is neither server nor client serves its own programs from its own memory when nobody else
-/// has for this long.
+/// A node that is neither server nor client serves its own programs from its own memory when nobody
+/// else has for this long.
 pub const HERE_PATIENCE: Duration = Duration::from_secs(3);
 /// Smallest grant here, unless less is missing: a program has few places for grants.
 pub const HERE_MIN_BYTES: u64 = 64 << 20;
@@ -56,7 +58,8 @@ pub const LEASE_RANGE_MS: std::ops::RangeInclusive<u64> = 1_000..=3_600_000;
 pub struct Surroundings {
     /// What the node is at the moment.
     pub class: Class,
-    /// What grants here may be in all: what the node's own use and what is lent leave below MEM_MAX_LOW.
+    /// What grants here may be in all: what the node's own use and what is lent leave below
+    /// MEM_MAX_LOW.
     pub here_limit_bytes: u64,
 }
 
@@ -215,7 +218,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// A grant of another node may be used: it goes to the program that misses most, or back. Who got it.
+    /// A grant of another node may be used: it goes to the program that misses most, or back. Who
+    /// got it.
     pub fn usable(&mut self, grant: GrantId, seat: Seat, now: Duration) -> Option<ClientId> {
         let missing = |id: &ClientId, account: &Account| {
             self.program(*id).missing_from_others(account.wanted_bytes, self.around.class)

@@ -1,4 +1,5 @@
-//! Nodes of one process on 127.0.0.x, each with memory that the test sets; datagrams are really sent.
+//! Nodes of one process on 127.0.0.x, each with memory that the test sets; datagrams are really
+//! sent.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 

@@ -42,8 +42,8 @@ pub const NODE_LOST_MS: u64 = 30_000;
 pub const RECLAIM_DEADLINE_MS: u64 = 30_000;
 /// How long a segment that found no place waits before it is tried again.
 pub const RETRY_MS: u64 = 1_000;
-/// A client is told to leave a reclaimed place without a target when none was found for so long: it then still has
-/// most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
+/// A client is told to leave a reclaimed place without a target when none was found for so long: it
+/// then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
 pub const LEAVE_AFTER_MS: u64 = 5_000;
 /// Nodes; another one is refused. Without a topology each new one builds the graph anew, 18 ms with
 /// 1,000 nodes and 10,000 segments (examples/state_speed.rs).
@@ -132,7 +132,8 @@ pub enum Command {
     CheckTask {
         id: TaskId,
     },
-    /// The reconciler's: circuits that a switch says stand, and why not all that shall, if that is known.
+    /// The reconciler's: circuits that a switch says stand, and why not all that shall, if that is
+    /// known.
     NoteCircuits {
         switch: String,
         circuits: Vec<Circuit>,

@@ -73,8 +73,8 @@ impl State {
         Ok(())
     }
 
-    /// The client says that everything is at the target; or, of the place itself, that nobody is there any
-    /// more, which releases it. Said again, or of another epoch, it changes nothing.
+    /// The client says that everything is at the target; or, of the place itself, that nobody is
+    /// there any more, which releases it. Said again, or of another epoch, it changes nothing.
     pub(super) fn note_evacuated(&mut self, id: SegmentId, epoch: u64, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get(&id) else { return };
         // Only if it was told so: a repeated word of a move that is over has this epoch too.

@@ -144,7 +144,8 @@ impl State {
         }
     }
 
-    /// What keeps a segment, or the place it is to be moved to, from being usable; nothing if it is.
+    /// What keeps a segment, or the place it is to be moved to, from being usable; nothing if it
+    /// is.
     fn waits_for(&self, segment: &SegmentRecord) -> Vec<String> {
         let place = match (self.state_of(segment), &segment.target) {
             (SegmentState::Pending, _) => &segment.current,

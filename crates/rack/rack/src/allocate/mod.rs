@@ -1,8 +1,8 @@
 //! Who gets what: allocation, release, moves, and what stands.
 //!
 //! [`Allocator::allocate`] takes a brick by policy from the index (`tree`), a path from the network
-//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. What stands
-//! says everything that was reserved for it (`standing`), so release reads it back from there, and a
+//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. What stands says
+//! everything that was reserved for it (`standing`), so release reads it back from there, and a
 //! controller that lost its memory gives its stored grants to [`Allocator::adopt`].
 
 mod adopt;

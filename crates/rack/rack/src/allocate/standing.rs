@@ -2,8 +2,8 @@
 //! quick.
 //!
 //! A release of a random segment finds nothing of it in a cache, so its whole cost is the number of
-//! lines it touches: one of the table of ids and the two of its [`Standing`]. What a [`Grant`] says beyond that follows from the graph and is made when somebody
-//! asks for it.
+//! lines it touches: one of the table of ids and the two of its [`Standing`]. What a [`Grant`] says
+//! beyond that follows from the graph and is made when somebody asks for it.
 //!
 //! The hash is the standard library's keyed one: clients choose request ids, and must not be able
 //! to choose such that share a slot.

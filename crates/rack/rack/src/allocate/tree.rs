@@ -286,7 +286,8 @@ impl Tree {
         }
     }
 
-    /// The brick that fits, is accepted and has the lowest score below `found`'s; otherwise `found`.
+    /// The brick that fits, is accepted and has the lowest score below `found`'s; otherwise
+    /// `found`.
     pub(super) fn search(
         &self,
         query: &Query<'_>,

@@ -1,7 +1,8 @@
 //! Topologies of any size by rule, for simulations, measurements and first steps.
 //!
 //! Each rack has one switch with all its bricks' ports; with more than one rack, one spine switch
-//! joins them. Uplinks are a quarter of a rack's brick ports (4:1, usual in practice), at least one.
+//! joins them. Uplinks are a quarter of a rack's brick ports (4:1, usual in practice), at least
+//! one.
 
 use crate::builder::{BuildError, GraphBuilder};
 use crate::graph::{ComputeBrick, Graph, MemoryBrick, SwitchKind};

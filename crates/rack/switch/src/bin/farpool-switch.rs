@@ -10,7 +10,8 @@ use farpool_switch::{EmulatedError, EmulatedSwitch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Forwards Ethernet frames between network interfaces along circuits that are set up on its control socket.
+/// Forwards Ethernet frames between network interfaces along circuits that are set up on its
+/// control socket.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {

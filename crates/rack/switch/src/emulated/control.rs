@@ -1,8 +1,8 @@
 //! The control socket of a switch.
 //!
-//! One thread accepts, one serves each connection, so a client that says nothing or reads nothing holds
-//! up itself only. Invariants: a request is carried out only when its whole line has come and every word
-//! of it is understood; dropping the server ends all its threads and removes its socket.
+//! One thread accepts, one serves each connection, so a client that says nothing or reads nothing
+//! holds up itself only. Invariants: a request is carried out only when its whole line has come and
+//! every word of it is understood; dropping the server ends all its threads and removes its socket.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Write};
@@ -25,8 +25,8 @@ use crate::protocol::{
 };
 use crate::{Circuit, SwitchError};
 
-/// Connections at a time: a controller, its successor, somebody who looks. Further ones are told so and
-/// closed.
+/// Connections at a time: a controller, its successor, somebody who looks. Further ones are told so
+/// and closed.
 pub const MAX_CONNECTIONS: usize = 16;
 /// A client that does not take its answer for so long is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! The threads that carry frames.
 //!
-//! There are at most as many as CPUs; each looks after some of the ports, and a port always after the
-//! same thread, so frames of a circuit keep their order. A port without a circuit wakes nobody.
+//! There are at most as many as CPUs; each looks after some of the ports, and a port always after
+//! the same thread, so frames of a circuit keep their order. A port without a circuit wakes nobody.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

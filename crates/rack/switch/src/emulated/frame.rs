@@ -1,14 +1,15 @@
 //! One frame on its way through the switch.
 //!
-//! It stays as the kernel gave it: metadata of offloading, the two addresses, the rest. The kernel hands
-//! a VLAN tag over beside the frame; it is put back where it was, between addresses and rest.
+//! It stays as the kernel gave it: metadata of offloading, the two addresses, the rest. The kernel
+//! hands a VLAN tag over beside the frame; it is put back where it was, between addresses and rest.
 
-/// `struct virtio_net_hdr`: flags, kind of segmentation, header length, segment size, checksum's place.
+/// `struct virtio_net_hdr`: flags, kind of segmentation, header length, segment size, checksum's
+/// place.
 const OFFLOAD_BYTES: usize = 10;
 /// Destination and source.
 const ADDRESSES_BYTES: usize = 12;
-/// The rest of the longest frame: the kernel builds no super-frame above 64 KiB unless it is told to
-/// (BIG TCP). Longer ones are dropped and counted.
+/// The rest of the longest frame: the kernel builds no super-frame above 64 KiB unless it is told
+/// to (BIG TCP). Longer ones are dropped and counted.
 const REST_BYTES: usize = 64 * 1024;
 /// Room for what the kernel says beside a frame: one header of 16 bytes, 20 of data.
 pub(crate) const CONTROL_BYTES: usize = 40;

@@ -1,10 +1,10 @@
-//! An optical circuit switch in software: frames pass between the interfaces of two ports exactly while a
-//! circuit joins them, in both directions, unchanged.
+//! An optical circuit switch in software: frames pass between the interfaces of two ports exactly
+//! while a circuit joins them, in both directions, unchanged.
 //!
 //! Invariants:
 //! * nothing passes without a circuit, not even ARP; [`plane`] says how;
-//! * the switch does not latch: its circuits are in its memory only, and end with it. (Some real ones
-//!   keep their mirrors where they are without power.)
+//! * the switch does not latch: its circuits are in its memory only, and end with it. (Some real
+//!   ones keep their mirrors where they are without power.)
 //! * control runs on threads of its own and waits for one batch of frames at most.
 
 mod control;
@@ -65,8 +65,8 @@ pub enum EmulatedError {
 }
 
 impl EmulatedSwitch {
-    /// A switch whose ports are these interfaces of the calling thread's network namespace; the first is
-    /// port 0. It has no circuits. It takes `CAP_NET_RAW` and `CAP_NET_ADMIN`.
+    /// A switch whose ports are these interfaces of the calling thread's network namespace; the
+    /// first is port 0. It has no circuits. It takes `CAP_NET_RAW` and `CAP_NET_ADMIN`.
     ///
     /// # Errors
     /// An interface is not there or cannot be used.
@@ -92,8 +92,8 @@ impl EmulatedSwitch {
         Ok(Self { plane, instance, _forwarding: forwarding })
     }
 
-    /// Answers on a unix socket, which only this user may use, until the server is dropped. A socket there
-    /// that nobody answers at is replaced.
+    /// Answers on a unix socket, which only this user may use, until the server is dropped. A
+    /// socket there that nobody answers at is replaced.
     ///
     /// # Errors
     /// The socket cannot be made, or another switch answers there.

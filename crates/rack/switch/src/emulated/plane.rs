@@ -1,11 +1,12 @@
 //! What the switch does: its ports, the circuits between them, and carrying frames along these.
 //!
 //! Invariants:
-//! * frames go from one port to another only under the read side of one lock, while a circuit joins them;
-//!   circuits change under its write side. So when a call that takes a circuit down has returned, no
-//!   frame passes any more;
-//! * a port in no circuit keeps no frames (its socket is closed to them), and what it may still hold is
-//!   thrown away before it is joined: a frame never travels over a circuit that was set up after it;
+//! * frames go from one port to another only under the read side of one lock, while a circuit joins
+//!   them; circuits change under its write side. So when a call that takes a circuit down has
+//!   returned, no frame passes any more;
+//! * a port in no circuit keeps no frames (its socket is closed to them), and what it may still
+//!   hold is thrown away before it is joined: a frame never travels over a circuit that was set up
+//!   after it;
 //! * a frame that a worker took before the port's circuits changed is dropped (`changes`).
 
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ use super::frame::Frame;
 use crate::table::{CircuitTable, Conflict};
 use crate::{Circuit, CircuitCounters, DirectionCounters, SwitchError, sys};
 
-/// Bytes that may wait at a port in each direction, as the kernel counts them: a hundred super-frames.
-/// When it is full further frames are lost and counted, as in a real port's buffer.
+/// Bytes that may wait at a port in each direction, as the kernel counts them: a hundred
+/// super-frames. When it is full further frames are lost and counted, as in a real port's buffer.
 const PORT_BUFFER_BYTES: i32 = 8 << 20;
 /// Frames thrown away before a port is joined: more than its buffer holds. It ends earlier, since a
 /// closed port takes no more.
@@ -72,7 +73,8 @@ impl Port {
         // Only while a circuit is being set up, so the buffer need not be kept.
         let mut frames = [Frame::new()];
         for _ in 0..MAX_STALE_FRAMES {
-            // An error that is no end of frames belongs to one frame, or to an interface that is gone.
+            // An error that is no end of frames belongs to one frame, or to an interface that is
+            // gone.
             match sys::receive(self.socket.as_fd(), &mut frames) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 _ => {}
@@ -161,7 +163,8 @@ impl Plane {
         let taken = match sys::receive(port.socket.as_fd(), batch) {
             Ok(taken) => taken,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-            // One frame whose offloading cannot be expressed, or an interface that went down or away.
+            // One frame whose offloading cannot be expressed, or an interface that went down or
+            // away.
             Err(_) => {
                 self.count_dropped(number, 1);
                 return true;

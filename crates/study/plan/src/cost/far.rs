@@ -1,5 +1,6 @@
-//! What a memory blade may cost, in the manner of Lim's Figure 8: performance for each dollar of memory against the price of
-//! what is around the blade's memory, and the price at which nothing is gained.
+//! What a memory blade may cost, in the manner of Lim's Figure 8: performance for each dollar of
+//! memory against the price of what is around the blade's memory, and the price at which nothing is
+//! gained.
 
 use serde::Serialize;
 

@@ -9,7 +9,8 @@
 //! total            = infrastructure + power cooling
 //! ```
 //!
-//! All figures are in a [`Catalog`], a TOML file where each has a date and a source; here are only the formulas.
+//! All figures are in a [`Catalog`], a TOML file where each has a date and a source; here are only
+//! the formulas.
 
 mod catalog;
 mod far;
@@ -50,7 +51,8 @@ pub struct Efficiency {
 pub const HARMONIC_MEAN: &str = "harmonic mean";
 
 impl Model {
-    /// What electricity costs with power delivery, cooling and their capital, over the electricity alone.
+    /// What electricity costs with power delivery, cooling and their capital, over the electricity
+    /// alone.
     pub fn burden(&self) -> f64 {
         1.0 + self.k1 + self.l1 + self.k2 * self.l1
     }

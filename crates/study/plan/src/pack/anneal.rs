@@ -1,10 +1,12 @@
-//! Threshold accepting (Dueck and Scheuer 1990): items move and change places so that full bins become fuller and light ones
-//! lighter, until some are empty. Steps back are allowed less and less. Whole numbers only, so every machine goes the same way.
+//! Threshold accepting (Dueck and Scheuer 1990): items move and change places so that full bins
+//! become fuller and light ones lighter, until some are empty. Steps back are allowed less and
+//! less. Whole numbers only, so every machine goes the same way.
 
 use super::problem::{Bin, Packing, Problem};
 use crate::Random;
 
-/// A packing with at most as many bins, after `moves` tried moves or at `lower` bins, which nothing goes below.
+/// A packing with at most as many bins, after `moves` tried moves or at `lower` bins, which nothing
+/// goes below.
 pub fn anneal(
     problem: &Problem,
     packing: Packing,

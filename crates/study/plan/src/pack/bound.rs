@@ -15,8 +15,8 @@ pub struct Bound {
     pub bins: usize,
 }
 
-/// The sum of every dimension, and the bound of Martello and Toth in each: items larger than half a bin never share one, and
-/// what is left beside them holds only so much of the smaller ones.
+/// The sum of every dimension, and the bound of Martello and Toth in each: items larger than half a
+/// bin never share one, and what is left beside them holds only so much of the smaller ones.
 pub fn lower(problem: &Problem) -> Bound {
     let sums = problem.sums();
     let dimension =
@@ -25,7 +25,8 @@ pub fn lower(problem: &Problem) -> Bound {
     let mut bins = usize::from(problem.items() > 0);
     let mut sizes = Vec::with_capacity(problem.items());
     for (at, sum) in sums.iter().enumerate() {
-        // A dimension with less than half of the best bound cannot give a better one: rounding up at most doubles.
+        // A dimension with less than half of the best bound cannot give a better one: rounding up
+        // at most doubles.
         if whole_bins(2 * *sum) < bins {
             continue;
         }

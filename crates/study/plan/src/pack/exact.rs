@@ -13,7 +13,8 @@ const NODES_MAX: usize = 1_000_000;
 /// Sizes that are looked at before it gives up, about: a second or two.
 const WORK_MAX: usize = 2_000_000_000;
 
-/// A packing with the fewest bins; None for more than [`ITEMS_MAX`] items, and where the proof would take too long.
+/// A packing with the fewest bins; None for more than [`ITEMS_MAX`] items, and where the proof
+/// would take too long.
 pub fn pack(problem: &Problem) -> Option<Packing> {
     if problem.items() > ITEMS_MAX {
         return None;
@@ -40,7 +41,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Places the item at `depth` in every bin that has room, and in one new one. False when the nodes are used up.
+    /// Places the item at `depth` in every bin that has room, and in one new one. False when the
+    /// nodes are used up.
     fn descend(&mut self, depth: usize, bins: &mut Vec<Bin>) -> bool {
         if self.nodes_left == 0 {
             return false;

@@ -1,4 +1,5 @@
-//! One item after the other into a bin: first fit and best fit, in several orders, and bin after bin by alignment.
+//! One item after the other into a bin: first fit and best fit, in several orders, and bin after
+//! bin by alignment.
 
 use super::problem::{Bin, Packing, Problem};
 
@@ -70,8 +71,8 @@ fn place(
     Packing { bins }
 }
 
-/// One bin after the other, each filled with the item that lies best in the room that is left (Panigrahy and others,
-/// Heuristics for Vector Bin Packing, 2011).
+/// One bin after the other, each filled with the item that lies best in the room that is left
+/// (Panigrahy and others, Heuristics for Vector Bin Packing, 2011).
 pub fn by_alignment(problem: &Problem) -> Packing {
     let mut left = Order::Weight.sorted(problem);
     let mut bins = Vec::new();

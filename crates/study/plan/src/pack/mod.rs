@@ -1,8 +1,10 @@
-//! How many servers hold the machines: by their peaks, over time, and with part of their memory far.
+//! How many servers hold the machines: by their peaks, over time, and with part of their memory
+//! far.
 //!
-//! A machine takes processors and memory of its server at every step; with a local share below 1 only that share of its
-//! memory, the rest comes from the pool. The question is Lim's (thesis, section 4.4): with memory out of the way, how far can the
-//! machines be consolidated before processors are what is short?
+//! A machine takes processors and memory of its server at every step; with a local share below 1
+//! only that share of its memory, the rest comes from the pool. The question is Lim's (thesis,
+//! section 4.4): with memory out of the way, how far can the machines be consolidated before
+//! processors are what is short?
 
 pub mod anneal;
 pub mod bound;

@@ -23,13 +23,14 @@ pub enum Demand {
 pub struct Question {
     pub server: Server,
     pub demand: Demand,
-    /// Shares of a machine's memory that must be local, 0 to 1; the whole is always packed too. Savings are told of the
-    /// first.
+    /// Shares of a machine's memory that must be local, 0 to 1; the whole is always packed too.
+    /// Savings are told of the first.
     pub local_shares: Vec<f64>,
     /// Moves of the local search, for each packing.
     pub moves: usize,
     pub seed: u64,
-    /// The least part of the servers that far memory must free to be worth its while, where prices do not decide.
+    /// The least part of the servers that far memory must free to be worth its while, where prices
+    /// do not decide.
     pub worth: f64,
 }
 
@@ -81,16 +82,19 @@ pub struct Answer {
     pub rows: Vec<Row>,
     pub freed_servers: usize,
     pub freed_share: f64,
-    /// What is saved where prices are known: freed servers less the far memory that is in use at once.
+    /// What is saved where prices are known: freed servers less the far memory that is in use at
+    /// once.
     pub saved_dollars: Option<f64>,
     pub verdict: Verdict,
     pub reasons: Vec<String>,
 }
 
-/// Packs the machines by peaks, over time, and over time with each local share; `progress` is told what is being packed.
+/// Packs the machines by peaks, over time, and over time with each local share; `progress` is told
+/// what is being packed.
 ///
 /// # Errors
-/// The server lacks what the series needs, no machine fits, or a machine has no promise that it is to be packed by.
+/// The server lacks what the series needs, no machine fits, or a machine has no promise that it is
+/// to be packed by.
 pub fn plan(
     of: &Utilisation,
     question: &Question,
@@ -234,7 +238,8 @@ impl<'a> Packer<'a> {
             };
             given += promised * (1.0 - share);
             for (total, used) in sum.iter_mut().zip(used) {
-                // Of what is used the share stays; of what is promised the local part is used first.
+                // Of what is used the share stays; of what is promised the local part is used
+                // first.
                 *total += match self.question.demand {
                     Demand::Used => used * (1.0 - share),
                     Demand::Provisioned => (used.min(promised) - promised * share).max(0.0),

@@ -1,7 +1,8 @@
 //! Packing as such: items with a size in each of many dimensions, bins of one size in all of them.
 //!
-//! A dimension is one resource at one step of time. Sizes are whole numbers of 1/2^24 of a bin: additions are exact and can be
-//! taken back, so that an item moved to and fro leaves no trace, and the result is the same on every machine.
+//! A dimension is one resource at one step of time. Sizes are whole numbers of 1/2^24 of a bin:
+//! additions are exact and can be taken back, so that an item moved to and fro leaves no trace, and
+//! the result is the same on every machine.
 
 /// A bin's size in every dimension.
 pub const BIN: u32 = 1 << 24;
@@ -18,7 +19,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// From parts of a bin, one slice of one length for each item; None if an item is larger than a bin.
+    /// From parts of a bin, one slice of one length for each item; None if an item is larger than a
+    /// bin.
     pub fn new(items: &[Vec<f64>]) -> Option<Problem> {
         let dimensions = items.first().map_or(0, Vec::len);
         let mut sizes = Vec::with_capacity(items.len() * dimensions);
@@ -61,7 +63,8 @@ impl Problem {
         sums
     }
 
-    /// Sizes summed over the dimensions, each counted by how scarce it is: the eighth power of its part of the scarcest.
+    /// Sizes summed over the dimensions, each counted by how scarce it is: the eighth power of its
+    /// part of the scarcest.
     fn weigh(&self) -> Vec<u64> {
         let sums = self.sums();
         let most = sums.iter().copied().max().unwrap_or(0).max(1);

@@ -10,7 +10,8 @@ use crate::utilisation::{CpuUnit, MemoryUnit, Utilisation};
 
 const GIB: f64 = farpool_units::GIB as f64;
 
-/// One kind of server. Processors and memory in the unit of the series, or of what that can be turned into.
+/// One kind of server. Processors and memory in the unit of the series, or of what that can be
+/// turned into.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
@@ -33,7 +34,8 @@ impl Server {
     /// Reads and checks a file's text.
     ///
     /// # Errors
-    /// It is no TOML, or a value is missing, zero, negative or no number; with file, key and reason.
+    /// It is no TOML, or a value is missing, zero, negative or no number; with file, key and
+    /// reason.
     pub fn parse(path: &Path, text: &str) -> Result<Server, PlanError> {
         let server: Server = parse(path, text)?;
         let check = Check::new(path);

@@ -1,14 +1,17 @@
-//! What a pool of far memory saves: the peak of the sum over its members is less than the sum of their peaks.
+//! What a pool of far memory saves: the peak of the sum over its members is less than the sum of
+//! their peaks.
 //!
-//! Members apart need the sum of their peaks. With a share of each peak kept local, a pool of some of them needs
+//! Members apart need the sum of their peaks. With a share of each peak kept local, a pool of some
+//! of them needs
 //!
 //! ```text
 //! memory(pool) = sum of local(vm)  +  max over time of [ sum of max(0, used(vm, t) - local(vm)) ] * blades / (blades - 1)
 //! local(vm)    = local share * peak(vm)
 //! ```
 //!
-//! the last factor only where one blade of each pool is kept spare. Who shares a pool with whom matters, so every size is
-//! tried with many random groupings that come out again from their seed; what does not fill a last pool makes a smaller one.
+//! the last factor only where one blade of each pool is kept spare. Who shares a pool with whom
+//! matters, so every size is tried with many random groupings that come out again from their seed;
+//! what does not fill a last pool makes a smaller one.
 
 mod percentile;
 mod verdict;
@@ -83,11 +86,13 @@ pub struct Size {
     /// Memory that is saved with the spare, in the unit of the file.
     pub saved: f64,
     pub saved_gib: Option<f64>,
-    /// Most a member's port and part of the blade may cost before the pool costs more than it saves.
+    /// Most a member's port and part of the blade may cost before the pool costs more than it
+    /// saves.
     pub break_even_member_cost: Option<f64>,
     /// What a member saves when its cost is known.
     pub net_per_member: Option<f64>,
-    /// Machines that lose memory when one blade fails whose pool spreads every member over all blades.
+    /// Machines that lose memory when one blade fails whose pool spreads every member over all
+    /// blades.
     pub vms_at_risk: usize,
 }
 
@@ -313,7 +318,8 @@ mod tests {
         assert_eq!(answer.sum_of_peaks, 4.0);
         let by_size: Vec<(usize, f64)> = answer.sizes.iter().map(|s| (s.vms, s.ratio)).collect();
         assert_eq!((by_size[0], by_size[2]), ((1, 1.0), (4, 0.5)));
-        // Of the three ways to make pairs one keeps the two that peak together: 3/4, the others 2/4.
+        // Of the three ways to make pairs one keeps the two that peak together: 3/4, the others
+        // 2/4.
         let pairs = &answer.sizes[1];
         assert!((pairs.ratio_low, pairs.ratio_high) == (0.5, 0.75), "{pairs:?}");
         assert!((pairs.ratio - 7.0 / 12.0).abs() < 0.05, "{pairs:?}");

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::{Question, Size};
 
-/// A pool is large enough when it saves this part of what the best size saves; beyond, a failed blade only hits more.
+/// A pool is large enough when it saves this part of what the best size saves; beyond, a failed
+/// blade only hits more.
 const ENOUGH: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,5 +1,5 @@
-//! Lim 2010, sections 4.4 and 4.5, on a data centre's own utilisation: his traces were never published, so his figures are
-//! bands that other data fall into or not.
+//! Lim 2010, sections 4.4 and 4.5, on a data centre's own utilisation: his traces were never
+//! published, so his figures are bands that other data fall into or not.
 
 use super::Cell;
 use crate::PlanError;
@@ -13,16 +13,19 @@ const ENCLOSURE: usize = 16;
 /// Enclosures that are drawn.
 const DRAWN: usize = 60;
 const SEED: u64 = 42;
-/// Other machines than his are in shape when their percentage lies this close to the nearest of his.
+/// Other machines than his are in shape when their percentage lies this close to the nearest of
+/// his.
 const POINTS_APART: f64 = 20.0;
-/// What stays local of each machine's memory when page swapping is to cost less than 3 %: what section 4.4 takes from its
-/// simulations, which find little slowdown down to a quarter (Table 6(a)).
+/// What stays local of each machine's memory when page swapping is to cost less than 3 %: what
+/// section 4.4 takes from its simulations, which find little slowdown down to a quarter (Table
+/// 6(a)).
 const LOCAL_SHARE: f64 = 0.25;
 /// Packing over time is done by the hour: the question is how many servers, not which.
 const PACKING_STEP_S: f64 = 3600.0;
 /// Moves of the local search of a packing.
 const MOVES: usize = 20_000;
-/// The blade without its memory costs about a low-end system; section 4.3 puts it below half of its memory.
+/// The blade without its memory costs about a low-end system; section 4.3 puts it below half of its
+/// memory.
 const BLADE_OVERHEAD: f64 = 0.5;
 /// Figure 10(b): performance that web2.0 and VM consolidation keep.
 const PERFORMANCE: f64 = 0.935;
@@ -37,7 +40,8 @@ pub fn lim_ensemble(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError
     Ok(cells)
 }
 
-/// Two sockets of eight cores at 2.6 GHz and 64 GiB, where the series are not in shares of a machine.
+/// Two sockets of eight cores at 2.6 GHz and 64 GiB, where the series are not in shares of a
+/// machine.
 fn server(of: &Utilisation) -> Server {
     let server = Server {
         name: "16 cores of 2.6 GHz, 64 GiB".into(),
@@ -69,7 +73,8 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let scarce = if over_time.is_cpu_bound { "processors are" } else { "memory is" };
     let current = freed(by_peaks.servers, over_time.servers);
     let further = freed(over_time.servers, far.servers);
-    // Memory that is scarce is what a blade gives, as for web2.0; where processors are, it does not help, as for Animation.
+    // Memory that is scarce is what a blade gives, as for web2.0; where processors are, it does not
+    // help, as for Animation.
     let thesis = if over_time.is_cpu_bound { 0.0 } else { 68.0 };
     let note = format!(
         "{scarce} scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter of memory local",
@@ -95,14 +100,16 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     ])
 }
 
-/// Section 4.5, Figure 10: memory that an enclosure needs at once, and performance for each dollar of it.
+/// Section 4.5, Figure 10: memory that an enclosure needs at once, and performance for each dollar
+/// of it.
 fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let question =
         pool::Question { group: ENCLOSURE, groupings: DRAWN, ..pool::Question::default() };
     let answer = pool::plan(of, &question, &mut |_| ())?;
     let at_once = answer.sizes.iter().find(|size| size.vms == ENCLOSURE).map_or(1.0, |it| it.ratio);
     let gain = (gain(of) - 1.0) * 100.0;
-    // The nearest of his three: VM consolidation, web2.0, and Animation, of which he prints no figure.
+    // The nearest of his three: VM consolidation, web2.0, and Animation, of which he prints no
+    // figure.
     let (thesis, like) = match at_once * 100.0 {
         percent if percent > 92.5 => {
             (100.0, "as in Animation, which tracks its sum of peaks: little to share")
@@ -134,8 +141,8 @@ fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     ])
 }
 
-/// Performance for a dollar of memory over that of servers that are all as large as the largest: the mean of enclosures
-/// drawn at random.
+/// Performance for a dollar of memory over that of servers that are all as large as the largest:
+/// the mean of enclosures drawn at random.
 fn gain(of: &Utilisation) -> f64 {
     let mut random = Random::new(SEED);
     let mut order: Vec<usize> = (0..of.vms.len()).collect();
@@ -168,7 +175,8 @@ mod tests {
     use super::*;
     use crate::reproduce::Verdict;
 
-    /// 32 machines that need a fifth of a server's processors; memory peaks come one after the other, or all at once.
+    /// 32 machines that need a fifth of a server's processors; memory peaks come one after the
+    /// other, or all at once.
     fn machines(at_once: bool, cpu: f64) -> Utilisation {
         let series = |vm: usize| -> Vec<f64> {
             let is_peak = |step: usize| at_once && step == 3 || !at_once && step == vm % 32;

@@ -5,7 +5,8 @@ use std::path::Path;
 use super::{Cell, Reproduction, Verdict, errata};
 use crate::dense::{Built, Catalog, Configuration, Design, GUTIERREZ};
 
-/// Table 3.3 for one design: area in cm2, power in W and density in GB for 1, 2, 4, 8, 16 and 32 cores a stack.
+/// Table 3.3 for one design: area in cm2, power in W and density in GB for 1, 2, 4, 8, 16 and 32
+/// cores a stack.
 type Rows33 = (&'static str, [f64; 6], [f64; 6], [f64; 6]);
 
 const TABLE_3_3: [Rows33; 6] = [
@@ -47,7 +48,8 @@ const TABLE_3_3: [Rows33; 6] = [
     ),
 ];
 
-/// Table 3.4 for one design and 8, 16 and 32 cores a stack: power, millions of requests a second, thousands a watt and a GB.
+/// Table 3.4 for one design and 8, 16 and 32 cores a stack: power, millions of requests a second,
+/// thousands a watt and a GB.
 const TABLE_3_4: [(&str, [[f64; 3]; 4]); 2] = [
     (
         "mercury-a7",

@@ -13,7 +13,8 @@ const HALF_PERCENT: f64 = 0.005;
 /// Infrastructure cost that Table 5's column of emb1 was made with.
 const EMB1_OF_TABLE_5: f64 = 450.0;
 
-/// Table 5, in percent: performance over infrastructure, power and total cost for each workload, over [`SYSTEMS`].
+/// Table 5, in percent: performance over infrastructure, power and total cost for each workload,
+/// over [`SYSTEMS`].
 const TABLE_5: [(&str, [[f64; 5]; 3]); 6] = [
     (
         "websearch",
@@ -179,7 +180,8 @@ impl Over {
         }
     }
 
-    /// Whether the printed percentage lies within what the rounding of the performances leaves open.
+    /// Whether the printed percentage lies within what the rounding of the performances leaves
+    /// open.
     fn allows(&self, at: usize, printed: f64, performances: (f64, f64)) -> bool {
         let low = (performances.0 / self.costs[at] - HALF_PERCENT) * 100.0;
         let high = (performances.1 / self.costs[at] + HALF_PERCENT) * 100.0;

@@ -1,7 +1,8 @@
 //! Lim 2010, Tables 6(b) and 7(b): what a shared memory blade and laptop disks change in emb1.
 //!
-//! Neither emb1's parts nor the performances behind the tables are printed. What is not printed is solved for from some of
-//! the cells, named in their reasons, and the other cells are held against it: they show whether the table fits together.
+//! Neither emb1's parts nor the performances behind the tables are printed. What is not printed is
+//! solved for from some of the cells, named in their reasons, and the other cells are held against
+//! it: they show whether the table fits together.
 
 use super::{Cell, Verdict};
 use crate::cost::{Bill, Model};
@@ -10,12 +11,13 @@ use crate::cost::{Bill, Model};
 const SLOWDOWN: f64 = 0.02;
 /// Remote memory is so much cheaper (section 6.4.3).
 const REMOTE_PRICE: f64 = 0.76;
-/// Memory of the baseline that is remote, beside a quarter that is local: all the rest, and 85 % in all.
+/// Memory of the baseline that is remote, beside a quarter that is local: all the rest, and 85 % in
+/// all.
 const STATIC_REMOTE: f64 = 0.75;
 const DYNAMIC_REMOTE: f64 = 0.60;
 const LOCAL: f64 = 0.25;
-/// Both columns of Perf/Inf-$ follow, after rounding, if memory is this part of emb1's Inf-$; no part below 24.18 % or above
-/// 24.39 % gives both.
+/// Both columns of Perf/Inf-$ follow, after rounding, if memory is this part of emb1's Inf-$; no
+/// part below 24.18 % or above 24.39 % gives both.
 const MEMORY_PART: f64 = 0.243;
 /// And both of Perf/Watt if a server draws this part of what it drew: 84.1 to 84.8 %.
 const POWER_PART: f64 = 0.845;

@@ -1,4 +1,5 @@
-//! The theses' tables cell by cell: what they print, what the models here give, and why where they differ.
+//! The theses' tables cell by cell: what they print, what the models here give, and why where they
+//! differ.
 
 mod ensemble;
 mod gutierrez;
@@ -75,8 +76,8 @@ impl Reproduction {
 }
 
 impl Cell {
-    /// Exact when `ours` rounds to what is printed with `decimals` digits (a printed half may be rounded either way); else by
-    /// how far it is off: in shape up to `band` of the printed value.
+    /// Exact when `ours` rounds to what is printed with `decimals` digits (a printed half may be
+    /// rounded either way); else by how far it is off: in shape up to `band` of the printed value.
     fn rounded(
         place: &str,
         name: String,

@@ -1,4 +1,5 @@
-//! From rows as they stand in a file to dense series: every check is made here, for all kinds of files alike.
+//! From rows as they stand in a file to dense series: every check is made here, for all kinds of
+//! files alike.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -51,7 +52,8 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `last`
         let step = ((checked.time[row] - start) / divisor).floor() as usize;
         let cell = *vm as usize * steps + step;
-        // Of several samples in one step the largest; the maximum of NaN and a number is the number.
+        // Of several samples in one step the largest; the maximum of NaN and a number is the
+        // number.
         cpu[cell] = cpu[cell].max(checked.cpu[row]);
         memory[cell] = memory[cell].max(checked.memory[row]);
     }
@@ -148,7 +150,8 @@ fn step_length(rows: &Rows, asked: Option<f64>, unit: TimeUnit) -> Result<f64, P
     Ok(*gaps.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
-/// Fills what is missing in each machine's series; the counts are of values held and of values absent.
+/// Fills what is missing in each machine's series; the counts are of values held and of values
+/// absent.
 fn fill(values: &mut [f64], steps: usize) -> (usize, usize) {
     let (mut held, mut absent) = (0, 0);
     for series in values.chunks_mut(steps) {

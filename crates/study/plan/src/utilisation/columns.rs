@@ -108,7 +108,8 @@ pub(super) struct Found<Unit> {
     pub unit: Unit,
 }
 
-/// What is known of a kind of column: how it is called, its usual names with their units, and the units.
+/// What is known of a kind of column: how it is called, its usual names with their units, and the
+/// units.
 struct Kind<Unit: 'static> {
     called: &'static str,
     flag: &'static str,

@@ -1,4 +1,5 @@
-//! Utilisation as comma-separated values with a header, `vm,time_s,cpu,memory_bytes` or other names in any order.
+//! Utilisation as comma-separated values with a header, `vm,time_s,cpu,memory_bytes` or other names
+//! in any order.
 //!
 //! Fields are separated by commas alone: there are no quotes, and no field holds a comma.
 

@@ -1,7 +1,8 @@
 //! What virtual machines used over time, dense: machine by step by (processor, memory).
 //!
-//! Files are Parquet or CSV with one row for each machine and time; see [`columns`] for the names and units that are
-//! understood. Reading is in two halves: `parquet` and `csv` only fetch numbers, `build` checks every one of them.
+//! Files are Parquet or CSV with one row for each machine and time; see [`columns`] for the names
+//! and units that are understood. Reading is in two halves: `parquet` and `csv` only fetch numbers,
+//! `build` checks every one of them.
 
 mod build;
 pub mod columns;
@@ -33,8 +34,9 @@ pub enum Above {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub columns: Columns,
-    /// Seconds of a step; in files that count time in seconds, samples of one step become their maximum. Not given:
-    /// the median distance of two samples, and 300 s where the file counts steps.
+    /// Seconds of a step; in files that count time in seconds, samples of one step become their
+    /// maximum. Not given: the median distance of two samples, and 300 s where the file counts
+    /// steps.
     pub step_s: Option<f64>,
     pub above: Above,
 }
@@ -79,13 +81,15 @@ impl Utilisation {
     /// Reads a file; `.csv` is CSV, anything else Parquet.
     ///
     /// # Errors
-    /// It cannot be read, is of another kind, lacks a column, or has a value that cannot be; with file and row.
+    /// It cannot be read, is of another kind, lacks a column, or has a value that cannot be; with
+    /// file and row.
     pub fn read(path: &Path, options: &Options) -> Result<Utilisation, PlanError> {
         let rows = read_rows(path, &options.columns)?;
         build::build(path, rows, options)
     }
 
-    /// From series in memory, one for each machine and all of one length. Units are machines unless set otherwise.
+    /// From series in memory, one for each machine and all of one length. Units are machines unless
+    /// set otherwise.
     pub fn from_series(cpu: &[Vec<f64>], memory: &[Vec<f64>], step_s: f64) -> Utilisation {
         let steps = cpu.first().map_or(0, Vec::len);
         assert_eq!(cpu.len(), memory.len(), "as many series of memory as of processors");
@@ -127,8 +131,8 @@ impl Utilisation {
         &self.memory[vm * self.steps..][..self.steps]
     }
 
-    /// The same with longer steps: each the maximum of those it holds. What does not divide is rounded down to whole steps;
-    /// a length below the present one changes nothing.
+    /// The same with longer steps: each the maximum of those it holds. What does not divide is
+    /// rounded down to whole steps; a length below the present one changes nothing.
     #[must_use]
     pub fn with_steps_of(&self, step_s: f64) -> Utilisation {
         let factor = (step_s / self.step_s).floor();
@@ -192,7 +196,8 @@ pub fn peak(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// The columns of a file, as they stand there. `vm` holds places in `names`, in the order of first appearance.
+/// The columns of a file, as they stand there. `vm` holds places in `names`, in the order of first
+/// appearance.
 #[derive(Debug, Default)]
 struct Rows {
     names: Vec<String>,

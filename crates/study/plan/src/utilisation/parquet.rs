@@ -1,4 +1,5 @@
-//! Utilisation as Parquet: flat columns of whole numbers, floating-point numbers or, for the machine, text.
+//! Utilisation as Parquet: flat columns of whole numbers, floating-point numbers or, for the
+//! machine, text.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +18,8 @@ use super::{ProvisionTable, Rows};
 use crate::PlanError;
 
 const FIRST_ROW: usize = 1;
-/// Beyond this a damaged or hostile file asks for too much memory: 4 columns of 8 bytes are 2 GiB then.
+/// Beyond this a damaged or hostile file asks for too much memory: 4 columns of 8 bytes are 2 GiB
+/// then.
 const ROWS_MAX: usize = 1 << 26;
 
 struct Table<'a> {

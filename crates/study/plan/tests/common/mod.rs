@@ -8,7 +8,8 @@ pub fn google() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The folder with Bitbrains' machines, which have no licence to ship with; says so when they are not here.
+/// The folder with Bitbrains' machines, which have no licence to ship with; says so when they are
+/// not here.
 pub fn bitbrains() -> Option<PathBuf> {
     let folder = std::env::var_os("FARPOOL_UTILISATION_DATA").map(PathBuf::from);
     if folder.is_none() {

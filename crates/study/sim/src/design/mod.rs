@@ -1,7 +1,7 @@
 //! Designs of far memory: where a page is when it is not local, and what it costs to use it there.
 //!
-//! Every figure is a parameter; the presets name their sources. Latencies are picoseconds, so that nothing
-//! is rounded between two machines.
+//! Every figure is a parameter; the presets name their sources. Latencies are picoseconds, so that
+//! nothing is rounded between two machines.
 
 mod preset;
 
@@ -20,13 +20,15 @@ pub enum Unit {
     Line,
 }
 
-/// Where a page that is touched for the first time goes when local memory is full, with [`Unit::Line`].
+/// Where a page that is touched for the first time goes when local memory is full, with
+/// [`Unit::Line`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
     /// To the far tier, and stays there: what hardware and an unchanged system do (thesis 3.3.2).
     Far,
-    /// Into local memory, for which another page goes (thesis 4.1.2); software has to move that one.
+    /// Into local memory, for which another page goes (thesis 4.1.2); software has to move that
+    /// one.
     Local,
 }
 
@@ -96,8 +98,8 @@ pub struct Migration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overflow {
-    /// Pages that the tier above holds, in thousandths of the footprint; what leaves it first is what came
-    /// first.
+    /// Pages that the tier above holds, in thousandths of the footprint; what leaves it first is
+    /// what came first.
     pub far_permille: u32,
     /// Where the others are.
     pub tier: Tier,
@@ -123,13 +125,15 @@ pub struct Design {
     pub critical_block: Option<CriticalBlock>,
     /// Frames kept free for incoming pages; evictions go on beside the program until none is left.
     pub free_frames: u32,
-    /// A page that comes back keeps its place at the far side, so an unchanged page is not written again.
+    /// A page that comes back keeps its place at the far side, so an unchanged page is not written
+    /// again.
     pub keeps_copies: bool,
     /// Pages fetched with one that faults, by the pager's own rule; none without.
     pub prefetch: Option<String>,
     /// Moves pages between local and far.
     pub migration: Option<Migration>,
-    /// Far pages lie compressed in local memory and take `1000 / compression_permille` of their size.
+    /// Far pages lie compressed in local memory and take `1000 / compression_permille` of their
+    /// size.
     pub compression_permille: Option<u32>,
     /// Far pages with the content of another one, in thousandths: they take no room there.
     pub duplicates_permille: u32,

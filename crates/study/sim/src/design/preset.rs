@@ -1,5 +1,6 @@
-//! The designs that have a name. Lim's are from his thesis, 4.1.2 and Table 1(a); the others are today's
-//! interfaces with published figures. Local latency is printed nowhere in the thesis; 60 ns is assumed.
+//! The designs that have a name. Lim's are from his thesis, 4.1.2 and Table 1(a); the others are
+//! today's interfaces with published figures. Local latency is printed nowhere in the thesis; 60 ns
+//! is assumed.
 
 use super::{CriticalBlock, Design, LoadPoint, Migration, Overflow, Placement, Tier, Unit};
 
@@ -235,8 +236,8 @@ fn disk() -> Tier {
 }
 
 fn cxl(link_latency_ps: u64) -> Tier {
-    // Flat to half, twice the latency at 80 %, four times near saturation (Mess: 85-130 ns idle, 200-600
-    // loaded; links saturate at 70 to 90 % of their peak).
+    // Flat to half, twice the latency at 80 %, four times near saturation (Mess: 85-130 ns idle,
+    // 200-600 loaded; links saturate at 70 to 90 % of their peak).
     let points = [(500, 1000), (700, 1300), (800, 2000), (900, 3000), (1000, 4000)];
     let loaded_latency = points.map(|(utilisation_permille, latency_permille)| LoadPoint {
         utilisation_permille,

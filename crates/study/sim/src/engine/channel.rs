@@ -1,4 +1,5 @@
-//! One direction of a link, or a device: things pass one after the other, and it remembers how busy it was.
+//! One direction of a link, or a device: things pass one after the other, and it remembers how busy
+//! it was.
 
 use crate::design::{LINE_BYTES, Tier, transfer_ps};
 
@@ -25,7 +26,8 @@ impl Channel {
         self.free_ps
     }
 
-    /// The same for something that goes before all that waits, as demand fetches do; the others wait longer.
+    /// The same for something that goes before all that waits, as demand fetches do; the others
+    /// wait longer.
     pub fn pass_first(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
         self.pass(now_ps, duration_ps);
         self.urgent_ps = self.urgent_ps.max(now_ps).saturating_add(duration_ps);
@@ -43,7 +45,8 @@ impl Channel {
         if elapsed_ps < WINDOW_PS {
             return;
         }
-        // What was asked for in a window may take longer than it: the rest goes on in the next ones.
+        // What was asked for in a window may take longer than it: the rest goes on in the next
+        // ones.
         let windows = elapsed_ps / WINDOW_PS;
         let in_last_ps = self.busy_ps.saturating_sub((windows - 1) * WINDOW_PS).min(WINDOW_PS);
         self.utilisation_permille = in_last_ps * 1000 / WINDOW_PS;
@@ -60,15 +63,15 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A fetch of `bytes` that the program asks for at `now_ps`: when the last one is there. The software's
-    /// time is included.
+    /// A fetch of `bytes` that the program asks for at `now_ps`: when the last one is there. The
+    /// software's time is included.
     pub fn fetch(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
         let (sent_ps, link_latency_ps) = self.ask(tier, device, now_ps, bytes);
         self.towards_local.pass(sent_ps, link_ps(tier, bytes)) + link_latency_ps
     }
 
-    /// The same with its first line before all that waits on the link: when that line and when the last
-    /// one is there.
+    /// The same with its first line before all that waits on the link: when that line and when the
+    /// last one is there.
     pub fn fetch_line_first(
         &mut self,
         tier: &Tier,
@@ -93,7 +96,8 @@ impl Link {
         let answered_ps = if tier.is_serial {
             device.pass_first(asked_ps, tier.device_ps + transfer)
         } else {
-            // The device's own transfer goes on beside the link's; only what it cannot keep up with waits.
+            // The device's own transfer goes on beside the link's; only what it cannot keep up with
+            // waits.
             device.pass_first(asked_ps, transfer) - transfer + tier.device_ps
         };
         (answered_ps + tier.response_ps, link_latency_ps)

@@ -1,9 +1,10 @@
 //! Programs through a design, in time.
 //!
-//! Each thread has a clock. A reference is issued when its thread has computed up to it, and never before
-//! the reference that stands before it in the trace was issued: what happened earlier while the program
-//! was captured happens earlier here. Then the thread waits for what it needs. Several programs advance
-//! together, the earliest first; each has its own link, all share the far tier's device.
+//! Each thread has a clock. A reference is issued when its thread has computed up to it, and never
+//! before the reference that stands before it in the trace was issued: what happened earlier while
+//! the program was captured happens earlier here. Then the thread waits for what it needs. Several
+//! programs advance together, the earliest first; each has its own link, all share the far tier's
+//! device.
 
 mod channel;
 mod program;
@@ -25,8 +26,8 @@ pub struct Program<'a> {
     pub local_pages: usize,
     /// How long a tick of its clock lasts.
     pub tick_ps: u64,
-    /// References that wait at the same time: stalls for lines are divided by it. 1 = each one blocks, as
-    /// in the thesis.
+    /// References that wait at the same time: stalls for lines are divided by it. 1 = each one
+    /// blocks, as in the thesis.
     pub overlap: u32,
     /// What leaves local memory first.
     pub policy: CacheKind,

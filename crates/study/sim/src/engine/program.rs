@@ -26,7 +26,8 @@ const ARRIVING: u8 = 16;
 /// It is in the tier below the far one.
 const BELOW: u8 = 32;
 
-/// A page on its way: the line that was asked for arrives first, the others in their order after it.
+/// A page on its way: the line that was asked for arrives first, the others in their order after
+/// it.
 #[derive(Debug, Clone, Copy)]
 struct Arrival {
     page: u32,
@@ -317,8 +318,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// One page, the line that is wanted first; when that is there. The rest comes line by line while the
-    /// program goes on.
+    /// One page, the line that is wanted first; when that is there. The rest comes line by line
+    /// while the program goes on.
     fn fetch_line_first(
         &mut self,
         design: &Design,
@@ -383,7 +384,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Notes a page that is on its way, and forgets those that have come: nobody asks for them again.
+    /// Notes a page that is on its way, and forgets those that have come: nobody asks for them
+    /// again.
     fn expect(&mut self, arrival: Arrival) {
         self.arriving.retain(|earlier| earlier.last_ps > self.issued_ps);
         self.pages[arrival.page as usize] |= ARRIVING;

@@ -1,13 +1,15 @@
 //! The exact curve of LRU at every size.
 //!
-//! A reference hits in every LRU cache that has room for the pages referenced since the same page's last
-//! reference, itself included: its stack distance. One pass counts how often each distance occurs.
+//! A reference hits in every LRU cache that has room for the pages referenced since the same page's
+//! last reference, itself included: its stack distance. One pass counts how often each distance
+//! occurs.
 
 use super::timeline::Timeline;
 use crate::misses::DensePages;
 
-/// Places of the timeline for each page: when all were taken once, a quarter is in use at most, and the
-/// rest is closed up. More places make that rarer, fewer keep the timeline in the processor's cache.
+/// Places of the timeline for each page: when all were taken once, a quarter is in use at most, and
+/// the rest is closed up. More places make that rarer, fewer keep the timeline in the processor's
+/// cache.
 const PLACES_PER_PAGE: usize = 4;
 
 /// Never referenced yet.
@@ -23,7 +25,8 @@ pub struct LruCurve {
 }
 
 impl LruCurve {
-    /// Goes once over a trace. `progress` is told how many more requests are done, about every million.
+    /// Goes once over a trace. `progress` is told how many more requests are done, about every
+    /// million.
     ///
     /// # Panics
     /// 2^30 pages or more.

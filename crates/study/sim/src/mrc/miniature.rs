@@ -16,8 +16,8 @@ pub struct Miniature {
     pub scaled_capacity: usize,
 }
 
-/// Simulates each configuration with the sampled pages and as much of its capacity; answers are in the
-/// order of the questions. Requests that the sample has too many or too few are taken for hits.
+/// Simulates each configuration with the sampled pages and as much of its capacity; answers are in
+/// the order of the questions. Requests that the sample has too many or too few are taken for hits.
 ///
 /// # Errors
 /// A capacity of 0; no page in the sample.

@@ -53,8 +53,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Chooses pages by a hash of their number and the seed, so that all references to a page are in or
-    /// out.
+    /// Chooses pages by a hash of their number and the seed, so that all references to a page are
+    /// in or out.
     ///
     /// # Errors
     /// No page is chosen.
@@ -89,8 +89,8 @@ impl Sample {
         DensePages { pages: &self.pages, page_count: self.page_count }
     }
 
-    /// Requests that the sample stands for when scaled down; it has more or fewer, as frequent pages are
-    /// in or out.
+    /// Requests that the sample stands for when scaled down; it has more or fewer, as frequent
+    /// pages are in or out.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub(super) fn requests_expected(&self) -> f64 {
         self.requests as f64 * self.rate.0

@@ -73,8 +73,8 @@ impl SampledCurve {
         (self.curve.misses(scaled) as f64 / self.requests_expected).min(1.0)
     }
 
-    /// Takes a sample with each of `seeds` seeds and tells how far their curves lie apart; the first is
-    /// returned.
+    /// Takes a sample with each of `seeds` seeds and tells how far their curves lie apart; the
+    /// first is returned.
     ///
     /// # Errors
     /// Fewer than two seeds; a sample without a page.
@@ -149,8 +149,8 @@ mod tests {
         let rate = Rate::new(0.1).unwrap();
         let (curve, confidence) = SampledCurve::with_confidence(trace, rate, 5).unwrap();
         assert!(confidence.sampled_pages_min > 6000, "{confidence}");
-        // Where some hundred pages of a Zipf of 2^16 fit, the others' references in a tenth of the pages
-        // deviate by sqrt(0.9 / 0.1 / 100) / ln(2^16).
+        // Where some hundred pages of a Zipf of 2^16 fit, the others' references in a tenth of the
+        // pages deviate by sqrt(0.9 / 0.1 / 100) / ln(2^16).
         assert!(confidence.deviation_max < 0.03, "{confidence}");
         for capacity in [655, 6553, 20_000, 50_000] {
             #[expect(clippy::cast_precision_loss)]

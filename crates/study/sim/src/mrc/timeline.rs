@@ -1,9 +1,9 @@
 //! A row of places, some of them taken, that answers how many before a place are taken.
 //!
-//! A Fenwick tree walks a logarithm of cache lines for each question and each change. Here counts are
-//! kept as sums up to each entry: a question is one load a level and one popcount, and a change takes 1
-//! from all later entries of one block a level, which vector instructions do at once. A sixth of a byte
-//! per place: the row of a million pages stays in the second-level cache.
+//! A Fenwick tree walks a logarithm of cache lines for each question and each change. Here counts
+//! are kept as sums up to each entry: a question is one load a level and one popcount, and a change
+//! takes 1 from all later entries of one block a level, which vector instructions do at once. A
+//! sixth of a byte per place: the row of a million pages stays in the second-level cache.
 
 use farpool_units::exactly;
 

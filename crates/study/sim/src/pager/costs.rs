@@ -1,9 +1,10 @@
 //! What each event costs on a machine, found from programs that were run all-local and far.
 //!
-//! A probe gives one equation: events times costs is the time that far memory added. There are more probes than
-//! costs; the costs that fit them best, none below zero, are found by coordinate descent on relative errors,
-//! so that a short probe counts as much as a long one. What the probes cannot tell apart, because it comes
-//! together in all of them or is rare, stays near what it cost where Farpool was developed.
+//! A probe gives one equation: events times costs is the time that far memory added. There are more
+//! probes than costs; the costs that fit them best, none below zero, are found by coordinate
+//! descent on relative errors, so that a short probe counts as much as a long one. What the probes
+//! cannot tell apart, because it comes together in all of them or is rare, stays near what it cost
+//! where Farpool was developed.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,8 @@ use super::Events;
 
 /// Rounds of the descent, far beyond what changes a digit.
 const ROUNDS: usize = 20_000;
-/// A cost that is twice [`USUAL_NS`] weighs as much as a probe that is missed by 1 %: squared, this.
+/// A cost that is twice [`USUAL_NS`] weighs as much as a probe that is missed by 1 %: squared,
+/// this.
 const PULL: f64 = 1e-4;
 /// What events cost on the development machine, in the order of the columns.
 const USUAL_NS: [f64; COUNT] = [5000.0, 100.0, 5000.0, 9000.0, 1000.0, 4000.0, 500.0, 500.0];
@@ -115,7 +117,8 @@ impl Costs {
         }
     }
 
-    /// The costs of events that explain the probes best; [`Costs::start_ps`] is left at 0. Probes that far memory did not slow down say nothing.
+    /// The costs of events that explain the probes best; [`Costs::start_ps`] is left at 0. Probes
+    /// that far memory did not slow down say nothing.
     #[must_use]
     pub fn fit(probes: &[Probe]) -> Self {
         let rows: Vec<[f64; COUNT]> = probes

@@ -16,7 +16,8 @@ pub struct MeasuredCosts {
     pub machine: String,
     /// Where far memory was; empty: a blade of the run's own, over shared memory.
     pub blades: Vec<String>,
-    /// Memory of a run that counts against its limit, cannot be far, and is not the program's: the pager, its code.
+    /// Memory of a run that counts against its limit, cannot be far, and is not the program's: the
+    /// pager, its code.
     pub own_bytes: u64,
     /// The costs.
     pub costs: Costs,

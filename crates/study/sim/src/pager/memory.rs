@@ -1,7 +1,7 @@
 //! Pages, chunks and the victim buffer of a modelled pager.
 //!
-//! A page is untouched, resident, a victim in the buffer, or far. A chunk's victims lie in one tray; a chunk with
-//! a tray is not evicted from. A frame that is handed out leaves its page far.
+//! A page is untouched, resident, a victim in the buffer, or far. A chunk's victims lie in one
+//! tray; a chunk with a tray is not evicted from. A frame that is handed out leaves its page far.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -45,7 +45,8 @@ struct Chunk {
     in_buffer: bool,
 }
 
-/// What the model of a pager takes for pages of these numbers, which rise, in bytes: more where they are scattered.
+/// What the model of a pager takes for pages of these numbers, which rise, in bytes: more where
+/// they are scattered.
 #[must_use]
 pub fn memory_bytes(rising_page_numbers: impl Iterator<Item = u64>) -> u64 {
     const PAGE: u64 = (size_of::<Page>() + size_of::<u32>() + size_of::<u8>()) as u64;
@@ -74,7 +75,8 @@ pub(super) struct Memory {
     chunks: Vec<Chunk>,
     /// The superpage of each chunk, as an index.
     superpage_of: Vec<u32>,
-    /// Chunks by number, as the sweep counts them: superpages in the order in which they were first touched.
+    /// Chunks by number, as the sweep counts them: superpages in the order in which they were first
+    /// touched.
     by_number: Vec<[u32; SUPERPAGE_CHUNKS]>,
     /// Chunks of each superpage, and its place in `by_number` once it has one.
     superpages: Vec<([u32; SUPERPAGE_CHUNKS], Option<u32>)>,
@@ -168,7 +170,8 @@ impl Memory {
         page.phase == Phase::Resident
     }
 
-    /// The page becomes resident, of whatever phase it was but a victim; `in_run`: it arrived in a run.
+    /// The page becomes resident, of whatever phase it was but a victim; `in_run`: it arrived in a
+    /// run.
     pub fn settle(&mut self, page: u32, in_run: bool) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         self.number_superpage(chunk);

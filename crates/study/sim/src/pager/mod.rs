@@ -1,14 +1,16 @@
-//! Farpool's own pager on a trace: which faults a program will have under `farpool run --local`, and what they
-//! will cost on a machine where the costs were measured.
+//! Farpool's own pager on a trace: which faults a program will have under `farpool run --local`,
+//! and what they will cost on a machine where the costs were measured.
 //!
 //! The decisions are the pager's own code: its sweep over chunks, its prefetcher, its reserve, its
-//! judgement of unchanged pages (`farpool-policy`). Here stands only what they act on: which page is where.
-//! What is not modelled: that the evictor works beside the program (here it works between two references), mappings
-//! (every page of the trace counts as one that may be far), processes that fork.
+//! judgement of unchanged pages (`farpool-policy`). Here stands only what they act on: which page
+//! is where. What is not modelled: that the evictor works beside the program (here it works between
+//! two references), mappings (every page of the trace counts as one that may be far), processes
+//! that fork.
 //!
 //! * `memory` holds pages, chunks and the victim buffer;
 //! * `run` walks a trace through it and counts [`Events`];
-//! * [`costs`] turns events into time, and finds the costs from measured runs; [`MeasuredCosts`] is their file;
+//! * [`costs`] turns events into time, and finds the costs from measured runs; [`MeasuredCosts`] is
+//!   their file;
 //! * [`prediction`] puts both together and shows the answer.
 
 pub mod costs;

@@ -21,7 +21,8 @@ pub struct Question {
     pub victims: VictimKind,
     /// `--prefetch` of the runs.
     pub prefetch: PrefetchKind,
-    /// Far memory is not this machine's own: then unchanged pages that arrived in runs are remembered too.
+    /// Far memory is not this machine's own: then unchanged pages that arrived in runs are
+    /// remembered too.
     pub remembers_runs: bool,
     /// For the victim policy that draws lots.
     pub seed: u64,

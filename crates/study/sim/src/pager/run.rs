@@ -28,7 +28,8 @@ pub struct Settings {
     pub victims: VictimKind,
     /// `--prefetch`.
     pub prefetch: PrefetchKind,
-    /// Unchanged pages that arrived in runs are told from changed ones; over `shm` that does not pay.
+    /// Unchanged pages that arrived in runs are told from changed ones; over `shm` that does not
+    /// pay.
     pub remembers_runs: bool,
     /// For the victim policy that draws lots.
     pub seed: u64,
@@ -172,7 +173,8 @@ impl<'a> Run<'a> {
         self.events.prefetches += fetched - 1;
     }
 
-    /// Pays for one new page: from the allowance, which the evictor fills if need be, else with a frame.
+    /// Pays for one new page: from the allowance, which the evictor fills if need be, else with a
+    /// frame.
     fn spend_or_take(&mut self) {
         if self.allowance <= 0 {
             self.evict();

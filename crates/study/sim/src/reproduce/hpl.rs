@@ -1,4 +1,5 @@
-//! HPL-2011-31, section 4.1: victims on the paper's microbenchmark, with one virtual machine and with several.
+//! HPL-2011-31, section 4.1: victims on the paper's microbenchmark, with one virtual machine and
+//! with several.
 
 use farpool_policy::PageCache;
 use farpool_policy::cache::Resident;
@@ -123,7 +124,8 @@ pub fn hpl_vms(run: VmsRun) -> Result<Vec<Claim>, DesignError> {
     Ok(claims)
 }
 
-/// Figure 6: one to three machines whose references come in turns, in one local memory of half of theirs.
+/// Figure 6: one to three machines whose references come in turns, in one local memory of half of
+/// theirs.
 fn several_choose(run: VmsRun) -> Claim {
     let counts: Vec<(u64, u64)> = (1..=3)
         .map(|vms| {

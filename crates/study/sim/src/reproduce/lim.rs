@@ -188,7 +188,8 @@ fn critical_block_first_hides(runs: &Runs) -> Finding {
     Finding { ours: format!("{} times less", ratio(ps, cbf)), is_so, why }
 }
 
-/// Table 6(a) and the text beside it: a quarter and an eighth of the memory local, victims at random.
+/// Table 6(a) and the text beside it: a quarter and an eighth of the memory local, victims at
+/// random.
 fn little_local(name: &str, trace: &References, threads: usize) -> Result<Vec<Claim>, DesignError> {
     let experiment = Experiment {
         designs: [Preset::Ps, Preset::PsCbf].map(Preset::design).to_vec(),

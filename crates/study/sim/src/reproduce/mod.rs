@@ -1,7 +1,7 @@
 //! What the papers say of programs on far memory, as claims, and what comes out here.
 //!
-//! Figures that need the authors' own programs cannot be met digit by digit; their direction and band can.
-//! Lim's are tried on any traces that are given; HPL-2011-31's on its own microbenchmark.
+//! Figures that need the authors' own programs cannot be met digit by digit; their direction and
+//! band can. Lim's are tried on any traces that are given; HPL-2011-31's on its own microbenchmark.
 
 mod hpl;
 mod lim;

@@ -1,8 +1,8 @@
 //! Section 4.2 of HPL-2011-31: virtual machines of one server whose memory is half on a blade.
 //!
-//! The paper runs a database, VoltDB, and prints its throughput as curves without numbers. Here its own
-//! microbenchmark stands in for it, as it is and with time to compute. Each machine has its part of local
-//! memory; the paper's hypervisor chooses from the memory of all.
+//! The paper runs a database, VoltDB, and prints its throughput as curves without numbers. Here its
+//! own microbenchmark stands in for it, as it is and with time to compute. Each machine has its
+//! part of local memory; the paper's hypervisor chooses from the memory of all.
 
 use farpool_policy::CacheKind;
 use farpool_trace::{Access, Clock, TraceInfo};
@@ -76,8 +76,8 @@ impl Server {
         Ok(outcomes.iter().map(|outcome| outcome.time_ps).collect())
     }
 
-    /// Throughput of `vms` machines that take so much less memory, in thousandths of that of one machine whose memory is
-    /// all local.
+    /// Throughput of `vms` machines that take so much less memory, in thousandths of that of one
+    /// machine whose memory is all local.
     fn throughput_permille(
         &self,
         vms: usize,
@@ -100,7 +100,8 @@ impl Server {
         Ok(lost * 1000 / all_local)
     }
 
-    /// The least time to compute for each reference, to a thirtieth, with which seven machines are near Max.
+    /// The least time to compute for each reference, to a thirtieth, with which seven machines are
+    /// near Max.
     fn near_compute_ps(&self) -> Result<u64, DesignError> {
         let mut enough = 1000;
         while self.loss_permille(NEAR_VMS, enough)? > NEAR_PERMILLE && enough < COMPUTE_PS_MAX {
@@ -251,7 +252,8 @@ pub struct VmsRun {
 }
 
 impl VmsRun {
-    /// A sixty-fourth of the paper's memory and references: each page is referred to as often as there.
+    /// A sixty-fourth of the paper's memory and references: each page is referred to as often as
+    /// there.
     pub const SMALL: Self = Self { pages: 28_672, references: 1_562_500 };
 }
 

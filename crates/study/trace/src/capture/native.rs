@@ -30,12 +30,13 @@ pub struct NativeRun {
 /// The program's memory is looked at this often, and whether a signal has come.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Runs `command` `runs` times, one after the other, and returns the fastest. What it prints is discarded.
-/// Each run finds standard input where this one found it, and so does the capture after them. It is ended
-/// when `is_cancelled` becomes true.
+/// Runs `command` `runs` times, one after the other, and returns the fastest. What it prints is
+/// discarded. Each run finds standard input where this one found it, and so does the capture after
+/// them. It is ended when `is_cancelled` becomes true.
 ///
 /// # Errors
-/// Standard input cannot be read twice, the program cannot be started, a signal ended it, or `is_cancelled`.
+/// Standard input cannot be read twice, the program cannot be started, a signal ended it, or
+/// `is_cancelled`.
 pub fn time_native(
     command: &Command,
     runs: u32,
@@ -74,7 +75,8 @@ fn run(command: &Command, is_cancelled: &AtomicBool) -> Result<NativeRun, TraceE
     Ok(NativeRun { time_ps: at_most(time_ps), file_bytes, status })
 }
 
-/// Waits for the program's end, and brings it about when `is_cancelled`; also the most memory of files it had.
+/// Waits for the program's end, and brings it about when `is_cancelled`; also the most memory of
+/// files it had.
 fn wait(child: &mut Child, is_cancelled: &AtomicBool) -> std::io::Result<(ExitStatus, u64)> {
     let mut most_bytes = 0;
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
@@ -92,7 +94,8 @@ fn wait(child: &mut Child, is_cancelled: &AtomicBool) -> std::io::Result<(ExitSt
     }
 }
 
-/// Resident pages of files and shared memory, the third number of statm; 0 for a process that has ended.
+/// Resident pages of files and shared memory, the third number of statm; 0 for a process that has
+/// ended.
 fn file_bytes(process: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(2).and_then(|number| number.parse::<u64>().ok());

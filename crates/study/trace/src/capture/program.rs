@@ -1,5 +1,5 @@
-//! Which file qemu-user has to load for what a person typed: it does not search PATH and does not read
-//! the first line of scripts.
+//! Which file qemu-user has to load for what a person typed: it does not search PATH and does not
+//! read the first line of scripts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -31,15 +31,16 @@ pub struct QemuSettings {
 }
 
 impl Default for CacheFilter {
-    /// A first level of 64 KiB in 8 ways a thread, a last level of 2 MiB in 16: one core's share of a
-    /// server's cache.
+    /// A first level of 64 KiB in 8 ways a thread, a last level of 2 MiB in 16: one core's share of
+    /// a server's cache.
     fn default() -> Self {
         Self { l1_bytes: 64 << 10, l1_ways: 8, llc_bytes: 2 << 20, llc_ways: 16 }
     }
 }
 
-/// Accesses of a thread in which a page of its is recorded once: about 2 microseconds of a program's own
-/// time, less than one fault takes, so that no pager can tell two uses within it apart.
+/// Accesses of a thread in which a page of its is recorded once: about 2 microseconds of a
+/// program's own time, less than one fault takes, so that no pager can tell two uses within it
+/// apart.
 pub const PAGE_WINDOW_ACCESSES: u64 = 4096;
 
 /// How a capture ended.

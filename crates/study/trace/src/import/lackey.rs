@@ -1,8 +1,8 @@
 //! `valgrind --tool=lackey --trace-mem=yes`: a line ` L addr,size` (load), ` S addr,size` (store),
 //! ` M addr,size` (load, then store) or `I  addr,size` (instruction); addresses in hexadecimal.
 //!
-//! Instruction fetches are left out: programs wait for data. Lines that begin with `==` are valgrind's
-//! own. An access that crosses blocks gives a record for each.
+//! Instruction fetches are left out: programs wait for data. Lines that begin with `==` are
+//! valgrind's own. An access that crosses blocks gives a record for each.
 
 use std::io::BufRead;
 
@@ -11,8 +11,8 @@ use crate::record::{Access, Clock, Record};
 
 /// A line is longer than any of lackey's: the file is something else.
 const MAX_LINE_BYTES: usize = 4096;
-/// No instruction touches as much: the largest, XSAVE, stays below 16 KiB. A line that says more would make records
-/// without end.
+/// No instruction touches as much: the largest, XSAVE, stays below 16 KiB. A line that says more
+/// would make records without end.
 const MAX_ACCESS_BYTES: u64 = 1 << 16;
 
 pub(super) fn open(input: &mut dyn BufRead, block_bytes: u64) -> Result<Opened<'_>, Wrong> {

@@ -1,5 +1,5 @@
-//! Foreign traces, read record by record. Each reader is a plain function from bytes to records; times
-//! that are absolute there become ticks since the record before.
+//! Foreign traces, read record by record. Each reader is a plain function from bytes to records;
+//! times that are absolute there become ticks since the record before.
 
 mod csv;
 mod lackey;
@@ -40,7 +40,8 @@ impl Format {
 pub struct ImportOptions {
     /// What it is.
     pub format: Format,
-    /// Bytes of a block: the unit of an address (lackey: lines of 64) or of a foreign object number.
+    /// Bytes of a block: the unit of an address (lackey: lines of 64) or of a foreign object
+    /// number.
     pub block_bytes: u64,
 }
 
@@ -114,8 +115,8 @@ pub fn import(
     writer.finish()
 }
 
-/// Gives every record of `input`, which is not compressed, to `take`, and returns how many there were; `from` is
-/// what messages call it.
+/// Gives every record of `input`, which is not compressed, to `take`, and returns how many there
+/// were; `from` is what messages call it.
 ///
 /// # Errors
 /// The first row that is not what the format says, or what `take` refuses with.
@@ -197,7 +198,8 @@ fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result
     Ok(true)
 }
 
-/// Reads a line with its end into `line`, of which no more than `bytes_max` are ever held; false at the end.
+/// Reads a line with its end into `line`, of which no more than `bytes_max` are ever held; false at
+/// the end.
 fn read_line(
     input: &mut dyn BufRead,
     line: &mut Vec<u8>,

@@ -1,8 +1,8 @@
 //! libCacheSim's `oracleGeneral`: records of 24 bytes, little endian: time in seconds (u32), object
 //! (u64), size (u32), the number of the request that asks for it next (i64).
 //!
-//! Sizes are left out: a page is a page. Next requests are computed where they are needed, so a file
-//! with wrong ones gives no wrong Belady.
+//! Sizes are left out: a page is a page. Next requests are computed where they are needed, so a
+//! file with wrong ones gives no wrong Belady.
 
 use std::io::BufRead;
 

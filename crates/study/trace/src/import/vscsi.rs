@@ -1,5 +1,5 @@
-//! VMware's vscsiStats traces, as CloudPhysics published them: binary records of version 1 (32 bytes) or
-//! 2 (40 bytes), little endian.
+//! VMware's vscsiStats traces, as CloudPhysics published them: binary records of version 1 (32
+//! bytes) or 2 (40 bytes), little endian.
 //!
 //! | version | fields |
 //! |---|---|
@@ -7,7 +7,8 @@
 //! | 2 | command u16, version u16, serial u32, length u32, segments u32, block u64, time u64, response u64 |
 //!
 //! The version is the high byte of the version field; both first records must agree. Time is in
-//! microseconds. Requests are recorded by their first block, as libCacheSim does, whatever their length.
+//! microseconds. Requests are recorded by their first block, as libCacheSim does, whatever their
+//! length.
 
 use std::io::{BufRead, Cursor, Read};
 

@@ -9,7 +9,8 @@ const MIB: usize = 1 << 20;
 
 /// Forks; the child does `work` and ends, the parent waits for it.
 pub fn fork_once(work: impl FnOnce()) {
-    // SAFETY: the child calls nothing that another thread could have left locked, and ends with _exit.
+    // SAFETY: the child calls nothing that another thread could have left locked, and ends with
+    // _exit.
     match unsafe { libc::fork() } {
         -1 => different("fork"),
         0 => {
@@ -28,8 +29,8 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
-/// A fork fails when the blade has died that could share far memory with the child, and what is there stays right. The
-/// file that FARPOOL_CASE_GATE names tells that it has.
+/// A fork fails when the blade has died that could share far memory with the child, and what is
+/// there stays right. The file that FARPOOL_CASE_GATE names tells that it has.
 pub fn fork_without_blade() {
     const MOST: std::time::Duration = std::time::Duration::from_secs(60);
     let far = ballast();
@@ -52,8 +53,9 @@ pub fn fork_without_blade() {
     }
 }
 
-/// Memory that children do not get (MADV_DONTFORK: a JIT's heap, a guest's RAM) is far like any other; a child has
-/// nothing there, and what it maps there is its own. After MADV_DOFORK children have it again.
+/// Memory that children do not get (MADV_DONTFORK: a JIT's heap, a guest's RAM) is far like any
+/// other; a child has nothing there, and what it maps there is its own. After MADV_DOFORK children
+/// have it again.
 pub fn fork_unshared() {
     const BYTES: usize = 64 * MIB;
     let hidden = Filled::new(BYTES, 7);
@@ -117,7 +119,8 @@ pub fn fork_while(work: impl FnOnce()) {
     }
 }
 
-/// Pages shared by a fork are moved out although nobody may read them, or stay; they are never touched.
+/// Pages shared by a fork are moved out although nobody may read them, or stay; they are never
+/// touched.
 pub fn fork_no_access() {
     let far = ballast();
     let hidden = Filled::new(12 * MIB, 5);
@@ -131,8 +134,8 @@ pub fn fork_no_access() {
     hidden.check();
 }
 
-/// glibc clears the data of the parent's other threads in the child before any handler runs. That lies among
-/// ordinary blocks of the heap, which must keep what they hold.
+/// glibc clears the data of the parent's other threads in the child before any handler runs. That
+/// lies among ordinary blocks of the heap, which must keep what they hold.
 pub fn fork_thread_data() {
     const BLOCK_WORDS: usize = 64;
     let (tell, told) = std::sync::mpsc::channel();
@@ -172,8 +175,8 @@ pub fn fork_thread_data() {
     require(!holder.is_finished(), "the other thread is there all the while");
 }
 
-/// One thread holds glibc's lock of open files most of the time, and waits for a far buffer of one, while another
-/// forks.
+/// One thread holds glibc's lock of open files most of the time, and waits for a far buffer of one,
+/// while another forks.
 pub fn fork_stdio() {
     const FILES: usize = 200;
     static OVER: AtomicBool = AtomicBool::new(false);

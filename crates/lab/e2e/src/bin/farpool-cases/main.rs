@@ -1,8 +1,9 @@
-//! Small programs, each of which does one thing to its far memory that once went wrong or easily could.
+//! Small programs, each of which does one thing to its far memory that once went wrong or easily
+//! could.
 //!
 //! `farpool-cases NAME`: first more memory than the limit is touched (see `ballast`), so that the
-//! pager is active and older pages are on the blade; then the case runs. Exit code 0 means that all was
-//! as without Farpool, 9 wrong data, 8 another difference.
+//! pager is active and older pages are on the blade; then the case runs. Exit code 0 means that all
+//! was as without Farpool, 9 wrong data, 8 another difference.
 
 mod cases;
 mod direct;

@@ -1,4 +1,5 @@
-//! Programs that give up root's rights. Run by anybody else, nothing is given up and nothing is tested.
+//! Programs that give up root's rights. Run by anybody else, nothing is given up and nothing is
+//! tested.
 
 use crate::memory::*;
 
@@ -7,8 +8,8 @@ const SOMEBODY: libc::uid_t = 65534;
 /// `struct __user_cap_header_struct` of the calling thread.
 const CAPABILITY_HEADER: [u32; 2] = [0x2008_0522, 0];
 
-/// Only the thread that asked to keep its capabilities keeps them; the C library then has all threads do what needs
-/// one, and aborts unless all can.
+/// Only the thread that asked to keep its capabilities keeps them; the C library then has all
+/// threads do what needs one, and aborts unless all can.
 pub fn rights_kept() {
     let (far, _ballast) = (Filled::new(16 << 20, 1), ballast());
     // SAFETY: plain calls; the structs have the kernel's layout.

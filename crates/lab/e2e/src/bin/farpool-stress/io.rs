@@ -1,7 +1,9 @@
-//! Copies between pages through pipes, files, O_DIRECT and io_uring: the kernel touches far buffers.
+//! Copies between pages through pipes, files, O_DIRECT and io_uring: the kernel touches far
+//! buffers.
 //!
-//! Where memory is lost the kernel cannot raise SIGBUS: it refuses the call with EFAULT, or stops before the page.
-//! The program then touches the buffers itself, as any program does that goes on with them.
+//! Where memory is lost the kernel cannot raise SIGBUS: it refuses the call with EFAULT, or stops
+//! before the page. The program then touches the buffers itself, as any program does that goes on
+//! with them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -53,7 +55,8 @@ impl Files {
 
     /// write(2) and read(2); the pages must fit the pipe.
     pub fn through_pipe(&mut self, from: usize, to: usize, pages: usize) {
-        // The length is looked at before anything is read: a read of what was not written would wait for ever.
+        // The length is looked at before anything is read: a read of what was not written would
+        // wait for ever.
         let written = self.pipe.1.write(sys::bytes(from, pages));
         if !written.is_ok_and(|bytes| bytes == pages * PAGE) {
             refused("writing to a pipe", from, pages);

@@ -1,9 +1,9 @@
 //! A program that does with its memory all that programs do, and checks every page it reads.
 //!
 //! Each thread owns regions of its own and knows what every page must hold ([`region`]). It picks
-//! operations at random ([`work`]) until the time is over, or a file is there, then checks everything once more.
-//! Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong data.
-//! `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
+//! operations at random ([`work`]) until the time is over, or a file is there, then checks
+//! everything once more. Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong
+//! data. `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
 
 mod io;
 mod region;

@@ -1,8 +1,9 @@
 //! A mapping of the program and the shadow that says what each of its pages must hold.
 //!
-//! A page holds either zeros (stamp 0) or 512 words made of its stamp, and no two writes use the same
-//! stamp: a page that is old, another one, torn, or made up is told apart from the right one. The
-//! shadow is mapped with MAP_STACK, so it is local and cannot be wrong for the same reason as the page.
+//! A page holds either zeros (stamp 0) or 512 words made of its stamp, and no two writes use the
+//! same stamp: a page that is old, another one, torn, or made up is told apart from the right one.
+//! The shadow is mapped with MAP_STACK, so it is local and cannot be wrong for the same reason as
+//! the page.
 
 use crate::rng::mix;
 use crate::sys::{self, PAGE};

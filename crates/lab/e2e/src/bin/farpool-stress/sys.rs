@@ -1,7 +1,7 @@
 //! System calls of the stress program, made through the C library as any program makes them.
 //!
-//! All `unsafe` of the program is here. A call that fails in a way that no program would expect ends
-//! the process with a message: that is a finding too.
+//! All `unsafe` of the program is here. A call that fails in a way that no program would expect
+//! ends the process with a message: that is a finding too.
 
 use std::ffi::{CString, c_void};
 use std::io::Error;
@@ -83,8 +83,8 @@ pub fn protect(start: usize, bytes: usize, protection: i32) {
 
 /// The words at an address of a region.
 pub fn words(address: usize, count: usize) -> &'static mut [u64] {
-    // SAFETY: regions hand out addresses of their own mapped pages, each region belongs to one thread,
-    // and no reference outlives the operation that asked for it.
+    // SAFETY: regions hand out addresses of their own mapped pages, each region belongs to one
+    // thread, and no reference outlives the operation that asked for it.
     unsafe { std::slice::from_raw_parts_mut(address as *mut u64, count) }
 }
 
@@ -96,7 +96,8 @@ pub fn bytes(address: usize, pages: usize) -> &'static mut [u8] {
 
 /// Forks; `child` runs in the child, which then ends. Returns the child's process id.
 pub fn fork(child: impl FnOnce()) -> i32 {
-    // SAFETY: the child runs `child`, which uses only what belongs to the forking thread, and exits.
+    // SAFETY: the child runs `child`, which uses only what belongs to the forking thread, and
+    // exits.
     match unsafe { libc::fork() } {
         -1 => unexpected("fork"),
         0 => {
@@ -203,7 +204,8 @@ impl<T: Copy> LocalVec<T> {
             *self = larger;
         }
         let old = self.length;
-        // SAFETY: `length` fits the capacity; the new values are initialised before they can be read.
+        // SAFETY: `length` fits the capacity; the new values are initialised before they can be
+        // read.
         unsafe {
             for index in old..length {
                 (self.start as *mut T).add(index).write(value);
