@@ -40,8 +40,8 @@ use crate::values::{
 #[command(after_help = "\
 Flags are stronger than FARPOOL_* variables, variables than the configuration file\n\
 (/etc/farpool.toml, then $XDG_CONFIG_HOME/farpool/config.toml).\n\
-Exit codes: 0 done, 1 failed, 2 wrong usage; of questions to a controller 3 not found, 4 conflict,\n\
-5 unreachable; `farpool run` passes on the program's own.")]
+Exit codes: 0 done, 1 failed, 2 wrong usage; of questions to a controller 3 not found,\n\
+4 conflict, 5 unreachable; `farpool run` passes on the program's own.")]
 pub struct Cli {
     /// Read this configuration file instead of the usual ones
     #[arg(
@@ -256,11 +256,12 @@ pub struct BladeSettings {
 #[command(after_help = "\
 Example:\n  \
 farpool attach 4711 --local 512MiB\n\n\
-The process goes on as it is, with any allocator, in any language, statically linked or not; its threads are stopped for \
-a moment. farpool stays until the process ends. When it is told to end (Ctrl-C, SIGTERM, farpool detach) it brings \
-everything in first. What the process forks from now on has its memory in local memory; with --tree it is held to the \
-limit, too.\n\n\
-Without --blade or --pool the far memory is a private blade inside farpool, in this machine's memory.")]
+The process goes on as it is, with any allocator, in any language, statically linked or not; its \
+threads are stopped for a moment. farpool stays until the process ends. When it is told to end \
+(Ctrl-C, SIGTERM, farpool detach) it brings everything in first. What the process forks from now \
+on has its memory in local memory; with --tree it is held to the limit, too.\n\n\
+Without --blade or --pool the far memory is a private blade inside farpool, in this machine's \
+memory.")]
 pub struct AttachArgs {
     /// The process
     #[arg(value_parser = process_number)]
@@ -326,9 +327,9 @@ pub struct DetachArgs {
 #[command(after_help = "\
 Example:\n  \
 farpool core 4711 /var/tmp/core.4711 && gdb /usr/bin/program /var/tmp/core.4711\n\n\
-The process stands still meanwhile, and goes on afterwards. What is far comes in page by page and leaves again: its \
-limit holds, if it holds without. As in the kernel's core dumps, what can be read in a file is left out, and the \
-process's coredump_filter says what else (man 5 core).")]
+The process stands still meanwhile, and goes on afterwards. What is far comes in page by page and \
+leaves again: its limit holds, if it holds without. As in the kernel's core dumps, what can be \
+read in a file is left out, and the process's coredump_filter says what else (man 5 core).")]
 pub struct CoreArgs {
     /// The process
     #[arg(value_parser = process_number)]
@@ -451,9 +452,10 @@ pub enum DemoCommand {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Five network namespaces are hosts, each with an address and 1 GiB of memory. A serves B's program; a big\n\
-program starts on A, B's demand shrinks, A takes its memory back and becomes a client of C (Figure 6 of the\n\
-ACMS paper). Then a blade is drained, the controller killed, a node cut off. Exit code 1 if a check fails.")]
+Five network namespaces are hosts, each with an address and 1 GiB of memory. A serves B's\n\
+program; a big program starts on A, B's demand shrinks, A takes its memory back and becomes a\n\
+client of C (Figure 6 of the ACMS paper). Then a blade is drained, the controller killed, a node\n\
+cut off. Exit code 1 if a check fails.")]
 pub struct RackDemoArgs {
     /// Print JSON lines (samples, events, checks) on standard output, the rest on standard error
     #[arg(long)]

@@ -245,7 +245,8 @@ fn resolve(text: &str) -> Result<BladeAddress, String> {
         Err(error) => error.to_string(),
     };
     Err(format!(
-        "{text:?} needs a host that can be looked up and a port, as in tcp://192.0.2.1:7070 or tcp://localhost:7070: {error}"
+        "{text:?} needs a host that can be looked up and a port, as in tcp://192.0.2.1:7070 or \
+         tcp://localhost:7070: {error}"
     ))
 }
 

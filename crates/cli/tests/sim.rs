@@ -68,7 +68,8 @@ fn an_experiment_is_a_file() {
     make_trace(home.path());
     let file = home.path().join("e.toml");
     let text_of = "trace = \"t.parquet\"\nlocal = [\"50%\"]\npolicies = [\"lru\", \"fifo\"]\n\
-                   designs = [\"ps\", { base = \"ps\", name = \"slow\", far.link_latency_ps = 50_000_000 }]\n";
+                   designs = [\"ps\", { base = \"ps\", name = \"slow\", far.link_latency_ps = \
+                   50_000_000 }]\n";
     std::fs::write(&file, text_of).expect("the experiment is written");
     let (code, json, error) = sim(home.path(), &["run", text(&file), "--json"]);
     assert_eq!(code, 0, "{error}");

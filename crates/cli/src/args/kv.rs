@@ -30,7 +30,8 @@ farpool kv --memory 4GiB --far 32GiB --blade tcp://10.0.0.7:7777 --allow-remote-
 farpool kv --memory 4GiB --far 32GiB --pool http://10.0.0.1:7080 --allow-remote-tcp\n  \
 farpool kv --memory 4GiB --flash /data/kv:200GiB --threads 4\n  \
 farpool kv -s /run/farpool/kv.sock -a 770 --memory 1GiB\n\n\
-Flags of one letter are memcached's and mean what they mean there. Without -l it listens on 127.0.0.1 only."
+Flags of one letter are memcached's and mean what they mean there. Without -l it listens on \
+127.0.0.1 only."
 )]
 pub struct KvArgs {
     #[command(subcommand)]

@@ -12,7 +12,8 @@ Examples:\n  \
 farpool kv top\n  \
 farpool kv top --server unix:/run/farpool/kv.sock --interval 5s\n  \
 farpool kv top --count 1 --json\n\n\
-Any memcached can be asked. Prefixes are shown once it counts them (`-D :`, or `stats detail on`).")]
+Any memcached can be asked. Prefixes are shown once it counts them (`-D :`, or `stats detail \
+on`).")]
 pub struct KvTopArgs {
     /// The server: IP:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11211", value_parser = server)]

@@ -158,9 +158,9 @@ pub struct PoolArgs {
 #[command(after_help = "\
 Example:\n  \
 farpool plan pack vms.parquet --server server.toml --local 75%,50% --report pack.html\n\n\
-A server file has name, cpu_ghz or cpu_cores, memory_gib, and if prices are to decide price_dollars and\n\
-far_price_dollars_per_gib; for series of shares cpu_machines and memory_machines. Without --server the\n\
-server is the machine that the shares are of.")]
+A server file has name, cpu_ghz or cpu_cores, memory_gib, and if prices are to decide\n\
+price_dollars and far_price_dollars_per_gib; for series of shares cpu_machines and\n\
+memory_machines. Without --server the server is the machine that the shares are of.")]
 pub struct PackArgs {
     #[command(flatten)]
     pub series: SeriesArgs,
@@ -215,8 +215,8 @@ pub struct CostArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A catalog that comes along: gutierrez-2015, with the designs mercury-a7, mercury-a15-1ghz,\n\
-mercury-a15-1.5ghz, iridium-a7, iridium-a15-1ghz, iridium-a15-1.5ghz and keyvault; each of these names\n\
-alone means that design.\n\n\
+mercury-a15-1.5ghz, iridium-a7, iridium-a15-1ghz, iridium-a15-1.5ghz and keyvault; each of\n\
+these names alone means that design.\n\n\
 Examples:\n  \
 farpool plan dense mercury-a7\n  \
 farpool plan dense kv-server.toml --report dense.html")]

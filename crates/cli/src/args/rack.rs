@@ -66,8 +66,8 @@ pub struct ControlSettings {
 #[command(after_help = "\
 Examples:\n  \
 farpool node --control http://127.0.0.1:7080 --donate 8GiB\n  \
-farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --listen tcp://10.0.0.8:7070 \
---allow-remote-tcp\n  \
+farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --listen \
+tcp://10.0.0.8:7070 --allow-remote-tcp\n  \
 farpool node list\n\n\
 What the server's own programs need is never lent, and taken back when they need it.\n\
 The first SIGTERM or SIGINT drains the node, the second ends it at once.")]

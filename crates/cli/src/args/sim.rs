@@ -60,7 +60,8 @@ pub struct LoadArgs {
 #[command(after_help = "\
 Examples:\n  \
 farpool sim run sort.parquet\n  \
-farpool sim run sort.parquet --design ps,fgra,disk --local 75%,50%,25% --policy clock,lru --report sort.html\n  \
+farpool sim run sort.parquet --design ps,fgra,disk --local 75%,50%,25% --policy clock,lru --report \
+sort.html\n  \
 farpool sim run experiment.toml\n\n\
 A local size is a share of the pages that the trace touches, or a size in bytes.")]
 pub struct SimRunArgs {
@@ -102,7 +103,8 @@ Examples:\n  \
 farpool sim mrc sort.parquet --report sort.html\n  \
 farpool sim mrc sort.parquet --policy lru,clock,s3-fifo,belady --local 10%,25%,64MiB\n  \
 farpool sim mrc big.parquet --sample 0.001\n\n\
-Without --exact or --sample, curves are exact while that takes seconds; each curve says how it was made.")]
+Without --exact or --sample, curves are exact while that takes seconds; each curve says how it was \
+made.")]
 pub struct SimMrcArgs {
     /// A trace
     pub trace: PathBuf,
@@ -135,8 +137,8 @@ pub struct SimMrcArgs {
 Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool sim calibrate --blade tcp://10.0.0.7:7070 --out blade7.toml\n\n\
-Programs that use memory in known ways are run all-local and far; the costs that explain the difference are\n\
-written, with what they were found from. Nothing else should run meanwhile.")]
+Programs that use memory in known ways are run all-local and far; the costs that explain the\n\
+difference are written, with what they were found from. Nothing else should run meanwhile.")]
 pub struct CalibrateArgs {
     /// The file of costs to write
     #[arg(short, long, value_name = "FILE")]
@@ -161,8 +163,8 @@ Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt\n  \
 farpool sim predict sort.parquet --costs here.toml --local 75%,50%,25%\n\n\
-The trace should be one of pages: caches hide which pages are in use. A local size is a share of all the\n\
-program's memory, or a size in bytes.")]
+The trace should be one of pages: caches hide which pages are in use. A local size is a share\n\
+of all the program's memory, or a size in bytes.")]
 pub struct PredictArgs {
     /// A trace
     pub trace: PathBuf,

@@ -17,8 +17,9 @@ farpool trace --via fault --local 25% --out redis.parquet -- redis-server\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt     # for farpool sim predict\n  \
 farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
 farpool trace info sort.parquet\n\n\
-The program runs under qemu-user, 14 to 20 times slower; it is not changed. All its threads are recorded.\n\
-Children that it forks and programs that it starts run on unrecorded; the trace says how many.")]
+The program runs under qemu-user, 14 to 20 times slower; it is not changed. All its threads are\n\
+recorded. Children that it forks and programs that it starts run on unrecorded; the trace says\n\
+how many.")]
 pub struct TraceArgs {
     #[command(subcommand)]
     pub action: Option<TraceAction>,

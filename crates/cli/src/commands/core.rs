@@ -37,15 +37,15 @@ pub fn main(args: &CoreArgs) -> anyhow::Result<u8> {
 fn report(args: &CoreArgs, core: &Core) -> anyhow::Result<()> {
     if core.unreadable_pages > 0 {
         eprintln!(
-            "farpool: {} pages of process {} could not be read and are zeros in the core; they were lost with a blade, \
-             or lie behind the end of a file",
+            "farpool: {} pages of process {} could not be read and are zeros in the core; they \
+             were lost with a blade, or lie behind the end of a file",
             core.unreadable_pages, args.pid
         );
     }
     if !core.is_of_one_moment && !args.running {
         eprintln!(
-            "farpool: process {} was let go before all was read, for a page did not come while it stood still: the core \
-             is not that of one moment",
+            "farpool: process {} was let go before all was read, for a page did not come while it \
+             stood still: the core is not that of one moment",
             args.pid
         );
     }

@@ -144,7 +144,8 @@ fn userfaultfd() -> Vec<Check> {
         Check::wanted(
             "userfaultfd-device",
             &device,
-            "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd",
+            "let a group of yours open it: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 \
+             /dev/userfaultfd",
         ),
         Check::info("unprivileged-userfaultfd", read("/proc/sys/vm/unprivileged_userfaultfd")),
         Check::needed("userfaultfd", &features, remedy),
@@ -271,7 +272,8 @@ fn address_space(limit_bytes: Option<u64>) -> Check {
         status: if enough { Status::Ok } else { Status::Missing },
         found: limit_bytes.map_or("unlimited".into(), |limit| limit.to_string()),
         remedy: (!enough).then_some(
-            "raise it to what the program needs and 656 MiB for the pager, or lift it: ulimit -v unlimited",
+            "raise it to what the program needs and 656 MiB for the pager, or lift it: ulimit -v \
+             unlimited",
         ),
     }
 }

@@ -319,7 +319,8 @@ fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
     match args.protocol.as_deref() {
         None | Some("ascii" | "auto") => Ok(()),
         Some(other) => Err(UsageError(format!(
-            "the {other} protocol is not served, the text protocol with its meta commands is; use -B ascii"
+            "the {other} protocol is not served, the text protocol with its meta commands is; use \
+             -B ascii"
         ))),
     }
 }
@@ -375,7 +376,8 @@ fn take_keyvault(settings: &mut Settings, args: &KvArgs) -> Result<(), UsageErro
     for address in &args.keyvault {
         match &address.0 {
             Address::Tcp(_) if args.credentials.is_some() => {
-                let how = "KeyVault knows no credentials: with -Y it is served on a unix socket only, whose mode says who may";
+                let how = "KeyVault knows no credentials: with -Y it is served on a unix socket \
+                    only, whose mode says who may";
                 return Err(UsageError(how.into()));
             }
             Address::Tcp(at) => settings.keyvault_addresses.push(*at),

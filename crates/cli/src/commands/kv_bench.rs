@@ -204,7 +204,8 @@ fn lateness(args: &KvBenchArgs, measured: &Measured) -> String {
     let tightest = args.slo.iter().map(|it| it.limit.as_nanos()).min();
     if tightest.is_some_and(|limit| u128::from(late_ns) * 2 > limit) {
         eprintln!(
-            "the client itself is late by {:.1} us (p99): give it more --threads or a processor of its own",
+            "the client itself is late by {:.1} us (p99): give it more --threads or a processor of \
+             its own",
             micros(late_ns)
         );
     }

@@ -226,7 +226,8 @@ fn far_memory(now: &Look) -> Option<String> {
     now.figures.get("far_wanted_bytes")?;
     let bytes = |name: &str| size(now.figure(name));
     Some(format!(
-        "far memory: {} of {}  wanted back {}  reclaims {}: items moved {}  spilled {}  dropped {}  lost {} with {} grants\n",
+        "far memory: {} of {}  wanted back {}  reclaims {}: items moved {}  spilled {}  dropped \
+         {}  lost {} with {} grants\n",
         bytes("far_granted_bytes"),
         bytes("far_wanted_bytes"),
         bytes("far_leaving_bytes"),
@@ -252,7 +253,8 @@ fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
         rates.processors(),
     );
     text += &format!(
-        "gets/s {:.0}  hits {}  sets/s {:.0}  touches/s {:.0}  evictions/s {:.0}  in/s {}  out/s {}\n",
+        "gets/s {:.0}  hits {}  sets/s {:.0}  touches/s {:.0}  evictions/s {:.0}  in/s {}  out/s \
+         {}\n",
         rates.of("cmd_get"),
         percent(rates.hit_ratio()),
         rates.of("cmd_set"),
@@ -271,7 +273,8 @@ fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
         let name = |what: &str| format!("{tier}_{what}");
         if now.figures.contains_key(&name("items")) {
             text += &format!(
-                "{tier}: items {}  reads/s {:.0}  written/s {}  evictions/s {:.0}  refused/s {:.0}\n",
+                "{tier}: items {}  reads/s {:.0}  written/s {}  evictions/s {:.0}  refused/s \
+                 {:.0}\n",
                 now.figure(&name("items")),
                 rates.of(&name("reads")),
                 size(rates.of(&name("bytes_written"))),
@@ -327,7 +330,8 @@ mod tests {
             ("far_grants_lost", 1.0),
             ("far_items_lost", 60.0),
         ]);
-        let told = "far memory: 768MiB of 1GiB  wanted back 256MiB  reclaims 2: items moved 30  spilled 40  dropped 50  lost 60 with 1 grants\n";
+        let told = "far memory: 768MiB of 1GiB  wanted back 256MiB  reclaims 2: items moved 30  \
+            spilled 40  dropped 50  lost 60 with 1 grants\n";
         assert_eq!(far_memory(&far).as_deref(), Some(told));
         assert_eq!(far_memory(&look(&[("curr_items", 1.0)])), None);
         let rates = Rates { before: &far, now: &far };

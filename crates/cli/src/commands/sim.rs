@@ -111,7 +111,8 @@ fn announce(
         }
     };
     eprintln!(
-        "farpool sim: {records} records take {} in memory, and up to 48 bytes for each page; {} may be used",
+        "farpool sim: {records} records take {} in memory, and up to 48 bytes for each page; {} \
+         may be used",
         Size(bytes_of(records)),
         Size(memory_limit_bytes)
     );
@@ -147,7 +148,8 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
     let shown = bar("requests", 0);
     if needed_bytes > options.memory_limit_bytes {
         bail!(
-            "{}: the curves take {} and {} may be used; ask for fewer policies, --threads 1 or --sample 0.01",
+            "{}: the curves take {} and {} may be used; ask for fewer policies, --threads 1 or \
+             --sample 0.01",
             args.trace.display(),
             Size(needed_bytes),
             Size(options.memory_limit_bytes)
@@ -219,8 +221,8 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     let given = args.native.map(|span| picoseconds(span.0)).transpose()?;
     let Some(native_ps) = given.or(references.info.native_ps) else {
         bail!(
-            "{}: the trace does not say how long the program takes by itself; capture it with --time, or give \
-             --native",
+            "{}: the trace does not say how long the program takes by itself; capture it with \
+             --time, or give --native",
             args.trace.display()
         )
     };
@@ -238,7 +240,8 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
     let limit_bytes = args.load.memory.map(|size| size.0).or_else(available_bytes);
     if limit_bytes.is_some_and(|limit| needed_bytes > limit) {
         bail!(
-            "{}: its pages are scattered, and the pager's tables for them take {}; raise --memory, or capture less",
+            "{}: its pages are scattered, and the pager's tables for them take {}; raise --memory, \
+             or capture less",
             args.trace.display(),
             Size(needed_bytes)
         );

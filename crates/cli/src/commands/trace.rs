@@ -39,8 +39,8 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     if args.via == Via::Fault {
         let is_qemus = args.unfiltered || args.pages.is_some() || args.time.is_some();
         if is_qemus || args.max_records.is_some() || args.qemu.is_some() {
-            let refusal = "--unfiltered, --pages, --time, --max-records and --qemu belong to captures under \
-                           qemu-user, not to --via fault";
+            let refusal = "--unfiltered, --pages, --time, --max-records and --qemu belong to \
+                           captures under qemu-user, not to --via fault";
             return Err(UsageError(refusal.to_owned()).into());
         }
         return capture_faults(args.program, args.local, &out, args.json);

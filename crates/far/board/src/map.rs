@@ -39,13 +39,15 @@ pub enum BoardError {
     #[error("{path} is not a board of this version of farpool")]
     Foreign { path: PathBuf },
     #[error(
-        "no room for the board of the run {path} ({} KiB): {error}; free some space on its file system (df {})",
+        "no room for the board of the run {path} ({} KiB): {error}; free some space on its file \
+         system (df {})",
         bytes.div_ceil(1024), path.ancestors().nth(2).unwrap_or(path).display()
     )]
     NoRoom { path: PathBuf, bytes: usize, error: Error },
     #[error(
-        "the board {path} belongs to user {owner}, neither to this user ({user}) nor to root: somebody else could \
-         read this program's memory through it; start the program with `farpool run` as the user it is to have"
+        "the board {path} belongs to user {owner}, neither to this user ({user}) nor to root: \
+         somebody else could read this program's memory through it; start the program with \
+         `farpool run` as the user it is to have"
     )]
     Stranger { path: PathBuf, owner: u32, user: u32 },
     #[error("{field} do not fit the board; shorten them")]

@@ -15,8 +15,8 @@ pub enum CoreError {
     #[error("process {pid} is this farpool itself; give the process whose core is wanted")]
     Oneself { pid: u32 },
     #[error(
-        "the memory of process {pid} may not be read; run as root or with CAP_SYS_PTRACE, or as the same user with \
-         kernel.yama.ptrace_scope=0"
+        "the memory of process {pid} may not be read; run as root or with CAP_SYS_PTRACE, or as \
+         the same user with kernel.yama.ptrace_scope=0"
     )]
     NotPermitted { pid: u32 },
     #[error("process {pid} ended while its core was written; the part that was there is removed")]
@@ -24,12 +24,13 @@ pub enum CoreError {
     #[error("{path} is there already; remove it, or give another name")]
     Exists { path: PathBuf },
     #[error(
-        "{path} cannot be made: {error}; give a file in a folder that is there and that you may write to"
+        "{path} cannot be made: {error}; give a file in a folder that is there and that you may \
+         write to"
     )]
     NotMade { path: PathBuf, error: Error },
     #[error(
-        "no room for {path} after {} MiB; what was written is removed. Free some space there, or give a file on a \
-         larger file system (df shows which)",
+        "no room for {path} after {} MiB; what was written is removed. Free some space there, or \
+         give a file on a larger file system (df shows which)",
         written_bytes >> 20
     )]
     NoRoom { path: PathBuf, written_bytes: u64 },

@@ -83,7 +83,8 @@ pub enum ConnectError {
     },
     /// A TCP address beyond loopback without permission.
     #[error(
-        "blade {address} is on another host and TCP is not encrypted; allow remote TCP explicitly if you mean it"
+        "blade {address} is on another host and TCP is not encrypted; allow remote TCP explicitly \
+         if you mean it"
     )]
     RemoteTcp {
         /// The blade's address.
@@ -91,8 +92,9 @@ pub enum ConnectError {
     },
     /// The blade behind a unix socket is run by somebody whom this user did not choose.
     #[error(
-        "blade {address} is run by user {owner}, neither root nor this user ({user}), and could read the memory: have it \
-         listen in a folder that is user {owner}'s and that nobody else may write to, if that blade is meant"
+        "blade {address} is run by user {owner}, neither root nor this user ({user}), and could \
+         read the memory: have it listen in a folder that is user {owner}'s and that nobody else \
+         may write to, if that blade is meant"
     )]
     Stranger {
         /// The blade's address.

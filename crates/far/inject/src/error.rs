@@ -28,7 +28,8 @@ pub enum InjectError {
     )]
     OtherArchitecture { pid: i32 },
     #[error(
-        "process {pid} is under strict seccomp: it may only read, write and exit, so nothing can be put into it"
+        "process {pid} is under strict seccomp: it may only read, write and exit, so nothing can \
+         be put into it"
     )]
     SeccompStrict { pid: i32 },
     #[error("process {pid} cannot take a sidecar: {reason}")]
@@ -39,8 +40,8 @@ pub enum InjectError {
     )]
     Busy { pid: i32, tid: i32 },
     #[error(
-        "task {tid}, made for process {pid}, did not answer ({call}) in time; the machine is overloaded, or \
-         the program's address space is locked; try again"
+        "task {tid}, made for process {pid}, did not answer ({call}) in time; the machine is \
+         overloaded, or the program's address space is locked; try again"
     )]
     Slow { pid: i32, tid: i32, call: &'static str },
     #[error("process {pid} has more than {max} threads; they would be stopped for too long")]
@@ -52,7 +53,8 @@ pub enum InjectError {
     )]
     NoGate { pid: i32 },
     #[error(
-        "{call} on behalf of process {pid} failed: {source}; limits (RLIMIT_AS, RLIMIT_NPROC, pids.max) and seccomp filters are the usual reasons"
+        "{call} on behalf of process {pid} failed: {source}; limits (RLIMIT_AS, RLIMIT_NPROC, \
+         pids.max) and seccomp filters are the usual reasons"
     )]
     Refused { pid: i32, call: &'static str, source: io::Error },
     #[error("{what} failed for process {pid}: {source}")]

@@ -49,7 +49,8 @@ fn main() -> anyhow::Result<()> {
         };
         ratios.push(rate(moved) / rate(floor));
         println!(
-            "round {round}: bare stream {:.2} GiB/s, into new memory {:.2} GiB/s, move {:.2} GiB/s, ratio {:.2}",
+            "round {round}: bare stream {:.2} GiB/s, into new memory {:.2} GiB/s, move {:.2} \
+             GiB/s, ratio {:.2}",
             rate(floor),
             rate(into_new),
             rate(moved),
@@ -147,7 +148,8 @@ impl World {
         for percentile in [50, 99] {
             let (alone, beside) = (at(&quiet, percentile), at(&disturbed, percentile));
             println!(
-                "busy program: p{percentile} of a read {:.1} us alone, {:.1} us while all moves, ratio {:.2}",
+                "busy program: p{percentile} of a read {:.1} us alone, {:.1} us while all moves, \
+                 ratio {:.2}",
                 alone.as_secs_f64() * 1e6,
                 beside.as_secs_f64() * 1e6,
                 beside.as_secs_f64() / alone.as_secs_f64()

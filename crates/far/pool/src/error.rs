@@ -81,7 +81,8 @@ pub enum PoolError {
     },
     /// A superpage could not be moved; it is where it was, unless its blade is lost.
     #[error(
-        "superpage {superpage} of segment {segment} could not be moved from blade {from} to {to}: {reason}"
+        "superpage {superpage} of segment {segment} could not be moved from blade {from} to {to}: \
+         {reason}"
     )]
     NotMoved {
         /// The superpage.
@@ -114,7 +115,8 @@ pub enum PoolError {
     },
     /// A TCP address beyond loopback without permission.
     #[error(
-        "blade {address} is on another host; traffic is not encrypted, so say --allow-remote-tcp if you mean it"
+        "blade {address} is on another host; traffic is not encrypted, so say --allow-remote-tcp \
+         if you mean it"
     )]
     RemoteTcp {
         /// The blade's address.
@@ -128,7 +130,8 @@ pub enum PoolError {
     },
     /// The client may not have more memory over all blades together.
     #[error(
-        "this program's quota of {quota_bytes} bytes of far memory is used up; raise it with --quota"
+        "this program's quota of {quota_bytes} bytes of far memory is used up; raise it with \
+         --quota"
     )]
     Quota {
         /// The quota asked for at the start, in bytes.
@@ -162,7 +165,8 @@ pub enum PoolError {
     },
     /// Two blades say that they hold the superpage: either could be the wrong one.
     #[error(
-        "superpage {superpage} of a shared segment is on blade {address} and on another one; neither is read"
+        "superpage {superpage} of a shared segment is on blade {address} and on another one; \
+         neither is read"
     )]
     OnTwoBlades {
         /// The superpage.

@@ -666,13 +666,15 @@ fn explain_refusal(error: &CallError) -> String {
         CallError::Refused { address, code: ErrorCode::BladeFull, detail, .. } => {
             let mib = detail >> 20;
             format!(
-                "blade {address} is full, all of its {mib} MiB are in use (start it with more --memory)"
+                "blade {address} is full, all of its {mib} MiB are in use (start it with more \
+                 --memory)"
             )
         }
         CallError::Refused { address, code: ErrorCode::QuotaExceeded, detail, .. } => {
             let mib = detail >> 20;
             format!(
-                "blade {address} gives this program no more than {mib} MiB (start it with a larger --quota)"
+                "blade {address} gives this program no more than {mib} MiB (start it with a larger \
+                 --quota)"
             )
         }
         other => other.to_string(),

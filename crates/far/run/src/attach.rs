@@ -342,7 +342,8 @@ fn withdraw(ward: &Ward) {
     if let Err(error) = ward.withdraw() {
         let pid = pid_of(ward);
         say!(
-            "farpool: process {pid} has all its memory, and unused addresses of its sidecar: {error}"
+            "farpool: process {pid} has all its memory, and unused addresses of its sidecar: \
+             {error}"
         );
     }
 }

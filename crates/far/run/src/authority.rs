@@ -123,7 +123,8 @@ mod tests {
 
     fn authority(uids: &str, groups: &str, permitted: &str, filters: u32) -> Authority {
         let text = format!(
-            "Uid:\t{uids}\nGid:\t7 7 7 7\nGroups:\t{groups}\nCapPrm:\t{permitted}\nSeccomp_filters:\t{filters}\n"
+            "Uid:\t{uids}\nGid:\t7 7 7 \
+             7\nGroups:\t{groups}\nCapPrm:\t{permitted}\nSeccomp_filters:\t{filters}\n"
         );
         Authority { root: Some((1, 2)), ..Authority::parse(&text).expect("a status") }
     }

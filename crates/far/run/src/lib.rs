@@ -154,19 +154,20 @@ pub enum RunError {
     #[error("the blade address {address} is not usable: {reason}")]
     Address { address: String, reason: String },
     #[error(
-        "--quota {asked} is too small: far memory is lent in pieces of 16 MiB; give at least {SUPERPAGE_BYTES} bytes \
-         (16MiB)"
+        "--quota {asked} is too small: far memory is lent in pieces of 16 MiB; give at least \
+         {SUPERPAGE_BYTES} bytes (16MiB)"
     )]
     QuotaTooSmall { asked: u64 },
     #[error("{0}. (--no-check starts the program all the same)")]
     BladeCheck(farpool_fabric::ConnectError),
     #[error(transparent)]
     NoBlade(farpool_fabric::ConnectError),
-    #[error("the program could use no far memory: {0}; {remedy}. (--no-check starts it all the same)", remedy = .0.remedy())]
+    #[error("the program could use no far memory: {0}; {remedy}. (--no-check starts it all the \
+        same)", remedy = .0.remedy())]
     Userfaultfd(UserfaultfdLack),
     #[error(
-        "{whose} may have {has} open files, but needs {needs}: raise the limit with ulimit -n {needs} or more (LimitNOFILE= \
-         of a service). (--no-check starts the program all the same)"
+        "{whose} may have {has} open files, but needs {needs}: raise the limit with ulimit -n \
+         {needs} or more (LimitNOFILE= of a service). (--no-check starts the program all the same)"
     )]
     Descriptors { whose: &'static str, has: u64, needs: u64 },
     #[error(
@@ -184,14 +185,15 @@ pub enum RunError {
     )]
     SmallBladeFiles { has: u64, needs: u64 },
     #[error(
-        "the program may have {} MiB of address space, of which the pager in it needs {} MiB: raise the limit with \
-         ulimit -v, at least by those, or lift it (ulimit -v unlimited). (--no-check starts the program all the same)",
+        "the program may have {} MiB of address space, of which the pager in it needs {} MiB: \
+         raise the limit with ulimit -v, at least by those, or lift it (ulimit -v unlimited). \
+         (--no-check starts the program all the same)",
         has >> 20, needs::PAGER_ADDRESS_BYTES >> 20
     )]
     AddressSpace { has: u64 },
     #[error(
-        "the statistics cannot be written to {path}: {error}; give --stats a file in a folder that is there and that \
-         you may write to"
+        "the statistics cannot be written to {path}: {error}; give --stats a file in a folder that \
+         is there and that you may write to"
     )]
     Statistics { path: PathBuf, error: std::io::Error },
     #[error("--local {asked} is too small; give at least {LIMIT_MIN_BYTES} bytes (4MiB)")]
@@ -201,12 +203,14 @@ pub enum RunError {
     )]
     Directory { path: PathBuf, error: std::io::Error },
     #[error(
-        "{path} is a link or no folder, and is not followed: remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+        "{path} is a link or no folder, and is not followed: remove it, or set XDG_RUNTIME_DIR to \
+         a folder of your own"
     )]
     NoFolder { path: PathBuf },
     #[error(
-        "{path} belongs to user {owner} and has mode {mode:o}, but must be user {user}'s with mode {wanted:o}: whoever \
-         can change that folder can read this program's memory. Remove it, or as its owner chmod {wanted:o} {path}{elsewhere}"
+        "{path} belongs to user {owner} and has mode {mode:o}, but must be user {user}'s with mode \
+         {wanted:o}: whoever can change that folder can read this program's memory. Remove it, or \
+         as its owner chmod {wanted:o} {path}{elsewhere}"
     )]
     SharedFolder {
         path: PathBuf,
@@ -217,7 +221,8 @@ pub enum RunError {
         elsewhere: &'static str,
     },
     #[error(
-        "the preload library is missing: {path}; build it (make build) or install it beside the binary"
+        "the preload library is missing: {path}; build it (make build) or install it beside the \
+         binary"
     )]
     NoPreload { path: PathBuf },
     #[error(transparent)]
@@ -240,13 +245,13 @@ pub enum RunError {
     #[error("process {pid} is farpool itself; give the process that is to have less local memory")]
     Oneself { pid: u32 },
     #[error(
-        "process 1 is the first of this machine or container, and all others would end with it if anything went \
-         wrong; attach to a container's from outside, by its number there"
+        "process 1 is the first of this machine or container, and all others would end with it if \
+         anything went wrong; attach to a container's from outside, by its number there"
     )]
     FirstProcess,
     #[error(
-        "process {pid} has a pager already: it was attached to, or belongs to a farpool run; farpool limit changes its \
-         local memory, and farpool detach ends an attachment"
+        "process {pid} has a pager already: it was attached to, or belongs to a farpool run; \
+         farpool limit changes its local memory, and farpool detach ends an attachment"
     )]
     AlreadyPaged { pid: u32 },
     #[error("{pages} pages of process {pid} could not be brought in, and it was ended")]
@@ -257,18 +262,21 @@ pub enum RunError {
     )]
     SidecarDied { pid: u32, words: String },
     #[error(
-        "process {pid} was started by farpool run with the preloaded library, which cannot leave it; farpool limit gives \
-         it more local memory, and farpool core writes a core with what is far"
+        "process {pid} was started by farpool run with the preloaded library, which cannot leave \
+         it; farpool limit gives it more local memory, and farpool core writes a core with what is \
+         far"
     )]
     Preloaded { pid: u32 },
     #[error("process {pid} has no sidecar, and all its memory: there is nothing to bring in")]
     NotEntered { pid: u32 },
     #[error(
-        "no process of the tree of process {pid} could be entered; the reasons are above. Nothing was changed"
+        "no process of the tree of process {pid} could be entered; the reasons are above. Nothing \
+         was changed"
     )]
     NobodyEntered { pid: u32 },
     #[error(
-        "process {pid} is no process of a farpool that could be told to leave it; farpool stat shows what runs"
+        "process {pid} is no process of a farpool that could be told to leave it; farpool stat \
+         shows what runs"
     )]
     NotAttached { pid: u32 },
     #[error("process {pid} was not left within {seconds} s; its memory is still being brought in")]

@@ -63,11 +63,13 @@ impl UserfaultfdLack {
         match self {
             UserfaultfdLack::Permission(_) => DEVICE_REMEDY,
             UserfaultfdLack::NoDevice => {
-                "in a container put the device /dev/userfaultfd into its specification (--device /dev/userfaultfd) and \
-                 allow userfaultfd in the seccomp profile; elsewhere run as root, or use a kernel from Linux 6.1 on"
+                "in a container put the device /dev/userfaultfd into its specification (--device \
+                 /dev/userfaultfd) and allow userfaultfd in the seccomp profile; elsewhere run as \
+                 root, or use a kernel from Linux 6.1 on"
             }
             UserfaultfdLack::NoKernel => {
-                "use a kernel built with CONFIG_USERFAULTFD; in a container the seccomp profile may hide it"
+                "use a kernel built with CONFIG_USERFAULTFD; in a container the seccomp profile \
+                 may hide it"
             }
             UserfaultfdLack::Lacks(_) => "use Linux 6.8 or newer",
             UserfaultfdLack::Broken(_) => "farpool doctor says what this machine can do",

@@ -88,7 +88,8 @@ impl Outsiders {
         if ends_all {
             self.must_end = true;
             say!(
-                "farpool: {who} cannot be held to the limit, so all are ended (--when-outside fail): {reason}"
+                "farpool: {who} cannot be held to the limit, so all are ended (--when-outside \
+                 fail): {reason}"
             );
         } else {
             say!("farpool: {who} is not held to the limit: {reason}");
@@ -246,7 +247,10 @@ fn lack(pid: u32, library: &str) -> Option<String> {
         Err(error) => {
             let is_closed = error.kind() == std::io::ErrorKind::PermissionDenied;
             return (is_closed && runs_as_another(pid)).then(|| {
-                format!("it changed its user when it started, so no library was put into it; {REMEDY}, as root")
+                format!(
+                    "it changed its user when it started, so no library was put into it; \
+                    {REMEDY}, as root"
+                )
             });
         }
     };
@@ -271,8 +275,8 @@ fn lack(pid: u32, library: &str) -> Option<String> {
     let is_loaded = maps.contains("libc.so") || maps.contains("musl");
     is_loaded.then(|| {
         format!(
-            "its loader put no library into it: it cannot see {library}, changes its user when it starts, or has \
-             another C library; {REMEDY}"
+            "its loader put no library into it: it cannot see {library}, changes its user when it \
+             starts, or has another C library; {REMEDY}"
         )
     })
 }

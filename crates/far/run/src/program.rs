@@ -20,13 +20,14 @@ pub enum ProgramError {
     #[error("{path} cannot be started: {error}; {}", start_remedy(.error))]
     NotStarted { path: PathBuf, error: std::io::Error },
     #[error(
-        "{0} is statically linked, so no library can be put into it; give --door sidecar, which serves such programs, \
-         or build it with dynamic linking. (--when-outside allow starts it without a limit)"
+        "{0} is statically linked, so no library can be put into it; give --door sidecar, which \
+         serves such programs, or build it with dynamic linking. (--when-outside allow starts it \
+         without a limit)"
     )]
     Static(PathBuf),
     #[error(
-        "{0} changes its user when it starts (setuid or file capabilities), so the system lets no library be \
-         put into it; start it as that user instead"
+        "{0} changes its user when it starts (setuid or file capabilities), so the system lets no \
+         library be put into it; start it as that user instead"
     )]
     SetUser(PathBuf),
     #[error("{path}: interpreters of scripts are nested more than {} deep", MAX_INTERPRETERS)]

@@ -31,8 +31,8 @@ pub enum SidecarError {
     #[error("the sidecar of process {pid} does not answer: {error}")]
     Silent { pid: i32, error: Error },
     #[error(
-        "process {pid} may map {room} MiB more (RLIMIT_AS), and its sidecar could take {ADDRESS_ROOM_MIB} MiB of that; \
-         raise its limit (ulimit -v)"
+        "process {pid} may map {room} MiB more (RLIMIT_AS), and its sidecar could take \
+         {ADDRESS_ROOM_MIB} MiB of that; raise its limit (ulimit -v)"
     )]
     NoAddresses { pid: i32, room: u64 },
     #[error(

@@ -166,7 +166,8 @@ impl Ward {
         if self.silent_since.get_or_insert_with(Instant::now).elapsed() > HANG_TIME {
             self.silent_since = None;
             say!(
-                "farpool: the sidecar of process {}, which has ended, says nothing for {} s; it is ended",
+                "farpool: the sidecar of process {}, which has ended, says nothing for {} s; it is \
+                 ended",
                 self.pid.as_raw_nonzero(),
                 HANG_TIME.as_secs()
             );
@@ -298,8 +299,8 @@ impl Ward {
         let Some(excess) = authority::excess(self.pid, self.sidecar.pid) else { return };
         self.is_renewed = true;
         say!(
-            "farpool: process {0} has given up {excess}, which its sidecar still has; all memory is \
-             brought in, and process {0} gets another sidecar",
+            "farpool: process {0} has given up {excess}, which its sidecar still has; all memory \
+             is brought in, and process {0} gets another sidecar",
             self.pid.as_raw_nonzero()
         );
         // One that cannot be told has ended, which is heard of.

@@ -214,9 +214,9 @@ fn sample(run: &RunStatistics, at: Duration, is_stalled: bool) -> Sample {
 fn told(found: WorkingSet, limit_bytes: u64, keeper_pid: u32) -> String {
     let (mib, about) = size_in_words(found);
     format!(
-        "the program works on more memory than it has, and much of its time goes to pages that come and go: {about} \
-         {mib} MiB of local memory would hold it, and it has {} MiB; give it --local {mib}MiB, or now farpool limit \
-         {keeper_pid} {mib}MiB",
+        "the program works on more memory than it has, and much of its time goes to pages that \
+         come and go: {about} {mib} MiB of local memory would hold it, and it has {} MiB; give it \
+         --local {mib}MiB, or now farpool limit {keeper_pid} {mib}MiB",
         limit_bytes >> 20
     )
 }
@@ -224,8 +224,8 @@ fn told(found: WorkingSet, limit_bytes: u64, keeper_pid: u32) -> String {
 fn concluded(found: WorkingSet, limit_bytes: u64) -> String {
     let (mib, about) = size_in_words(found);
     format!(
-        "the program worked on more memory than it had: {about} {mib} MiB of local memory would have held it, and \
-         it had {} MiB; give it --local {mib}MiB the next time",
+        "the program worked on more memory than it had: {about} {mib} MiB of local memory would \
+         have held it, and it had {} MiB; give it --local {mib}MiB the next time",
         limit_bytes >> 20
     )
 }
@@ -236,8 +236,8 @@ fn size_in_words(found: WorkingSet) -> (u64, &'static str) {
 
 fn too_much(all: &Unmovable, limit_bytes: u64) -> String {
     format!(
-        "{} bytes of the program cannot be moved, more than its limit of {limit_bytes}: {}; the limit cannot hold, \
-         raise it (--local, farpool limit). This is said once",
+        "{} bytes of the program cannot be moved, more than its limit of {limit_bytes}: {}; the \
+         limit cannot hold, raise it (--local, farpool limit). This is said once",
         all.staying_bytes(limit_bytes),
         all.text()
     )

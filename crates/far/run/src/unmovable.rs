@@ -222,7 +222,8 @@ mod tests {
         flags: &str,
     ) -> String {
         format!(
-            "7f0000000000-7f0000100000 {rights} 00000000 00:01 7 {path}\nSize: 1024 kB\nRss: {resident_kib} kB\n\
+            "7f0000000000-7f0000100000 {rights} 00000000 00:01 7 {path}\nSize: 1024 kB\nRss: \
+             {resident_kib} kB\n\
              Anonymous: {anonymous_kib} kB\nVmFlags: {flags}\n"
         )
     }
@@ -266,7 +267,8 @@ mod tests {
         /// Any text is read, and what is said to stay is no more than what is there.
         #[test]
         fn nothing_is_made_up(
-            resident in proptest::collection::vec((0_u64..1000, 0_u64..1000), 0..9), junk in "[ -~\n]{0,200}",
+            resident in proptest::collection::vec((0_u64..1000, 0_u64..1000), 0..9), junk in "[ \
+                -~\n]{0,200}",
         ) {
             let text: String =
                 resident.iter().map(|(rss, anonymous)| entry("rw-p", "", rss + anonymous, *anonymous, "rd")).collect();

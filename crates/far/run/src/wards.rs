@@ -258,8 +258,9 @@ impl Wards {
         }
         self.has_warned = true;
         say!(
-            "farpool: the program holds {} MiB, more than its limit of {} MiB: it populated or locked memory with one call, \
-             or grew faster than its pages can leave; this is said once",
+            "farpool: the program holds {} MiB, more than its limit of {} MiB: it populated or \
+             locked memory with one call, or grew faster than its pages can leave; this is said \
+             once",
             counted_bytes >> 20,
             limit >> 20
         );
@@ -413,8 +414,8 @@ impl Wards {
             }
             Some(News::Died(words)) => {
                 say!(
-                    "farpool: the sidecar of process {0} has ended, and process {0} with it, for nobody could bring its \
-                     pages; its last words: {words}",
+                    "farpool: the sidecar of process {0} has ended, and process {0} with it, for \
+                     nobody could bring its pages; its last words: {words}",
                     number(ward.pid)
                 );
                 ward.end_program();

@@ -342,7 +342,8 @@ mod tests {
             let (told, largest) = model.run(walk, fetches, 120);
             let (first, second) = told.first().expect("it is told");
             let round = needs / fetches;
-            prop_assert!(*second <= 10 + (2 * round).saturating_sub(6), "{first:?} after {second} s");
+            prop_assert!(*second <= 10 + (2 * round).saturating_sub(6), "{first:?} after {second} \
+                s");
             prop_assert!(told.len() <= 2 && first.pages > limit_pages, "{told:?}");
             prop_assert!(first.pages.abs_diff(needs) * 4 <= needs, "{first:?} of {needs}");
             let largest = largest.expect("it is told");

@@ -23,9 +23,9 @@ const PROBED_ADDRESS: usize = USER_END - 2 * PAGE_BYTES;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
-        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as root, let a group of \
-         the user's open it (chgrp GROUP /dev/userfaultfd && chmod 660 /dev/userfaultfd), or set \
-         vm.unprivileged_userfaultfd=1"
+        "neither /dev/userfaultfd ({device}) nor userfaultfd(2) ({call}) can be opened; run as \
+         root, let a group of the user's open it (chgrp GROUP /dev/userfaultfd && chmod 660 \
+         /dev/userfaultfd), or set vm.unprivileged_userfaultfd=1"
     )]
     Denied { device: Error, call: Error },
     #[error(

@@ -78,11 +78,13 @@ proptest! {
                     let slack = rounded_ns * u128::from(limit.bytes_per_s);
                     prop_assert!(model.tokens < needed + slack, "refused what was there");
                     let soon = now_ns + wait_ns - 1;
-                    prop_assert!(bucket.take(bytes, soon, &limit).is_err(), "the wait is no longer than needed");
+                    prop_assert!(bucket.take(bytes, soon, &limit).is_err(), "the wait is no longer \
+                        than needed");
                     now_ns += wait_ns;
                     model.pass(now_ns);
                     prop_assert_eq!(bucket.take(bytes, now_ns, &limit), Ok(()), "after the wait");
-                    model.tokens = model.tokens.checked_sub(needed).expect("the wait was long enough");
+                    model.tokens = model.tokens.checked_sub(needed).expect("the wait was long \
+                        enough");
                     passed.push((now_ns, bytes));
                     rounded_ns += 1;
                 }

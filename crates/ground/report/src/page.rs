@@ -143,7 +143,8 @@ impl Page {
              <meta name=\"color-scheme\" content=\"light dark\">\n\
              <meta name=\"generator\" content=\"{tool} {version}\">\n<title>{title}</title>\n\
              <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n\
-             <script type=\"application/json\" id=\"answer\">\n{json}\n</script>\n</body>\n</html>\n",
+             <script type=\"application/json\" \
+             id=\"answer\">\n{json}\n</script>\n</body>\n</html>\n",
             tool = html(&self.provenance.tool),
             version = html(&self.provenance.version),
             title = html(&self.title),

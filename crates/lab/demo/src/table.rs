@@ -123,8 +123,10 @@ fn in_words(how: Stopped) -> String {
 /// What the rows worked on.
 pub fn headline(work: &Workspace) -> String {
     format!(
-        "redis and Python, unmodified, on {} records of this machine ({} of its packages, else blocks of\n\
-         files under /usr), {} in all. Each row is the same work; what is not local is where it says.",
+        "redis and Python, unmodified, on {} records of this machine ({} of its packages, else \
+         blocks of\n\
+         files under /usr), {} in all. Each row is the same work; what is not local is where it \
+         says.",
         work.records.known.len(),
         work.records.packages,
         mib(work.records.values_bytes),
@@ -266,9 +268,12 @@ pub fn notes(rows: &[Row]) -> String {
             }
         }
     }
-    text + "requests: Zipf 0.99, 5 % writes, one in flight on each of 4 connections. RAM: most anonymous memory\n\
-         held. pager: from the kernel's message that a far page is touched to the wake, by farpool's own\n\
-         count; what the kernel and the wake take comes on top. GET shows all of it, in every row. The kernel\n\
+    text + "requests: Zipf 0.99, 5 % writes, one in flight on each of 4 connections. RAM: most \
+         anonymous memory\n\
+         held. pager: from the kernel's message that a far page is touched to the wake, by \
+         farpool's own\n\
+         count; what the kernel and the wake take comes on top. GET shows all of it, in every row. \
+         The kernel\n\
          swaps in a memory control group of the same limit, swap not counted.\n"
 }
 

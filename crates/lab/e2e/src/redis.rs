@@ -57,9 +57,9 @@ impl Redis {
         self.ask(&["BGSAVE"]);
         let change = "for i = 1, 90000, 9 do redis.call('SET', 'k' .. i, 'new' .. i) end";
         self.ask(&["EVAL", change, "0"]);
-        let check = "for i = 1, 90000 do local v = redis.call('GET', 'k' .. i) \
-                     local e = i % 9 == 1 and 'new' .. i or string.rep(i .. '-', 1024 / (#tostring(i) + 1)) \
-                     if v ~= e then return i end end return 0";
+        let check = "for i = 1, 90000 do local v = redis.call('GET', 'k' .. i) local e = i % 9 == \
+                     1 and 'new' .. i or string.rep(i .. '-', 1024 / (#tostring(i) + 1)) if v ~= e \
+                     then return i end end return 0";
         assert_eq!(self.ask(&["EVAL", check, "0"]), "0", "every value is what was set");
         wait_until("the save to end", Duration::from_secs(60), || {
             self.ask(&["INFO", "persistence"]).contains("rdb_bgsave_in_progress:0").then_some(())
@@ -78,7 +78,8 @@ pub fn save_in_the_background(door: Door, limit_mib: u64) -> u64 {
     let run = Run::through(door, &format!("{limit_mib}MiB"));
     let redis = Redis::start(Some(run), directory.path());
     let peak = Peak::watch(redis.running.pid());
-    let fill = "for i = 1, 90000 do redis.call('SET', 'k' .. i, string.rep(i .. '-', 1024 / (#tostring(i) + 1))) end";
+    let fill = "for i = 1, 90000 do redis.call('SET', 'k' .. i, string.rep(i .. '-', 1024 / \
+        (#tostring(i) + 1))) end";
     redis.ask(&["EVAL", fill, "0"]);
     let digest = redis.ask(&["DEBUG", "DIGEST"]);
     assert_eq!(digest.len(), 40, "{digest}");

@@ -12,7 +12,8 @@ use farpool_units::MIB;
 const APART_PERCENT: u64 = 25;
 
 /// Costs that any machine could have; the counts do not depend on them.
-const COSTS: &str = "version = \"0\"\nmachine = \"any\"\nblades = []\nown_bytes = 3500000\nprobes = []\n\
+const COSTS: &str = "version = \"0\"\nmachine = \"any\"\nblades = []\nown_bytes = 3500000\nprobes \
+                     = []\n\
                      [costs]\nstart_ps = 1\nzero_fill_ps = 1\nzero_page_ps = 1\nvictim_hit_ps = 1\n\
                      demand_fetch_ps = 10000000\nprefetch_ps = 1\nevicted_chunk_ps = 1\n\
                      written_page_ps = 1\nclean_drop_ps = 1\n";

@@ -170,8 +170,8 @@ fn gcc_compiles_something_large() {
     let mut source = String::from("static unsigned x;\n");
     for number in 0..3000 {
         source += &format!(
-            "unsigned f{number}(unsigned a) {{ for (unsigned i = 0; i < a; i++) x = x * {number}u + i ^ a; \
-             return x + a * {number}u; }}\n"
+            "unsigned f{number}(unsigned a) {{ for (unsigned i = 0; i < a; i++) x = x * {number}u \
+             + i ^ a; return x + a * {number}u; }}\n"
         );
     }
     std::fs::write(directory.path().join("large.c"), source).expect("source");
@@ -257,8 +257,9 @@ open(sys.argv[1] + ".new", "w").write(h.hexdigest() + "\n"); os.rename(sys.argv[
 "#;
     std::fs::write(directory.path().join("job.py"), job).expect("script");
     std::fs::write(directory.path().join("daemon.py"), daemon).expect("script");
-    let script = "python3 job.py | cat; setsid -w python3 job.py; nohup python3 job.py 2>/dev/null; rm -f result; \
-                  python3 daemon.py result; while [ ! -e result ]; do sleep 0.05; done; cat result";
+    let script = "python3 job.py | cat; setsid -w python3 job.py; nohup python3 job.py \
+                  2>/dev/null; rm -f result; python3 daemon.py result; while [ ! -e result ]; do \
+                  sleep 0.05; done; cat result";
     compare(&USUAL, 24, "sh", &["-c", script], directory.path());
 }
 

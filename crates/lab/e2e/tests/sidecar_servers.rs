@@ -115,8 +115,8 @@ fn prometheus_measures_itself() {
     let _turn = turn();
     let (directory, port) = (scratch(), free_port());
     let settings = format!(
-        "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: self\n    static_configs:\n      \
-         - targets: ['127.0.0.1:{port}']\n"
+        "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: self\n    \
+         static_configs:\n      - targets: ['127.0.0.1:{port}']\n"
     );
     std::fs::write(directory.path().join("prometheus.yml"), settings).expect("settings");
     let listens = format!("--web.listen-address=127.0.0.1:{port}");
@@ -154,9 +154,10 @@ fn postgres_under_transactions_of_many_clients() {
     cluster.await_answer();
     cluster.client("pgbench", &["-i", "-s", "1", "-q", "postgres"]);
     cluster.client("pgbench", &["-n", "-c", "6", "-j", "2", "-t", "100", "postgres"]);
-    let sums = "select (select count(*) from pgbench_history) = 600 and (select sum(delta) from pgbench_history) = all \
-                (values ((select sum(abalance) from pgbench_accounts)), ((select sum(bbalance) from pgbench_branches)), \
-                ((select sum(tbalance) from pgbench_tellers)))";
+    let sums = "select (select count(*) from pgbench_history) = 600 and (select sum(delta) from \
+                pgbench_history) = all (values ((select sum(abalance) from pgbench_accounts)), \
+                ((select sum(bbalance) from pgbench_branches)), ((select sum(tbalance) from \
+                pgbench_tellers)))";
     let told = cluster.psql(sums).output().expect("psql");
     assert_eq!(String::from_utf8_lossy(&told.stdout), "t\n", "{told:?}");
     cluster.sort_with(6);

@@ -67,8 +67,8 @@ fn a_tree_is_attached_to_and_left() {
     verify(directory.path());
     let (born, mib) = (directory.path().join("born"), HELD_MIB);
     let script = format!(
-        "./verify {mib} 2 & ./verify {mib} 2 & until [ -e born ]; do sleep 0.1; done; ./verify {mib} 2 & \
-         wait; wait; wait"
+        "./verify {mib} 2 & ./verify {mib} 2 & until [ -e born ]; do sleep 0.1; done; ./verify \
+         {mib} 2 & wait; wait; wait"
     );
     let mut shell = Run::local("sh").args(["-c", &script]).directory(directory.path());
     shell = shell.patience(PATIENCE);

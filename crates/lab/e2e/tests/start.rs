@@ -24,13 +24,14 @@ fn on_a_stage(script: &str) -> Option<Outcome> {
     let stage = format!(
         "set -e; mount --make-rprivate /; mount -t tmpfs -o mode=755 stage /mnt\n\
          for file in farpool libfarpool_preload.so; do\n\
-           touch /mnt/$file; mount --bind \"$1/$file\" /mnt/$file\n\
+         touch /mnt/$file; mount --bind \"$1/$file\" /mnt/$file\n\
          done\n\
          mknod /mnt/uffd c 10 $((0x$(stat -c %T /dev/userfaultfd))); chmod 666 /mnt/uffd\n\
          mount --bind /mnt/uffd /dev/userfaultfd; mount -t tmpfs -o mode=1777 stage /tmp\n\
          mkdir -p /run/farpool; unset XDG_RUNTIME_DIR; F=/mnt/farpool; cd /tmp\n\
          as=\"setpriv --clear-groups --regid 9999 --reuid\"\n\
-         until_there() {{ n=0; while ! [ -e \"$1\" ]; do n=$((n + 1)); [ $n -lt 3000 ] || exit 99; sleep 0.01; done; }}\n\
+         until_there() {{ n=0; while ! [ -e \"$1\" ]; do n=$((n + 1)); [ $n -lt 3000 ] || exit 99; \
+         sleep 0.01; done; }}\n\
          set +e\n{script}"
     );
     let mut command = Command::new("unshare");
@@ -75,12 +76,13 @@ fn processes_without_room_on_a_full_file_system_end_with_a_message() {
     let _turn = turn();
     // They wait for a line each, so that all are there at once; none may end by SIGBUS.
     let script = "mount -t tmpfs -o size=8m full /run/farpool || exit 77; mkfifo /tmp/gate\n\
-         exec $F run --door preload --local 256MiB -- \
-         sh -c 'dd if=/dev/zero of=/run/farpool/fill bs=4k 2>/dev/null\n\
+         exec $F run --door preload --local 256MiB -- sh -c 'dd if=/dev/zero of=/run/farpool/fill \
+         bs=4k 2>/dev/null\n\
          exec 9<>/tmp/gate; n=0; pids=\n\
          while [ $n -lt 200 ]; do (read line <&9) & pids=\"$pids $!\"; n=$((n + 1)); done\n\
          for pid in $pids; do echo; done >&9\n\
-         bus=0; for pid in $pids; do wait $pid; [ $? != 135 ] || bus=$((bus + 1)); done; echo bus $bus'";
+         bus=0; for pid in $pids; do wait $pid; [ $? != 135 ] || bus=$((bus + 1)); done; echo bus \
+         $bus'";
     let Some(outcome) = on_a_stage(script) else { return };
     require_message(&outcome, 0, &["no room for more processes", "/run/farpool"]);
     assert_eq!(outcome.stdout.trim(), "bus 0", "{}", outcome.stderr);
@@ -103,10 +105,12 @@ fn a_folder_that_another_user_made_first_is_refused() {
 fn a_program_takes_no_orders_from_another_users_board() {
     let _turn = turn();
     let script = format!(
-        "umask 0; $as {STRANGER} $F run --local 16MiB -- sh -c 'touch /tmp/up; exec sleep 600' & run=$!\n\
+        "umask 0; $as {STRANGER} $F run --local 16MiB -- sh -c 'touch /tmp/up; exec sleep 600' & \
+         run=$!\n\
          until_there /tmp/up; board=$(echo /tmp/farpool-{STRANGER}/run-*/board)\n\
          chmod 755 /tmp/farpool-{STRANGER} ${{board%/board}}; chmod 666 $board\n\
-         $as {VICTIM} env LD_PRELOAD=/mnt/libfarpool_preload.so FARPOOL_BOARD=$board sh -c 'echo secret'; rc=$?\n\
+         $as {VICTIM} env LD_PRELOAD=/mnt/libfarpool_preload.so FARPOOL_BOARD=$board sh -c 'echo \
+         secret'; rc=$?\n\
          kill $run; wait $run; exit $rc"
     );
     let Some(outcome) = on_a_stage(&script) else { return };
@@ -120,7 +124,8 @@ fn a_strangers_blade_is_refused_but_in_a_folder_of_his_own() {
     let script = |socket: &str| {
         format!(
             "umask 0; $as {STRANGER} mkdir -m 755 /tmp/service\n\
-             $as {STRANGER} $F blade --memory 64MiB --listen unix://{socket} >/dev/null 2>&1 & blade=$!\n\
+             $as {STRANGER} $F blade --memory 64MiB --listen unix://{socket} >/dev/null 2>&1 & \
+             blade=$!\n\
              until_there {socket}; chmod 666 {socket}\n\
              $as {VICTIM} $F run --local 16MiB --blade unix://{socket} -- true; rc=$?\n\
              kill $blade; wait $blade; exit $rc"

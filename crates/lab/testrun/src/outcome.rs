@@ -104,7 +104,8 @@ mod tests {
     use super::*;
 
     const PASSES: &str = "test a ... ok\n\nsuccesses:\n\n---- b stdout ----\nSKIPPED: no redis\n\
-        SKIPPED: nor a client of it\n\n---- c stdout ----\nSKIPPED: no root\n\nsuccesses:\n    a\n\n\
+        SKIPPED: nor a client of it\n\n---- c stdout ----\nSKIPPED: no root\n\nsuccesses:\n    \
+        a\n\n\
         test result: ok. 4 passed; 0 failed; 1 ignored; 0 measured\n";
 
     #[test]
@@ -118,7 +119,8 @@ mod tests {
     #[test]
     fn what_failed_is_told_without_what_passed() {
         let text = "successes:\n    a\n\nfailures:\n\n---- b stdout ----\nSKIPPED: no root\n\
-            wrong byte\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\nafter";
+            wrong byte\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 \
+            ignored\nafter";
         let outcome = Outcome::read("x".into(), text, false);
         assert_eq!((outcome.passed, outcome.failed), (1, 1));
         assert!(outcome.complaint.contains("wrong byte") && !outcome.complaint.contains("after"));

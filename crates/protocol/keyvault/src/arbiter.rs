@@ -85,7 +85,8 @@ mod tests {
                 for member in 0..5u32 {
                     let at = member as usize;
                     since[at] = if served == Some(member) || !round[at] { 0 } else { since[at] + 1 };
-                    prop_assert!(since[at] < 5, "member {} waits for the {}th time", member, since[at]);
+                    prop_assert!(since[at] < 5, "member {} waits for the {}th \
+                        time", member, since[at]);
                 }
             }
         }

@@ -34,12 +34,14 @@ pub enum AddressError {
     Path(String),
     /// A socket path that the kernel cannot hold.
     #[error(
-        "the socket path in {0:?} is longer than {SOCKET_PATH_LIMIT_BYTES} bytes; choose a shorter one"
+        "the socket path in {0:?} is longer than {SOCKET_PATH_LIMIT_BYTES} bytes; choose a shorter \
+         one"
     )]
     PathTooLong(String),
     /// No numeric address and port.
     #[error(
-        "{0:?} needs a numeric address and a port, as in tcp://192.0.2.1:7070 or tcp://[2001:db8::1]:7070"
+        "{0:?} needs a numeric address and a port, as in tcp://192.0.2.1:7070 or \
+         tcp://[2001:db8::1]:7070"
     )]
     Host(String),
 }

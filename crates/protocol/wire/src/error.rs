@@ -9,7 +9,8 @@ use thiserror::Error;
 pub enum WireError {
     /// The first four bytes are not the protocol's.
     #[error(
-        "the bytes received are not Farpool frames (magic {found:#010x}); check the address and the port"
+        "the bytes received are not Farpool frames (magic {found:#010x}); check the address and \
+         the port"
     )]
     Magic {
         /// What stood there.
@@ -17,7 +18,8 @@ pub enum WireError {
     },
     /// The peer speaks another version.
     #[error(
-        "the peer speaks protocol version {found}, this program version {}; use the same release on both sides",
+        "the peer speaks protocol version {found}, this program version {}; use the same release \
+         on both sides",
         crate::PROTOCOL_VERSION
     )]
     Version {
@@ -107,7 +109,8 @@ error_codes! {
     /// Detail: 0. The connection closes after it.
     BadFrame = 1, "the blade could not read a frame";
     /// Detail: the blade's version. The connection closes after it.
-    VersionMismatch = 2, "the blade speaks another protocol version; use the same release on both sides";
+    VersionMismatch = 2, "the blade speaks another protocol version; use the same release on both \
+        sides";
     /// Detail: 0. The first request of a connection must be hello, and only the first.
     HelloExpected = 3, "hello must be the first request of a connection, and only the first";
     /// Detail: the segment. Unknown to the blade or not one of this client's: the two look alike
@@ -144,11 +147,13 @@ error_codes! {
     /// Detail: the generation that the slot has. The connection closes after it.
     Stale = 19, "a newer connection of the client took this one's place";
     /// Detail: the blade's limit on open descriptors.
-    NoDescriptors = 20, "the blade has no descriptor left for a segment; start it with a higher limit (ulimit -n, LimitNOFILE=)";
+    NoDescriptors = 20, "the blade has no descriptor left for a segment; start it with a higher \
+        limit (ulimit -n, LimitNOFILE=)";
     /// Detail: 0. Hello's grant is missing where one is needed, unknown, taken back, or not the one
     /// that the client came under before: these look alike from outside. The connection closes
     /// after it.
-    NotGranted = 21, "the client has no grant of memory there, or it was taken back; ask the controller for a new one";
+    NotGranted = 21, "the client has no grant of memory there, or it was taken back; ask the \
+        controller for a new one";
     /// Detail: the grant's epoch on the blade. Hello's is older: somebody else has the grant now.
     /// The connection closes after it.
     StaleEpoch = 22, "the grant was given anew since this client got it";

@@ -35,8 +35,8 @@ fn main() {
                 Scale { nodes, clients_percent, servers_percent, loss_permille, steady, seed };
             let report = run_scale(&scale);
             println!(
-                "| {nodes} | {} | {} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.1} | {:.0} | {} | {} | \
-                 {:.0} s |",
+                "| {nodes} | {} | {} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.1} | {:.0} | {} \
+                 | {} | {:.0} s |",
                 report.clients,
                 report.served,
                 report.wait(50),

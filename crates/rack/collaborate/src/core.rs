@@ -260,7 +260,8 @@ impl Core {
                 state.counts.grants_lost += 1;
                 match state.ledger.lost(grant) {
                     Some(client) => {
-                        tracing::error!(%grant, %client, "borrowed memory is gone, with what was on it");
+                        tracing::error!(%grant, %client, "borrowed memory is gone, with what was \
+                            on it");
                         state.tell("grant-lost", grant, format!("it was of {client}"));
                     }
                     None => tracing::debug!(%grant, "borrowed memory that nobody had is gone"),

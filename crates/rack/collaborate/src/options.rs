@@ -57,8 +57,8 @@ pub enum CollaborateError {
     NoName(&'static str),
     /// Reached from elsewhere.
     #[error(
-        "{0} can be reached from other machines; nothing there is encrypted and nobody is asked who he is, so \
-         allow it explicitly if the network is trusted"
+        "{0} can be reached from other machines; nothing there is encrypted and nobody is asked \
+         who he is, so allow it explicitly if the network is trusted"
     )]
     RemoteTcp(SocketAddr),
     /// Others could read what is said.

@@ -98,8 +98,8 @@ fn curve(trace: DensePages<'_>, rounds: usize, lru_misses: &[u64]) {
     let (time_s, curve) = best(rounds, || LruCurve::new(trace, |_| {}));
     let wrong = SIZES.iter().zip(lru_misses).filter(|(size, lru)| curve.misses(**size) != **lru);
     println!(
-        "exact LRU curve, all sizes: {time_s:.2} s, {:.1} M requests/s; {} of {} sizes differ from a \
-         cache of that size; {} MiB announced",
+        "exact LRU curve, all sizes: {time_s:.2} s, {:.1} M requests/s; {} of {} sizes differ from \
+         a cache of that size; {} MiB announced",
         rate_m(1, time_s),
         wrong.count(),
         SIZES.len(),
@@ -120,8 +120,8 @@ fn samples(trace: DensePages<'_>) -> Result<(), Box<dyn Error>> {
         let worst = (1..=64).map(|step| apart(PAGES as usize * step / 64)).fold(0.0, f64::max);
         let mean = (1..=64).map(|step| apart(PAGES as usize * step / 64)).sum::<f64>() / 64.0;
         println!(
-            "sample of {share}: {:.0} M requests/s, error {mean:.4} on average, {worst:.4} at most; \
-             {confidence}",
+            "sample of {share}: {:.0} M requests/s, error {mean:.4} on average, {worst:.4} at \
+             most; {confidence}",
             rate_m(1, time_s)
         );
     }
@@ -162,8 +162,9 @@ fn beside_the_oracle(
         let counts = counts.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
         let different = counts.iter().zip(&ours.misses).filter(|(a, b)| a != b).count();
         println!(
-            "libCacheSim, table of 2^{power}: {time_s:.1} s, {} MiB; we take 1/{:.1} of its time with one \
-             thread, 1/{:.1} with two, {} % of its memory; {different} of {} miss counts differ",
+            "libCacheSim, table of 2^{power}: {time_s:.1} s, {} MiB; we take 1/{:.1} of its time \
+             with one thread, 1/{:.1} with two, {} % of its memory; {different} of {} miss counts \
+             differ",
             their_kib / 1024,
             time_s / ours.times_s[0],
             time_s / ours.times_s[1],

@@ -153,7 +153,8 @@ pub fn page(budget: &Budget, trace: &References, needs: &[Need], provenance: Pro
     let page = Page::new("Local memory for a slowdown", provenance);
     let page = match best {
         Some(row) => page.finding(format!(
-            "{} needs the least local memory: {} of {:.1} MiB, for {:.1} % more time ({allowed} % are allowed).",
+            "{} needs the least local memory: {} of {:.1} MiB, for {:.1} % more time ({allowed} % \
+             are allowed).",
             row.design,
             row.local,
             mib(footprint),

@@ -196,8 +196,8 @@ pub fn page(
     let (requests, footprint) = (pages.pages.len(), pages.page_count as u64 * page_bytes);
     Page::new("Miss-ratio curves", provenance)
         .finding(format!(
-            "{requests} references to {} in pages of {}; {:.3} % of them are first touches, which every \
-             policy misses.",
+            "{requests} references to {} in pages of {}; {:.3} % of them are first touches, which \
+             every policy misses.",
             farpool_units::format_bytes(footprint),
             farpool_units::format_bytes(page_bytes),
             pages.page_count as f64 / requests.max(1) as f64 * 100.0

@@ -181,7 +181,8 @@ mod tests {
     #[test]
     fn designs_are_names_or_tables_over_them() {
         let text = "trace = \"t.parquet\"\nlocal = [\"75%\", \"64MiB\"]\n\
-                    designs = [\"fgra\", { base = \"ps\", name = \"mine\", far.link_latency_ps = 7 }]\n";
+                    designs = [\"fgra\", { base = \"ps\", name = \"mine\", far.link_latency_ps = 7 \
+                    }]\n";
         let file = read_text(text).unwrap();
         let experiment = &file.experiment;
         assert_eq!(experiment.local, [LocalSize::Permille(750), LocalSize::Bytes(64 << 20)]);

@@ -55,8 +55,8 @@ pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, Tr
 pub fn page_shift(path: &Path, block_bytes: u64, page_bytes: u64) -> Result<u32, TraceError> {
     if !page_bytes.is_power_of_two() || page_bytes < block_bytes {
         let reason = format!(
-            "pages of {page_bytes} bytes; the trace has blocks of {block_bytes}, and a page must be \
-             a power of two at least as large"
+            "pages of {page_bytes} bytes; the trace has blocks of {block_bytes}, and a page must \
+             be a power of two at least as large"
         );
         return Err(TraceError::foreign(path, reason));
     }

@@ -183,8 +183,8 @@ impl TraceReader {
 }
 
 /// Said of Parquet files that are something else.
-const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one of other \
-                        formats";
+const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one \
+                        of other formats";
 
 /// A foreign writer's row groups may be larger than ours; beyond this a file asks for too much
 /// memory.

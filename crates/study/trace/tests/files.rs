@@ -61,7 +61,8 @@ proptest! {
     #[test]
     fn no_bytes_end_an_import_otherwise_than_by_name(
         bytes in proptest::collection::vec(any::<u8>(), 0..400),
-        beginning in prop::sample::select(vec!["", "block,time\n", "address\n", " L 1000,8\n", "\0\0\0\x02"]),
+        beginning in prop::sample::select(vec!["", "block,time\n", "address\n", " L \
+            1000,8\n", "\0\0\0\x02"]),
         is_text in any::<bool>(),
     ) {
         let noise = if is_text {

@@ -22,7 +22,8 @@ pub struct Said {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     #[error(
-        "the value of key {key} is wrong: {found} bytes where {expected} of another content were expected"
+        "the value of key {key} is wrong: {found} bytes where {expected} of another content were \
+         expected"
     )]
     Value { key: String, expected: usize, found: usize },
     #[error("asked for key {asked}, the server answered with {answered:?}")]

@@ -63,7 +63,8 @@ pub struct Workload {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     #[error(
-        "{0:?} is no workload; there are uniform, zipf, zipf:ALPHA, friendfeed, microblog and twitter:cluster1 to twitter:cluster54"
+        "{0:?} is no workload; there are uniform, zipf, zipf:ALPHA, friendfeed, microblog and \
+         twitter:cluster1 to twitter:cluster54"
     )]
     Unknown(String),
     #[error("{0}")]

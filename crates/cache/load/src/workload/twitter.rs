@@ -27,7 +27,8 @@ pub struct Cluster {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TwitterError {
     #[error(
-        "there are no figures for Twitter's cluster {0}; there are clusters 1 to 54, without 5 and two others"
+        "there are no figures for Twitter's cluster {0}; there are clusters 1 to 54, without 5 and \
+         two others"
     )]
     Unknown(u32),
     #[error("line {0} of the table of clusters cannot be read")]

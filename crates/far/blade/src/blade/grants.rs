@@ -27,7 +27,8 @@ pub struct Revoked {
 /// More memory than the blade was set up with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
-    "the blade was set up to lend {limit_bytes} bytes at most, not {wanted_bytes}; start it with more"
+    "the blade was set up to lend {limit_bytes} bytes at most, not {wanted_bytes}; start it with \
+     more"
 )]
 pub struct CapacityError {
     /// What was asked for.

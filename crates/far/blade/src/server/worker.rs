@@ -216,7 +216,8 @@ impl Worker {
                 }
                 Err(error) => {
                     if self.shared.lost_log.may_write(self.shared.now()) {
-                        tracing::warn!(%error, address = %listener.address, "a connection was lost");
+                        tracing::warn!(%error, address = %listener.address, "a connection was \
+                            lost");
                     }
                     self.turn_away(&error);
                     return;

@@ -141,7 +141,8 @@ mod tests {
         let refusal = "mru".parse::<VictimKind>().unwrap_err().to_string();
         assert_eq!(
             refusal,
-            "there is no victim policy named \"mru\"; choose one of: fifo, clock, lru, random, sieve"
+            "there is no victim policy named \"mru\"; choose one of: fifo, clock, lru, random, \
+             sieve"
         );
     }
 }

@@ -190,7 +190,8 @@ fn block(part: usize, x: f64, y: f64, width: f64, height: f64, title: &str) -> S
         text => format!("<title>{}</title>", html(text)),
     };
     format!(
-        "<rect class=\"block k{colour}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\">{title}</rect>",
+        "<rect class=\"block k{colour}\" x=\"{}\" y=\"{}\" width=\"{}\" \
+         height=\"{}\">{title}</rect>",
         at(x),
         at(y),
         at(width),

@@ -77,7 +77,8 @@ impl Sqlite {
             0 => {
                 let low = random % 100_000;
                 format!(
-                    "SELECT count(*), sum(length(name)) FROM item WHERE price BETWEEN {low} AND {};",
+                    "SELECT count(*), sum(length(name)) FROM item WHERE price BETWEEN {low} AND \
+                     {};",
                     low + 200
                 )
             }

@@ -203,10 +203,15 @@ fn sources(lab: &Lab) -> Result<PathBuf, BenchError> {
                      a += printf(\"%d\", i ^ a); return a; }}\n"
                 )
             });
-            let text = format!("#include <stdio.h>\n#include <stdlib.h>\n{}", lines.collect::<String>());
+            let text = format!(
+                "#include <stdio.h>\n#include \
+                <stdlib.h>\n{}",
+                lines.collect::<String>()
+            );
             std::fs::write(folder.join(format!("part{file}.c")), text)?;
         }
-        let rules = "OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJECTS)\n%.o: %.c\n\tcc -O1 -c -o $@ $<\n\
+        let rules = "OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJECTS)\n%.o: \
+                     %.c\n\tcc -O1 -c -o $@ $<\n\
                      clean:\n\trm -f *.o\n";
         std::fs::write(folder.join("Makefile"), rules)
     });

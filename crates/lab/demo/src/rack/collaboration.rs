@@ -174,9 +174,8 @@ mod tests {
 
     #[test]
     fn what_a_daemon_says_is_understood() {
-        let answer = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"class\":\"client\",\
-                      \"offered_bytes\":5,\"lent_used_bytes\":7,\"borrowed\":[{\"node\":\"192.0.2.3:7070\",\
-                      \"bytes\":16,\"state\":\"ready\"},{\"node\":\"B\",\"bytes\":8,\"state\":\"moving\"}]}";
+        let answer = "HTTP/1.0 200 OK\r\ncontent-type: \
+                      application/json\r\n\r\n{\"class\":\"client\",\"offered_bytes\":5,\"lent_used_bytes\":7,\"borrowed\":[{\"node\":\"192.0.2.3:7070\",\"bytes\":16,\"state\":\"ready\"},{\"node\":\"B\",\"bytes\":8,\"state\":\"moving\"}]}";
         let said = parse(answer).expect("a body");
         let mut status = Status::default();
         collaboration().hear("B", &said, &mut status);

@@ -143,7 +143,8 @@ mod tests {
         assert_eq!(lines[1], "  1024 |          \u{2581}\u{2585}", "512 MiB/s: {text}");
         assert_eq!(
             lines[5],
-            "     4 |  \u{2581}\u{2585}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}"
+            "     4 \
+             |  \u{2581}\u{2585}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}\u{2588}"
         );
         assert_eq!(lines[6], "  role |SSSSSSCCCCCC");
         assert_eq!(lines[7], "        0         10 s");

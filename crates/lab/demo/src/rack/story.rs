@@ -105,7 +105,8 @@ fn the_moment(rack: &mut Rack) -> Result<(), Error> {
     let plan = rack.plan.clone();
     rack.log.step("A reclaims");
     rack.done(&format!(
-        "a big program starts on A: {} MiB, of which {} MiB may be local; B's demand begins to shrink",
+        "a big program starts on A: {} MiB, of which {} MiB may be local; B's demand begins to \
+         shrink",
         (plan.own_of_a_bytes + plan.of_a.bytes) >> 20,
         (plan.own_of_a_bytes + plan.of_a.local_bytes) >> 20
     ));

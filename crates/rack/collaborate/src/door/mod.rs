@@ -113,7 +113,7 @@ fn service(app: Arc<App>, token: Option<&str>) -> Router {
 }
 
 fn no_controller(kind: ProblemKind) -> Refusal {
-    let detail = "this node has no controller: it lends and borrows by itself, and answers only its own \
-                  programs, /v1/nodes, /v1/status, /v1/events, /metrics and /healthz";
+    let detail = "this node has no controller: it lends and borrows by itself, and answers only \
+                  its own programs, /v1/nodes, /v1/status, /v1/events, /metrics and /healthz";
     Refusal::new(kind, detail)
 }

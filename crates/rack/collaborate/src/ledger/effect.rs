@@ -80,8 +80,8 @@ pub enum LedgerError {
     },
     /// Nobody lends.
     #[error(
-        "nobody has memory to lend for now: {missing_bytes} of the {wanted_bytes} bytes wanted are missing \
-         and will be taken as soon as somebody has them"
+        "nobody has memory to lend for now: {missing_bytes} of the {wanted_bytes} bytes wanted are \
+         missing and will be taken as soon as somebody has them"
     )]
     NoRoom {
         /// What is not there.

@@ -55,8 +55,8 @@ fn best(catalog: &Catalog, efficiencies: &[Efficiency]) -> Option<String> {
     let means = efficiencies.iter().filter(|row| row.workload == HARMONIC_MEAN);
     let best = means.max_by(|a, b| a.per_total.total_cmp(&b.per_total))?;
     Some(format!(
-        "{} gives most for its total cost: {:.0} % of {baseline}'s performance per dollar, at {:.0} % of its \
-         performance (harmonic mean of all workloads).",
+        "{} gives most for its total cost: {:.0} % of {baseline}'s performance per dollar, at \
+         {:.0} % of its performance (harmonic mean of all workloads).",
         best.server,
         best.per_total * 100.0,
         best.performance * 100.0
@@ -70,14 +70,14 @@ fn far_findings(catalog: &Catalog) -> Vec<String> {
         let (name, date, price) = (&even.memory, &even.date, even.dollars_per_gib);
         match even.budget_dollars > 0.0 {
             true => format!(
-                "{name} of {date} at ${price:.2} a GiB: far memory pays while blade, switch and port cost less than \
-                 ${:.0} a server ({:.0} % of the blade's memory).",
+                "{name} of {date} at ${price:.2} a GiB: far memory pays while blade, switch and \
+                 port cost less than ${:.0} a server ({:.0} % of the blade's memory).",
                 even.budget_per_server_dollars,
                 even.overhead * 100.0
             ),
             false => format!(
-                "{name} of {date} at ${price:.2} a GiB: do not pool; far memory costs ${:.0} a server more than it \
-                 saves before there is a blade.",
+                "{name} of {date} at ${price:.2} a GiB: do not pool; far memory costs ${:.0} a \
+                 server more than it saves before there is a blade.",
                 -even.budget_per_server_dollars
             ),
         }
@@ -227,7 +227,10 @@ fn overhead_plot(far: &FarMemory) -> LinePlot {
         Axis::linear("price of blade, switch and ports over that of the blade's memory (%)"),
         Axis::linear("performance per memory $ against all local (%)"),
     )
-    .describe("Above zero far memory gives more performance for a dollar of memory; the price of memory cancels out.")
+    .describe(
+        "Above zero far memory gives more performance for a dollar of memory; the price of \
+        memory cancels out.",
+    )
     .line(Line::new("gain", points.map(|point| (point.overhead * 100.0, point.gain * 100.0))))
     .level(0.0, "nothing gained");
     match even > 0.0 {
@@ -250,7 +253,10 @@ fn ratio_plot(far: &FarMemory) -> LinePlot {
         Axis::linear("price of far memory over local memory"),
         Axis::linear("blade, switch and ports, over all local memory (%)"),
     )
-    .describe("Below zero no blade is cheap enough. Slower parts that others have no use for lie on the left.")
+    .describe(
+        "Below zero no blade is cheap enough. Slower parts that others have no use for lie \
+        on the left.",
+    )
     .line(Line::new("breaks even at", points))
     .level(0.0, "do not pool below")
     .upright(far.far_price_ratio, "as in the catalog")

@@ -20,7 +20,8 @@ pub fn dense(catalog: &Catalog, only: Option<&str>, from: Provenance) -> Page {
         .collect();
     if !unlisted.is_empty() {
         page = page.warning(format!(
-            "Powers of {} have parts that the source does not list; they are the keys unlisted_* of the catalog.",
+            "Powers of {} have parts that the source does not list; they are the keys unlisted_* \
+             of the catalog.",
             unlisted.join(", ")
         ));
     }
@@ -44,7 +45,8 @@ fn findings(catalog: &Catalog, built: &[Built]) -> Vec<String> {
     let mut findings = Vec::new();
     if let Some(most) = best(&|built| built.requests_per_s) {
         findings.push(format!(
-            "Most requests in {units}U: {} with {} cores a stack, {:.2} million a second, {} stacks, {:.0} W.",
+            "Most requests in {units}U: {} with {} cores a stack, {:.2} million a second, {} \
+             stacks, {:.0} W.",
             most.design,
             most.cores_per_stack,
             most.requests_per_s.unwrap_or(0.0) / 1e6,
@@ -130,7 +132,10 @@ fn density_plot(catalog: &Catalog, built: &[Built]) -> LinePlot {
         Axis::log("memory of a server (GB)"),
         Axis::linear("million requests a second").from_zero(),
     )
-    .describe("One point for each number of cores a stack: more cores serve more and leave room for less.");
+    .describe(
+        "One point for each number of cores a stack: more cores serve more and leave room \
+        for less.",
+    );
     for design in &catalog.designs {
         let of_design = built.iter().filter(|built| built.design == design.name);
         let points: Vec<(f64, f64)> = of_design

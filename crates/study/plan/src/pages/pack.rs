@@ -93,7 +93,10 @@ fn rows(answer: &Answer) -> Table {
             amount(answer, row.far_sum).into(),
         ]);
     }
-    table.note("No packing has fewer servers than \"at least\": peak of sums, and Martello and Toth's bound at every step.")
+    table.note(
+        "No packing has fewer servers than \"at least\": peak of sums, and Martello and \
+        Toth's bound at every step.",
+    )
 }
 
 fn servers(answer: &Answer) -> BarPlot {
@@ -109,7 +112,10 @@ fn servers(answer: &Answer) -> BarPlot {
 fn far(answer: &Answer) -> BarPlot {
     let rows = || answer.rows.iter().filter(|row| row.local_share < 1.0);
     BarPlot::grouped("Far memory", unit(answer))
-        .describe("Shared by all: as much as is in use at once. Given for good: as much as each may need.")
+        .describe(
+            "Shared by all: as much as is in use at once. Given for good: as much as each \
+            may need.",
+        )
         .bars(rows().map(name))
         .part("shared by all", rows().map(|row| amount(answer, row.far_peak)))
         .part("given for good", rows().map(|row| amount(answer, row.far_sum)))

@@ -82,13 +82,15 @@ fn of_size(size: &Size, verdict: Verdict, question: &Question) -> String {
     let saved = saved_share(size);
     let mut reason = match saved >= 0.0 {
         true => format!(
-            "{decision}: {} machines together need {} of the sum of their peaks{spare}, which saves {}",
+            "{decision}: {} machines together need {} of the sum of their peaks{spare}, which \
+             saves {}",
             size.vms,
             percent(size.ratio_with_spare),
             percent(saved)
         ),
         false => format!(
-            "{decision}: {} machines together need {} of the sum of their peaks{spare}: more than apart",
+            "{decision}: {} machines together need {} of the sum of their peaks{spare}: more than \
+             apart",
             size.vms,
             percent(size.ratio_with_spare)
         ),

@@ -77,7 +77,8 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     // help, as for Animation.
     let thesis = if over_time.is_cpu_bound { 0.0 } else { 68.0 };
     let note = format!(
-        "{scarce} scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter of memory local",
+        "{scarce} scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter \
+         of memory local",
         answer.machines, by_peaks.servers, over_time.servers, far.servers
     );
     Ok(vec![
@@ -134,9 +135,9 @@ fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
             POINTS_APART,
         )
         .because(
-            "over all servers as large as the largest (M-max); local: the median use; a blade for what is beyond it at \
-             once, half as much again for its electronics; 6.5 % slower. It depends on how much larger the largest is than \
-             the usual one; his are not known",
+            "over all servers as large as the largest (M-max); local: the median use; a blade for \
+             what is beyond it at once, half as much again for its electronics; 6.5 % slower. It \
+             depends on how much larger the largest is than the usual one; his are not known",
         ),
     ])
 }

@@ -114,29 +114,30 @@ pub fn gutierrez() -> Reproduction {
         errata: errata(&[
             (
                 "Tables 3.1 and 3.3",
-                "Mercury's printed powers need 1.0 W a stack as the least that stacked DRAM draws, which Table 3.1 \
-                 does not list; the larger of it and 210 mW per GB/s",
+                "Mercury's printed powers need 1.0 W a stack as the least that stacked DRAM draws, \
+                 which Table 3.1 does not list; the larger of it and 210 mW per GB/s",
             ),
             (
                 "Tables 3.3 and 3.4",
-                "Table 3.4 leaves that 1.0 W out: Mercury with 8 and 16 cores a stack draws what Iridium does, \
-                 and 120 W (96 x 1.0 / 0.8) less than in Table 3.3",
+                "Table 3.4 leaves that 1.0 W out: Mercury with 8 and 16 cores a stack draws what \
+                 Iridium does, and 120 W (96 x 1.0 / 0.8) less than in Table 3.3",
             ),
             (
                 "Table 3.1",
-                "stack counts and powers of 8 and more cores need 5 mW a core more than printed, and 0.40 W \
-                 for the network where 0.12 + 0.30 W are printed",
+                "stack counts and powers of 8 and more cores need 5 mW a core more than printed, \
+                 and 0.40 W for the network where 0.12 + 0.30 W are printed",
             ),
             ("Table 3.3", "93 stacks hold 372 GB, as Table 3.4 says, and not 371"),
             ("section 3.4.5", "77 % of a 13 inch board holds 126.9 stacks with ports, not 128"),
             (
                 "Table 4.2",
-                "KeyVault with 16 cores a stack draws 1.0 W a stack more than its parts; without it 26 stacks \
-                 would fit and not 25",
+                "KeyVault with 16 cores a stack draws 1.0 W a stack more than its parts; without \
+                 it 26 stacks would fit and not 25",
             ),
             (
                 "Table 4.3",
-                "Mercury's round trip of 3 us contradicts the text, where it is 2.3 times KeyVault's 90 us",
+                "Mercury's round trip of 3 us contradicts the text, where it is 2.3 times \
+                 KeyVault's 90 us",
             ),
         ]),
     }

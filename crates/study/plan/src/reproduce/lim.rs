@@ -91,8 +91,8 @@ pub fn lim() -> Reproduction {
             ("Figures 16 and 18", "the components of desk, mobl, emb1 and emb2 are not printed"),
             (
                 "Figure 8",
-                "16 servers of 1.5 GB, 32 GB on a blade and 260 % of its price cost $2,088 at $15 a GB; \
-                 16 x 4 GB cost $960: no performance of at most 1 makes that break even",
+                "16 servers of 1.5 GB, 32 GB on a blade and 260 % of its price cost $2,088 at $15 \
+                 a GB; 16 x 4 GB cost $960: no performance of at most 1 makes that break even",
             ),
         ]),
     }
@@ -221,7 +221,8 @@ fn table_5(catalog: &Catalog, model: &Model) -> Vec<Cell> {
                     cell = cell.because(would);
                 } else if *system == "srvr2" {
                     cell = cell.within(0.01).because(
-                        "0.1 of a percent below what the rounding of 97 % leaves open: 152.1 to 154.7",
+                        "0.1 of a percent below what the rounding of 97 % leaves open: 152.1 to \
+                         154.7",
                     );
                 }
                 cells.push(cell);
@@ -292,8 +293,8 @@ fn in_the_text(catalog: &Catalog, model: &Model) -> Vec<Cell> {
             let name = format!("{design}, overhead at which it breaks even");
             let ours = even.overhead * 100.0;
             cells.push(cell("Figure 8", &name, paper, ours).or_because(
-                "not derivable: at the printed sizes and prices a blade as fast as local memory breaks even at \
-                 25 %, and the performances are not printed",
+                "not derivable: at the printed sizes and prices a blade as fast as local memory \
+                 breaks even at 25 %, and the performances are not printed",
             ));
         }
     }

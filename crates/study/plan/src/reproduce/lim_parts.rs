@@ -108,7 +108,8 @@ pub(super) fn table_7(model: &Model, emb1: &Bill) -> Vec<Cell> {
                     cell.because(format!("{off}; prices of Table 7(a) on emb1's 499 of Table 4"))
                 }
                 Verdict::Departs => cell.because(
-                    "from the prices of Table 7(a) on emb1's 499 of Table 4, and 8 % for flash as the text says",
+                    "from the prices of Table 7(a) on emb1's 499 of Table 4, and 8 % for flash as \
+                     the text says",
                 ),
             };
             cells.push(cell);

@@ -36,8 +36,8 @@ impl fmt::Display for Confidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} samples of {} pages or more; at no size is the standard deviation of their miss ratios \
-             above {:.4}",
+            "{} samples of {} pages or more; at no size is the standard deviation of their miss \
+             ratios above {:.4}",
             self.seeds, self.sampled_pages_min, self.deviation_max
         )
     }

@@ -126,7 +126,8 @@ pub fn page(
     let mut page = Page::new("What far memory will cost this program", provenance);
     if let Some(worst) = predictions.iter().max_by_key(|it| it.slowdown_permille) {
         page = page.finding(format!(
-            "With {} local the program takes {:.2} s instead of {:.2} s, on {}, far memory on {blades}.",
+            "With {} local the program takes {:.2} s instead of {:.2} s, on {}, far memory on \
+             {blades}.",
             worst.local,
             seconds(question.native_ps + worst.added_ps),
             seconds(question.native_ps),
@@ -135,13 +136,15 @@ pub fn page(
     }
     if !matches!(trace.info.filter, Some(Filter::Pages(_)) | None) {
         page = page.warning(
-            "the trace went through caches, which hide pages that are in use; capture it with --pages",
+            "the trace went through caches, which hide pages that are in use; capture it with \
+             --pages",
         );
     }
     if trace.thread_count > 1 {
         let threads = trace.thread_count;
         page = page.warning(format!(
-            "{threads} threads: their faults overlap, and the costs are those of one; the program will be faster"
+            "{threads} threads: their faults overlap, and the costs are those of one; the program \
+             will be faster"
         ));
     }
     page.table(table.note("slowdown: added to the program's own time, in percent of it")).result(

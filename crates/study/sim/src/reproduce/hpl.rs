@@ -106,8 +106,8 @@ pub fn hpl(run: MstressRun) -> Vec<Claim> {
             format!("if a look costs more than {break_even_ns} ns"),
             false,
             format!(
-                "the saved faults of {} ns each pay for the looks below that price; the paper's hypervisor searched \
-                     page tables under a lock",
+                "the saved faults of {} ns each pay for the looks below that price; the paper's \
+                     hypervisor searched page tables under a lock",
                 fault_ps / 1000
             ),
         ),

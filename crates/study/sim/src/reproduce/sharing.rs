@@ -151,8 +151,8 @@ fn near_max(server: &Server, on: &str, compute_ps: u64) -> Result<Claim, DesignE
         ours: format!("{} slower with 5, 6 and 7", ours.join(", ")),
         holds: verdict(losses.iter().all(|loss| *loss <= NEAR_PERMILLE)),
         why: format!(
-            "mstress does nothing but refer to memory; VoltDB, which the paper runs, also computes: from {} ns for \
-             each reference on, 7 VMs are within 10 %",
+            "mstress does nothing but refer to memory; VoltDB, which the paper runs, also \
+             computes: from {} ns for each reference on, 7 VMs are within 10 %",
             compute_ps / 1000
         ),
     })
@@ -168,7 +168,8 @@ fn drop_at_eight(server: &Server, on: &str, compute_ps: u64) -> Result<Claim, De
         paper: "drops off".into(),
         ours: format!("{} slower than Max with 7, {} with 8", percent(seven), percent(eight)),
         holds: verdict(seven <= NEAR_PERMILLE && eight > NEAR_PERMILLE),
-        why: "the time to compute is chosen so that 7 are within 10 %; local memory shrinks and one link serves all"
+        why: "the time to compute is chosen so that 7 are within 10 %; local memory shrinks and \
+            one link serves all"
             .into(),
     })
 }
@@ -183,8 +184,8 @@ fn over_base(server: &Server, on: &str, compute_ps: u64) -> Result<Claim, Design
     } else if is_near {
         "held to a quarter of it more or less"
     } else {
-        "programs that compute longer gain more, up to 100 %; the paper says that its prototype's software serialises \
-         at 8, which is not simulated"
+        "programs that compute longer gain more, up to 100 %; the paper says that its prototype's \
+         software serialises at 8, which is not simulated"
     };
     let lost = base.saturating_sub(eight) * 1000 / base;
     let ours = if eight < base { format!("{} lower", percent(lost)) } else { percent(gain) };
@@ -210,7 +211,8 @@ fn with_content_sharing(server: &Server, on: &str, compute_ps: u64) -> Result<Cl
         paper: "scales better".into(),
         ours: format!("{} of Max with 8 VMs, {} without", kept(with), kept(without)),
         holds: verdict(with > without),
-        why: "the 40 % are taken from the paper, not found; scanning and breaking of shared pages cost nothing here"
+        why: "the 40 % are taken from the paper, not found; scanning and breaking of shared pages \
+            cost nothing here"
             .into(),
     })
 }

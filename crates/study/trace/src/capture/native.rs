@@ -127,8 +127,8 @@ impl<'a> Input<'a> {
             return Ok(Self::Endless);
         }
         Err(TraceError::Capture(
-            "standard input can be read only once, and a timed program runs several times: give it a file, \
-             /dev/null or a terminal, or leave --time out"
+            "standard input can be read only once, and a timed program runs several times: give it \
+             a file, /dev/null or a terminal, or leave --time out"
                 .to_owned(),
         ))
     }

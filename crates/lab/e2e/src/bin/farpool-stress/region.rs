@@ -116,9 +116,9 @@ impl Region {
         // The copy that a second look finds tells a race from a lost page.
         let again = words[first];
         sys::say(&format!(
-            "WRONG DATA while {what}: pid {} page {page} of {} at {:#x}: {count} of {WORDS} words wrong, first \
-             at {first}: {:#x} instead of {:#x}; {zeros} words are zero; stamp {:#x}, found stamp {:#x}, \
-             looked again {again:#x}\n",
+            "WRONG DATA while {what}: pid {} page {page} of {} at {:#x}: {count} of {WORDS} words \
+             wrong, first at {first}: {:#x} instead of {:#x}; {zeros} words are zero; stamp {:#x}, \
+             found stamp {:#x}, looked again {again:#x}\n",
             std::process::id(),
             self.pages(),
             self.address(page),
