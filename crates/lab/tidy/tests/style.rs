@@ -12,6 +12,9 @@ const PURE: [&str; 5] = [
     "crates/rack/rack/src",
     "crates/study/plan/src",
 ];
+/// Longest line of a comment, in characters: rustfmt holds code to it, and leaves comments as they
+/// are.
+const COMMENT_COLUMNS: usize = 100;
 const CLOCKS_AND_CHANCE: [&str; 3] = ["Instant::now", "SystemTime::now", "getrandom"];
 
 #[test]
@@ -22,6 +25,26 @@ fn files_are_short() {
         .map(|(lines, path)| format!("{path}: {lines} lines"))
         .collect();
     require_none("files have at most 700 lines", &long);
+}
+
+#[test]
+fn comments_are_wrapped() {
+    let mut broken = Vec::new();
+    for source in sources(&["rs"]) {
+        for (index, line) in source.text.lines().enumerate() {
+            let is_long = line.chars().count() > COMMENT_COLUMNS;
+            if is_long && line.trim_start().starts_with("//") && !is_table_or_formula(line) {
+                broken.push(source.place(index));
+            }
+        }
+    }
+    require_none("comments have at most 100 columns", &broken);
+}
+
+/// A row of a table, a link alone, or what is set as code (by four blanks) cannot be wrapped.
+fn is_table_or_formula(comment: &str) -> bool {
+    let text = comment.trim_start().trim_start_matches(['/', '!']);
+    text.trim_start().starts_with(['|', '[']) || text.starts_with("     ")
 }
 
 #[test]
