@@ -31,7 +31,7 @@ KEYS = 1_000_000
 # The first that one of a sample's source files matches, from the function inlined deepest on, is where the sample belongs.
 PLACES = [
     ("hash", re.compile(r"/twox-hash|keyvault/src/owner\.rs")),
-    ("cache", re.compile(r"crates/cache/kv/src/(store|tier)/")),
+    ("cache", re.compile(r"crates/cache/(kv-tier/src/|kv-store/src/(?!observe/|clock))")),
 ]
 
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/cache/kv/tests/exercise_flash/mod.rs"]
+#[path = "../../crates/cache/kv-tier/tests/exercise_flash/mod.rs"]
 mod exercise;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| exercise::decode_any(bytes));

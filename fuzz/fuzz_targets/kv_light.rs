@@ -2,9 +2,9 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/cache/kv/tests/exercise/mod.rs"]
+#[path = "../../crates/cache/kv-protocol/tests/exercise/mod.rs"]
 mod exercise;
-#[path = "../../crates/cache/kv/tests/exercise_light/mod.rs"]
+#[path = "../../crates/cache/kv-protocol/tests/exercise_light/mod.rs"]
 mod exercise_light;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -8,7 +8,7 @@ fn formats() -> [(&'static str, String); 6] {
         ("wire", farpool_wire::PROTOCOL_VERSION.to_string()),
         ("board", farpool_board::VERSION.to_string()),
         ("keyvault", farpool_keyvault::frame::VERSION.to_string()),
-        ("flash", farpool_kv::tier::flash::layout::VERSION.to_string()),
+        ("flash", farpool_kv_tier::flash::layout::VERSION.to_string()),
         ("acms", farpool_acms::message::VERSION.to_string()),
         ("trace", farpool_trace::reader::VERSION.to_string()),
     ]

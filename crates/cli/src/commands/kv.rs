@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use farpool_kv::server::auth::Credentials;
-use farpool_kv::server::{
+use farpool_kv_server::auth::Credentials;
+use farpool_kv_server::{
     Books, FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings,
 };
 use farpool_units::{MIB, at_most};
@@ -75,7 +75,7 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         privileges::become_daemon().context("cannot go on in the background")?;
     }
     logging::start()?;
-    farpool_kv::heap::keep_large_buffers_apart();
+    farpool_kv_server::heap::keep_large_buffers_apart();
     // Taken before anything is set up, so that no signal can leave a socket file behind.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;

@@ -1,0 +1,138 @@
+//! GETLEASE and RELEASE: the leases that one connection has on values of this shard.
+
+use std::num::NonZeroU32;
+
+use farpool_keyvault::frame::{Header, Status};
+use farpool_keyvault::message::{LEASES_RELEASED_MAX, LeaseIds, LeasedItem};
+use farpool_units::exactly;
+
+use super::{Shard, light};
+use farpool_kv_store::Found;
+use farpool_kv_store::lease::Lease;
+
+/// The most leases of one connection: as many requests may be unanswered, and one RELEASE ends as many.
+pub const LEASES_MAX: usize = LEASES_RELEASED_MAX;
+/// The lower bits of a lease's number: its slot. Above, how often the slot was used, so that a number that was
+/// released does not soon mean another lease.
+const SLOT_BITS: u32 = 12;
+
+const _: () = assert!(LEASES_MAX <= 1 << SLOT_BITS);
+
+#[derive(Debug, Default)]
+struct Slot {
+    uses: u32,
+    lease: Option<Lease>,
+}
+
+/// The leases of one connection, by their numbers.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    bytes_min: usize,
+}
+
+impl LeaseTable {
+    /// Values shorter than `bytes_min` are not leased.
+    #[must_use]
+    pub fn new(bytes_min: u32) -> Self {
+        Self { bytes_min: exactly(bytes_min), ..Self::default() }
+    }
+
+    /// How many leases there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.len() >= LEASES_MAX
+    }
+
+    /// The number under which the lease is known from now on. The caller has looked for room.
+    fn keep(&mut self, lease: Lease) -> NonZeroU32 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        let slot = &mut self.slots[at];
+        // From 1 on: no number is 0.
+        slot.uses = (slot.uses + 1) % (1 << (u32::BITS - SLOT_BITS));
+        slot.uses = slot.uses.max(1);
+        let before = slot.lease.replace(lease);
+        assert!(before.is_none(), "a free number has no lease");
+        let at = u32::try_from(at).expect("below LEASES_MAX");
+        NonZeroU32::new(slot.uses << SLOT_BITS | at).expect("uses count from 1")
+    }
+
+    fn take(&mut self, id: NonZeroU32) -> Option<Lease> {
+        let at = (id.get() & ((1 << SLOT_BITS) - 1)) as usize;
+        let slot = self.slots.get_mut(at).filter(|slot| slot.uses == id.get() >> SLOT_BITS)?;
+        let lease = slot.lease.take()?;
+        self.free.push(at);
+        Some(lease)
+    }
+
+    /// Ends all leases.
+    pub fn release_all(&mut self, shard: &mut Shard) {
+        let leases = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.lease);
+        leases.for_each(|lease| shard.store.release(lease));
+        self.free.clear();
+    }
+}
+
+/// Appends the whole answer to GETLEASE: where the value lies, or as to GET where it cannot be leased.
+pub fn answer_get(
+    shard: &mut Shard,
+    table: &mut LeaseTable,
+    header: &Header,
+    (key, hash): (&[u8], u64),
+    checked: bool,
+    out: &mut Vec<u8>,
+) {
+    light::answer_by(header, checked, out, |out| match light::read(shard, key, hash) {
+        Some(found) if push_lease(shard, table, found, out) => Status::Ok,
+        Some(found) => light::push_item(shard, found, out),
+        None => Status::NotFound,
+    });
+}
+
+/// Leases a value if that is possible; whether it was.
+fn push_lease(shard: &mut Shard, table: &mut LeaseTable, found: Found, out: &mut Vec<u8>) -> bool {
+    let view = shard.store.view(found);
+    if view.value().len() < table.bytes_min {
+        return false;
+    }
+    let (client_flags, cas) = (view.client_flags(), shard.store.cas(found));
+    if table.is_full() {
+        shard.store.count_lease_refused();
+        return false;
+    }
+    let Some(leased) = shard.store.lease(found) else { return false };
+    let value_bytes = u32::try_from(leased.bytes).expect("values have at most 30 bits");
+    let lease = table.keep(leased.lease);
+    LeasedItem { client_flags, lease, cas, at: leased.at as u64, value_bytes }.write(out);
+    true
+}
+
+/// Appends the whole answer to RELEASE: how many of the numbers were leases.
+pub fn answer_release(
+    shard: &mut Shard,
+    table: &mut LeaseTable,
+    header: &Header,
+    ids: LeaseIds<'_>,
+    checked: bool,
+    out: &mut Vec<u8>,
+) {
+    let mut released = 0u32;
+    for lease in ids.iter().filter_map(|id| table.take(id)) {
+        shard.store.release(lease);
+        released += 1;
+    }
+    light::answer_status(header, Status::Ok, &released.to_le_bytes(), checked, out);
+}

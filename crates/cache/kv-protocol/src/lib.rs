@@ -1,0 +1,98 @@
+//! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to replies ([`classic`],
+//! [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the bytes of its errors.
+
+pub mod classic;
+pub mod lease;
+pub mod light;
+pub mod listing;
+pub mod meta;
+pub mod reply;
+pub mod request;
+pub mod token;
+
+use farpool_kv_store::clock::Clock;
+use farpool_kv_store::item::ItemView;
+use farpool_kv_store::observe::Observer;
+use farpool_kv_store::observe::journal::ReadStatus;
+use farpool_kv_store::{Found, Store};
+
+/// What requests are answered from.
+#[derive(Debug)]
+pub struct Shard {
+    pub store: Store,
+    pub clock: Clock,
+    pub counts: CommandCounts,
+    /// Watches the reads, if somebody wants to know.
+    pub observer: Option<Box<Observer>>,
+}
+
+impl Shard {
+    /// Tells the observer of a read.
+    #[inline]
+    pub fn observe_read(&mut self, key: &[u8], hash: u64, found: Option<Found>) {
+        if let Some(observer) = &mut self.observer {
+            let bytes = found.map(|found| self.store.view(found).header().footprint_bytes() as u64);
+            observer.read(hash, key, bytes);
+        }
+    }
+
+    /// Tells the observer, and who watches, of a read of an item that is not in memory.
+    pub fn observe_read_below(&mut self, hash: u64, item: &ItemView<'_>) {
+        if let Some(observer) = &mut self.observer {
+            observer.read(hash, item.key(), Some(item.header().footprint_bytes() as u64));
+        }
+        if let Some(journal) = self.store.journal_mut() {
+            journal.read(item.key(), ReadStatus::Found, item.value().len());
+        }
+    }
+
+    /// Tells the observer of a new item.
+    #[inline]
+    pub fn observe_stored(&mut self, key: &[u8], hash: u64, found: Found) {
+        if let Some(observer) = &mut self.observer {
+            let bytes = self.store.view(found).header().footprint_bytes();
+            observer.stored(hash, key, bytes as u64);
+        }
+    }
+
+    /// Counts a command that stores, and tells the observer.
+    #[inline]
+    pub fn count_set(&mut self, key: &[u8]) {
+        self.counts.cmd_set += 1;
+        if let Some(observer) = &mut self.observer {
+            observer.set(key);
+        }
+    }
+
+    /// Tells the observer of a command that deletes.
+    #[inline]
+    pub fn observe_delete(&mut self, key: &[u8]) {
+        if let Some(observer) = &mut self.observer {
+            observer.delete(key);
+        }
+    }
+}
+
+/// What memcached counts of commands, by its own names in `stats`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct CommandCounts {
+    pub cmd_get: u64,
+    pub cmd_set: u64,
+    pub cmd_touch: u64,
+    pub cmd_meta: u64,
+    pub get_hits: u64,
+    pub get_misses: u64,
+    pub delete_hits: u64,
+    pub delete_misses: u64,
+    pub incr_hits: u64,
+    pub incr_misses: u64,
+    pub decr_hits: u64,
+    pub decr_misses: u64,
+    pub cas_hits: u64,
+    pub cas_misses: u64,
+    pub cas_badval: u64,
+    pub touch_hits: u64,
+    pub touch_misses: u64,
+    pub store_too_large: u64,
+    pub store_no_memory: u64,
+}

@@ -1,0 +1,60 @@
+//! The lines of `lru_crawler metadump` and `stats cachedump`, one for each item.
+
+use super::token::unsigned_32;
+use farpool_kv_store::clock::Clock;
+use farpool_kv_store::item::mark;
+use farpool_kv_store::observe::journal::shown_key;
+use farpool_kv_store::walk::Walked;
+
+/// memcached numbers its slab classes below this.
+pub const SLAB_CLASSES: u32 = 64;
+/// The class that all items here are in.
+pub const SLAB_CLASS: u32 = 1;
+
+/// Whether `metadump` is to list our only class; None if there is no such class. Several are parted by commas.
+#[must_use]
+pub fn lists_our_class(classes: &[u8]) -> Option<bool> {
+    if matches!(classes, b"all" | b"hash") {
+        return Some(true);
+    }
+    let mut ours = false;
+    for class in classes.split(|&byte| byte == b',').filter(|class| !class.is_empty()) {
+        let class = unsigned_32(class).filter(|class| (1..SLAB_CLASSES).contains(class))?;
+        ours |= class == SLAB_CLASS;
+    }
+    Some(ours)
+}
+
+/// Appends an item's line of `metadump`. It ends without a carriage return, as memcached's does.
+pub fn push_metadump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) {
+    let header = item.view.header();
+    let expiry = match item.view.expires_s() {
+        0 => -1,
+        expires_s => clock.unix_s_of(expires_s),
+    };
+    let line = format!(
+        "key={} exp={expiry} la={} cas={} fetch={} cls={SLAB_CLASS} size={}\n",
+        shown_key(item.view.key()),
+        clock.unix_s_of(item.accessed_s),
+        item.cas,
+        if header.has(mark::FETCHED) { "yes" } else { "no" },
+        header.footprint_bytes(),
+    );
+    out.extend_from_slice(line.as_bytes());
+}
+
+/// Appends an item's line of `cachedump`, unless its key cannot be shown there; whether it did.
+pub fn push_cachedump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) -> bool {
+    let header = item.view.header();
+    if header.has(mark::KEY_BINARY) {
+        return false;
+    }
+    let expiry = match item.view.expires_s() {
+        0 => 0,
+        expires_s => clock.unix_s_of(expires_s),
+    };
+    out.extend_from_slice(b"ITEM ");
+    out.extend_from_slice(item.view.key());
+    out.extend_from_slice(format!(" [{} b; {expiry} s]\r\n", header.value_bytes).as_bytes());
+    true
+}

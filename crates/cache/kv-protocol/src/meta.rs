@@ -1,0 +1,448 @@
+//! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
+//!
+//! Flags come back in the order in which they were asked for. What newer versions of memcached
+//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too. [`prepared`] reads flags and key; here
+//! commands are done and answered.
+
+mod prepared;
+
+use base64::Engine;
+
+use super::Shard;
+use super::classic::{self, Outcome, Wish};
+use super::reply::{push_line, push_number, push_unless};
+use super::request::{BAD_FORMAT, MetaKind, StoreMode};
+use farpool_kv_store::Found;
+use farpool_kv_store::item::{ItemParts, mark};
+use prepared::{BASE64, OPAQUE_BYTES_MAX, OPAQUE_TOO_LONG, opaque_is_too_long};
+pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, prepare};
+
+/// Answers a prepared command.
+pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    match request.kind {
+        MetaKind::Get => get(shard, request, out),
+        MetaKind::Set => set(shard, request, out),
+        MetaKind::Delete => delete(shard, request, out),
+        MetaKind::Arithmetic => arithmetic(shard, request, out),
+        MetaKind::Debug => debug(shard, request, out),
+    }
+}
+
+impl Prepared<'_> {
+    /// Opaque and key, which come back whatever the answer is.
+    fn push_opaque_and_key(&self, out: &mut Vec<u8>) {
+        for word in self.return_words() {
+            match word[0] {
+                b'O' => push_opaque(out, word),
+                b'k' => push_key(out, &self.key, self.flags.key_binary),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn push_opaque(out: &mut Vec<u8>, word: &[u8]) {
+    out.push(b' ');
+    out.extend_from_slice(word);
+}
+
+fn push_key(out: &mut Vec<u8>, key: &[u8], is_binary: bool) {
+    out.extend_from_slice(b" k");
+    if is_binary {
+        out.extend_from_slice(BASE64.encode(key).as_bytes());
+        out.extend_from_slice(b" b");
+    } else {
+        out.extend_from_slice(key);
+    }
+}
+
+fn push_flag(out: &mut Vec<u8>, letter: u8, number: impl itoa::Integer) {
+    out.extend_from_slice(&[b' ', letter]);
+    push_number(out, number);
+}
+
+fn push_ttl(out: &mut Vec<u8>, expires_s: u32, now_s: u32) {
+    if expires_s == 0 {
+        out.extend_from_slice(b" t-1");
+    } else {
+        push_flag(out, b't', expires_s.wrapping_sub(now_s));
+    }
+}
+
+fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    let flags = &request.flags;
+    let touches = flags.ttl.is_some();
+    let mut found = shard.store.find(&request.key, request.hash);
+    let mut is_new = false;
+    shard.observe_read(&request.key, request.hash, found);
+    if let (None, Some(exptime)) = (found, flags.vivify) {
+        let parts = ItemParts {
+            key: &request.key,
+            expires_s: shard.clock.expiry_s(exptime),
+            marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
+            wide_cas: flags.new_cas,
+            ..ItemParts::default()
+        };
+        found = shard.store.insert(&parts, request.hash).ok();
+        is_new = found.is_some();
+    }
+    let Some(found) = found else {
+        count_read(shard, touches, false);
+        if opaque_is_too_long(&request.words) {
+            push_line(out, OPAQUE_TOO_LONG);
+        } else if !flags.quiet {
+            out.extend_from_slice(b"EN");
+            request.push_opaque_and_key(out);
+            out.extend_from_slice(b"\r\n");
+        }
+        return;
+    };
+    let start = out.len();
+    match push_hit(shard, request, found, is_new, out) {
+        Ok(found) => {
+            if !flags.no_update {
+                shard.store.note_read(found);
+            }
+            count_read(shard, touches, true);
+        }
+        Err(reason) => {
+            out.truncate(start);
+            push_line(out, reason);
+        }
+    }
+}
+
+fn count_read(shard: &mut Shard, touches: bool, hit: bool) {
+    let counts = &mut shard.counts;
+    match (touches, hit) {
+        (true, true) => {
+            counts.cmd_touch += 1;
+            counts.touch_hits += 1;
+        }
+        (true, false) => {
+            counts.cmd_touch += 1;
+            counts.touch_misses += 1;
+        }
+        (false, true) => {
+            counts.cmd_get += 1;
+            counts.get_hits += 1;
+        }
+        (false, false) => {
+            counts.cmd_get += 1;
+            counts.get_misses += 1;
+        }
+    }
+}
+
+/// The answer to `mg` when there is an item; the item may be elsewhere afterwards.
+fn push_hit(
+    shard: &mut Shard,
+    request: &Prepared<'_>,
+    found: Found,
+    is_new: bool,
+    out: &mut Vec<u8>,
+) -> Result<Found, &'static str> {
+    let flags = &request.flags;
+    let mut found = found;
+    let now_s = shard.store.now_s();
+    let view = shard.store.view(found);
+    let header = view.header();
+    // A new item has no expiry until its `N` is read.
+    let mut expires_s = if is_new { 0 } else { view.expires_s() };
+    let sends_value =
+        flags.wants_value && flags.cas.is_none_or(|cas| cas != shard.store.cas(found));
+    if sends_value {
+        out.extend_from_slice(b"VA ");
+        push_number(out, header.value_bytes);
+    } else {
+        out.extend_from_slice(b"HD");
+    }
+    let mut won = false;
+    for word in request.return_words() {
+        match word[0] {
+            b'T' => {
+                expires_s = flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime));
+                // Without room for the new item the old expiry stays: sooner than asked for, never wrong data.
+                found = shard.store.set_expiry(found, request.hash, expires_s).unwrap_or(found);
+            }
+            b'N' if is_new => {
+                won = true;
+                expires_s = flags.vivify.map_or(0, |exptime| shard.clock.expiry_s(exptime));
+                found = shard.store.set_expiry(found, request.hash, expires_s).unwrap_or(found);
+            }
+            b'R' => {
+                let limit_s = flags.recache.map_or(0, |exptime| shard.clock.expiry_s(exptime));
+                let due = expires_s != 0 && expires_s < limit_s;
+                won |= due && !is_new && !header.has(mark::TOKEN_SENT);
+            }
+            b's' => push_flag(out, b's', header.value_bytes),
+            b't' => push_ttl(out, expires_s, now_s),
+            b'c' => push_flag(out, b'c', shard.store.cas(found)),
+            b'f' => push_flag(out, b'f', shard.store.view(found).client_flags()),
+            b'l' => push_flag(out, b'l', now_s.saturating_sub(shard.store.accessed_s(found))),
+            b'h' => push_flag(out, b'h', u8::from(header.has(mark::FETCHED))),
+            b'O' if word.len() > OPAQUE_BYTES_MAX => {
+                if is_new {
+                    // Its `N` may not have been read yet. Without room it goes sooner.
+                    let _ = shard.store.set_expiry(found, request.hash, expires_s);
+                }
+                return Err(OPAQUE_TOO_LONG);
+            }
+            b'O' => push_opaque(out, word),
+            b'k' => push_key(out, &request.key, header.has(mark::KEY_BINARY)),
+            _ => {}
+        }
+    }
+    if header.has(mark::TOKEN_SENT) {
+        out.extend_from_slice(b" Z");
+    }
+    if header.has(mark::STALE) {
+        out.extend_from_slice(b" X");
+        won |= !header.has(mark::TOKEN_SENT);
+    }
+    if won {
+        out.extend_from_slice(b" W");
+        shard.store.set_marks(found, mark::TOKEN_SENT, 0);
+    }
+    out.extend_from_slice(b"\r\n");
+    if sends_value {
+        out.extend_from_slice(shard.store.view(found).value());
+        out.extend_from_slice(b"\r\n");
+    }
+    Ok(found)
+}
+
+fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    let flags = &request.flags;
+    shard.count_set(&request.key);
+    let Some(value) = request.data.strip_suffix(b"\r\n") else {
+        push_line(out, "CLIENT_ERROR bad data chunk");
+        return;
+    };
+    let Ok(mode) = flags.store_mode() else { return push_line(out, BAD_FORMAT) };
+    let wish = Wish {
+        mode,
+        key: &request.key,
+        hash: request.hash,
+        value,
+        client_flags: flags.client_flags,
+        expires_s: flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime)),
+        cas: flags.cas.unwrap_or(0),
+        new_cas: flags.new_cas,
+        accepts_stale: flags.marks_stale && mode == StoreMode::Cas,
+        marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
+        vivify_s: flags.vivify.map(|exptime| shard.clock.expiry_s(exptime)),
+    };
+    let (status, found) = match classic::store(shard, &wish) {
+        Outcome::Stored(found) => ("HD", Some(found)),
+        Outcome::Exists => ("EX", None),
+        Outcome::NotFound => ("NF", None),
+        Outcome::NotStored => ("NS", None),
+        Outcome::Failed(reason) => return push_line(out, reason),
+    };
+    if found.is_some() && flags.quiet {
+        return;
+    }
+    out.extend_from_slice(status.as_bytes());
+    for word in request.return_words() {
+        match word[0] {
+            b'O' => push_opaque(out, word),
+            b'k' => push_key(out, &request.key, flags.key_binary),
+            b'c' => push_flag(out, b'c', found.map_or(0, |found| shard.store.cas(found))),
+            b's' => {
+                let bytes = found.map(|found| shard.store.view(found).header().value_bytes);
+                push_flag(out, b's', bytes.map_or(value.len() as u64, u64::from));
+            }
+            _ => {}
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn delete(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    let flags = &request.flags;
+    shard.observe_delete(&request.key);
+    let status = match shard.store.find(&request.key, request.hash) {
+        None => {
+            shard.counts.delete_misses += 1;
+            "NF"
+        }
+        Some(found) if flags.cas.is_some_and(|cas| cas != shard.store.cas(found)) => {
+            shard.counts.delete_misses += 1;
+            "EX"
+        }
+        Some(found) => match delete_found(shard, request, found) {
+            Ok(()) if flags.quiet => return,
+            Ok(()) => "HD",
+            Err(reason) => return push_line(out, reason),
+        },
+    };
+    out.extend_from_slice(status.as_bytes());
+    request.push_opaque_and_key(out);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn delete_found(
+    shard: &mut Shard,
+    request: &Prepared<'_>,
+    found: Found,
+) -> Result<(), &'static str> {
+    let flags = &request.flags;
+    if !flags.marks_stale && !flags.drops_value {
+        shard.counts.delete_hits += 1;
+        shard.store.remove(found);
+        return Ok(());
+    }
+    let mut found = found;
+    if flags.drops_value {
+        let view = shard.store.view(found);
+        let parts = ItemParts {
+            key: &request.key,
+            expires_s: view.expires_s(),
+            marks: view.header().marks & mark::KEY_BINARY,
+            ..ItemParts::default()
+        };
+        found = shard.store.insert(&parts, request.hash).map_err(|_| classic::OUT_OF_MEMORY)?;
+    }
+    if flags.marks_stale {
+        if let Some(exptime) = flags.ttl {
+            let expires_s = shard.clock.expiry_s(exptime);
+            found = shard
+                .store
+                .set_expiry(found, request.hash, expires_s)
+                .map_err(|_| classic::OUT_OF_MEMORY)?;
+        }
+        let cas = shard.store.next_cas();
+        found =
+            shard.store.set_cas(found, request.hash, cas).map_err(|_| classic::OUT_OF_MEMORY)?;
+        // The next client may win again.
+        shard.store.set_marks(found, mark::STALE, mark::TOKEN_SENT);
+    }
+    Ok(())
+}
+
+fn arithmetic(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    let flags = &request.flags;
+    let increments = !matches!(flags.mode, b'D' | b'd' | b'-');
+    let change = classic::Change { delta: flags.delta, increments, cas: flags.cas.unwrap_or(0) };
+    let mut is_new = false;
+    let mut answer = classic::change(shard, &request.key, request.hash, change);
+    if let (Err(classic::ChangeError::NotFound), Some(_)) = (answer, flags.vivify) {
+        let mut digits = itoa::Buffer::new();
+        let parts = ItemParts {
+            key: &request.key,
+            value: [digits.format(flags.initial).as_bytes(), b""],
+            marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
+            wide_cas: flags.new_cas,
+            ..ItemParts::default()
+        };
+        answer = match shard.store.insert(&parts, request.hash) {
+            Ok(found) => {
+                let value_bytes = shard.store.view(found).value().len();
+                if let Some(journal) = shard.store.journal_mut() {
+                    journal.stored(&request.key, ("add", "stored"), 0, value_bytes);
+                }
+                Ok((found, flags.initial))
+            }
+            Err(_) => return push_line(out, "SERVER_ERROR Out of memory allocating new item"),
+        };
+        is_new = true;
+    }
+    match answer {
+        Ok((found, number)) => push_changed(shard, request, (found, number, is_new), out),
+        Err(classic::ChangeError::NotFound) => {
+            classic::count_change_miss(shard, increments);
+            push_status(request, "NF", out);
+        }
+        Err(classic::ChangeError::CasDiffers) => push_status(request, "EX", out),
+        Err(classic::ChangeError::NotNumeric) => push_line(out, classic::NOT_NUMERIC),
+        Err(classic::ChangeError::OutOfMemory) => push_line(out, "SERVER_ERROR out of memory"),
+    }
+}
+
+fn push_status(request: &Prepared<'_>, status: &str, out: &mut Vec<u8>) {
+    if opaque_is_too_long(&request.words) {
+        return push_line(out, OPAQUE_TOO_LONG);
+    }
+    out.extend_from_slice(status.as_bytes());
+    request.push_opaque_and_key(out);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_changed(
+    shard: &mut Shard,
+    request: &Prepared<'_>,
+    (found, number, is_new): (Found, u64, bool),
+    out: &mut Vec<u8>,
+) {
+    let flags = &request.flags;
+    let mut found = found;
+    let mut digits = itoa::Buffer::new();
+    let digits = digits.format(number).as_bytes();
+    let start = out.len();
+    if flags.wants_value {
+        out.extend_from_slice(b"VA ");
+        push_number(out, digits.len());
+    } else {
+        out.extend_from_slice(b"HD");
+    }
+    for word in request.return_words() {
+        match word[0] {
+            b'c' => push_flag(out, b'c', shard.store.cas(found)),
+            b't' => push_ttl(out, shard.store.view(found).expires_s(), shard.store.now_s()),
+            b'T' | b'N' => {
+                let exptime =
+                    if word[0] == b'T' { flags.ttl } else { flags.vivify.filter(|_| is_new) };
+                if let Some(exptime) = exptime {
+                    let expires_s = shard.clock.expiry_s(exptime);
+                    found = shard.store.set_expiry(found, request.hash, expires_s).unwrap_or(found);
+                }
+            }
+            b'O' if word.len() > OPAQUE_BYTES_MAX => {
+                out.truncate(start);
+                return push_line(out, OPAQUE_TOO_LONG);
+            }
+            b'O' => push_opaque(out, word),
+            b'k' => push_key(out, &request.key, flags.key_binary),
+            _ => {}
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+    if flags.wants_value {
+        out.extend_from_slice(digits);
+        out.extend_from_slice(b"\r\n");
+    }
+    // A quiet client hears nothing of a change that worked, but of a new item, as with memcached.
+    if flags.quiet && !is_new {
+        out.truncate(start);
+    }
+}
+
+fn debug(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
+    shard.counts.cmd_meta += 1;
+    let Some(found) = shard.store.find(&request.key, request.hash) else {
+        push_unless(out, false, "EN");
+        return;
+    };
+    let view = shard.store.view(found);
+    let header = view.header();
+    let now_s = shard.store.now_s();
+    out.extend_from_slice(b"ME ");
+    if header.has(mark::KEY_BINARY) {
+        out.extend_from_slice(BASE64.encode(view.key()).as_bytes());
+    } else {
+        out.extend_from_slice(view.key());
+    }
+    // memcached shows seconds since the expiry: negative while the item lives.
+    let expiry = match view.expires_s() {
+        0 => -1,
+        expires_s => i64::from(now_s) - i64::from(expires_s),
+    };
+    let fetched = if header.has(mark::FETCHED) { "yes" } else { "no" };
+    let accessed = now_s.saturating_sub(shard.store.accessed_s(found));
+    let size = header.footprint_bytes();
+    let cas = shard.store.cas(found);
+    let line =
+        format!(" exp={expiry} la={accessed} cas={cas} fetch={fetched} cls=1 size={size}\r\n");
+    out.extend_from_slice(line.as_bytes());
+}

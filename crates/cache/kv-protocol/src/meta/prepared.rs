@@ -1,0 +1,204 @@
+//! What a meta command asks: its flags and its key, checked before anything is done.
+
+use std::borrow::Cow;
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use farpool_keyvault::owner::hash_key;
+
+use crate::request::{BAD_FORMAT, MetaKind, MetaRequest, StoreMode};
+use crate::token::{Words, signed_32, unsigned_32, unsigned_64};
+
+/// The most words of a meta command, command and key included.
+pub const WORDS_MAX: usize = 19;
+/// The longest opaque token, its letter included.
+pub(super) const OPAQUE_BYTES_MAX: usize = 32;
+const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
+pub(super) const OPAQUE_TOO_LONG: &str = "CLIENT_ERROR opaque token too long";
+
+pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
+);
+
+/// The flags of a command line.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Flags {
+    pub(super) vivify: Option<i32>,
+    pub(super) ttl: Option<i32>,
+    pub(super) recache: Option<i32>,
+    pub(super) wants_value: bool,
+    pub(super) marks_stale: bool,
+    pub(super) quiet: bool,
+    pub(super) no_update: bool,
+    pub(super) key_binary: bool,
+    pub(super) drops_value: bool,
+    pub(super) cas: Option<u64>,
+    pub(super) new_cas: Option<u64>,
+    pub(super) mode: u8,
+    pub(super) client_flags: u32,
+    pub(super) initial: u64,
+    pub(super) delta: u64,
+}
+
+impl Flags {
+    /// Reads the flags from word `first` on, and the key.
+    fn parse<'a>(words: &Words<'a>, first: usize) -> Result<(Self, Cow<'a, [u8]>), &'static str> {
+        let mut flags = Self { delta: 1, ..Self::default() };
+        let mut key = Cow::from(words.get(1));
+        let mut seen = [false; 127];
+        let mut error = None;
+        for word in words.from(first) {
+            let letter = word[0];
+            match seen.get_mut(usize::from(letter)) {
+                Some(seen) if !*seen => *seen = true,
+                _ => return Err("CLIENT_ERROR duplicate flag"),
+            }
+            match flags.take(letter, &word[1..]) {
+                Ok(true) => {}
+                Ok(false) => return Err("CLIENT_ERROR invalid flag"),
+                // A bad `F` is told only if nothing else is wrong.
+                Err(BAD_FORMAT) => error = error.or(Some(BAD_FORMAT)),
+                Err(reason) => error = Some(reason),
+            }
+            if letter == b'b' {
+                match decode_key(words.get(1)) {
+                    Some(decoded) => key = decoded.into(),
+                    None => error = Some("CLIENT_ERROR error decoding key"),
+                }
+            }
+        }
+        error.map_or(Ok((flags, key)), Err)
+    }
+
+    /// Takes one flag; false if there is none of this letter.
+    fn take(&mut self, letter: u8, token: &[u8]) -> Result<bool, &'static str> {
+        let seconds = || signed_32(token).ok_or(BAD_TOKEN);
+        match letter {
+            b'b' => self.key_binary = true,
+            b'N' => self.vivify = Some(seconds()?),
+            b'T' => self.ttl = Some(seconds()?),
+            b'R' => self.recache = Some(seconds()?),
+            b'v' => self.wants_value = true,
+            b'u' => self.no_update = true,
+            b'q' => self.quiet = true,
+            b'I' => self.marks_stale = true,
+            b'x' => self.drops_value = true,
+            b'F' => self.client_flags = unsigned_32(token).ok_or(BAD_FORMAT)?,
+            b'C' => self.cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
+            b'E' => self.new_cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
+            b'M' => match token {
+                [mode] => self.mode = *mode,
+                _ => return Err("CLIENT_ERROR incorrect length for M token"),
+            },
+            b'J' => {
+                self.initial =
+                    unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric initial value")?
+            }
+            b'D' => {
+                self.delta = unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric delta value")?
+            }
+            // Answered when the reply is made, or meant for proxies.
+            b'O' | b'P' | b'L' | b'k' | b's' | b't' | b'c' | b'f' | b'l' | b'h' => {}
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn store_mode(&self) -> Result<StoreMode, &'static str> {
+        let mode = match self.mode {
+            0 | b'S' | b's' => StoreMode::Set,
+            b'E' | b'e' => StoreMode::Add,
+            b'A' | b'a' => StoreMode::Append,
+            b'P' | b'p' => StoreMode::Prepend,
+            b'R' | b'r' => StoreMode::Replace,
+            _ => return Err("CLIENT_ERROR invalid mode for ms M token"),
+        };
+        let compares =
+            self.cas.is_some_and(|_| matches!(mode, StoreMode::Set | StoreMode::Replace));
+        Ok(if compares { StoreMode::Cas } else { mode })
+    }
+}
+
+/// A meta command whose flags and key are known to be good.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    pub(super) kind: MetaKind,
+    pub(super) words: Words<'a>,
+    pub(super) flags: Flags,
+    pub key: Cow<'a, [u8]>,
+    pub hash: u64,
+    pub(super) data: &'a [u8],
+}
+
+impl Prepared<'_> {
+    /// What comes back with the answer.
+    pub(super) fn return_words(&self) -> &[&[u8]] {
+        self.words.from(if self.kind == MetaKind::Set { 3 } else { 2 })
+    }
+}
+
+/// A key from base64.
+#[must_use]
+pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
+    BASE64.decode(word).ok().filter(|key| !key.is_empty())
+}
+
+/// Checks `ms` before its data has come: the client flags, and whether the key is in base64.
+pub fn check_set(words: &Words<'_>) -> Result<(u32, bool), &'static str> {
+    let (flags, _) = Flags::parse(words, 3)?;
+    flags.store_mode()?;
+    if opaque_is_too_long(words) {
+        return Err(OPAQUE_TOO_LONG);
+    }
+    Ok((flags.client_flags, flags.key_binary))
+}
+
+pub(super) fn opaque_is_too_long(words: &Words<'_>) -> bool {
+    words.from(2).iter().any(|word| word[0] == b'O' && word.len() > OPAQUE_BYTES_MAX)
+}
+
+/// Reads flags and key, or says what is wrong with them.
+pub fn prepare<'a>(request: &MetaRequest<'a>) -> Result<Prepared<'a>, &'static str> {
+    let words = Words::of(request.line);
+    let MetaRequest { kind, data, .. } = *request;
+    let key = words.get(1);
+    let prepared = |flags: Flags, key: Cow<'a, [u8]>| {
+        let hash = hash_key(&key);
+        Prepared { kind, words, flags, key, hash, data }
+    };
+    if kind == MetaKind::Debug {
+        let flags = Flags { key_binary: words.get(2) == b"b", ..Flags::default() };
+        let key = if flags.key_binary {
+            Cow::from(decode_key(key).ok_or(BAD_FORMAT)?)
+        } else {
+            key.into()
+        };
+        return Ok(prepared(flags, key));
+    }
+    if words.len() > WORDS_MAX {
+        return Err(match kind {
+            MetaKind::Get => "CLIENT_ERROR options flags are too long",
+            _ => "CLIENT_ERROR options flags too long",
+        });
+    }
+    let first_flag = if kind == MetaKind::Set { 3 } else { 2 };
+    let (flags, key) = match (Flags::parse(&words, first_flag), kind) {
+        (Ok(checked), _) => checked,
+        (Err(reason), MetaKind::Get | MetaKind::Set) => return Err(reason),
+        (Err(_), _) => return Err("CLIENT_ERROR invalid or duplicate flag"),
+    };
+    if kind == MetaKind::Arithmetic
+        && !matches!(flags.mode, 0 | b'I' | b'i' | b'+' | b'D' | b'd' | b'-')
+    {
+        return Err("CLIENT_ERROR invalid mode for ma M token");
+    }
+    // The others notice when they come to it, with what they have done by then.
+    if kind == MetaKind::Delete && opaque_is_too_long(&words) {
+        return Err(OPAQUE_TOO_LONG);
+    }
+    Ok(prepared(flags, key))
+}

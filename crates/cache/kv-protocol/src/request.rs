@@ -1,0 +1,480 @@
+//! One request out of a stream of bytes: its command line, and for commands that store the data behind it.
+//!
+//! The parser sees a buffer that begins where a request begins and says how far that request goes, what is
+//! asked, or that more must come. It keeps nothing between calls, so bytes may arrive in any pieces.
+
+use farpool_units::exactly;
+
+use super::token::{Words, signed_32, unsigned_32, unsigned_64};
+use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
+
+/// A line longer than this without an end is answered by closing the connection, unless it is a
+/// `get` with many keys. memcached's own limit.
+pub const LINE_BYTES_MAX: usize = 2048;
+/// A `get` line may be this long: about 4,000 of the longest keys; beyond, the connection is closed.
+pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
+/// How many spaces may stand before a long `get`.
+const LEADING_SPACES_MAX: usize = 100;
+/// The largest data length memcached's parser takes: an `int` less the line end.
+const DATA_BYTES_MAX: i32 = i32::MAX - 2;
+/// memcached's answer to a value that `-I` forbids.
+pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
+/// memcached's answer to most lines that it does not understand.
+pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+
+/// How a value is to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreMode {
+    Set,
+    Add,
+    Replace,
+    Append,
+    Prepend,
+    Cas,
+}
+
+/// A classic command that stores.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreRequest<'a> {
+    pub mode: StoreMode,
+    pub key: &'a [u8],
+    pub client_flags: u32,
+    pub exptime: i32,
+    /// The CAS number of `cas`, else 0.
+    pub cas: u64,
+    pub quiet: bool,
+    /// What followed the command line, line end included.
+    pub data: &'a [u8],
+}
+
+/// Which of the meta commands on a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetaKind {
+    Get,
+    Set,
+    Delete,
+    Arithmetic,
+    Debug,
+}
+
+/// A meta command, its flags still to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct MetaRequest<'a> {
+    pub kind: MetaKind,
+    pub line: &'a [u8],
+    /// Of `ms`: what followed the command line, line end included.
+    pub data: &'a [u8],
+}
+
+/// What a client asks of the keys.
+#[derive(Debug, Clone, Copy)]
+pub enum KeyRequest<'a> {
+    /// `get`, `gets`, `gat`, `gats`: `keys` is the rest of the line.
+    Get {
+        keys: &'a [u8],
+        with_cas: bool,
+        touch: Option<i32>,
+    },
+    Store(StoreRequest<'a>),
+    Delete {
+        key: &'a [u8],
+        quiet: bool,
+    },
+    Arithmetic {
+        key: &'a [u8],
+        delta: u64,
+        increments: bool,
+        quiet: bool,
+    },
+    Touch {
+        key: &'a [u8],
+        exptime: i32,
+        quiet: bool,
+    },
+    Meta(MetaRequest<'a>),
+}
+
+/// What a client asks of the server as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminRequest<'a> {
+    /// `flush_all`, with the delay as given.
+    FlushAll {
+        exptime: i32,
+        quiet: bool,
+    },
+    /// `stats`, with the words behind it.
+    Stats {
+        line: &'a [u8],
+    },
+    Verbosity {
+        level: u32,
+        quiet: bool,
+    },
+    MemoryLimit {
+        mebibytes: u32,
+        quiet: bool,
+    },
+    Version,
+    MetaNoop,
+    Quit,
+    Shutdown {
+        line: &'a [u8],
+    },
+    Watch {
+        line: &'a [u8],
+    },
+    /// Commands about memcached's own inner parts: the words are checked and taken note of.
+    Tuning {
+        line: &'a [u8],
+    },
+}
+
+/// A key as a command line has it.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyWord<'a> {
+    pub word: &'a [u8],
+    pub is_base64: bool,
+}
+
+/// A parsed request.
+#[derive(Debug, Clone, Copy)]
+pub enum Request<'a> {
+    Keys(KeyRequest<'a>),
+    Admin(AdminRequest<'a>),
+    /// It is answered with this line, or with nothing.
+    Refused {
+        reply: &'static str,
+        quiet: bool,
+    },
+    /// As `Refused`, but the next `skip_bytes` of the stream are data nobody wants. `drop` is the
+    /// item that must not outlive the refused new one.
+    Skipped {
+        reply: &'static str,
+        quiet: bool,
+        skip_bytes: usize,
+        drop: Option<KeyWord<'a>>,
+    },
+    /// Nothing sensible comes from this client.
+    Close,
+}
+
+/// What the buffer begins with.
+#[derive(Debug)]
+pub enum Scan<'a> {
+    /// More must come; at least so many bytes in all, if that is known.
+    Incomplete { want_bytes: usize },
+    /// A request of this length.
+    Request { bytes: usize, request: Request<'a> },
+}
+
+/// What bounds requests.
+#[derive(Debug, Clone, Copy)]
+pub struct ParseLimits {
+    /// The most that one item may take, as memcached counts it.
+    pub item_bytes_max: usize,
+}
+
+impl ParseLimits {
+    /// Whether an item fits.
+    #[must_use]
+    pub const fn fits(&self, key_bytes: usize, client_flags: u32, value_bytes: usize) -> bool {
+        memcached_bytes(key_bytes, client_flags, value_bytes) <= self.item_bytes_max
+    }
+}
+
+/// Looks at the request that `buffer` begins with.
+#[must_use]
+pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
+    let Some(end) = memchr::memchr(b'\n', buffer) else {
+        let close = Scan::Request { bytes: buffer.len(), request: Request::Close };
+        let is_long_get = || {
+            let spaces = buffer.iter().position(|&byte| byte != b' ').unwrap_or(buffer.len());
+            let words = &buffer[spaces..];
+            spaces <= LEADING_SPACES_MAX
+                && (words.starts_with(b"get ") || words.starts_with(b"gets "))
+        };
+        return match buffer.len() {
+            ..=LINE_BYTES_MAX => Scan::Incomplete { want_bytes: buffer.len() + 1 },
+            ..=GET_LINE_BYTES_MAX if is_long_get() => {
+                Scan::Incomplete { want_bytes: buffer.len() + 1 }
+            }
+            _ => close,
+        };
+    };
+    let line_bytes = end + 1;
+    // memcached leaves a lone "\r" as a word.
+    let mut line = &buffer[..end];
+    if end > 1 && line[end - 1] == b'\r' {
+        line = &line[..end - 1];
+    }
+    line = super::token::until_zero(line);
+    let rest = &buffer[line_bytes..];
+    match parse_line(line, rest, limits) {
+        Parsed::Request(request) => Scan::Request { bytes: line_bytes, request },
+        Parsed::WithData { data_bytes, request } => {
+            Scan::Request { bytes: line_bytes + data_bytes, request }
+        }
+        Parsed::WantsData { data_bytes } => {
+            Scan::Incomplete { want_bytes: line_bytes + data_bytes }
+        }
+    }
+}
+
+enum Parsed<'a> {
+    Request(Request<'a>),
+    WithData { data_bytes: usize, request: Request<'a> },
+    WantsData { data_bytes: usize },
+}
+
+const fn refused<'a>(reply: &'static str, quiet: bool) -> Parsed<'a> {
+    Parsed::Request(Request::Refused { reply, quiet })
+}
+
+const fn error<'a>() -> Parsed<'a> {
+    refused("ERROR", false)
+}
+
+const fn keys(request: KeyRequest<'_>) -> Parsed<'_> {
+    Parsed::Request(Request::Keys(request))
+}
+
+const fn admin(request: AdminRequest<'_>) -> Parsed<'_> {
+    Parsed::Request(Request::Admin(request))
+}
+
+fn parse_line<'a>(line: &'a [u8], rest: &'a [u8], limits: &ParseLimits) -> Parsed<'a> {
+    let words = Words::of(line);
+    let command = words.get(0);
+    if command.len() < 2 {
+        return error();
+    }
+    match command {
+        b"get" | b"bget" => parse_get(line, &words, false, false),
+        b"gets" => parse_get(line, &words, true, false),
+        b"gat" => parse_get(line, &words, false, true),
+        b"gats" => parse_get(line, &words, true, true),
+        b"set" => parse_store(&words, rest, StoreMode::Set, limits),
+        b"add" => parse_store(&words, rest, StoreMode::Add, limits),
+        b"replace" => parse_store(&words, rest, StoreMode::Replace, limits),
+        b"append" => parse_store(&words, rest, StoreMode::Append, limits),
+        b"prepend" => parse_store(&words, rest, StoreMode::Prepend, limits),
+        b"cas" => parse_store(&words, rest, StoreMode::Cas, limits),
+        b"mg" => parse_meta(line, &words, MetaKind::Get),
+        b"md" => parse_meta(line, &words, MetaKind::Delete),
+        b"ma" => parse_meta(line, &words, MetaKind::Arithmetic),
+        b"me" => parse_meta(line, &words, MetaKind::Debug),
+        b"ms" => parse_meta_set(line, &words, rest, limits),
+        b"mn" => admin(AdminRequest::MetaNoop),
+        b"delete" => parse_delete(&words),
+        b"incr" => parse_arithmetic(&words, true),
+        b"decr" => parse_arithmetic(&words, false),
+        b"touch" => parse_touch(&words),
+        _ => parse_admin(line, &words),
+    }
+}
+
+fn parse_get<'a>(line: &'a [u8], words: &Words<'a>, with_cas: bool, touches: bool) -> Parsed<'a> {
+    if words.len() < 2 {
+        return error();
+    }
+    let mut last = 0;
+    let mut touch = None;
+    if touches {
+        match signed_32(words.get(1)) {
+            Some(exptime) => touch = Some(exptime),
+            None => return refused("CLIENT_ERROR invalid exptime argument", false),
+        }
+        last = 1;
+    }
+    let start = words.get(last).as_ptr() as usize - line.as_ptr() as usize + words.get(last).len();
+    let keys_of_line = &line[start..];
+    if super::token::split(keys_of_line).any(|key| key.len() > KEY_BYTES_MAX) {
+        return refused(BAD_FORMAT, false);
+    }
+    keys(KeyRequest::Get { keys: keys_of_line, with_cas, touch })
+}
+
+fn parse_store<'a>(
+    words: &Words<'a>,
+    rest: &'a [u8],
+    mode: StoreMode,
+    limits: &ParseLimits,
+) -> Parsed<'a> {
+    let least = if mode == StoreMode::Cas { 6 } else { 5 };
+    if words.len() != least && words.len() != least + 1 {
+        return error();
+    }
+    let quiet = words.asks_no_reply();
+    let key = words.get(1);
+    let numbers = (unsigned_32(words.get(2)), signed_32(words.get(3)), signed_32(words.get(4)));
+    let (Some(client_flags), Some(exptime), Some(length)) = numbers else {
+        return refused(BAD_FORMAT, quiet);
+    };
+    let cas = if mode == StoreMode::Cas { unsigned_64(words.get(5)) } else { Some(0) };
+    let (Some(cas), true, 0..=DATA_BYTES_MAX) = (cas, key.len() <= KEY_BYTES_MAX, length) else {
+        return refused(BAD_FORMAT, quiet);
+    };
+    let value_bytes = exactly(length);
+    if !limits.fits(key.len(), client_flags, value_bytes) {
+        // An old value must not outlive a set that failed.
+        let drop = (mode == StoreMode::Set).then_some(KeyWord { word: key, is_base64: false });
+        let reply = TOO_LARGE;
+        return Parsed::Request(Request::Skipped {
+            reply,
+            quiet,
+            skip_bytes: value_bytes + 2,
+            drop,
+        });
+    }
+    let data_bytes = value_bytes + 2;
+    let Some(data) = rest.get(..data_bytes) else { return Parsed::WantsData { data_bytes } };
+    let request = StoreRequest { mode, key, client_flags, exptime, cas, quiet, data };
+    Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Store(request)) }
+}
+
+fn parse_delete<'a>(words: &Words<'a>) -> Parsed<'a> {
+    if !(2..=4).contains(&words.len()) {
+        return error();
+    }
+    let mut quiet = false;
+    if words.len() > 2 {
+        let hold_is_zero = words.get(2) == b"0";
+        quiet = words.asks_no_reply();
+        let valid = words.len() == 3 && (hold_is_zero || quiet)
+            || words.len() == 4 && hold_is_zero && quiet;
+        if !valid {
+            let usage = "CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]";
+            return refused(usage, quiet);
+        }
+    }
+    let key = words.get(1);
+    if key.len() > KEY_BYTES_MAX {
+        return refused(BAD_FORMAT, quiet);
+    }
+    keys(KeyRequest::Delete { key, quiet })
+}
+
+fn parse_arithmetic<'a>(words: &Words<'a>, increments: bool) -> Parsed<'a> {
+    if words.len() != 3 && words.len() != 4 {
+        return error();
+    }
+    let quiet = words.asks_no_reply();
+    let key = words.get(1);
+    if key.len() > KEY_BYTES_MAX {
+        return refused(BAD_FORMAT, quiet);
+    }
+    match unsigned_64(words.get(2)) {
+        Some(delta) => keys(KeyRequest::Arithmetic { key, delta, increments, quiet }),
+        None => refused("CLIENT_ERROR invalid numeric delta argument", quiet),
+    }
+}
+
+fn parse_touch<'a>(words: &Words<'a>) -> Parsed<'a> {
+    if words.len() != 3 && words.len() != 4 {
+        return error();
+    }
+    let quiet = words.asks_no_reply();
+    let key = words.get(1);
+    if key.len() > KEY_BYTES_MAX {
+        return refused(BAD_FORMAT, quiet);
+    }
+    match signed_32(words.get(2)) {
+        Some(exptime) => keys(KeyRequest::Touch { key, exptime, quiet }),
+        None => refused("CLIENT_ERROR invalid exptime argument", quiet),
+    }
+}
+
+fn parse_meta<'a>(line: &'a [u8], words: &Words<'a>, kind: MetaKind) -> Parsed<'a> {
+    if words.len() < 2 {
+        return if kind == MetaKind::Debug { refused(BAD_FORMAT, false) } else { error() };
+    }
+    if words.get(1).len() > KEY_BYTES_MAX {
+        return refused(BAD_FORMAT, false);
+    }
+    keys(KeyRequest::Meta(MetaRequest { kind, line, data: b"" }))
+}
+
+fn parse_meta_set<'a>(
+    line: &'a [u8],
+    words: &Words<'a>,
+    rest: &'a [u8],
+    limits: &ParseLimits,
+) -> Parsed<'a> {
+    if words.len() < 2 {
+        return error();
+    }
+    if words.get(1).len() > KEY_BYTES_MAX || words.len() == 2 {
+        return refused(BAD_FORMAT, false);
+    }
+    if words.len() > super::meta::WORDS_MAX {
+        return refused("CLIENT_ERROR options flags too long", false);
+    }
+    let Some(length @ 0..=DATA_BYTES_MAX) = signed_32(words.get(2)) else {
+        return refused(BAD_FORMAT, false);
+    };
+    let value_bytes = exactly(length);
+    let data_bytes = value_bytes + 2;
+    let skipped = |reply, drop| {
+        Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })
+    };
+    match super::meta::check_set(words) {
+        Err(reply) => skipped(reply, None),
+        Ok((client_flags, is_base64))
+            if !limits.fits(words.get(1).len(), client_flags, value_bytes) =>
+        {
+            skipped(TOO_LARGE, Some(KeyWord { word: words.get(1), is_base64 }))
+        }
+        Ok(_) => {
+            let Some(data) = rest.get(..data_bytes) else {
+                return Parsed::WantsData { data_bytes };
+            };
+            let request = MetaRequest { kind: MetaKind::Set, line, data };
+            Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }
+        }
+    }
+}
+
+fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {
+    let quiet = words.asks_no_reply();
+    let count = words.len();
+    match words.get(0) {
+        b"flush_all" => match count {
+            1..=3 => parse_flush_all(words, quiet),
+            _ => error(),
+        },
+        b"stats" => admin(AdminRequest::Stats { line }),
+        b"verbosity" => match (count, unsigned_32(words.get(1))) {
+            (2..=3, Some(level)) => admin(AdminRequest::Verbosity { level, quiet }),
+            (2..=3, None) => refused(BAD_FORMAT, quiet),
+            _ => error(),
+        },
+        b"cache_memlimit" => match (count, unsigned_32(words.get(1))) {
+            (2..=3, Some(mebibytes)) => admin(AdminRequest::MemoryLimit { mebibytes, quiet }),
+            (2..=3, None) => refused("ERROR", quiet),
+            _ => error(),
+        },
+        b"version" => admin(AdminRequest::Version),
+        b"quit" => admin(AdminRequest::Quit),
+        b"shutdown" => admin(AdminRequest::Shutdown { line }),
+        b"watch" => admin(AdminRequest::Watch { line }),
+        b"slabs" | b"lru" | b"lru_crawler" | b"extstore" => admin(AdminRequest::Tuning { line }),
+        // A browser, or somebody who makes one talk to us.
+        [first, ..]
+            if !b"gsacidt".contains(first) && words.get(count - 1).starts_with(b"HTTP/") =>
+        {
+            Parsed::Request(Request::Close)
+        }
+        _ => error(),
+    }
+}
+
+fn parse_flush_all<'a>(words: &Words<'a>, quiet: bool) -> Parsed<'a> {
+    let without_delay = if quiet { 2 } else { 1 };
+    if words.len() == without_delay {
+        return admin(AdminRequest::FlushAll { exptime: 0, quiet });
+    }
+    match signed_32(words.get(1)) {
+        Some(exptime) => admin(AdminRequest::FlushAll { exptime, quiet }),
+        None => refused("CLIENT_ERROR invalid exptime argument", quiet),
+    }
+}

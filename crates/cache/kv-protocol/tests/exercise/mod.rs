@@ -1,0 +1,187 @@
+//! What must hold for any bytes whatever: used by the mutation test and by fuzz/.
+
+use std::sync::Arc;
+
+use farpool_keyvault::owner::hash_key;
+use farpool_kv_protocol::classic::{self, Change, GetProgress};
+use farpool_kv_protocol::request::{
+    AdminRequest, KeyRequest, LINE_BYTES_MAX, ParseLimits, Request, Scan, scan,
+};
+use farpool_kv_protocol::{CommandCounts, Shard, meta};
+use farpool_kv_store::clock::Clock;
+use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::observe::Observer;
+use farpool_kv_store::observe::journal::{Journal, Kinds};
+use farpool_kv_store::observe::prefix::PREFIXES_MAX;
+use farpool_kv_store::{SHARD_BYTES_MIN, Store, StoreSettings};
+use farpool_policy::CacheKind;
+
+const ITEM_BYTES_MAX: usize = 64 << 10;
+const LIMITS: ParseLimits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX };
+const MEMORY_LIMIT_MIN_MIB: u32 = 8;
+/// A reply is made in parts of about this size.
+const OUT_BYTES_MAX: usize = 4 << 10;
+/// How many steps a long `get` may take: each must answer something.
+const PARTS_MAX: usize = 10_000;
+
+/// Reads a stream that comes in the pieces given; every whole request goes to `take`.
+fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
+    let mut buffer: Vec<u8> = Vec::new();
+    let mut skip = 0;
+    for piece in pieces {
+        buffer.extend_from_slice(piece);
+        let mut at = 0;
+        loop {
+            let skipped = skip.min(buffer.len() - at);
+            at += skipped;
+            skip -= skipped;
+            if at == buffer.len() {
+                break;
+            }
+            match scan(&buffer[at..], &LIMITS) {
+                Scan::Incomplete { want_bytes } => {
+                    assert!(want_bytes > buffer.len() - at, "what is wanted is there");
+                    break;
+                }
+                Scan::Request { bytes, request } => {
+                    assert!(bytes > 0 && bytes <= buffer.len() - at, "a request of {bytes} bytes");
+                    take(&request);
+                    match request {
+                        Request::Close | Request::Admin(AdminRequest::Quit) => return,
+                        Request::Skipped { skip_bytes, .. } => skip = skip_bytes,
+                        _ => {}
+                    }
+                    at += bytes;
+                }
+            }
+        }
+        buffer.drain(..at);
+    }
+}
+
+/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` give in turn.
+///
+/// A line that is too long is judged by what came of it at a time, as in memcached; such streams are left out.
+pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
+    if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
+        return;
+    }
+    let mut whole = Vec::new();
+    read_all(&[bytes], |request| whole.push(format!("{request:?}")));
+    let mut pieces = Vec::new();
+    let mut rest = bytes;
+    for &cut in cuts.iter().cycle().take(bytes.len()) {
+        let (piece, after) =
+            rest.split_at(usize::from(cut).clamp(1, rest.len().max(1)).min(rest.len()));
+        pieces.push(piece);
+        rest = after;
+    }
+    pieces.push(rest);
+    let mut parts = Vec::new();
+    read_all(&pieces, |request| parts.push(format!("{request:?}")));
+    assert_eq!(parts, whole);
+}
+
+/// The policy that a byte of input names; each has its numbers.
+pub fn policy_of(byte: u8) -> CacheKind {
+    CacheKind::ALL[usize::from(byte) % CacheKind::ALL.len()]
+}
+
+/// A small shard that is full; whether its values can be leased.
+pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
+    let settings = StoreSettings {
+        limit_bytes: SHARD_BYTES_MIN,
+        item_bytes_max: ITEM_BYTES_MAX,
+        evicts: true,
+    };
+    let make = if leases { Store::leasing } else { Store::new };
+    let mut store = make(settings).expect("there is address space");
+    store.set_policy(policy).expect("there is memory");
+    let mut shard = Shard {
+        store,
+        clock: Clock::start(1_700_000_000),
+        counts: CommandCounts::default(),
+        observer: Some(Box::new(Observer::sampling())),
+    };
+    shard.store.set_now(shard.clock.now_s());
+    // Somebody looks at everything. The delimiter stands in the keys that streams are made of.
+    shard.observer.iter_mut().for_each(|observer| observer.count_prefixes(b'm'));
+    let kinds = Kinds::FETCHERS.with(Kinds::MUTATIONS).with(Kinds::EVICTIONS);
+    shard.store.set_journal(Some(Box::new(Journal::new(kinds, Arc::default()))));
+    let value = [b'v'; 50 << 10];
+    for number in 0..=SHARD_BYTES_MIN / value.len() {
+        let key = format!("fill{number}");
+        let parts = ItemParts { key: key.as_bytes(), value: [&value, b""], ..ItemParts::default() };
+        shard.store.insert(&parts, hash_key(key.as_bytes())).expect("old items make room");
+    }
+    shard
+}
+
+/// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock goes on by
+/// `step_s` with each request.
+pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
+    let mut shard = full_shard(false, policy);
+    let mut out = Vec::new();
+    let mut uptime_s = 0;
+    read_all(&[bytes], |request| {
+        out.clear();
+        execute(&mut shard, request, &mut out);
+        assert!(out.is_empty() || out.ends_with(b"\r\n"), "{}", out.escape_ascii());
+        let (used, limit) = (shard.store.used_bytes(), shard.store.settings().limit_bytes);
+        assert!(used <= limit + 2 * ITEM_BYTES_MAX, "{used} bytes of {limit}");
+        uptime_s += u32::from(step_s);
+        shard.clock.set_uptime(uptime_s);
+        shard.store.set_now(shard.clock.now_s());
+        shard.store.free_expired();
+        let observed =
+            shard.observer.as_mut().map(|observer| observer.tell(SHARD_BYTES_MIN as u64));
+        assert!(observed.is_some_and(|it| it.prefixes.len() <= PREFIXES_MAX + 1));
+        if let Some((lines, _)) = shard.store.journal_mut().and_then(Journal::take) {
+            assert!(lines.iter().all(|(_, line)| line.ends_with('\n') && line.is_ascii()));
+        }
+    });
+}
+
+fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
+    match *request {
+        Request::Keys(KeyRequest::Get { keys, with_cas, touch }) => {
+            let mut rest = keys;
+            for _ in 0..PARTS_MAX {
+                out.clear();
+                match classic::get_many(shard, rest, (with_cas, touch), out, OUT_BYTES_MAX) {
+                    GetProgress::Done => return,
+                    GetProgress::Stopped { done_bytes } => rest = &rest[done_bytes..],
+                }
+            }
+            panic!("a get without end");
+        }
+        Request::Keys(KeyRequest::Store(store)) => {
+            classic::execute_store(shard, &store, hash_key(store.key), out);
+        }
+        Request::Keys(KeyRequest::Delete { key, quiet }) => {
+            classic::execute_delete(shard, key, hash_key(key), quiet, out);
+        }
+        Request::Keys(KeyRequest::Arithmetic { key, delta, increments, quiet }) => {
+            let change = Change { delta, increments, cas: 0 };
+            classic::execute_change(shard, key, hash_key(key), change, quiet, out);
+        }
+        Request::Keys(KeyRequest::Touch { key, exptime, quiet }) => {
+            classic::execute_touch(shard, key, hash_key(key), (exptime, quiet), out);
+        }
+        Request::Keys(KeyRequest::Meta(request)) => {
+            if let Ok(prepared) = meta::prepare(&request) {
+                meta::execute(shard, &prepared, out);
+            }
+        }
+        Request::Admin(AdminRequest::FlushAll { exptime, .. }) => {
+            shard.store.flush_all(if exptime > 0 { shard.clock.expiry_s(exptime) - 1 } else { 0 });
+        }
+        // One that cannot be is refused; the server itself refuses less than this.
+        Request::Admin(AdminRequest::MemoryLimit { mebibytes, .. })
+            if mebibytes >= MEMORY_LIMIT_MIN_MIB =>
+        {
+            let _ = shard.store.set_limit((mebibytes as usize) << 20);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,152 @@
+//! `-Y`: clients say who they are with a `set` before anything else, as in memcached.
+
+use std::path::Path;
+
+use subtle::{Choice, ConstantTimeEq};
+
+use farpool_kv_protocol::token::{Words, split, unsigned_32, until_zero};
+
+/// A line longer than this before a client is known ends the connection.
+const LINE_BYTES_MAX: usize = 2048;
+/// The longest name and password together: what memcached's read buffer takes.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
+/// The most entries of a credentials file; memcached takes 8.
+const ENTRIES_MAX: usize = 8;
+
+/// The names and passwords that open the server.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    /// `name:password` of each line.
+    entries: Vec<Vec<u8>>,
+}
+
+/// Why a credentials file is not good.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    #[error("cannot read the credentials file {path}: {source}")]
+    Read { path: String, source: std::io::Error },
+    #[error("line {line} of the credentials file {path} is not NAME:PASSWORD")]
+    Line { path: String, line: usize },
+    #[error("the credentials file {path} has no entry, or more than {ENTRIES_MAX}")]
+    Count { path: String },
+}
+
+impl Credentials {
+    /// Reads lines of `name:password`.
+    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
+        let shown = path.display().to_string();
+        let text = std::fs::read(path)
+            .map_err(|source| CredentialsError::Read { path: shown.clone(), source })?;
+        let mut entries = Vec::new();
+        for (number, line) in text.split(|&byte| byte == b'\n').enumerate() {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            if line.is_empty() {
+                continue;
+            }
+            let at = line
+                .iter()
+                .position(|&byte| byte == b':')
+                .filter(|&at| at > 0 && at + 1 < line.len());
+            if at.is_none() {
+                return Err(CredentialsError::Line { path: shown, line: number + 1 });
+            }
+            entries.push(line.to_vec());
+        }
+        if entries.is_empty() || entries.len() > ENTRIES_MAX {
+            return Err(CredentialsError::Count { path: shown });
+        }
+        Ok(Self { entries })
+    }
+
+    /// Whether name and password are known. Takes the same time for every guess of one length.
+    #[must_use]
+    pub fn accept(&self, name: &[u8], password: &[u8]) -> bool {
+        let given = [name, b":", password].concat();
+        // All entries are looked at, so that the time does not tell which one it was.
+        let none = Choice::from(0);
+        self.entries.iter().fold(none, |accepted, entry| accepted | entry.ct_eq(&given)).into()
+    }
+}
+
+/// What a client that is not known yet sent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Attempt<'a> {
+    /// More must come.
+    Incomplete,
+    /// So many bytes are answered with this line.
+    Refused {
+        bytes: usize,
+        reply: &'static str,
+    },
+    /// So many bytes give a name and a password.
+    Token {
+        bytes: usize,
+        name: &'a [u8],
+        password: &'a [u8],
+    },
+    Close,
+}
+
+/// Looks at what an unknown client sent: `set KEY FLAGS EXPTIME LENGTH`, then `NAME PASSWORD`.
+#[must_use]
+pub fn attempt(buffer: &[u8]) -> Attempt<'_> {
+    let Some(end) = memchr::memchr(b'\n', buffer) else {
+        return if buffer.len() > LINE_BYTES_MAX { Attempt::Close } else { Attempt::Incomplete };
+    };
+    let words = Words::of(until_zero(&buffer[..end]));
+    let length = unsigned_32(words.get(4)).map(|length| length as usize);
+    let (true, b"set", Some(length @ 0..=TOKEN_BYTES_MAX)) =
+        (words.len() >= 5, words.get(0), length)
+    else {
+        return Attempt::Refused { bytes: end + 1, reply: "CLIENT_ERROR unauthenticated" };
+    };
+    let bytes = end + 1 + length + 2;
+    let Some(data) = buffer.get(end + 1..bytes) else { return Attempt::Incomplete };
+    let Some(token) = data.strip_suffix(b"\r\n") else {
+        return Attempt::Refused { bytes, reply: "CLIENT_ERROR bad command line termination" };
+    };
+    let mut words = split(until_zero(token));
+    match (words.next(), words.next()) {
+        (Some(name), Some(password)) => Attempt::Token { bytes, name, password },
+        _ => Attempt::Refused { bytes, reply: "CLIENT_ERROR bad authentication token format" },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_memcacheds() {
+        assert_eq!(attempt(b"get a"), Attempt::Incomplete);
+        let refused = Attempt::Refused { bytes: 7, reply: "CLIENT_ERROR unauthenticated" };
+        assert_eq!(attempt(b"get a\r\nget b\r\n"), refused);
+        assert_eq!(attempt(b"set a 0 0 9\r\nfoo"), Attempt::Incomplete);
+        let token = Attempt::Token { bytes: 22, name: b"foo", password: b"bar" };
+        assert_eq!(attempt(b"set a 0 0 7\r\nfoo bar\r\nget"), token);
+        let format = "CLIENT_ERROR bad authentication token format";
+        assert_eq!(
+            attempt(b"set a 0 0 3\r\nfoo\r\n"),
+            Attempt::Refused { bytes: 18, reply: format }
+        );
+        assert_eq!(attempt(&[b'x'; 3000]), Attempt::Close);
+    }
+
+    #[test]
+    fn a_file_opens_for_who_is_in_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "foo:bar\nbaz:qu:ux\n").unwrap();
+        let credentials = Credentials::read(file.path()).unwrap();
+        assert!(credentials.accept(b"foo", b"bar") && credentials.accept(b"baz", b"qu:ux"));
+        assert!(
+            !credentials.accept(b"foo", b"barr")
+                && !credentials.accept(b"foo", b"ba")
+                && !credentials.accept(b"", b"")
+        );
+        std::fs::write(file.path(), "foo\n").unwrap();
+        assert!(matches!(
+            Credentials::read(file.path()),
+            Err(CredentialsError::Line { line: 1, .. })
+        ));
+    }
+}

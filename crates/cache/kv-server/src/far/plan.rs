@@ -1,0 +1,423 @@
+//! What the server does about what its pool says; pure.
+//!
+//! A *grant* is what the server keeps for one segment of the pool at one epoch: a way to its blade, and a share for each
+//! shard. Invariants: a place that the pool names is taken once, and after it was left never again; a segment of which
+//! nothing is used any more is reported as left if it was to be left, else released.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use farpool_api::seats::{Action, PlaceKey, Seats};
+use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
+use farpool_units::{SUPERPAGE_BYTES, exactly};
+
+use farpool_kv_tier::far::GrantNumber;
+
+/// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a hundred.
+const SEGMENTS_MAX: usize = 16;
+/// After a failure the pool is asked again so much later.
+const RETRY: Duration = Duration::from_secs(1);
+/// What the pool has no room for is asked for again so much later.
+const ASK_RETRY: Duration = Duration::from_secs(10);
+/// What was granted or wished for needs a moment until it is there; then more is asked for.
+const ASK_PAUSE: Duration = Duration::from_secs(2);
+/// A segment that must leave its node, and for which the pool has found no place for so long, is given back: a cache does not
+/// keep a node from being drained. Nodes confirm a place in a part of a second.
+const SEEK_PATIENCE: Duration = Duration::from_secs(2);
+/// A node whose blade was lost is not asked for memory again for so long. By then the pool knows, too.
+const SHUN: Duration = Duration::from_secs(30);
+/// A deadline that comes nearer by less is the same: it is told as what is left of it.
+const HURRY_LEAST: Duration = Duration::from_millis(500);
+/// How long a report waits for news, and how long while something moves.
+const QUIET_WAIT: Duration = Duration::from_secs(1);
+const BUSY_WAIT: Duration = Duration::from_millis(50);
+
+/// What is asked of the pool next; one question at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    Join,
+    Report { uses: Vec<ClientSegmentUse>, wait: Duration },
+    Ask { bytes: u64, avoid: Vec<String> },
+    Release(SegmentId),
+}
+
+/// What came of it. Errors are for people.
+#[derive(Debug)]
+pub enum Answer {
+    Joined(Result<(), String>),
+    /// None: the pool does not know this server.
+    Heard(Result<Option<Vec<ClientSegment>>, String>),
+    /// How many bytes were granted.
+    Granted(Result<u64, String>),
+    /// Whether the pool took it back.
+    Released(Result<bool, String>),
+}
+
+/// What to do with far memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Connect to this; then [`Plan::taken`] or [`Plan::not_taken`].
+    Take { key: PlaceKey, place: Box<Place> },
+    /// Empty it within this time, if there is a limit; then [`Plan::freed`].
+    Empty { grant: GrantNumber, within: Option<Duration> },
+    /// It is gone: likewise, at once.
+    Drop { grant: GrantNumber },
+}
+
+/// The grants, and what the pool said last.
+#[derive(Debug)]
+pub struct Plan {
+    seats: Seats,
+    segments: Vec<ClientSegment>,
+    wanted_bytes: u64,
+    is_joined: bool,
+    /// A question has no answer yet.
+    is_asking: bool,
+    /// Nothing is asked before.
+    ask_at: Duration,
+    /// No more memory is asked for before.
+    more_at: Duration,
+    asked_bytes: u64,
+    /// Segments whose place is sought, since when.
+    sought: BTreeMap<SegmentId, Duration>,
+    releases: VecDeque<SegmentId>,
+    /// None of them is tried before.
+    release_at: Duration,
+    /// Segments that are to be released, while the pool names them.
+    released: BTreeSet<SegmentId>,
+    /// Segments that the pool does not take back are used again then.
+    retake_at: BTreeMap<SegmentId, Duration>,
+    /// Places that cannot be used, of segments that are still emptied elsewhere.
+    unusable: BTreeSet<PlaceKey>,
+    /// When grants that are being emptied have to be empty, where there is a limit.
+    empty_by: BTreeMap<GrantNumber, Option<Duration>>,
+    /// Grants that were to be dropped.
+    dropped: BTreeSet<GrantNumber>,
+    /// Nodes that are not asked for memory until then.
+    shunned: BTreeMap<String, Duration>,
+    /// What was said last of a pool that does not answer, and of memory that is missing.
+    said_away: Option<String>,
+    said_short: Option<String>,
+    to_say: Vec<String>,
+}
+
+impl Plan {
+    /// Nothing is granted, and nobody was asked yet.
+    pub fn new(wanted_bytes: u64) -> Self {
+        Self {
+            seats: Seats::default(),
+            segments: Vec::new(),
+            wanted_bytes,
+            is_joined: false,
+            is_asking: false,
+            ask_at: Duration::ZERO,
+            more_at: Duration::ZERO,
+            asked_bytes: 0,
+            sought: BTreeMap::new(),
+            releases: VecDeque::new(),
+            release_at: Duration::ZERO,
+            released: BTreeSet::new(),
+            retake_at: BTreeMap::new(),
+            unusable: BTreeSet::new(),
+            empty_by: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+            shunned: BTreeMap::new(),
+            said_away: None,
+            said_short: None,
+            to_say: Vec::new(),
+        }
+    }
+
+    /// What to ask now. `used_bytes` is what holds data in all.
+    pub fn question(&mut self, now: Duration, used_bytes: u64) -> Option<Question> {
+        if self.is_asking || now < self.ask_at {
+            return None;
+        }
+        self.is_asking = true;
+        if !self.is_joined {
+            return Some(Question::Join);
+        }
+        if let Some(id) = self.releases.front().filter(|_| now >= self.release_at) {
+            return Some(Question::Release(*id));
+        }
+        if let Some(bytes) = self.missing_bytes().filter(|_| now >= self.more_at) {
+            self.shunned.retain(|_, until| now < *until);
+            self.asked_bytes = bytes;
+            return Some(Question::Ask { bytes, avoid: self.shunned.keys().cloned().collect() });
+        }
+        let wait = if self.is_moving() { BUSY_WAIT } else { QUIET_WAIT };
+        Some(Question::Report { uses: self.seats.report(used_bytes), wait })
+    }
+
+    /// Takes an answer; what is to be done about it.
+    pub fn take(&mut self, answer: Answer, now: Duration) -> Vec<Order> {
+        self.is_asking = false;
+        match answer {
+            Answer::Joined(Ok(())) => self.is_joined = true,
+            Answer::Heard(Ok(Some(segments))) => {
+                self.said_away = None;
+                return self.hear(segments, now);
+            }
+            Answer::Heard(Ok(None)) => {
+                // What it had granted is not ours any more.
+                self.is_joined = false;
+                return self.hear(Vec::new(), now);
+            }
+            Answer::Granted(Ok(bytes)) => {
+                let is_all = bytes >= self.asked_bytes;
+                self.more_at = if is_all { now + ASK_PAUSE } else { now + BUSY_WAIT };
+            }
+            Answer::Granted(Err(why)) => {
+                self.more_at = now + ASK_RETRY;
+                self.say_short(format!("no more far memory for now: {why}"));
+            }
+            Answer::Released(Ok(is_released)) => {
+                let id = self.releases.pop_front();
+                if let Some(id) = id.filter(|_| !is_released) {
+                    self.retake_at.insert(id, now + SHUN);
+                }
+            }
+            Answer::Released(Err(why)) => {
+                // Meanwhile reports go on: without them the lease would end. The next time another is tried.
+                self.release_at = now + RETRY;
+                self.releases.rotate_left(1.min(self.releases.len()));
+                self.say_away(&why);
+            }
+            Answer::Joined(Err(why)) | Answer::Heard(Err(why)) => {
+                self.ask_at = now + RETRY;
+                self.say_away(&why);
+            }
+        }
+        Vec::new()
+    }
+
+    fn say_away(&mut self, why: &str) {
+        let text = format!("{why}; the server goes on with the far memory it has");
+        if self.said_away.as_ref() != Some(&text) {
+            self.said_away = Some(text.clone());
+            self.to_say.push(text);
+        }
+    }
+
+    fn hear(&mut self, segments: Vec<ClientSegment>, now: Duration) -> Vec<Order> {
+        let named: BTreeSet<SegmentId> = segments.iter().map(|it| it.id).collect();
+        self.released.retain(|id| named.contains(id));
+        self.unusable.retain(|key| named.contains(&key.0));
+        self.retake_at.retain(|id, _| named.contains(id));
+        let before_bytes = self.granted_bytes();
+        self.segments.clone_from(&segments);
+        if self.granted_bytes() > before_bytes {
+            self.said_short = None;
+        }
+        let mut orders = Vec::new();
+        for action in self.seats.hear(segments) {
+            match action {
+                Action::Add { key, place } => {
+                    if !self.released.contains(&key.0) && !self.unusable.contains(&key) {
+                        orders.push(Order::Take { key, place });
+                    }
+                }
+                Action::Leave { key, .. } => match self.segment_at(key) {
+                    Some(segment) => {
+                        let within = segment.deadline_ms.map(Duration::from_millis);
+                        self.leave(key, within, now, &mut orders);
+                    }
+                    None => self.lose(key, &mut orders),
+                },
+            }
+        }
+        for segment in self.segments.clone() {
+            let key = (segment.id, segment.epoch);
+            let is_sought =
+                segment.state == SegmentState::Moving && segment.target.is_none() && !segment.leave;
+            if segment.state == SegmentState::Lost {
+                self.lose(key, &mut orders);
+                self.release(segment.id);
+            } else if is_sought {
+                let since = *self.sought.entry(segment.id).or_insert(now);
+                if now >= since + SEEK_PATIENCE {
+                    let within = segment.deadline_ms.map(Duration::from_millis);
+                    self.leave(key, within, now, &mut orders);
+                }
+            } else {
+                self.sought.remove(&segment.id);
+            }
+            if let Some(deadline_ms) = segment.deadline_ms {
+                self.hurry(key, Duration::from_millis(deadline_ms), now, &mut orders);
+            }
+            let is_due = self.retake_at.get(&segment.id).is_some_and(|at| now >= *at);
+            if is_due && segment.state == SegmentState::Ready && self.seats.seat(key).is_none() {
+                self.retake_at.remove(&segment.id);
+                self.released.remove(&segment.id);
+                orders.push(Order::Take { key, place: Box::new(segment.place) });
+            }
+        }
+        self.sought.retain(|id, _| named.contains(id));
+        if let Some(why) = self.seats.waits_for() {
+            self.say_short(format!("far memory is granted and waited for: {why}"));
+        }
+        orders
+    }
+
+    fn say_short(&mut self, text: String) {
+        if self.said_short.as_ref() != Some(&text) {
+            self.said_short = Some(text.clone());
+            self.to_say.push(text);
+        }
+    }
+
+    fn segment_at(&self, (id, epoch): PlaceKey) -> Option<&ClientSegment> {
+        self.segments.iter().find(|it| it.id == id && it.epoch == epoch)
+    }
+
+    fn segment_at_any(&self, id: SegmentId) -> Option<&ClientSegment> {
+        self.segments.iter().find(|it| it.id == id)
+    }
+
+    fn leave(
+        &mut self,
+        key: PlaceKey,
+        within: Option<Duration>,
+        now: Duration,
+        orders: &mut Vec<Order>,
+    ) {
+        if let Some(seat) = self.seats.seat(key).filter(|it| !it.is_leaving) {
+            let grant = GrantNumber(seat.entry as u64);
+            self.seats.leaving(key);
+            self.empty_by.insert(grant, within.map(|it| now + it));
+            orders.push(Order::Empty { grant, within });
+        }
+    }
+
+    /// The pool needs what is being emptied earlier than it has said.
+    fn hurry(&mut self, key: PlaceKey, within: Duration, now: Duration, orders: &mut Vec<Order>) {
+        let Some(seat) = self.seats.seat(key).filter(|it| it.is_leaving) else { return };
+        let grant = GrantNumber(seat.entry as u64);
+        let by = now + within;
+        if let Some(before) = self.empty_by.get_mut(&grant)
+            && before.is_none_or(|before| by + HURRY_LEAST < before)
+        {
+            *before = Some(by);
+            orders.push(Order::Empty { grant, within: Some(within) });
+        }
+    }
+
+    fn lose(&mut self, key: PlaceKey, orders: &mut Vec<Order>) {
+        let Some(seat) = self.seats.seat(key) else { return };
+        let grant = GrantNumber(seat.entry as u64);
+        self.seats.leaving(key);
+        self.empty_by.remove(&grant);
+        if self.dropped.insert(grant) {
+            orders.push(Order::Drop { grant });
+        }
+    }
+
+    fn release(&mut self, id: SegmentId) {
+        if self.released.insert(id) {
+            self.releases.push_back(id);
+        }
+    }
+
+    /// The place is used from now on.
+    pub fn taken(&mut self, key: PlaceKey, grant: GrantNumber) {
+        self.seats.taken(key, exactly(grant.0), 0);
+    }
+
+    /// The place cannot be used. If another of the segment is still being emptied, the segment is released after that.
+    pub fn not_taken(&mut self, key: PlaceKey, node: &str, why: &str, now: Duration) {
+        self.shunned.insert(node.to_owned(), now + SHUN);
+        self.more_at = self.more_at.max(now + ASK_PAUSE);
+        self.say_short(format!("far memory on node {node} cannot be used: {why}"));
+        let has_other = self
+            .segment_at_any(key.0)
+            .is_some_and(|it| it.epoch != key.1 && self.seats.seat((it.id, it.epoch)).is_some());
+        if has_other {
+            self.unusable.insert(key);
+        } else {
+            self.release(key.0);
+        }
+    }
+
+    /// The way to a grant's blade is lost.
+    pub fn lost(&mut self, grant: GrantNumber, now: Duration) -> Vec<Order> {
+        let mut orders = Vec::new();
+        if let Some(key) = self.seats.key_of(exactly(grant.0)) {
+            if let Some(node) = self.segment_at(key).map(|it| it.place.node.clone()) {
+                self.shunned.insert(node, now + SHUN);
+            }
+            self.lose(key, &mut orders);
+            self.release(key.0);
+        }
+        orders
+    }
+
+    /// Nothing of a grant is used any more, and the way to it is closed.
+    pub fn freed(&mut self, grant: GrantNumber) {
+        let entry = exactly(grant.0);
+        let key = self.seats.key_of(entry);
+        self.seats.sweep(|it, _| it != entry);
+        self.dropped.remove(&grant);
+        self.empty_by.remove(&grant);
+        let Some(key) = key else { return };
+        // Who asked to have it left is told so; a place that nobody asked back, or for which there is no other, is
+        // of no use any more.
+        let is_usable = |it: &ClientSegment| {
+            it.target.as_ref().is_some_and(|to| !self.unusable.contains(&(it.id, to.epoch)))
+        };
+        let is_reported = |it: &ClientSegment| it.leave || is_usable(it);
+        if self.segment_at(key).is_some_and(|it| !is_reported(it)) {
+            self.release(key.0);
+        }
+    }
+
+    /// Whether anything is on its way.
+    pub fn is_moving(&self) -> bool {
+        self.seats.is_moving()
+    }
+
+    /// What the pool has granted and has not asked back.
+    pub fn granted_bytes(&self) -> u64 {
+        self.stays().map(|it| it.place.bytes).sum()
+    }
+
+    fn stays(&self) -> impl Iterator<Item = &ClientSegment> {
+        self.segments.iter().filter(|it| {
+            let stays = match it.state {
+                SegmentState::Pending | SegmentState::Ready => true,
+                SegmentState::Moving => it.target.is_some(),
+                SegmentState::Releasing | SegmentState::Lost => false,
+            };
+            stays && !self.released.contains(&it.id)
+        })
+    }
+
+    fn missing_bytes(&self) -> Option<u64> {
+        let bytes = self.wanted_bytes.saturating_sub(self.granted_bytes());
+        (bytes >= SUPERPAGE_BYTES && self.segments.len() < SEGMENTS_MAX).then_some(bytes)
+    }
+
+    /// What people should know, each thing once.
+    pub fn take_messages(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.to_say)
+    }
+}
+
+/// Deals the superpages of a grant out to shards, of which each has so many already: who has least is next. Each gets
+/// some that follow each other, so that on several blades it has some of each.
+pub fn deal(superpages: u32, have: &[u64]) -> Vec<Vec<u32>> {
+    let mut counts = vec![0u32; have.len()];
+    for _ in 0..superpages {
+        if let Some(next) = (0..have.len()).min_by_key(|&it| have[it] + u64::from(counts[it])) {
+            counts[next] += 1;
+        }
+    }
+    let mut first = 0;
+    let run = |count: u32| {
+        first += count;
+        (first - count..first).collect()
+    };
+    counts.into_iter().map(run).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,480 @@
+//! Connections that speak KeyVault: over a stream like any other, or through rings in shared memory.
+//!
+//! One port serves all threads: a connection asks in its HELLO for a shard and is handed to that
+//! shard's thread. A request for another shard than the thread's own is passed on and answered when
+//! that shard has; answers come in any order.
+
+use farpool_keyvault::frame::{
+    BROADCAST, FrameError, HEADER_BYTES, Header, Opcode, Status, VERSION, begin, finish,
+    frame_length,
+};
+use farpool_keyvault::message::{Hello, Request, SetMode};
+use farpool_keyvault::owner::{hash_key, shard_of};
+use farpool_keyvault::share::RingSizes;
+use farpool_units::exactly;
+use smallvec::SmallVec;
+
+use super::connection::{Client, Phase, Ticket};
+use super::gather::Gathered;
+use super::lower::Parked;
+use super::mailbox::{Address, Answer, Ask, Batch, Entry};
+use super::port::Port;
+use super::sockets::{Connection, ConnectionId};
+use super::worker::Worker;
+use farpool_kv_protocol::lease::{self, LeaseTable};
+use farpool_kv_protocol::light;
+
+/// The most requests that one connection may have unanswered.
+pub const CREDITS_MAX: u32 = 1024;
+/// Frames that are looked at together.
+pub(super) const BATCH: usize = 32;
+
+/// What a connection of this kind needs beside its client.
+#[derive(Debug, Default)]
+pub struct Light {
+    has_greeted: bool,
+    pub(super) unchecked: bool,
+    credits: u32,
+    /// Requests that other shards have, by their numbers; a broadcast with how many are left.
+    passed_on: Vec<(Header, usize)>,
+    pub(super) port: Option<Port>,
+    /// What it reads where items lie, if it may.
+    pub(super) leases: Option<LeaseTable>,
+}
+
+/// Where frames come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Socket,
+    /// They are few, and all of them are looked at.
+    Ring,
+}
+
+/// What a stream of frames begins with.
+enum Next<'a> {
+    Incomplete { want_bytes: usize },
+    Frame(&'a [u8]),
+    Broken,
+}
+
+fn next_frame(input: &[u8]) -> Next<'_> {
+    match frame_length(input) {
+        None => Next::Incomplete { want_bytes: HEADER_BYTES },
+        Some(Err(_)) => Next::Broken,
+        Some(Ok(length)) => {
+            input.get(..length).map_or(Next::Incomplete { want_bytes: length }, Next::Frame)
+        }
+    }
+}
+
+/// A frame whose key is being loaded.
+struct Planned<'a> {
+    frame: &'a [u8],
+    /// Of its one key; 0 if it has none, or several.
+    hash: u64,
+}
+
+/// What a frame asks.
+struct Asked<'a> {
+    header: Header,
+    request: Request<'a>,
+    frame: &'a [u8],
+    /// Of its first key.
+    hash: u64,
+}
+
+/// Reads a frame.
+fn read_frame(frame: &[u8], checked: bool) -> Result<Asked<'_>, FrameError> {
+    read_body(Header::read(frame, checked)?, frame, 0)
+}
+
+/// Reads what follows a header; `hash` is that of its one key, if it has been seen.
+fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, FrameError> {
+    if header.status.is_some() {
+        return Err(FrameError::Body { opcode: header.opcode });
+    }
+    let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
+    let hash = if hash == 0 { request.key().map_or(0, hash_key) } else { hash };
+    Ok(Asked { header, request, frame, hash })
+}
+
+impl Worker {
+    /// Answers the frames that `input` holds; how many bytes are done.
+    pub(super) fn serve_light(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        (input, source): (&[u8], Source),
+    ) -> usize {
+        if source == Source::Socket && connection.client.is_ring_full {
+            connection.client.has_turn_left = !input.is_empty();
+            return 0;
+        }
+        let Some(mut state) = connection.light.take() else { return input.len() };
+        let mut at = 0;
+        connection.client.has_turn_left = false;
+        while at < input.len()
+            && connection.client.phase != Phase::Closing
+            && connection.moves_to.is_none()
+        {
+            let done = self.serve_frames(connection, &mut state, id, &input[at..]);
+            if done == 0 {
+                break;
+            }
+            at += done;
+            if source == Source::Ring {
+                continue;
+            }
+            let is_full = self.out.len() >= super::sockets::OUT_BYTES_MAX
+                && !self.put_down(connection, &mut state);
+            if is_full || connection.client.is_held_up() {
+                connection.client.has_turn_left = at < input.len();
+                break;
+            }
+        }
+        connection.light = Some(state);
+        at
+    }
+
+    /// Gives the client the answers made so far; false when no more can be sent now.
+    fn put_down(&mut self, connection: &mut Connection, state: &mut Light) -> bool {
+        self.push_answers(&mut connection.client, Some(state));
+        self.send(connection) && connection.client.unsent.is_empty()
+    }
+
+    /// Answers one batch of frames; how many bytes it took.
+    fn serve_frames(
+        &mut self,
+        connection: &mut Connection,
+        state: &mut Light,
+        id: ConnectionId,
+        input: &[u8],
+    ) -> usize {
+        let (planned, is_broken) = self.plan_frames(&mut connection.client, input);
+        if planned.len() > 1 {
+            planned.iter().for_each(|it| self.shard.store.prefetch_item(it.hash));
+        }
+        let mut at = 0;
+        for &Planned { frame, hash } in &planned {
+            at += frame.len();
+            let read = match Header::read(frame, !state.unchecked) {
+                Ok(header) if self.is_read_here(state, &header, hash) => {
+                    let (key, checked) = (&frame[HEADER_BYTES..], !state.unchecked);
+                    light::answer_get(
+                        &mut self.shard,
+                        &header,
+                        (key, hash),
+                        checked,
+                        &mut self.out,
+                    );
+                    continue;
+                }
+                Ok(header) => read_body(header, frame, hash),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(asked) => self.answer_frame(connection, state, id, &asked),
+                Err(error) => self.refuse_frame(&mut connection.client, state, &error, frame),
+            }
+            self.settle_victims();
+            if connection.client.phase == Phase::Closing {
+                return input.len();
+            }
+        }
+        if is_broken {
+            connection.client.phase = Phase::Closing;
+            return input.len();
+        }
+        at
+    }
+
+    /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's memory answers.
+    #[inline]
+    fn is_read_here(&self, state: &Light, header: &Header, hash: u64) -> bool {
+        (header.opcode, header.status) == (Opcode::Get, None)
+            && hash != 0
+            && self.owns(hash)
+            && state.has_greeted
+            && self.lower.is_none()
+    }
+
+    /// Takes a stream of frames apart and begins to load what they ask for; whether it cannot be followed beyond them.
+    fn plan_frames<'a>(
+        &self,
+        client: &mut Client,
+        input: &'a [u8],
+    ) -> (SmallVec<[Planned<'a>; BATCH]>, bool) {
+        let mut planned = SmallVec::new();
+        let mut at = 0;
+        while planned.len() < BATCH && at < input.len() {
+            let frame = match next_frame(&input[at..]) {
+                Next::Frame(frame) => frame,
+                Next::Incomplete { want_bytes } => {
+                    client.want_bytes = want_bytes;
+                    break;
+                }
+                Next::Broken => return (planned, true),
+            };
+            at += frame.len();
+            let hash = Request::key_ahead(frame).map_or(0, hash_key);
+            if self.owns(hash) {
+                self.shard.store.prefetch_entry(hash);
+            }
+            planned.push(Planned { frame, hash });
+            // What changes how the stream is read is answered before the next frame is looked at.
+            if matches!(Opcode::from_code(frame[3]), Some(Opcode::Hello | Opcode::Share)) {
+                break;
+            }
+        }
+        (planned, false)
+    }
+
+    /// A damaged frame is asked for again; one that makes no sense ends the connection.
+    fn refuse_frame(
+        &mut self,
+        client: &mut Client,
+        state: &Light,
+        error: &FrameError,
+        frame: &[u8],
+    ) {
+        let number = frame[8..].first_chunk().expect("a frame has a whole header");
+        let header = Header::read(frame, false).unwrap_or(Header {
+            length: 0,
+            opcode: Opcode::Noop,
+            status: None,
+            shard: 0,
+            connection: 0,
+            request: u32::from_le_bytes(*number),
+        });
+        let status = match error {
+            FrameError::Checksum { .. } => Status::Damaged,
+            FrameError::Opcode { .. } => Status::Unsupported,
+            _ => Status::Malformed,
+        };
+        if status == Status::Malformed {
+            client.phase = Phase::Closing;
+        }
+        light::answer_status(&header, status, b"", !state.unchecked, &mut self.out);
+    }
+
+    fn answer_frame(
+        &mut self,
+        connection: &mut Connection,
+        state: &mut Light,
+        id: ConnectionId,
+        asked: &Asked<'_>,
+    ) {
+        let Asked { header, request, .. } = asked;
+        let checked = !state.unchecked;
+        if !state.has_greeted && !matches!(request, Request::Hello(_)) {
+            connection.client.phase = Phase::Closing;
+            return light::answer_status(header, Status::Malformed, b"", checked, &mut self.out);
+        }
+        match *request {
+            Request::Hello(hello) => {
+                self.greet(connection, state, id, (header, hello), asked.frame)
+            }
+            // A second time, the bells of the first would be watched for ever.
+            Request::Share { .. } if !connection.is_local || state.port.is_some() => {
+                light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
+            }
+            Request::Share { request_bytes, answer_bytes } => {
+                let sizes = RingSizes::fitting(request_bytes, answer_bytes);
+                self.share(connection, state, header, sizes);
+            }
+            Request::Flush { delay_s } => {
+                connection.client.awaited += self.shared.shards() - 1;
+                self.flush(state, id, header, delay_s);
+            }
+            Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
+            Request::Leases { bytes_min } => {
+                self.grant_leases(connection, state, header, bytes_min);
+            }
+            Request::Release(ids) => match &mut state.leases {
+                Some(leases) => {
+                    let shard = &mut self.shard;
+                    lease::answer_release(shard, leases, header, ids, checked, &mut self.out);
+                }
+                None => {
+                    light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out)
+                }
+            },
+            _ => {
+                let is_owed = self.answer_on_keys(state, id, asked);
+                connection.client.awaited += usize::from(is_owed);
+            }
+        }
+    }
+
+    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys; whether
+    /// the answer is still to come.
+    fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, asked: &Asked<'_>) -> bool {
+        let Asked { header, request, hash, frame } = asked;
+        let checked = !state.unchecked;
+        let shards = self.shared.shards();
+        let owner = shard_of(*hash, shards);
+        if let Request::MultiGet(keys) = *request
+            && let Some(other) = light::foreign_key_owner(keys, owner, shards)
+        {
+            let other = exactly::<u16, _>(other).to_le_bytes();
+            light::answer_status(header, Status::WrongShard, &other, checked, &mut self.out);
+            return false;
+        }
+        let address = id.address(Ticket(0));
+        if owner != self.number {
+            self.asks[owner].push(address, Ask::Light { checked }, |bytes| {
+                bytes.extend_from_slice(frame);
+            });
+            self.counts.forwarded += 1;
+            return true;
+        }
+        let from = (self.number, address);
+        match *request {
+            Request::MultiGet(keys) => match self.gather(keys, (header, checked), from) {
+                Gathered::AllInMemory => {}
+                Gathered::Waits => return true,
+                Gathered::Whole(gathering) => {
+                    gathering.write(&mut self.out);
+                    return false;
+                }
+            },
+            _ => {
+                if let Some(key) = self.key_below(request, *hash) {
+                    self.park((key, *hash), from, Parked::Light { checked }, frame);
+                    return true;
+                }
+            }
+        }
+        let (shard, out) = (&mut self.shard, &mut self.out);
+        match (request, &mut state.leases) {
+            (Request::GetLease { key }, Some(leases)) => {
+                lease::answer_get(shard, leases, header, (key, *hash), checked, out);
+            }
+            _ => light::answer(shard, header, request, *hash, checked, out),
+        }
+        false
+    }
+
+    /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.
+    fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<&'a [u8]> {
+        self.lower.as_ref()?;
+        let replaces = matches!(request, Request::Set { mode: SetMode::Set, cas: 0, .. });
+        request.key().filter(|key| self.is_below((key, hash), replaces))
+    }
+
+    /// Has another thread's frame wait if it must; whether it does, or is answered already.
+    pub(super) fn park_light_ask(
+        &mut self,
+        (from, address): (usize, Address),
+        frame: &[u8],
+        checked: bool,
+        answers: &mut Batch<Answer>,
+    ) -> bool {
+        let Ok(Asked { header, request, hash, .. }) = read_frame(frame, false) else {
+            return false;
+        };
+        if let Request::MultiGet(keys) = request {
+            match self.gather(keys, (&header, checked), (from, address)) {
+                Gathered::AllInMemory => return false,
+                Gathered::Waits => {}
+                Gathered::Whole(gathering) => {
+                    answers.push(address, Answer::Bytes, |out| gathering.write(out));
+                }
+            }
+            return true;
+        }
+        let Some(key) = self.key_below(&request, hash) else { return false };
+        self.park((key, hash), (from, address), Parked::Light { checked }, frame);
+        true
+    }
+
+    fn greet(
+        &mut self,
+        connection: &mut Connection,
+        state: &mut Light,
+        id: ConnectionId,
+        (header, hello): (&Header, Hello),
+        frame: &[u8],
+    ) {
+        let shards = self.shared.shards();
+        let wanted = usize::from(hello.shard);
+        let is_elsewhere = hello.shard != BROADCAST && wanted != self.number;
+        if hello.version != VERSION || state.has_greeted || is_elsewhere && wanted >= shards {
+            connection.client.phase = Phase::Closing;
+            return light::answer_status(header, Status::Unsupported, b"", true, &mut self.out);
+        }
+        if is_elsewhere {
+            // That shard's thread reads this greeting again.
+            connection.moves_to = Some(wanted);
+            connection.client.input = frame.to_vec();
+            return;
+        }
+        state.has_greeted = true;
+        state.credits = hello.credits.clamp(1, CREDITS_MAX);
+        let granted = Hello {
+            version: VERSION,
+            shard: exactly(shards),
+            credits: state.credits,
+            unchecked: hello.unchecked,
+        };
+        let number = exactly(id.number & 0xffff);
+        let shard = exactly(self.number);
+        let answer = Header { status: Some(Status::Ok), connection: number, shard, ..*header };
+        let start = begin(&mut self.out, answer);
+        granted.write(&mut self.out);
+        finish(&mut self.out, start, true);
+        state.unchecked = hello.unchecked;
+    }
+
+    fn flush(&mut self, state: &mut Light, id: ConnectionId, header: &Header, delay_s: u32) {
+        let at_s = if delay_s == 0 { 0 } else { self.shard.clock.now_s().saturating_add(delay_s) };
+        let ask = Ask::Flush { at_s };
+        self.counts.flush_commands += 1;
+        self.do_for_all(ask);
+        let others = self.shared.shards() - 1;
+        if others == 0 {
+            return light::answer_status(header, Status::Ok, b"", !state.unchecked, &mut self.out);
+        }
+        state.passed_on.push((*header, others));
+        let ticket = Ticket(header.request.into());
+        let address = Address { connection: id.number, generation: id.generation, ticket };
+        for shard in (0..=others).filter(|&shard| shard != self.number) {
+            self.asks[shard].push(address, ask, |_| {});
+        }
+    }
+
+    /// Answers a frame that another thread passed on.
+    pub(super) fn answer_passed_on(&mut self, frame: &[u8], checked: bool, out: &mut Vec<u8>) {
+        match read_frame(frame, false) {
+            Ok(it) if light::is_on_keys(it.header.opcode) => {
+                light::answer(&mut self.shard, &it.header, &it.request, it.hash, checked, out);
+            }
+            _ => debug_assert!(false, "frames are checked before they are passed on"),
+        }
+    }
+
+    /// Takes what another shard answered to a connection of this kind.
+    pub(super) fn take_light_answer(
+        &mut self,
+        state: &mut Light,
+        entry: &Entry<Answer>,
+        bytes: &[u8],
+    ) {
+        match entry.what {
+            Answer::Bytes => self.out.extend_from_slice(bytes),
+            Answer::Parked | Answer::Part(_) => {}
+            Answer::Report(_) | Answer::Listed(_) => {
+                let at = state
+                    .passed_on
+                    .iter()
+                    .position(|(it, _)| u64::from(it.request) == entry.address.ticket.0);
+                let Some(at) = at else { return };
+                state.passed_on[at].1 -= 1;
+                if state.passed_on[at].1 == 0 {
+                    let (header, _) = state.passed_on.swap_remove(at);
+                    light::answer_status(&header, Status::Ok, b"", !state.unchecked, &mut self.out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! How a server is set up, and what all its threads share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use farpool_policy::CacheKind;
+use rustix::event::EventfdFlags;
+
+use super::auth::Credentials;
+use super::mailbox::Mailbox;
+use super::report::ShardReport;
+use super::watch::Watchers;
+use farpool_kv_store::observe::Observed;
+use farpool_kv_store::quota::QuotaReport;
+use farpool_kv_tier::flash::FlashSettings;
+
+/// The version that `version` and `stats` tell: clients decide by it what they may ask.
+pub const MEMCACHED_VERSION: &str = "1.6.18";
+
+/// How a server reaches the pool that grants it far memory.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// The controllers or the door of a node that collaborates, with commas between.
+    pub controllers: String,
+    /// What they ask for.
+    pub token: Option<String>,
+    /// The compute brick that the server runs on; this machine's name if left out.
+    pub host: Option<String>,
+    /// Bandwidth wanted for each segment, in each direction.
+    pub rate_bytes_per_s: Option<u64>,
+}
+
+/// Who gives far memory.
+#[derive(Debug, Clone)]
+pub enum FarSource {
+    /// All of it at the start, from these.
+    Blades(Vec<farpool_pool::Address>),
+    /// As much as there is, as long as there is.
+    Pool(PoolOptions),
+}
+
+/// Far memory below the server's own.
+#[derive(Debug, Clone)]
+pub struct FarSettings {
+    pub source: FarSource,
+    /// For all shards together.
+    pub bytes: u64,
+    /// A blade that does not answer for so long is lost, and its items are misses.
+    pub deadline: Duration,
+    /// Permits TCP to other hosts, which is not encrypted.
+    pub allow_remote_tcp: bool,
+}
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub addresses: Vec<SocketAddr>,
+    pub socket_path: Option<PathBuf>,
+    /// Where KeyVault is spoken.
+    pub keyvault_addresses: Vec<SocketAddr>,
+    pub keyvault_path: Option<PathBuf>,
+    /// Whether its clients may read the memory of all items, so that values need no copies.
+    pub keyvault_leases: bool,
+    /// Where figures for Prometheus are served.
+    pub metrics_address: Option<SocketAddr>,
+    /// Permissions of the sockets.
+    pub socket_mode: u32,
+    /// Memory of all shards together.
+    pub memory_bytes: usize,
+    pub far: Option<FarSettings>,
+    pub flash: Option<FlashSettings>,
+    pub threads: usize,
+    pub item_bytes_max: usize,
+    /// Whether old items make room for new ones.
+    pub evicts: bool,
+    /// Which items go when they do.
+    pub policy: CacheKind,
+    pub connections_max: u64,
+    /// Clients that say nothing for so long are sent away; 0 = never.
+    pub idle_timeout_s: u32,
+    pub backlog: i32,
+    pub verbosity: u32,
+    pub allows_shutdown: bool,
+    pub allows_flush: bool,
+    pub allows_watch: bool,
+    /// `lru_crawler metadump` and `stats cachedump`.
+    pub allows_dump: bool,
+    /// What ends the prefix of a key.
+    pub prefix_delimiter: u8,
+    /// How much memory items of some prefixes may take, over all shards.
+    pub quotas: Vec<(Vec<u8>, u64)>,
+    /// Whether commands are counted by prefix from the start.
+    pub counts_prefixes: bool,
+    /// How long clients that are there may stay once the server is to drain.
+    pub drain: Duration,
+    pub credentials: Option<Arc<Credentials>>,
+    pub credentials_file: Option<PathBuf>,
+    /// How long a thread looks for work before it sleeps, in microseconds.
+    pub spin_us: u64,
+    /// Requests of one connection that are answered before others have their turn.
+    pub requests_per_turn: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            socket_path: None,
+            keyvault_addresses: Vec::new(),
+            keyvault_path: None,
+            keyvault_leases: false,
+            metrics_address: None,
+            socket_mode: 0o700,
+            memory_bytes: 64 << 20,
+            far: None,
+            flash: None,
+            threads: 4,
+            item_bytes_max: 1 << 20,
+            evicts: true,
+            policy: CacheKind::S3Fifo,
+            connections_max: 1024,
+            idle_timeout_s: 0,
+            backlog: 1024,
+            verbosity: 0,
+            allows_shutdown: false,
+            allows_flush: true,
+            allows_watch: true,
+            allows_dump: true,
+            prefix_delimiter: b':',
+            quotas: Vec::new(),
+            counts_prefixes: false,
+            drain: Duration::ZERO,
+            credentials: None,
+            credentials_file: None,
+            spin_us: 0,
+            requests_per_turn: REQUESTS_PER_TURN,
+        }
+    }
+}
+
+/// Requests of one connection answered in one turn: memcached's 20 costs a third of its speed when
+/// clients send many at once.
+pub const REQUESTS_PER_TURN: usize = 1024;
+
+/// Far memory as it comes and goes.
+#[derive(Debug, Default)]
+pub struct FarFigures {
+    pub wanted_bytes: AtomicU64,
+    /// What is granted and was not asked back.
+    pub granted_bytes: AtomicU64,
+    /// What was asked back or lost and is not given back yet.
+    pub leaving_bytes: AtomicU64,
+    /// Pieces that were asked back.
+    pub reclaims: AtomicU64,
+    /// Pieces that went without notice.
+    pub lost_grants: AtomicU64,
+}
+
+/// What all threads of a server share.
+#[derive(Debug)]
+pub struct Shared {
+    pub settings: Settings,
+    pub mailboxes: Vec<Mailbox>,
+    /// What each thread did and has, left there once a second.
+    pub(super) reports: Vec<Mutex<ShardReport>>,
+    /// What each thread's observer told last.
+    pub(super) observed: Vec<Mutex<Observed>>,
+    pub start_unix_s: i64,
+    /// Where the server listens, as `stats conns` tells it.
+    pub(super) listeners: OnceLock<String>,
+    pub verbosity: AtomicU32,
+    /// Whether commands are counted by prefix now.
+    pub counts_prefixes: AtomicBool,
+    pub(super) watchers: Watchers,
+    pub connections: AtomicU64,
+    pub total_connections: AtomicU64,
+    pub rejected_connections: AtomicU64,
+    pub memory_bytes: AtomicU64,
+    pub far: FarFigures,
+    /// Threads that had nothing left to do for their clients once the server was to end.
+    pub quiet_threads: AtomicUsize,
+    /// A thread could not bring its part of flash to an end: the device does not answer.
+    pub is_flash_unclean: AtomicBool,
+    /// Nobody new is served; those who are there may stay for a while.
+    pub is_draining: AtomicBool,
+    /// A client asked the server to end.
+    pub is_asked_to_stop: AtomicBool,
+    /// Becomes readable when the server is to end.
+    pub stop: std::os::fd::OwnedFd,
+}
+
+impl Shared {
+    pub fn new(settings: Settings, start_unix_s: i64) -> rustix::io::Result<Self> {
+        let mailboxes =
+            (0..settings.threads).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            observed: mailboxes.iter().map(|_| Mutex::default()).collect(),
+            reports: mailboxes.iter().map(|_| Mutex::default()).collect(),
+            mailboxes,
+            start_unix_s,
+            listeners: OnceLock::new(),
+            verbosity: AtomicU32::new(settings.verbosity),
+            counts_prefixes: AtomicBool::new(settings.counts_prefixes),
+            watchers: Watchers::default(),
+            connections: AtomicU64::new(0),
+            total_connections: AtomicU64::new(0),
+            rejected_connections: AtomicU64::new(0),
+            memory_bytes: AtomicU64::new(settings.memory_bytes as u64),
+            far: FarFigures::default(),
+            quiet_threads: AtomicUsize::new(0),
+            is_flash_unclean: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            is_asked_to_stop: AtomicBool::new(false),
+            stop: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            settings,
+        })
+    }
+
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// What each thread's observer told last.
+    pub(super) fn observed_by_all(&self) -> Vec<Observed> {
+        let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.observed.iter().map(read).collect()
+    }
+
+    /// What was written to far memory so far, as the shards told last.
+    pub(super) fn far_written_bytes(&self) -> u64 {
+        let written = |it: &Mutex<ShardReport>| {
+            it.lock().unwrap_or_else(PoisonError::into_inner).far.counts.bytes_written
+        };
+        self.reports.iter().map(written).sum()
+    }
+
+    /// What all shards' quotas are used for, in the order in which they hold.
+    pub(super) fn quotas(&self) -> Vec<QuotaReport> {
+        let mut shards = self.observed_by_all().into_iter().map(|it| it.quotas);
+        let mut sums = shards.next().unwrap_or_default();
+        for shard in shards {
+            for (sum, it) in sums.iter_mut().zip(shard) {
+                sum.limit_bytes += it.limit_bytes;
+                sum.used_bytes += it.used_bytes;
+                sum.items += it.items;
+                sum.evictions += it.evictions;
+            }
+        }
+        sums
+    }
+
+    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new is served from now on.
+    pub fn ask_to_drain(&self) {
+        self.is_draining.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// Asks the server to end: promised replies are sent first.
+    pub fn ask_to_stop(&self) {
+        self.is_asked_to_stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}

@@ -1,0 +1,180 @@
+//! Servers for tests: ours, in this process, and the real memcached; both end with their guards.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+pub mod talk;
+
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farpool_kv_server::{Server, ServerError, Settings, Shared};
+use tempfile::TempDir;
+
+/// A condition that has not come true by then never will.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at a condition.
+const STEP: Duration = Duration::from_millis(1);
+
+/// Waits until `condition` gives a value.
+///
+/// # Panics
+/// When it has given none within [`PATIENCE`].
+pub fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
+        std::thread::sleep(STEP);
+    }
+}
+
+/// Our server in this process, on a Unix socket or on TCP.
+#[derive(Debug)]
+pub struct Ours {
+    pub shared: Arc<Shared>,
+    pub socket: PathBuf,
+    pub addresses: Vec<SocketAddr>,
+    thread: Option<JoinHandle<Result<(), ServerError>>>,
+    _directory: TempDir,
+}
+
+impl Ours {
+    /// On a Unix socket of its own; `settings` need no address.
+    pub fn local(settings: Settings) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the socket");
+        let socket = directory.path().join("ours");
+        Self::start(Settings { socket_path: Some(socket.clone()), ..settings }, directory, socket)
+    }
+
+    /// On a TCP port of its own.
+    pub fn tcp(settings: Settings) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self::start(Settings { addresses: vec![address], ..settings }, directory, PathBuf::new())
+    }
+
+    fn start(settings: Settings, directory: TempDir, socket: PathBuf) -> Self {
+        let server = Server::bind(settings, unix_s()).expect("the server starts");
+        let (shared, addresses) = (server.shared(), server.addresses().to_vec());
+        let thread = Some(std::thread::spawn(move || server.run()));
+        Self { shared, socket, addresses, thread, _directory: directory }
+    }
+
+    /// A new client.
+    pub fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).expect("the server listens")
+    }
+
+    /// A new client on TCP.
+    pub fn connect_tcp(&self) -> std::net::TcpStream {
+        let stream = std::net::TcpStream::connect(self.addresses[0]).expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+        stream
+    }
+
+    /// Waits for the server's end, which something else has brought about.
+    pub fn ended(mut self) -> Result<(), ServerError> {
+        self.thread.take().expect("it runs").join().expect("the server does not panic")
+    }
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        self.shared.ask_to_stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the server panicked");
+        }
+    }
+}
+
+/// Now.
+pub fn unix_s() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
+    i64::try_from(now.as_secs()).expect("the clock is right")
+}
+
+/// A real memcached on a Unix socket of its own.
+#[derive(Debug)]
+pub struct Memcached {
+    child: Child,
+    pub socket: PathBuf,
+    _directory: TempDir,
+}
+
+impl Memcached {
+    /// None, with the reason said, where there is no memcached of the version that ours stands in for.
+    pub fn is_there() -> bool {
+        let wanted = format!("memcached {}", farpool_kv_server::MEMCACHED_VERSION);
+        let found = Command::new("memcached")
+            .arg("-V")
+            .output()
+            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            .unwrap_or_else(|_| "none".into());
+        if found != wanted {
+            println!("SKIPPED: {wanted} is wanted, found {found} (apt-get install memcached)");
+        }
+        found == wanted
+    }
+
+    /// With one thread and without UDP.
+    pub fn start(flags: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the socket");
+        let socket = directory.path().join("theirs");
+        let user = if rustix::process::geteuid().is_root() { &["-u", "root"][..] } else { &[] };
+        let child = Command::new("memcached")
+            .args(["-U", "0", "-t", "1", "-s"])
+            .arg(&socket)
+            .args(user)
+            .args(flags)
+            .stdin(Stdio::null())
+            // `verbosity` makes it talk.
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("memcached starts");
+        let memcached = Self { child, socket, _directory: directory };
+        wait_until("memcached listens", || UnixStream::connect(&memcached.socket).ok());
+        memcached
+    }
+
+    /// A new client.
+    pub fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).expect("memcached listens")
+    }
+
+    /// Whether every thread of it sleeps, so that it is in the middle of nothing; or it has ended.
+    pub fn is_idle(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
+            return true;
+        };
+        threads.flatten().all(|thread| {
+            // A thread that ended meanwhile does nothing, either.
+            let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            text.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['S', 'Z']))
+        })
+    }
+}
+
+impl Drop for Memcached {
+    fn drop(&mut self) {
+        // Its end is all that is wanted; gone already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The resident memory of a process in bytes.
+pub fn resident_bytes(pid: u32) -> usize {
+    let path = Path::new("/proc").join(pid.to_string()).join("statm");
+    let text = std::fs::read_to_string(path).expect("the process lives");
+    let pages: usize = text.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("statm's form");
+    pages * rustix::param::page_size()
+}

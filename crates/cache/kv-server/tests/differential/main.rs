@@ -1,0 +1,163 @@
+//! Our server against the real memcached 1.6.18: the same bytes go to both, the same bytes must come back.
+//!
+//! Every case has two fresh servers, so that CAS numbers and clocks agree and a failing case shrinks. The
+//! cases are the same in every run; KV_CASES (how many) and KV_SEED (which) ask for others.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod commands;
+mod fixed;
+mod threads;
+
+use std::time::{Duration, Instant};
+
+use common::talk::{exchange, exchange_one_by_one, shown};
+use common::{Memcached, Ours};
+use farpool_kv_server::Settings;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+
+/// Both clocks count whole seconds from their starts; a case that took longer has seen them step at
+/// different moments, and is not judged.
+const CASE_TIME_MAX: Duration = Duration::from_millis(900);
+
+/// Without background threads: they hold items for a moment, and a number that gets shorter meanwhile is stored
+/// without the spaces that otherwise fill it up.
+const QUIET: [&str; 2] = ["-o", "no_lru_maintainer,no_lru_crawler"];
+
+/// What a number in the environment says, or `default`.
+fn setting(name: &str, default: u32) -> u32 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Runs a property on the same cases in every run.
+fn judge<S: Strategy>(
+    cases: u32,
+    strategy: &S,
+    property: impl Fn(S::Value) -> Result<(), TestCaseError>,
+) {
+    let config = Config {
+        cases: setting("KV_CASES", cases),
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        max_global_rejects: 10_000,
+        ..Config::default()
+    };
+    let mut seed = [0; 32];
+    seed[..4].copy_from_slice(&setting("KV_SEED", 1).to_le_bytes());
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    match runner.run(strategy, property) {
+        Ok(()) => {}
+        // The reason shows what was sent; the value would be the same in numbers.
+        Err(TestError::Fail(reason, _)) => panic!("{reason}"),
+        Err(error @ TestError::Abort(_)) => panic!("{error}"),
+    }
+}
+
+/// As the memcached of [`Memcached::start`] without flags.
+fn settings() -> Settings {
+    Settings { threads: 1, ..Settings::default() }
+}
+
+/// Replies with what differs by nature taken out.
+///
+/// `me` tells which slab class an item is in and how large it is there: we have no slabs.
+fn masked(replies: &[u8]) -> Vec<u8> {
+    let mut masked = Vec::with_capacity(replies.len());
+    for line in replies.split_inclusive(|&byte| byte == b'\n') {
+        let slabs = line.windows(5).rposition(|window| window == b" cls=");
+        match slabs {
+            Some(at) if line.starts_with(b"ME ") => {
+                masked.extend_from_slice(&line[..at]);
+                masked.extend_from_slice(b" cls=* size=*\r\n");
+            }
+            _ => masked.extend_from_slice(line),
+        }
+    }
+    masked
+}
+
+/// Behind every stream: ends a request that is still waiting for (not too much) data.
+const TAIL: [&[u8]; 64] = [b"mn\r\n"; 64];
+/// The last request, and its answer.
+const LAST: (&[u8], &[u8]) = (b"mg nobody Olast\r\n", b"EN Olast\r\n");
+
+/// Whether the replies are those memcached gives.
+///
+/// A client that ends its side while memcached waits for data, or throws away what is too large, loses
+/// the replies that memcached has not sent yet; ours sends them. The last answer is then missing, and
+/// what memcached did send must be the beginning of ours.
+fn agree(expected: &[u8], given: &[u8]) -> bool {
+    if expected.ends_with(LAST.1) { given == expected } else { given.starts_with(expected) }
+}
+
+/// Sends the requests to both: to ours in pieces that end at `cuts`, to memcached one by one.
+///
+/// Many in one read make memcached do what it should not (see docs/users/kv-compatibility.md): it
+/// loses earlier replies when a `get` has a key that is too long, and replies not yet sent change
+/// how numbers are stored.
+fn compare(
+    flags: &[&str],
+    settings: Settings,
+    requests: &[Vec<u8>],
+    cuts: &[usize],
+) -> Result<(), TestCaseError> {
+    let theirs = Memcached::start(flags);
+    let ours = Ours::local(settings);
+    let start = Instant::now();
+    let tail = [&TAIL.concat(), LAST.0].concat();
+    let stepwise: Vec<&[u8]> =
+        requests.iter().map(Vec::as_slice).chain([tail.as_slice()]).collect();
+    let stream = stepwise.concat();
+    let expected = masked(&exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle()));
+    let given = masked(&exchange(ours.connect(), &pieces(&stream, cuts)));
+    prop_assume!(start.elapsed() < CASE_TIME_MAX);
+    prop_assert!(
+        agree(&expected, &given),
+        "sent:\n{}\nmemcached:\n{}\nours:\n{}\nfrom the first difference on:\n{}\nours:\n{}",
+        shown(&requests.concat()),
+        shown(without_tail(&expected)),
+        shown(without_tail(&given)),
+        shown(around_difference(&expected, &given)),
+        shown(around_difference(&given, &expected))
+    );
+    Ok(())
+}
+
+/// What comes where `bytes` first differ from `others`.
+fn around_difference<'a>(bytes: &'a [u8], others: &[u8]) -> &'a [u8] {
+    const SHOWN_BYTES: usize = 100;
+    let at = bytes.iter().zip(others).position(|(a, b)| a != b).unwrap_or(others.len());
+    let at = at.min(bytes.len());
+    &bytes[at.saturating_sub(SHOWN_BYTES)..(at + SHOWN_BYTES).min(bytes.len())]
+}
+
+fn without_tail(replies: &[u8]) -> &[u8] {
+    let mut replies = replies.strip_suffix(LAST.1).unwrap_or(replies);
+    while let Some(rest) = replies.strip_suffix(b"MN\r\n") {
+        replies = rest;
+    }
+    replies
+}
+
+fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    ends.push(stream.len());
+    ends.sort_unstable();
+    ends.dedup();
+    let mut start = 0;
+    ends.into_iter().map(|end| &stream[std::mem::replace(&mut start, end)..end]).collect()
+}
+
+#[test]
+fn any_stream_is_answered_as_memcached_does() {
+    if !Memcached::is_there() {
+        return;
+    }
+    let cuts = prop::collection::vec(any::<usize>(), 0..4);
+    judge(400, &(commands::stream(), cuts), |(stream, cuts)| {
+        compare(&QUIET, settings(), &stream, &cuts)
+    });
+}

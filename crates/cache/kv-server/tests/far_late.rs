@@ -1,0 +1,208 @@
+//! A blade that answers a read when nobody waits for it any more: what it brings is not what a later request asked for.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use farpool_blade::{BladeConfig, Server as Blade};
+use farpool_kv_server::{FarSettings, FarSource, Server, Settings};
+use farpool_policy::CacheKind;
+use farpool_pool::Address;
+use farpool_units::PAGE_BYTES;
+
+/// What has not happened by then never will; also the deadline of the blade, which is held up for longer than requests wait.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Place of the meta's length (u16) and of the number of pages (u16) in a frame's header.
+const HEADER_BYTES: usize = 32;
+const META_AT: usize = 16;
+const PAGES_AT: usize = 18;
+
+/// Answers that carry pages, and where they were to go; None while they pass.
+type Held = Arc<Mutex<Option<Vec<(TcpStream, Vec<u8>)>>>>;
+
+/// A way to a blade that can hold back what was read. Its threads end with the connections.
+struct Proxy {
+    address: SocketAddr,
+    held: Held,
+}
+
+impl Proxy {
+    fn start(blade: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let held = Held::default();
+        let shared = Arc::clone(&held);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(blade) else { return };
+                let _ = (client.set_nodelay(true), server.set_nodelay(true));
+                let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    let _ = (std::io::copy(&mut from, &mut to), to.shutdown(Shutdown::Write));
+                });
+                let held = Arc::clone(&shared);
+                std::thread::spawn(move || {
+                    let _ = answer(&server, &client, &held);
+                    let _ = client.shutdown(Shutdown::Both);
+                });
+            }
+        });
+        Self { address, held }
+    }
+
+    fn hold(&self) {
+        *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    fn waits_for(&self, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.held.lock().unwrap().as_ref().unwrap().len() < count {
+            assert!(Instant::now() < deadline, "waited in vain for {count} answers");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn release_oldest(&self) {
+        let (mut to, frame) = self.held.lock().unwrap().as_mut().unwrap().remove(0);
+        to.write_all(&frame).unwrap();
+    }
+}
+
+fn answer(mut server: &TcpStream, mut client: &TcpStream, held: &Held) -> std::io::Result<()> {
+    loop {
+        let mut frame = vec![0; HEADER_BYTES];
+        server.read_exact(&mut frame)?;
+        let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
+        let (meta, pages) = (number(META_AT), number(PAGES_AT));
+        frame.resize(HEADER_BYTES + meta + pages * PAGE_BYTES, 0);
+        server.read_exact(&mut frame[HEADER_BYTES..])?;
+        match held.lock().unwrap().as_mut().filter(|_| pages > 0) {
+            Some(held) => held.push((client.try_clone()?, frame)),
+            None => client.write_all(&frame)?,
+        }
+    }
+}
+
+struct Text(BufReader<TcpStream>);
+
+impl Text {
+    fn connect(at: SocketAddr) -> Self {
+        let stream = TcpStream::connect(at).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    fn send(&mut self, request: &str) {
+        self.0.get_mut().write_all(request.as_bytes()).unwrap();
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// The value in the reply to a `get` of one key.
+    fn value(&mut self) -> Option<String> {
+        if self.line() == "END" {
+            return None;
+        }
+        let value = self.line();
+        assert_eq!(self.line(), "END");
+        Some(value)
+    }
+
+    fn statistic(&mut self, name: &str) -> u64 {
+        self.send("stats\r\n");
+        common::talk::read_statistic(|| self.line(), name)
+    }
+
+    fn store(&mut self, key: &str, value: &str) {
+        self.send(&format!("set {key} 0 0 {}\r\n{value}\r\n", value.len()));
+        assert_eq!(self.line(), "STORED");
+    }
+
+    /// Stores twice what memory holds.
+    fn fill(&mut self, name: &str) {
+        let value = "v".repeat(4000);
+        for number in 0..8_000 {
+            self.send(&format!("set {name}{number} 0 0 4000 noreply\r\n{value}\r\n"));
+        }
+        self.send("version\r\n");
+        assert!(self.line().starts_with("VERSION"));
+    }
+}
+
+/// False when the blade did not take what was stored in time: then nothing is shown.
+fn an_answer_comes_late(server: SocketAddr, proxy: &Proxy) -> bool {
+    let (mut text, mut other) = (Text::connect(server), Text::connect(server));
+    *proxy.held.lock().unwrap() = None;
+    text.store("key", "old");
+    text.fill("first");
+    let late_before = text.statistic("lower_late");
+    proxy.hold();
+    text.send("get key\r\n");
+    proxy.waits_for(1);
+    assert_eq!(text.value(), None, "it has waited for too long");
+    assert_eq!(text.statistic("lower_late"), late_before + 1);
+    text.store("key", "new");
+    text.fill("second");
+    if text.statistic("far_refused") > 0 {
+        return false;
+    }
+    text.send("get key\r\n");
+    proxy.waits_for(2);
+    proxy.release_oldest();
+    // The thread looks at what the blade has sent before it answers this.
+    for _ in 0..3 {
+        other.statistic("far_reads");
+    }
+    proxy.release_oldest();
+    assert_eq!(text.value().as_deref(), Some("new"));
+    true
+}
+
+#[test]
+fn what_a_late_read_brings_answers_no_later_request() {
+    const ATTEMPTS: usize = 5;
+    let any = "127.0.0.1:0".parse().unwrap();
+    let config = BladeConfig { memory_bytes: 256 << 20, ..BladeConfig::default() };
+    let blade = Blade::bind(&[Address::Tcp(any)], config).unwrap().serve().unwrap();
+    let Address::Tcp(at) = blade.addresses()[0] else { panic!("it listens on TCP") };
+    let mut is_shown = false;
+    for _ in 0..ATTEMPTS {
+        let proxy = Proxy::start(at);
+        let settings = Settings {
+            addresses: vec![any],
+            memory_bytes: 16 << 20,
+            threads: 1,
+            // What was stored before comes to far memory before, whatever was asked for.
+            policy: CacheKind::Fifo,
+            far: Some(FarSettings {
+                source: FarSource::Blades(vec![Address::Tcp(proxy.address)]),
+                bytes: 192 << 20,
+                deadline: PATIENCE,
+                allow_remote_tcp: false,
+            }),
+            ..Settings::default()
+        };
+        let server = Server::bind(settings, 1_700_000_000).unwrap();
+        let (address, shared) = (server.addresses()[0], server.shared());
+        let thread = std::thread::spawn(move || server.run());
+        let outcome = std::panic::catch_unwind(|| an_answer_comes_late(address, &proxy));
+        shared.ask_to_stop();
+        thread.join().unwrap().unwrap();
+        match outcome {
+            Ok(is_whole) => is_shown = is_whole,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+        if is_shown {
+            break;
+        }
+    }
+    assert!(is_shown, "the blade was late in each of {ATTEMPTS} runs");
+    blade.shutdown();
+}

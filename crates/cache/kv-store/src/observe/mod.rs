@@ -1,0 +1,170 @@
+//! What operators want to know of the keys: which are hot, and what more memory would buy.
+//!
+//! All of it works on samples, so that asking costs next to nothing. Pure.
+
+pub mod curve;
+pub mod hot;
+pub mod journal;
+pub mod prefix;
+
+use curve::MissCurve;
+use hot::{HotKey, HotKeys};
+use prefix::{PrefixReport, Prefixes};
+
+use crate::quota::QuotaReport;
+
+/// Keys that the curve of a shard follows.
+const CURVE_KEYS: usize = 8192;
+/// Counters for hot keys of a shard.
+const HOT_COUNTERS: usize = 64;
+/// Every so manieth read is looked at for hot keys.
+const HOT_SAMPLE_EVERY: u32 = 61;
+/// Hot keys that a shard reports.
+const HOT_REPORTED: usize = 20;
+/// After so many sampled reads half of what was counted is forgotten.
+const HOT_MEMORY: u64 = 100_000;
+/// The sizes that are told, in times of the memory that there is.
+pub const TIMES: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+
+/// Samples the reads of one shard.
+#[derive(Debug)]
+struct Sample {
+    curve: MissCurve,
+    hot: HotKeys,
+}
+
+/// Watches what is asked of one shard.
+#[derive(Debug, Default)]
+pub struct Observer {
+    sample: Option<Sample>,
+    prefixes: Option<Prefixes>,
+    /// Prefixes are known, but not counted at the moment.
+    prefixes_rest: bool,
+}
+
+/// What an observer tells of its shard.
+#[derive(Debug, Default, Clone)]
+pub struct Observed {
+    pub reads: u64,
+    /// The miss ratio at each of [`TIMES`] the shard's memory, if anything was read.
+    pub miss_ratios: Option<[f64; TIMES.len()]>,
+    pub hot: Vec<HotKey>,
+    /// Reads among which the hot keys were counted.
+    pub sampled: u64,
+    pub prefixes: Vec<PrefixReport>,
+    /// What the store says of its quotas.
+    pub quotas: Vec<QuotaReport>,
+}
+
+impl Observer {
+    /// One that samples the reads.
+    #[must_use]
+    pub fn sampling() -> Self {
+        let curve = MissCurve::new(CURVE_KEYS);
+        let hot = HotKeys::new(HOT_COUNTERS, HOT_SAMPLE_EVERY);
+        Self { sample: Some(Sample { curve, hot }), ..Self::default() }
+    }
+
+    /// Begins to count by prefix, or goes on.
+    pub fn count_prefixes(&mut self, delimiter: u8) {
+        let draws_curves = self.sample.is_some();
+        self.prefixes.get_or_insert_with(|| Prefixes::new(delimiter, draws_curves));
+        self.prefixes_rest = false;
+    }
+
+    /// Counts no more by prefix; what was counted stays.
+    pub const fn rest_prefixes(&mut self) {
+        self.prefixes_rest = true;
+    }
+
+    /// Counts anew by prefix.
+    pub fn reset(&mut self) {
+        self.prefixes.iter_mut().for_each(Prefixes::reset);
+    }
+
+    fn counted_prefixes(&mut self) -> Option<&mut Prefixes> {
+        self.prefixes.as_mut().filter(|_| !self.prefixes_rest)
+    }
+
+    /// Notes a read; `bytes` is what the item takes, if there is one.
+    pub fn read(&mut self, hash: u64, key: &[u8], bytes: Option<u64>) {
+        if let Some(sample) = &mut self.sample {
+            sample.curve.read(hash, bytes.unwrap_or(0));
+            sample.hot.read(hash, key);
+        }
+        if let Some(prefixes) = self.counted_prefixes() {
+            prefixes.read(hash, key, bytes);
+        }
+    }
+
+    /// Notes that a key has an item of this size now: what a miss was followed by.
+    pub fn stored(&mut self, hash: u64, key: &[u8], bytes: u64) {
+        if let Some(Sample { curve, .. }) = &mut self.sample
+            && curve.follows(hash)
+        {
+            curve.resize(hash, bytes);
+        }
+        if let Some(prefixes) = self.counted_prefixes() {
+            prefixes.stored(hash, key, bytes);
+        }
+    }
+
+    /// Notes that somebody wanted to store something, whatever came of it.
+    pub fn set(&mut self, key: &[u8]) {
+        if let Some(prefixes) = self.counted_prefixes() {
+            prefixes.set(key);
+        }
+    }
+
+    /// Notes that somebody wanted something gone, whether it was there or not.
+    pub fn delete(&mut self, key: &[u8]) {
+        if let Some(prefixes) = self.counted_prefixes() {
+            prefixes.delete(key);
+        }
+    }
+
+    /// What was seen so far by a shard with so much memory.
+    pub fn tell(&mut self, memory_bytes: u64) -> Observed {
+        let prefixes = self.prefixes.as_ref().map(|it| it.tell(memory_bytes)).unwrap_or_default();
+        let Some(Sample { curve, hot }) = &mut self.sample else {
+            return Observed { prefixes, ..Observed::default() };
+        };
+        if hot.sampled() > HOT_MEMORY {
+            hot.halve();
+        }
+        Observed {
+            reads: curve.reads(),
+            miss_ratios: ratios(curve, memory_bytes),
+            hot: hot.hottest(HOT_REPORTED),
+            sampled: hot.sampled(),
+            prefixes,
+            ..Observed::default()
+        }
+    }
+}
+
+/// The miss ratio at each of [`TIMES`] so much memory, if anything was read.
+fn ratios(curve: &MissCurve, memory_bytes: u64) -> Option<[f64; TIMES.len()]> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "some times a size of memory"
+    )]
+    let at = |times: f64| (memory_bytes as f64 * times) as u64;
+    curve.miss_ratio(0)?;
+    Some(TIMES.map(|times| curve.miss_ratio(at(times)).unwrap_or(1.0)))
+}
+
+/// The expected miss ratios of all shards together: each weighs as much as it is read.
+#[must_use]
+pub fn join_ratios(
+    shards: impl Iterator<Item = (u64, [f64; TIMES.len()])>,
+) -> Option<[f64; TIMES.len()]> {
+    let mut sums = [0.0; TIMES.len()];
+    let mut all = 0.0;
+    for (reads, ratios) in shards {
+        all += reads as f64;
+        sums.iter_mut().zip(ratios).for_each(|(sum, ratio)| *sum += ratio * reads as f64);
+    }
+    (all > 0.0).then(|| sums.map(|sum| sum / all))
+}

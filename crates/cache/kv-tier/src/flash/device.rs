@@ -1,0 +1,225 @@
+//! The file or device under a flash: opened, locked, measured; its room taken.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use farpool_units::exactly;
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::file::{FlashError, FlashSettings};
+use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES};
+use crate::log::ZONES_MIN;
+
+/// Where the kernel tells one start of the machine from another.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The file through the page cache, made if it is not there. A device is taken for this process alone.
+pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
+    let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
+    let mut options = File::options();
+    options.read(true).write(true);
+    if is_device {
+        // For a device this means: unless it is mounted, or a part of another, or somebody else has it so.
+        options.custom_flags(libc::O_EXCL);
+    } else {
+        options.create(true).truncate(false).mode(0o600);
+    }
+    options.open(path).map_err(|source| {
+        let path = path.to_owned();
+        if is_device && source.raw_os_error() == Some(libc::EBUSY) {
+            return FlashError::Busy { path };
+        }
+        FlashError::Io { path, action: "it cannot be opened", source }
+    })
+}
+
+/// Bytes of a file or a device.
+pub(super) fn length(file: &File, path: &Path) -> Result<u64, FlashError> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|errno| FlashError::Io {
+        path: path.to_owned(),
+        action: "its size cannot be told",
+        source: errno.into(),
+    })
+}
+
+/// A device must be as large as what is asked of it.
+pub(super) fn check_device(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
+    let is_device = file.metadata().is_ok_and(|it| it.file_type().is_block_device());
+    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
+    if is_device && has < bytes {
+        return Err(FlashError::DeviceTooSmall { path: path.to_owned(), has, bytes });
+    }
+    Ok(())
+}
+
+/// Whoever touches a mapping behind the file's end is killed.
+pub(super) fn check_length(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
+    let (has, bytes) = (length(file, path)?, geometry.file_bytes());
+    if has < bytes {
+        return Err(FlashError::CutShort { path: path.to_owned(), has, bytes });
+    }
+    Ok(())
+}
+
+pub(super) fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(FlashError::InUse { path: path.to_owned() }),
+        Err(errno) => Err(FlashError::Io {
+            path: path.to_owned(),
+            action: "it cannot be locked",
+            source: errno.into(),
+        }),
+    }
+}
+
+pub(super) fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geometry, FlashError> {
+    // The superblock has 32 bits for the number of zones, and files have offsets of 63.
+    let zones = settings.bytes / ZONE_BYTES as u64 / shards.max(1) as u64;
+    if zones > u64::from(u32::MAX) || i64::try_from(settings.bytes).is_err() {
+        let (path, bytes) = (settings.path.clone(), settings.bytes);
+        return Err(FlashError::TooLarge { path, bytes, shards });
+    }
+    Geometry::fitting(settings.bytes, shards, ZONES_MIN).ok_or_else(|| {
+        let least = Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes();
+        let (path, bytes) = (settings.path.clone(), settings.bytes);
+        FlashError::TooSmall { path, bytes, shards, least }
+    })
+}
+
+pub(super) fn check_shape(
+    superblock: &Superblock,
+    asked: Geometry,
+    settings: &FlashSettings,
+) -> Result<(), FlashError> {
+    let had = Geometry {
+        shards: superblock.shards as usize,
+        zones_per_shard: superblock.zones_per_shard as usize,
+    };
+    if had == asked {
+        return Ok(());
+    }
+    Err(FlashError::OtherShape {
+        path: settings.path.clone(),
+        had: had.shards,
+        had_bytes: had.file_bytes(),
+        shards: asked.shards,
+        bytes: settings.bytes,
+    })
+}
+
+/// What the file begins with; None when it is empty.
+pub(super) fn read_superblock(file: &File) -> std::io::Result<Option<Result<Superblock, NotOurs>>> {
+    let metadata = file.metadata()?;
+    if metadata.len() == 0 && !metadata.file_type().is_block_device() {
+        return Ok(None);
+    }
+    let mut bytes = [0; Superblock::BYTES];
+    match file.read_exact_at(&mut bytes, 0) {
+        Ok(()) => Ok(Some(Superblock::decode(&bytes))),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            Ok(Some(Err(NotOurs::Magic)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Asks whether there is room for a new flash: some file systems would take all there is before they find that it is
+/// too little.
+pub(super) fn check_room(file: &File, geometry: Geometry) -> std::io::Result<()> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_file() {
+        return Ok(());
+    }
+    let system = rustix::fs::fstatvfs(file)?;
+    let has = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
+    let free = system.f_bavail.saturating_mul(system.f_frsize).saturating_add(has);
+    if free < geometry.file_bytes() { Err(Errno::NOSPC.into()) } else { Ok(()) }
+}
+
+/// Takes the room of a new flash, all of it now rather than when it is too late.
+pub(super) fn make_room(file: &File, geometry: Geometry) -> std::io::Result<()> {
+    if !file.metadata()?.file_type().is_file() {
+        return Ok(());
+    }
+    file.set_len(geometry.file_bytes())?;
+    take_room(file, geometry.file_bytes()).inspect_err(|_| {
+        // What was taken of it is given back.
+        let _ = file.set_len(0);
+    })
+}
+
+/// Wipes the book-keeping in the flash.
+pub(super) fn wipe_book(file: &File, geometry: Geometry) -> std::io::Result<()> {
+    let zeros = vec![0; ZONE_BYTES];
+    let (mut at, end) = (geometry.control_at(0), geometry.book_bytes());
+    while at < end {
+        let bytes = (end - at).min(ZONE_BYTES as u64);
+        file.write_all_at(&zeros[..exactly(bytes)], at)?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+/// Takes the room of a file; a device has it.
+pub(super) fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
+    if !file.metadata()?.file_type().is_file() {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The same file past the page cache; through it where the file system cannot do otherwise.
+pub(super) fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    // Without noting when it was read, where that may be had: the note can wait for a disk that hangs.
+    let quiet = flags | OFlags::DIRECT | OFlags::NOATIME;
+    if let Ok(file) = rustix::fs::open(path, quiet, rustix::fs::Mode::empty()) {
+        return Ok(file);
+    }
+    match rustix::fs::open(path, flags | OFlags::DIRECT, rustix::fs::Mode::empty()) {
+        Ok(file) => Ok(file),
+        Err(Errno::INVAL) => {
+            tracing::warn!(
+                path = %path.display(),
+                "this file system has no direct I/O: flash is read and written through the page cache"
+            );
+            Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(super) fn boot_id() -> std::io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        let pair = std::str::from_utf8(pair).unwrap_or_default();
+        *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
+    }
+    Ok(id)
+}
+
+pub(super) fn random_id() -> u64 {
+    let mut bytes = [0; 8];
+    // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the same place.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u64::from_le_bytes(bytes)
+}
+
+/// A number that was never used before.
+pub(super) fn random_nonce() -> std::io::Result<Nonce> {
+    let mut bytes = [0; 16];
+    let had = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if had < bytes.len() {
+        return Err(std::io::Error::other("the kernel gives too few random bytes"));
+    }
+    Ok(Nonce(u128::from_le_bytes(bytes)))
+}

@@ -1,0 +1,490 @@
+//! A flash file from the outside: opened, taken into use, closed in order.
+//!
+//! The order of writes is what keeps promises over any end. Taken into use: the book-keeping is found and looked at
+//! whole, a file in memory is filled with it and gets its name, then the superblock says where it is, on the device;
+//! only then anything else changes. Closed: zones and book-keeping on the device, then the superblock says so, then
+//! the file in memory goes. docs/contributors/kv-flash.md goes through every end.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use farpool_units::{PAGE_BYTES, exactly};
+
+use super::control::Control;
+use super::device::{self, random_id, random_nonce};
+use super::layout::{
+    self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, NotOurs, Superblock, Use, ZONE_BYTES,
+};
+use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
+use super::opening::{Dropped, Held, Said, Side, Source, decide};
+use super::shared_map::SharedMap;
+
+use crate::pages::Pages;
+
+/// What is asked of a flash tier.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlashSettings {
+    /// A file, which is made when it is not there, or a block device.
+    pub path: PathBuf,
+    /// For all shards together.
+    pub bytes: u64,
+    /// Begin empty, whatever is there.
+    pub reset: bool,
+    /// The most bytes written per second, if there is a limit.
+    pub write_bytes_per_s: Option<f64>,
+    pub books: Books,
+}
+
+/// Where the book-keeping of a flash in use lies. Directories that are not in memory are passed over.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Books {
+    /// In the first of these that has room, otherwise in the flash.
+    Preferably(Vec<PathBuf>),
+    /// In this one, or there is no flash.
+    Only(PathBuf),
+}
+
+impl Books {
+    fn directories(&self) -> &[PathBuf] {
+        match self {
+            Self::Preferably(directories) => directories,
+            Self::Only(directory) => std::slice::from_ref(directory),
+        }
+    }
+}
+
+/// Why there is no flash tier.
+#[derive(Debug, thiserror::Error)]
+pub enum FlashError {
+    #[error("flash {path}: {action}: {source}", path = .path.display())]
+    Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    #[error("flash {path}: another server uses it", path = .path.display())]
+    InUse { path: PathBuf },
+    #[error(
+        "flash {path}: {reason}; give another path, or --flash-reset to write over it",
+        path = .path.display()
+    )]
+    NotOurs { path: PathBuf, reason: NotOurs },
+    #[error(
+        "flash {path}: it was made for {had} threads and {had_bytes} bytes, now {shards} threads and {bytes} bytes are asked for; \
+         give these again, or --flash-reset to begin empty",
+        path = .path.display()
+    )]
+    OtherShape { path: PathBuf, had: usize, had_bytes: u64, shards: usize, bytes: u64 },
+    #[error(
+        "flash {path}: {bytes} bytes are too few for {shards} threads: give at least {least} bytes",
+        path = .path.display()
+    )]
+    TooSmall { path: PathBuf, bytes: u64, shards: usize, least: u64 },
+    #[error(
+        "flash {path}: {bytes} bytes are more than {shards} threads can have on it",
+        path = .path.display()
+    )]
+    TooLarge { path: PathBuf, bytes: u64, shards: usize },
+    #[error(
+        "flash {path}: the device is mounted, or used by another program or device",
+        path = .path.display()
+    )]
+    Busy { path: PathBuf },
+    #[error("flash {path}: the device has {has} bytes, {bytes} are asked for", path = .path.display())]
+    DeviceTooSmall { path: PathBuf, has: u64, bytes: u64 },
+    #[error(
+        "flash {path}: only {has} of its {bytes} bytes are there; bring back the rest, or --flash-reset to begin empty",
+        path = .path.display()
+    )]
+    CutShort { path: PathBuf, has: u64, bytes: u64 },
+    #[error(
+        "flash {path}: its book-keeping, {bytes} bytes, finds no place in memory ({reason}): name a directory on a tmpfs with twice the room",
+        path = .path.display()
+    )]
+    Books { path: PathBuf, bytes: u64, reason: String },
+    #[error("flash {path}: no memory for its buffers", path = .path.display())]
+    Buffers { path: PathBuf },
+}
+
+/// How far opening or closing has come: a process may end at each of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The book-keeping was found, or is to begin anew; room is taken.
+    Chosen,
+    /// It has been looked at, and is where it will be used.
+    Prepared,
+    /// The file in memory has its name.
+    Named,
+    /// The superblock says that the flash is in use.
+    InUse,
+    /// The device has all of the book-keeping.
+    BookWritten,
+    /// The superblock says that the flash was closed.
+    Closed,
+}
+
+/// A file that is open and locked.
+#[derive(Debug)]
+pub struct FlashFile {
+    path: PathBuf,
+    /// Through the page cache: for the superblock and the book-keeping.
+    file: File,
+    /// Past it: for zones.
+    direct: OwnedFd,
+    superblock: Superblock,
+    geometry: Geometry,
+    /// The book-keeping in memory; None where it lies in the file.
+    live: Option<LiveFile>,
+    /// What was in it was not taken over, for this reason.
+    dropped: Option<Dropped>,
+    /// Shards that begin empty because their book-keeping could not be believed.
+    emptied: Vec<bool>,
+}
+
+/// One shard's part of the file.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) control: Control<SharedMap>,
+    pub(super) direct: OwnedFd,
+    /// Requests to a regular file may wait for its file system where they are made.
+    pub(super) is_regular: bool,
+    pub(super) zones_at: u64,
+    pub(super) geometry: Geometry,
+    pub(super) is_emptied: bool,
+}
+
+/// Why a flash was not closed in order.
+#[derive(Debug, thiserror::Error)]
+pub enum Unclosed {
+    #[error(
+        "the device did not take the book-keeping ({0}): it stays in memory, where the next start finds it unless the machine goes down"
+    )]
+    Kept(std::io::Error),
+    #[error("the device did not take the book-keeping ({0}): the next start begins empty")]
+    GivenUp(std::io::Error),
+    #[error(
+        "the device took neither the book-keeping nor that it did not ({0}): begin with --flash-reset"
+    )]
+    Unsure(std::io::Error),
+}
+
+/// What a flash was found to be, before anything is written.
+struct Found {
+    known: Option<Superblock>,
+    source: Source,
+    /// The file in memory that is the truth.
+    live: Option<LiveFile>,
+    identity: Identity,
+    boot_id: [u8; 16],
+}
+
+impl FlashFile {
+    /// Opens or makes the file for so many shards. `now_unix_s` is now.
+    pub fn open(
+        settings: &FlashSettings,
+        shards: usize,
+        now_unix_s: i64,
+    ) -> Result<Self, FlashError> {
+        Self::open_telling(settings, shards, now_unix_s, &mut |_| ())
+    }
+
+    /// As [`Self::open`]; `told` of each step when it is done.
+    pub fn open_telling(
+        settings: &FlashSettings,
+        shards: usize,
+        now_unix_s: i64,
+        told: &mut dyn FnMut(Step),
+    ) -> Result<Self, FlashError> {
+        let path = &settings.path;
+        let failed = |action| {
+            let path = path.clone();
+            move |source| FlashError::Io { path, action, source }
+        };
+        let file = device::open_for_us(path)?;
+        device::lock(&file, path)?;
+        let geometry = device::geometry(settings, shards)?;
+        device::check_device(&file, geometry, path)?;
+        let Found { known, source, live, identity, boot_id } = look(&file, geometry, settings)?;
+        if matches!(source, Source::Nothing(_)) {
+            let room = device::check_room(&file, geometry);
+            room.map_err(failed("room for it cannot be made"))?;
+        }
+        let goes_on = live.is_some();
+        let directories = settings.books.directories();
+        remove_stale(directories, identity, live.as_ref().and(known.map(|it| it.nonce)));
+        let live = if goes_on { live } else { place_in_memory(settings, geometry)? };
+        if matches!(source, Source::Nothing(_)) {
+            device::make_room(&file, geometry)
+        } else {
+            // A copy may have left out what was zeros: then writing into the mapping could end the process.
+            device::take_room(&file, geometry.file_bytes())
+        }
+        .map_err(failed("room for it cannot be made"))?;
+        let direct = device::open_direct(path);
+        let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
+        let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
+        let superblock = superblock.unwrap_or(Superblock {
+            shards: exactly(shards),
+            zones_per_shard: exactly(geometry.zones_per_shard),
+            format_id: random_id(),
+            zero_unix_s: now_unix_s - i64::from(farpool_kv_store::clock::START_S),
+            boot_id,
+            state: Use::InUse,
+            nonce: Nonce(0),
+        });
+        let dropped = if let Source::Nothing(why) = source { why } else { None };
+        let (path, emptied) = (path.clone(), vec![false; shards]);
+        let mut opened = Self { path, file, direct, superblock, geometry, live, dropped, emptied };
+        told(Step::Chosen);
+        opened.prepare(source)?;
+        told(Step::Prepared);
+        opened.superblock.boot_id = boot_id;
+        opened.superblock.state = if opened.live.is_some() { Use::InMemory } else { Use::InUse };
+        if !goes_on {
+            opened.superblock.nonce =
+                random_nonce().map_err(failed("random numbers are not to be had"))?;
+            let header = live_header(&opened.superblock, identity);
+            if let Some(live) = &mut opened.live {
+                live.name(&header).map_err(failed("its book-keeping cannot be named"))?;
+            }
+        }
+        told(Step::Named);
+        opened.write_superblock().map_err(failed("it cannot be written"))?;
+        told(Step::InUse);
+        Ok(opened)
+    }
+
+    /// Has each shard's book-keeping where it is to be used, looked at as far as its source is not to be believed.
+    fn prepare(&mut self, source: Source) -> Result<(), FlashError> {
+        let io = |action| {
+            let path = self.path.clone();
+            move |source: std::io::Error| FlashError::Io { path, action, source }
+        };
+        let is_new = matches!(source, Source::Nothing(_));
+        if is_new && self.live.is_none() {
+            device::wipe_book(&self.file, self.geometry).map_err(io("it cannot be written"))?;
+        }
+        let Superblock { format_id, nonce, .. } = self.superblock;
+        for shard in 0..self.geometry.shards {
+            let mut memory = self.map(shard)?;
+            if self.live.is_some() && matches!(source, Source::Closed | Source::Pages) {
+                let read = self.file.read_exact_at(&mut memory, self.geometry.control_at(shard));
+                read.map_err(io("its book-keeping cannot be read"))?;
+            }
+            let is_changed =
+                source == Source::Closed && !layout::is_as_closed(format_id, nonce, &memory);
+            let mut control = Control::new(memory, self.geometry, format_id);
+            if is_new {
+                control.write_promises(&layout::Promises::default());
+            } else if is_changed || control.promises().is_none() {
+                let by_chance = exactly(random_id() >> 32);
+                control.begin_empty(by_chance);
+                self.emptied[shard] = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// A shard's book-keeping where it is used.
+    fn map(&self, shard: usize) -> Result<SharedMap, FlashError> {
+        let (at, bytes) = (self.geometry.control_at(shard), self.geometry.control_bytes());
+        SharedMap::new(self.book(), at, bytes).map_err(|errno| FlashError::Io {
+            path: self.path.clone(),
+            action: "its book-keeping cannot be mapped",
+            source: errno.into(),
+        })
+    }
+
+    /// The file in which the book-keeping lies while it is used.
+    fn book(&self) -> &File {
+        self.live.as_ref().map_or(&self.file, |live| &live.file)
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the book-keeping is while the flash is in use, if not in the flash.
+    #[must_use]
+    pub fn book_path(&self) -> Option<&Path> {
+        self.live.as_ref().map(LiveFile::path)
+    }
+
+    /// Unix time at which the clock of the file's items reads 0.
+    #[must_use]
+    pub const fn zero_unix_s(&self) -> i64 {
+        self.superblock.zero_unix_s
+    }
+
+    /// Why what was in the file was not taken over.
+    #[must_use]
+    pub const fn dropped(&self) -> Option<Dropped> {
+        self.dropped
+    }
+
+    /// One shard's part of the file.
+    pub(super) fn part(&self, shard: usize) -> Result<Part, FlashError> {
+        let failed = |action| {
+            move |source: std::io::Error| FlashError::Io { path: self.path.clone(), action, source }
+        };
+        let (geometry, is_emptied) = (self.geometry, self.emptied[shard]);
+        let control = Control::new(self.map(shard)?, geometry, self.superblock.format_id);
+        let direct = self.direct.try_clone().map_err(failed("it cannot be used by a thread"))?;
+        let metadata = self.file.metadata().map_err(failed("it cannot be looked at"))?;
+        let is_regular = metadata.file_type().is_file();
+        let zones_at = geometry.zones_at(shard);
+        Ok(Part { control, direct, is_regular, zones_at, geometry, is_emptied })
+    }
+
+    /// Notes the Unix time at which the clock of the file's items reads 0, where that has changed.
+    pub fn set_zero(&mut self, zero_unix_s: i64) -> Result<(), FlashError> {
+        if zero_unix_s == self.superblock.zero_unix_s {
+            return Ok(());
+        }
+        self.superblock.zero_unix_s = zero_unix_s;
+        self.write_superblock().map_err(|source| FlashError::Io {
+            path: self.path.clone(),
+            action: "it cannot be written",
+            source,
+        })
+    }
+
+    /// Brings the book-keeping to the device and marks the file as closed in order, once all shards have written theirs.
+    pub fn close(self) -> Result<(), Unclosed> {
+        self.close_telling(&mut |_| ())
+    }
+
+    /// As [`Self::close`]; `told` of each step when it is done.
+    pub fn close_telling(mut self, told: &mut dyn FnMut(Step)) -> Result<(), Unclosed> {
+        match (self.write_closing(told), self.live.take()) {
+            (Ok(()), Some(live)) => {
+                let path = live.path().to_owned();
+                if let Err(error) = live.remove() {
+                    tracing::warn!(path = %path.display(), %error, "book-keeping that nobody needs any more stays in memory");
+                }
+                Ok(())
+            }
+            (Ok(()), None) => Ok(()),
+            (Err(error), Some(_)) => Err(Unclosed::Kept(error)),
+            (Err(error), None) => {
+                // What the device did not take the kernel may forget.
+                self.superblock.state = Use::GivenUp;
+                Err(match self.write_superblock() {
+                    Ok(()) => Unclosed::GivenUp(error),
+                    Err(error) => Unclosed::Unsure(error),
+                })
+            }
+        }
+    }
+
+    fn write_closing(&mut self, told: &mut dyn FnMut(Step)) -> std::io::Result<()> {
+        // Of this closing alone: what an earlier one left on the device does not pass for it.
+        let nonce = random_nonce()?;
+        // It may have failed earlier and be well again.
+        self.write_book(nonce).or_else(|_| self.write_book(nonce))?;
+        told(Step::BookWritten);
+        self.superblock.state = Use::Clean;
+        self.superblock.nonce = nonce;
+        self.write_superblock()?;
+        told(Step::Closed);
+        Ok(())
+    }
+
+    /// Brings all shards' book-keeping and its sums to the device, and waits for that and for all zones.
+    fn write_book(&self, nonce: Nonce) -> std::io::Result<()> {
+        let mut chunk = vec![0; ZONE_BYTES];
+        for shard in 0..self.geometry.shards {
+            let start = self.geometry.control_at(shard);
+            let mut page = [0; PAGE_BYTES];
+            self.book().read_exact_at(&mut page, start)?;
+            let mut sum =
+                ClosingSum::new(self.superblock.format_id, nonce, &page[..CLOSING_SUM_AT]);
+            let mut at = start + PAGE_BYTES as u64;
+            let end = self.geometry.control_at(shard + 1);
+            while at < end {
+                let left: usize = exactly(end - at);
+                let part = &mut chunk[..left.min(ZONE_BYTES)];
+                self.book().read_exact_at(part, at)?;
+                sum = sum.append(part);
+                self.file.write_all_at(part, at)?;
+                at += part.len() as u64;
+            }
+            sum.write(&mut page);
+            self.file.write_all_at(&page, start)?;
+        }
+        self.file.sync_all()
+    }
+
+    /// Writes the superblock, waits for the device, and reads it back past the cache: a flash that is in use and says
+    /// that it was closed would bring back what was deleted.
+    fn write_superblock(&self) -> std::io::Result<()> {
+        let bytes = self.superblock.encode();
+        self.file.write_all_at(&bytes, 0)?;
+        self.file.sync_all()?;
+        let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let mut page = Pages::new(1).ok_or_else(no_memory)?;
+        let read = rustix::io::pread(self.direct.as_fd(), page.bytes_mut(), 0)?;
+        if read < bytes.len() || !page.bytes().starts_with(&bytes) {
+            let lost = "the device gives back something else than was written";
+            return Err(std::io::Error::other(lost));
+        }
+        Ok(())
+    }
+}
+
+/// What the flash is, and which book-keeping is to be believed. Nothing is written.
+fn look(file: &File, geometry: Geometry, settings: &FlashSettings) -> Result<Found, FlashError> {
+    let path = &settings.path;
+    let failed = |action| {
+        let path = path.clone();
+        move |source| FlashError::Io { path, action, source }
+    };
+    let has = device::read_superblock(file).map_err(failed("it cannot be read"))?;
+    let known = match has {
+        None => None,
+        Some(_) if settings.reset => None,
+        Some(Err(reason)) => return Err(FlashError::NotOurs { path: path.clone(), reason }),
+        Some(Ok(superblock)) => {
+            device::check_shape(&superblock, geometry, settings)?;
+            device::check_length(file, geometry, path)?;
+            Some(superblock)
+        }
+    };
+    let boot_id = device::boot_id().map_err(failed("the kernel's boot id cannot be read"))?;
+    let identity = Identity::of(file).map_err(failed("it cannot be looked at"))?;
+    let (side, live) = match known {
+        Some(superblock) if superblock.state == Use::InMemory => {
+            LiveFile::find(settings.books.directories(), &live_header(&superblock, identity))
+        }
+        _ => (Side::Absent, None),
+    };
+    let said = known.map(|it| Said { state: it.state, is_same_boot: it.boot_id == boot_id });
+    let source = decide(said, side).map_err(|Held| FlashError::InUse { path: path.clone() })?;
+    let live = live.filter(|_| source == Source::Memory);
+    Ok(Found { known, source, live, identity, boot_id })
+}
+
+fn live_header(superblock: &Superblock, identity: Identity) -> LiveHeader {
+    let Superblock { shards, zones_per_shard, format_id, nonce, .. } = *superblock;
+    LiveHeader { shards, zones_per_shard, format_id, nonce, identity }
+}
+
+/// A file in memory for the book-keeping; None where it has to lie in the flash.
+fn place_in_memory(
+    settings: &FlashSettings,
+    geometry: Geometry,
+) -> Result<Option<LiveFile>, FlashError> {
+    let bytes = geometry.book_bytes();
+    match (LiveFile::create(settings.books.directories(), bytes), &settings.books) {
+        (Ok(live), _) => Ok(Some(live)),
+        (Err(reason), Books::Only(_)) => {
+            Err(FlashError::Books { path: settings.path.clone(), bytes, reason })
+        }
+        (Err(reason), Books::Preferably(_)) => {
+            tracing::warn!(
+                path = %settings.path.display(), bytes, reason,
+                "flash's book-keeping finds no place in memory and stays in the flash: a file system that hangs will make the server hang; name a tmpfs with room (--flash-books)"
+            );
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Reads and writes of whole pages through io_uring, and the memory that is lent to the kernel meanwhile.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use farpool_units::PAGE_BYTES;
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::log::Ended;
+use crate::pages::Pages;
+
+/// Requests the ring holds: all reads of a shard and its zones on their way.
+const RING_ENTRIES: u32 = 1024;
+/// Requests to a regular file that are made at a time: as many keep a fast disk busy. More wait their turn.
+const KERNEL_THREADS: u32 = 64;
+/// How long a ring that is dropped waits for what is under way; then its memory is given up.
+const DROP_WAIT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+struct Lent {
+    pages: Pages,
+    bytes: u32,
+    since: Option<Instant>,
+}
+
+/// One shard's way to the device.
+pub(super) struct Ring {
+    ring: IoUring,
+    file: OwnedFd,
+    /// With requests: whether the kernel is to make them aside.
+    flags: squeue::Flags,
+    /// Becomes readable when something has ended.
+    bell: OwnedFd,
+    lent: HashMap<u64, Lent>,
+    /// Pushed, but not told to the kernel yet.
+    unsubmitted: usize,
+    /// Ended before it began: the ring did not take it.
+    refused: Vec<u64>,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("lent", &self.lent.len()).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// `is_regular`: the file is no device. Its file system may have whoever asks wait for a disk that hangs: a writer for
+    /// the journal, a reader for a place in the disk's queue. So threads of the kernel ask.
+    pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
+        let ring = IoUring::new(RING_ENTRIES)?;
+        let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        let flags = if is_regular { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        // Where it cannot be set there are fewer: then requests wait for one another.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [KERNEL_THREADS, 0]);
+        let lent = HashMap::new();
+        Ok(Self { ring, file, flags, bell, lent, unsubmitted: 0, refused: Vec::new() })
+    }
+
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Fetches the first `count` pages at `offset` of the file.
+    pub(super) fn read(&mut self, mut pages: Pages, offset: u64, count: usize, token: u64) {
+        assert!(count <= pages.count(), "the memory has room for what is read");
+        let bytes = u32::try_from(count * PAGE_BYTES).expect("a zone is short");
+        let file = types::Fd(self.file.as_raw_fd());
+        let entry = opcode::Read::new(file, pages.start_mut(), bytes).offset(offset).build();
+        self.push(entry, pages, bytes, token);
+    }
+
+    /// Stores all pages at `offset` of the file.
+    pub(super) fn write(&mut self, pages: Pages, offset: u64, token: u64) {
+        let bytes = u32::try_from(pages.bytes().len()).expect("a zone is short");
+        let file = types::Fd(self.file.as_raw_fd());
+        let entry = opcode::Write::new(file, pages.start(), bytes).offset(offset).build();
+        self.push(entry, pages, bytes, token);
+    }
+
+    fn push(&mut self, entry: io_uring::squeue::Entry, pages: Pages, bytes: u32, token: u64) {
+        let before = self.lent.insert(token, Lent { pages, bytes, since: None });
+        // Its memory would be given up while the kernel may still write there.
+        assert!(before.is_none(), "a token names one request");
+        let entry = entry.flags(self.flags).user_data(token);
+        if self.ring.submission().is_full() {
+            self.submit();
+        }
+        // SAFETY: the entry points into a mapping that `lent` owns and shows for reading at most until its
+        // completion has come; a ring dropped before that leaks it (see `Drop`). The file stays open as long.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.refused.push(token);
+        } else {
+            self.unsubmitted += 1;
+        }
+    }
+
+    /// Tells the kernel what was pushed.
+    pub(super) fn submit(&mut self) {
+        if self.unsubmitted > 0 {
+            match self.ring.submit() {
+                Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
+                // Out of memory or interrupted: it stays pushed, and is told next time.
+                Err(error) => tracing::debug!(%error, "the flash device's ring is busy"),
+            }
+        }
+    }
+
+    pub(super) fn lent(&self, token: u64) -> Option<&[u8]> {
+        self.lent.get(&token).map(|lent| lent.pages.bytes())
+    }
+
+    /// Takes what has ended.
+    pub(super) fn poll(&mut self, ended: &mut Vec<Ended>) {
+        self.submit();
+        let mut rung = [0; 8];
+        // Empty is as good: completions are looked at anyway.
+        let _ = rustix::io::read(&self.bell, &mut rung);
+        for token in self.refused.drain(..) {
+            if let Some(Lent { pages, .. }) = self.lent.remove(&token) {
+                ended.push(Ended { token, pages, is_ok: false });
+            }
+        }
+        for completion in self.ring.completion() {
+            let token = completion.user_data();
+            if let Some(Lent { pages, bytes, .. }) = self.lent.remove(&token) {
+                let is_ok = u32::try_from(completion.result()) == Ok(bytes);
+                if !is_ok {
+                    let errno = -completion.result();
+                    tracing::debug!(errno, "a request to the flash device failed");
+                }
+                ended.push(Ended { token, pages, is_ok });
+            }
+        }
+    }
+
+    /// How long the oldest request has been under way, as far as earlier calls have seen it.
+    pub(super) fn oldest(&mut self, now: Instant) -> Duration {
+        let ages = self.lent.values_mut().map(|lent| now - *lent.since.get_or_insert(now));
+        ages.max().unwrap_or_default()
+    }
+
+    /// Sleeps until something has ended, for at most so long.
+    pub(super) fn wait(&self, limit: Duration) {
+        let mut fds = [PollFd::new(&self.bell, PollFlags::IN)];
+        // Interrupted or not, what has come is looked at.
+        let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let mut ended = Vec::new();
+        self.poll(&mut ended);
+        while !self.lent.is_empty() && start.elapsed() < DROP_WAIT {
+            self.wait(Duration::from_millis(10));
+            self.poll(&mut ended);
+        }
+        // The device may still write here: better lost than used twice.
+        for (_, lent) in self.lent.drain() {
+            std::mem::forget(lent.pages);
+        }
+    }
+}

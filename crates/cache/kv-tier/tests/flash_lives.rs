@@ -1,0 +1,437 @@
+//! Lives of a flash that end at every step of opening and closing it, by a kill or with the machine: what is found again
+//! is what was there, nothing that was forgotten is, and no file is left in memory.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+
+use farpool_kv_store::index::Place;
+use farpool_kv_store::item::{AccessTime, ItemParts};
+use farpool_kv_store::record::{self, Record};
+use farpool_kv_tier::flash::layout::{Superblock, Use};
+use farpool_kv_tier::flash::opening::Dropped;
+use farpool_kv_tier::flash::{
+    self, Books, Flash, FlashError, FlashFile, FlashMemory, FlashSettings, Step,
+};
+use farpool_kv_tier::log::Judge;
+use tempfile::TempDir;
+
+const NOW_UNIX_S: i64 = 1_700_000_000;
+/// Twenty records fill a zone.
+const VALUE_BYTES: usize = 100_000;
+
+/// Nothing is read again or moved.
+struct Nobody;
+
+impl Judge for Nobody {
+    fn keeps(&mut self, _: u64, _: Place) -> bool {
+        false
+    }
+    fn knows(&mut self, _: u64, _: Place) -> bool {
+        true
+    }
+    fn moved(&mut self, _: u64, _: Place, _: Place) {}
+    fn dropped(&mut self, _: &Record<'_>, _: Place) {}
+}
+
+fn record_of(hash: u64) -> Vec<u8> {
+    let key = format!("key{hash}");
+    let value = vec![u8::try_from(hash % 251).unwrap(); VALUE_BYTES];
+    let parts = ItemParts { key: key.as_bytes(), value: [&value, b""], ..ItemParts::default() };
+    let header = parts.header(AccessTime(0), 0);
+    let mut item = vec![0; header.item_bytes()];
+    parts.write(header, &mut item);
+    let mut out = Vec::new();
+    record::push(&mut out, hash, hash, &item);
+    out
+}
+
+/// A flash, and a folder in memory for its book-keeping.
+struct World {
+    disk: TempDir,
+    memory: TempDir,
+    /// Whether the book-keeping is to lie there.
+    is_in_memory: bool,
+}
+
+/// What is found of an opened flash.
+struct Life {
+    file: FlashFile,
+    log: Flash,
+    found: Vec<(u64, Place)>,
+    damaged_zones: u64,
+}
+
+impl Life {
+    fn hashes(&self) -> BTreeSet<u64> {
+        self.found.iter().map(|it| it.0).collect()
+    }
+
+    fn append(&mut self, hashes: std::ops::Range<u64>) {
+        for hash in hashes {
+            let place = self.log.append_or_wait(&record_of(hash), &mut Nobody);
+            self.found.push((hash, place.expect("there is room")));
+        }
+    }
+
+    fn forget(&mut self, hashes: std::ops::Range<u64>) {
+        for (_, place) in self.found.iter().filter(|it| hashes.contains(&it.0)) {
+            self.log.forget(*place);
+        }
+    }
+
+    /// Waits for the zones, and leaves the file.
+    fn finish(mut self) -> FlashFile {
+        assert!(flash::close(&mut self.log, &mut Nobody), "the device answers");
+        self.file
+    }
+}
+
+impl World {
+    fn new(is_in_memory: bool) -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        Self { disk, memory, is_in_memory }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.disk.path().join("flash")
+    }
+
+    fn settings_of(&self, path: &Path) -> FlashSettings {
+        let books = if self.is_in_memory {
+            Books::Only(self.memory.path().to_owned())
+        } else {
+            // This one is not in memory.
+            Books::Preferably(vec![self.disk.path().to_owned()])
+        };
+        let path = path.to_owned();
+        FlashSettings { path, bytes: 48 << 20, reset: false, write_bytes_per_s: None, books }
+    }
+
+    fn open(&self) -> Life {
+        self.open_path(&self.path()).unwrap()
+    }
+
+    fn open_path(&self, path: &Path) -> Result<Life, FlashError> {
+        let settings = self.settings_of(path);
+        let file = FlashFile::open(&settings, 1, NOW_UNIX_S)?;
+        assert_eq!(file.book_path().is_some(), self.is_in_memory);
+        let mut found = Vec::new();
+        let mut take = |it: flash::Recovered| {
+            found.push((it.hash, it.place));
+            true
+        };
+        let (log, findings) = FlashMemory::log(&file, 0, &settings, &mut take)?;
+        Ok(Life { file, log, found, damaged_zones: findings.damaged_zones })
+    }
+
+    /// Opens it and is killed at this step.
+    fn open_until(&self, step: Step) {
+        let settings = self.settings_of(&self.path());
+        let dies = |now: Step| {
+            if now == step {
+                resume_unwind(Box::new(()));
+            }
+        };
+        let run = || FlashFile::open_telling(&settings, 1, NOW_UNIX_S, &mut { dies });
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "it comes to {step:?}");
+    }
+
+    /// A closed flash with 40 items; the first ten are forgotten.
+    fn filled(is_in_memory: bool) -> Self {
+        let world = Self::new(is_in_memory);
+        let mut life = world.open();
+        assert_eq!(life.file.dropped(), None);
+        life.append(1..41);
+        life.forget(1..11);
+        life.finish().close().unwrap();
+        assert_eq!(world.superblock().state, Use::Clean);
+        assert_eq!(world.files(), 0, "nothing is left in memory");
+        world
+    }
+
+    fn files(&self) -> usize {
+        std::fs::read_dir(self.memory.path()).unwrap().count()
+    }
+
+    fn the_file(&self) -> PathBuf {
+        std::fs::read_dir(self.memory.path()).unwrap().next().unwrap().unwrap().path()
+    }
+
+    fn superblock(&self) -> Superblock {
+        Superblock::decode(&std::fs::read(self.path()).unwrap()).unwrap()
+    }
+
+    /// The machine goes down: memory is gone, the device has these bytes.
+    fn machine_goes_down(&self, device: &[u8]) {
+        for entry in std::fs::read_dir(self.memory.path()).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let mut bytes = device.to_vec();
+        let superblock = Superblock { boot_id: [7; 16], ..Superblock::decode(&bytes).unwrap() };
+        bytes[..Superblock::BYTES].copy_from_slice(&superblock.encode());
+        std::fs::write(self.path(), &bytes).unwrap();
+    }
+
+    /// Opens it, wants exactly these, and closes it in order; then it must be the same once more, and nothing left behind.
+    fn expect(&self, wanted: &BTreeSet<u64>, why: &str) {
+        for round in 0..2 {
+            let life = self.open();
+            assert_eq!(&life.hashes(), wanted, "{why}, round {round}");
+            assert_eq!(life.damaged_zones, 0, "{why}");
+            life.finish().close().unwrap();
+            assert_eq!(self.files(), 0, "{why}: a file is left in memory");
+        }
+    }
+}
+
+const OPENING: [Step; 4] = [Step::Chosen, Step::Prepared, Step::Named, Step::InUse];
+const CLOSING: [Step; 2] = [Step::BookWritten, Step::Closed];
+
+fn set(hashes: std::ops::Range<u64>) -> BTreeSet<u64> {
+    hashes.collect()
+}
+
+#[test]
+fn a_kill_while_a_closed_flash_is_opened_changes_nothing() {
+    for (is_in_memory, step) in OPENING.iter().flat_map(|it| [(true, it), (false, it)]) {
+        let world = World::filled(is_in_memory);
+        world.open_until(*step);
+        world.expect(&set(11..41), &format!("killed at {step:?}"));
+        // The same again, twice in a row.
+        world.open_until(*step);
+        world.open_until(*step);
+        world.expect(&set(11..41), &format!("killed twice at {step:?}"));
+    }
+}
+
+#[test]
+fn the_machine_may_go_down_while_a_flash_is_opened() {
+    for (is_in_memory, step) in OPENING.iter().flat_map(|it| [(true, it), (false, it)]) {
+        let world = World::filled(is_in_memory);
+        world.open_until(*step);
+        let bytes = std::fs::read(world.path()).unwrap();
+        world.machine_goes_down(&bytes);
+        let is_in_use = *step == Step::InUse;
+        let wanted = if is_in_use { BTreeSet::new() } else { set(11..41) };
+        world.expect(&wanted, &format!("down at {step:?}"));
+    }
+}
+
+/// A life that forgets and appends, and ends by a kill: while it runs, or at a step of closing.
+fn second_life(world: &World, end: Option<Step>) {
+    let mut life = world.open();
+    assert_eq!(life.hashes(), set(11..41));
+    life.forget(11..21);
+    life.append(41..51);
+    let file = life.finish();
+    let Some(end) = end else { return };
+    let dies = |now: Step| {
+        if now == end {
+            resume_unwind(Box::new(()));
+        }
+    };
+    let run = AssertUnwindSafe(|| file.close_telling(&mut { dies }));
+    assert!(catch_unwind(run).is_err(), "it comes to {end:?}");
+}
+
+#[test]
+fn a_kill_while_it_runs_or_is_closed_forgets_and_loses_nothing() {
+    let ends: Vec<_> = [None].into_iter().chain(CLOSING.map(Some)).collect();
+    for (is_in_memory, end) in ends.into_iter().flat_map(|it| [(true, it), (false, it)]) {
+        let world = World::filled(is_in_memory);
+        second_life(&world, end);
+        // Its successor is killed while it starts, at each step.
+        OPENING.iter().for_each(|&step| world.open_until(step));
+        world.expect(&set(21..51), &format!("killed at {end:?}"));
+    }
+}
+
+#[test]
+fn when_the_machine_goes_down_nothing_forgotten_comes_back() {
+    for (is_in_memory, end) in [true, false]
+        .into_iter()
+        .flat_map(|it| [(it, None), (it, Some(Step::BookWritten)), (it, Some(Step::Closed))])
+    {
+        let world = World::filled(is_in_memory);
+        second_life(&world, end);
+        let after = std::fs::read(world.path()).unwrap();
+        world.machine_goes_down(&after);
+        let is_closed = end == Some(Step::Closed);
+        let life = world.open();
+        let wanted = if is_closed { set(21..51) } else { BTreeSet::new() };
+        assert_eq!(life.hashes(), wanted, "down at {end:?}");
+        let dropped = (!is_closed).then_some(Dropped::MachineDown);
+        assert_eq!(life.file.dropped(), dropped);
+    }
+}
+
+#[test]
+fn book_keeping_that_failed_its_sums_is_never_believed_later() {
+    // Behind the superblock and before the zones.
+    const BOOK: std::ops::Range<usize> = 4096..2 << 20;
+    for (is_in_memory, step) in OPENING.iter().flat_map(|it| [(true, it), (false, it)]) {
+        let world = World::filled(is_in_memory);
+        let before = std::fs::read(world.path()).unwrap();
+        let mut life = world.open();
+        life.forget(11..21);
+        life.finish().close().unwrap();
+        // The device has lost what was forgotten since.
+        let mut bytes = std::fs::read(world.path()).unwrap();
+        bytes[BOOK].copy_from_slice(&before[BOOK]);
+        std::fs::write(world.path(), &bytes).unwrap();
+        world.open_until(*step);
+        assert_eq!(world.open().hashes(), BTreeSet::new(), "killed at {step:?}");
+    }
+}
+
+#[test]
+fn a_file_in_memory_is_believed_only_whole_and_for_its_flash() {
+    let world = World::filled(true);
+    second_life(&world, None);
+    let (flash, book) =
+        (std::fs::read(world.path()).unwrap(), std::fs::read(world.the_file()).unwrap());
+    let name = world.the_file();
+    let spoil: [(&str, &dyn Fn(), Dropped); 5] = [
+        ("gone", &|| std::fs::remove_file(&name).unwrap(), Dropped::MemoryGone),
+        (
+            "cut short",
+            &|| std::fs::write(&name, &book[..book.len() / 2]).unwrap(),
+            Dropped::MemoryDamaged,
+        ),
+        (
+            "a damaged header",
+            &|| {
+                let file = std::fs::File::options().write(true).open(&name).unwrap();
+                file.write_all_at(b"x", 30).unwrap();
+            },
+            Dropped::MemoryDamaged,
+        ),
+        (
+            "somebody's letter",
+            &|| std::fs::write(&name, b"letter").unwrap(),
+            Dropped::MemoryDamaged,
+        ),
+        (
+            "a link",
+            &|| {
+                let other = name.with_file_name("other");
+                std::fs::rename(&name, &other).unwrap();
+                std::os::unix::fs::symlink(&other, &name).unwrap();
+            },
+            Dropped::MemoryGone,
+        ),
+    ];
+    for (what, spoil, why) in spoil {
+        std::fs::write(world.path(), &flash).unwrap();
+        std::fs::write(&name, &book).unwrap();
+        spoil();
+        let life = world.open();
+        assert_eq!((life.file.dropped(), life.found.len()), (Some(why), 0), "{what}");
+        life.finish().close().unwrap();
+        for entry in std::fs::read_dir(world.memory.path()).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+    }
+    std::fs::write(world.path(), &flash).unwrap();
+    std::fs::write(&name, &book).unwrap();
+    // It was not touched, so it is believed.
+    world.expect(&set(21..51), "brought back");
+}
+
+#[test]
+fn a_forget_bit_that_is_gone_costs_its_zone() {
+    let world = World::filled(true);
+    drop(world.open());
+    let mut book = std::fs::read(world.the_file()).unwrap();
+    // Behind superblock, control page, table and sums, one page each.
+    let bits = 4096 * 4;
+    let at = (bits..book.len()).find(|&at| book[at] != 0).expect("something is forgotten");
+    book[at] &= book[at] - 1;
+    std::fs::write(world.the_file(), &book).unwrap();
+    let life = world.open();
+    assert_eq!(life.damaged_zones, 1);
+    let found = life.hashes();
+    assert!(found.is_subset(&set(11..41)), "{found:?}");
+    assert!(found.len() >= 10 && found.len() < 30, "one zone is gone: {found:?}");
+}
+
+#[test]
+fn a_copy_of_a_flash_in_use_does_not_take_its_book_keeping() {
+    let world = World::filled(true);
+    let life = world.open();
+    let copy = world.disk.path().join("copy");
+    std::fs::copy(world.path(), &copy).unwrap();
+    let other = world.open_path(&copy).unwrap();
+    assert_eq!((other.file.dropped(), other.found.len()), (Some(Dropped::MemoryGone), 0));
+    assert_eq!(world.files(), 2, "each has its own");
+    assert_eq!(life.hashes(), set(11..41));
+    // The first is killed, and the copy's server starts again: it leaves the first one's alone.
+    drop(life);
+    other.finish().close().unwrap();
+    world.open_path(&copy).unwrap().finish().close().unwrap();
+    world.expect(&set(11..41), "beside a copy");
+}
+
+#[test]
+fn two_servers_never_share_a_flash_or_its_book_keeping() {
+    let world = World::filled(true);
+    let life = world.open();
+    let refused = world.open_path(&world.path()).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, FlashError::InUse { .. }), "{refused}");
+    drop(life);
+    let held = std::fs::File::open(world.the_file()).unwrap();
+    held.lock().unwrap();
+    let refused = world.open_path(&world.path()).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, FlashError::InUse { .. }), "{refused}");
+    assert_eq!(world.files(), 1, "it was left alone");
+    drop(held);
+    world.expect(&set(11..41), "when it was let go");
+}
+
+#[test]
+fn an_earlier_flash_that_was_brought_back_does_not_meet_later_book_keeping() {
+    let world = World::filled(true);
+    let life = world.open();
+    let earlier = std::fs::read(world.path()).unwrap();
+    life.finish().close().unwrap();
+    second_life(&world, None);
+    std::fs::write(world.path(), &earlier).unwrap();
+    let life = world.open();
+    assert_eq!((life.file.dropped(), life.found.len()), (Some(Dropped::MemoryGone), 0));
+    assert_eq!(world.files(), 1, "what no flash names any more is gone");
+    life.finish().close().unwrap();
+    assert_eq!(world.files(), 0);
+}
+
+#[test]
+fn book_keeping_moves_into_memory_and_out_of_it_between_two_lives() {
+    let mut world = World::filled(false);
+    second_life(&world, None);
+    assert_eq!(world.superblock().state, Use::InUse);
+    world.is_in_memory = true;
+    let life = world.open();
+    assert_eq!(world.superblock().state, Use::InMemory);
+    assert_eq!(life.hashes(), set(21..51));
+    life.finish().close().unwrap();
+    world.is_in_memory = false;
+    world.expect(&set(21..51), "back in the flash");
+    // After a kill it cannot move: what is in the flash is old.
+    world.is_in_memory = true;
+    drop(world.open());
+    world.is_in_memory = false;
+    let life = world.open();
+    assert_eq!((life.file.dropped(), life.found.len()), (Some(Dropped::MemoryGone), 0));
+}
+
+#[test]
+fn a_directory_that_is_not_in_memory_is_refused_when_it_was_asked_for() {
+    let world = World::new(true);
+    let books = Books::Only(world.disk.path().to_owned());
+    let settings = FlashSettings { books, ..world.settings_of(&world.path()) };
+    let refused = FlashFile::open(&settings, 1, NOW_UNIX_S).map(|_| ()).unwrap_err();
+    let FlashError::Books { .. } = &refused else { panic!("{refused}") };
+    assert!(refused.to_string().contains("tmpfs"), "{refused}");
+}
