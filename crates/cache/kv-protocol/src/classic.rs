@@ -1,8 +1,8 @@
 //! The classic commands, and storing and counting as the meta commands need them, too.
 
 use super::Shard;
-use super::reply::{push_line, push_number, push_unless};
-use super::request::{StoreMode, StoreRequest};
+use super::command::{StoreMode, StoreRequest};
+use super::reply::{TOO_LARGE, push_line, push_number, push_unless};
 use super::token::{self, split, unsigned_64};
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::{ItemParts, ItemView, mark};
@@ -194,7 +194,7 @@ fn note_stored(shard: &mut Shard, wish: &Wish<'_>, outcome: &Outcome) {
         Outcome::Exists => "exists",
         Outcome::NotFound => "not_found",
         Outcome::NotStored => "not_stored",
-        Outcome::Failed(super::request::TOO_LARGE) => "too_large",
+        Outcome::Failed(TOO_LARGE) => "too_large",
         Outcome::Failed(_) => "no_memory",
     };
     let ttl_s = wish.expires_s.saturating_sub(shard.store.now_s());
@@ -295,7 +295,7 @@ fn put(
         }
         Err(StoreError::TooLarge) => {
             shard.counts.store_too_large += 1;
-            Outcome::Failed(super::request::TOO_LARGE)
+            Outcome::Failed(TOO_LARGE)
         }
         Err(StoreError::OutOfMemory) => {
             shard.counts.store_no_memory += 1;

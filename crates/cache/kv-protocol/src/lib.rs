@@ -2,6 +2,7 @@
 //! [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the bytes of its errors.
 
 pub mod classic;
+pub mod command;
 pub mod lease;
 pub mod light;
 pub mod listing;

@@ -10,7 +10,8 @@ use farpool_keyvault::owner::hash_key;
 
 use super::Shard;
 use super::classic::{self, Change, ChangeError, Outcome, Wish};
-use super::request::{StoreMode, TOO_LARGE};
+use super::command::StoreMode;
+use super::reply::TOO_LARGE;
 use farpool_kv_store::Found;
 use farpool_kv_store::item::ItemParts;
 

@@ -10,8 +10,8 @@ use base64::Engine;
 
 use super::Shard;
 use super::classic::{self, Outcome, Wish};
-use super::reply::{push_line, push_number, push_unless};
-use super::request::{BAD_FORMAT, MetaKind, StoreMode};
+use super::command::{MetaKind, StoreMode};
+use super::reply::{BAD_FORMAT, push_line, push_number, push_unless};
 use farpool_kv_store::Found;
 use farpool_kv_store::item::{ItemParts, mark};
 use prepared::{BASE64, OPAQUE_BYTES_MAX, OPAQUE_TOO_LONG, opaque_is_too_long};

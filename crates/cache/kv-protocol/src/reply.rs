@@ -1,5 +1,10 @@
 //! Pieces of replies, appended to a buffer.
 
+/// memcached's answer to a value that `-I` forbids.
+pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
+/// memcached's answer to most lines that it does not understand.
+pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+
 /// Appends a decimal number.
 #[inline]
 pub fn push_number(out: &mut Vec<u8>, number: impl itoa::Integer) {

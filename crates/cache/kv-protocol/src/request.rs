@@ -5,6 +5,9 @@
 
 use farpool_units::exactly;
 
+use super::command::{MetaKind, MetaRequest, StoreMode, StoreRequest};
+use super::meta::{WORDS_MAX, check_set};
+use super::reply::{BAD_FORMAT, TOO_LARGE};
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
 use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 
@@ -17,54 +20,6 @@ pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
 const LEADING_SPACES_MAX: usize = 100;
 /// The largest data length memcached's parser takes: an `int` less the line end.
 const DATA_BYTES_MAX: i32 = i32::MAX - 2;
-/// memcached's answer to a value that `-I` forbids.
-pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
-/// memcached's answer to most lines that it does not understand.
-pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
-
-/// How a value is to be stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoreMode {
-    Set,
-    Add,
-    Replace,
-    Append,
-    Prepend,
-    Cas,
-}
-
-/// A classic command that stores.
-#[derive(Debug, Clone, Copy)]
-pub struct StoreRequest<'a> {
-    pub mode: StoreMode,
-    pub key: &'a [u8],
-    pub client_flags: u32,
-    pub exptime: i32,
-    /// The CAS number of `cas`, else 0.
-    pub cas: u64,
-    pub quiet: bool,
-    /// What followed the command line, line end included.
-    pub data: &'a [u8],
-}
-
-/// Which of the meta commands on a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MetaKind {
-    Get,
-    Set,
-    Delete,
-    Arithmetic,
-    Debug,
-}
-
-/// A meta command, its flags still to be read.
-#[derive(Debug, Clone, Copy)]
-pub struct MetaRequest<'a> {
-    pub kind: MetaKind,
-    pub line: &'a [u8],
-    /// Of `ms`: what followed the command line, line end included.
-    pub data: &'a [u8],
-}
 
 /// What a client asks of the keys.
 #[derive(Debug, Clone, Copy)]
@@ -406,7 +361,7 @@ fn parse_meta_set<'a>(
     if words.get(1).len() > KEY_BYTES_MAX || words.len() == 2 {
         return refused(BAD_FORMAT, false);
     }
-    if words.len() > super::meta::WORDS_MAX {
+    if words.len() > WORDS_MAX {
         return refused("CLIENT_ERROR options flags too long", false);
     }
     let Some(length @ 0..=DATA_BYTES_MAX) = signed_32(words.get(2)) else {
@@ -417,7 +372,7 @@ fn parse_meta_set<'a>(
     let skipped = |reply, drop| {
         Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })
     };
-    match super::meta::check_set(words) {
+    match check_set(words) {
         Err(reply) => skipped(reply, None),
         Ok((client_flags, is_base64))
             if !limits.fits(words.get(1).len(), client_flags, value_bytes) =>

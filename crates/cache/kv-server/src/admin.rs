@@ -12,7 +12,7 @@ use super::stats;
 use super::watch;
 use super::worker::Worker;
 use farpool_kv_protocol::listing::{SLAB_CLASS, SLAB_CLASSES, lists_our_class};
-use farpool_kv_protocol::reply::{push_line, push_unless};
+use farpool_kv_protocol::reply::{BAD_FORMAT, push_line, push_unless};
 use farpool_kv_protocol::request::AdminRequest;
 use farpool_kv_protocol::token::{Words, decimal, signed_32, unsigned_32};
 
@@ -180,7 +180,7 @@ fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: 
         return push_line(&mut worker.out, "CLIENT_ERROR bad command line");
     }
     let (Some(class), Some(limit)) = (unsigned_32(words.get(2)), unsigned_32(words.get(3))) else {
-        return push_line(&mut worker.out, farpool_kv_protocol::request::BAD_FORMAT);
+        return push_line(&mut worker.out, BAD_FORMAT);
     };
     if class >= SLAB_CLASSES {
         return push_line(&mut worker.out, "CLIENT_ERROR Illegal slab id");
@@ -261,7 +261,7 @@ fn tuning(words: &Words<'_>) -> &'static str {
         (b"slabs", b"automove", 3..) => match unsigned_32(words.get(2)) {
             Some(0..=2) => "OK",
             Some(_) => "ERROR",
-            None => farpool_kv_protocol::request::BAD_FORMAT,
+            None => BAD_FORMAT,
         },
         (b"lru", b"tune", 6..) => lru_tune(words),
         (b"lru", b"mode", 3..) => match words.get(2) {
@@ -271,9 +271,7 @@ fn tuning(words: &Words<'_>) -> &'static str {
         (b"lru", b"temp_ttl", 3..) if signed_32(words.get(2)).is_some() => "OK",
         (b"lru_crawler", b"enable" | b"disable", 2) => "OK",
         (b"lru_crawler", b"crawl", 3) => "OK",
-        (b"lru_crawler", b"tocrawl" | b"sleep", 3) if !number(2) => {
-            farpool_kv_protocol::request::BAD_FORMAT
-        }
+        (b"lru_crawler", b"tocrawl" | b"sleep", 3) if !number(2) => BAD_FORMAT,
         (b"lru_crawler", b"sleep", 3) if unsigned_32(words.get(2)) > Some(1_000_000) => {
             "CLIENT_ERROR sleep must be one second or less"
         }

@@ -10,9 +10,10 @@ use super::worker::Worker;
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::classic;
+use farpool_kv_protocol::command::StoreRequest;
 use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::push_line;
-use farpool_kv_protocol::request::{KeyRequest, Request, Scan, StoreRequest, scan};
+use farpool_kv_protocol::request::{KeyRequest, Request, Scan, scan};
 
 impl Worker {
     /// Answers what another thread asks of this shard.

@@ -16,7 +16,7 @@ use super::far::shard::FarOrder;
 use super::merge::PartNumber;
 use super::report::ShardReport;
 use super::watch::Told;
-use farpool_kv_protocol::request::StoreMode;
+use farpool_kv_protocol::command::StoreMode;
 
 /// What a batch keeps for its next use, at most: entries, and bytes of requests or replies.
 const KEPT_ENTRIES: usize = 4096;

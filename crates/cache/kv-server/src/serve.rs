@@ -16,9 +16,10 @@ use super::sockets::{Connection, ConnectionId, OUT_BYTES_MAX};
 use super::worker::Worker;
 use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_kv_protocol::classic::{self, Change, GetProgress};
+use farpool_kv_protocol::command::StoreMode;
 use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::{push_line, push_unless};
-use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, StoreMode, scan};
+use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, scan};
 use farpool_kv_protocol::token::split;
 
 /// Requests that are looked at together.

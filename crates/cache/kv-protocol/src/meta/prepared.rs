@@ -7,7 +7,8 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use farpool_keyvault::owner::hash_key;
 
-use crate::request::{BAD_FORMAT, MetaKind, MetaRequest, StoreMode};
+use crate::command::{MetaKind, MetaRequest, StoreMode};
+use crate::reply::BAD_FORMAT;
 use crate::token::{Words, signed_32, unsigned_32, unsigned_64};
 
 /// The most words of a meta command, command and key included.
