@@ -16,6 +16,7 @@ use farpool_pool::{
 };
 use farpool_units::SUPERPAGE_BYTES;
 
+use super::news::News;
 use super::plan::{Answer, Order, Plan, deal};
 use super::rack::{self, LEAVE_WAIT, ToRack};
 use super::shard::{FarOrder, Held};
@@ -33,15 +34,6 @@ const BUSY_LOOK: Duration = Duration::from_millis(20);
 const DEADLINE_RESERVE: Duration = Duration::from_secs(2);
 /// And after so long in any case: whoever drains a node should not wait longer for a cache.
 const EMPTY_MAX: Duration = Duration::from_secs(60);
-
-/// What the keeper hears.
-#[derive(Debug)]
-pub enum News {
-    Answer(Answer),
-    /// The pool was told that the server ends.
-    Left,
-    End,
-}
 
 /// One piece of far memory.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! talks to the pool, [`shard`] is each serving thread's part.
 
 mod keeper;
+mod news;
 mod plan;
 mod rack;
 pub(super) mod shard;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use farpool_api::tenant::{Tenant, Wish};
 use farpool_api::{ApiError, Client, ClientId, ClientSpec, ProblemKind, SegmentId};
 
-use super::keeper::News;
+use super::news::News;
 use super::plan::{Answer, Question};
 use super::{FarError, PoolOptions};
 
