@@ -9,8 +9,8 @@ use farpool_units::exactly;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::file::{FlashError, FlashSettings};
 use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES};
+use super::settings::{FlashError, FlashSettings};
 use crate::log::ZONES_MIN;
 
 /// Where the kernel tells one start of the machine from another.

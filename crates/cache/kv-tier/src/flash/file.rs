@@ -15,94 +15,14 @@ use farpool_units::{PAGE_BYTES, exactly};
 use super::control::Control;
 use super::device::{self, random_id, random_nonce};
 use super::layout::{
-    self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, NotOurs, Superblock, Use, ZONE_BYTES,
+    self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, Superblock, Use, ZONE_BYTES,
 };
 use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
 use super::opening::{Dropped, Held, Said, Side, Source, decide};
+use super::settings::{Books, FlashError, FlashSettings};
 use super::shared_map::SharedMap;
 
 use crate::pages::Pages;
-
-/// What is asked of a flash tier.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FlashSettings {
-    /// A file, which is made when it is not there, or a block device.
-    pub path: PathBuf,
-    /// For all shards together.
-    pub bytes: u64,
-    /// Begin empty, whatever is there.
-    pub reset: bool,
-    /// The most bytes written per second, if there is a limit.
-    pub write_bytes_per_s: Option<f64>,
-    pub books: Books,
-}
-
-/// Where the book-keeping of a flash in use lies. Directories that are not in memory are passed over.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Books {
-    /// In the first of these that has room, otherwise in the flash.
-    Preferably(Vec<PathBuf>),
-    /// In this one, or there is no flash.
-    Only(PathBuf),
-}
-
-impl Books {
-    fn directories(&self) -> &[PathBuf] {
-        match self {
-            Self::Preferably(directories) => directories,
-            Self::Only(directory) => std::slice::from_ref(directory),
-        }
-    }
-}
-
-/// Why there is no flash tier.
-#[derive(Debug, thiserror::Error)]
-pub enum FlashError {
-    #[error("flash {path}: {action}: {source}", path = .path.display())]
-    Io { path: PathBuf, action: &'static str, source: std::io::Error },
-    #[error("flash {path}: another server uses it", path = .path.display())]
-    InUse { path: PathBuf },
-    #[error(
-        "flash {path}: {reason}; give another path, or --flash-reset to write over it",
-        path = .path.display()
-    )]
-    NotOurs { path: PathBuf, reason: NotOurs },
-    #[error(
-        "flash {path}: it was made for {had} threads and {had_bytes} bytes, now {shards} threads and {bytes} bytes are asked for; \
-         give these again, or --flash-reset to begin empty",
-        path = .path.display()
-    )]
-    OtherShape { path: PathBuf, had: usize, had_bytes: u64, shards: usize, bytes: u64 },
-    #[error(
-        "flash {path}: {bytes} bytes are too few for {shards} threads: give at least {least} bytes",
-        path = .path.display()
-    )]
-    TooSmall { path: PathBuf, bytes: u64, shards: usize, least: u64 },
-    #[error(
-        "flash {path}: {bytes} bytes are more than {shards} threads can have on it",
-        path = .path.display()
-    )]
-    TooLarge { path: PathBuf, bytes: u64, shards: usize },
-    #[error(
-        "flash {path}: the device is mounted, or used by another program or device",
-        path = .path.display()
-    )]
-    Busy { path: PathBuf },
-    #[error("flash {path}: the device has {has} bytes, {bytes} are asked for", path = .path.display())]
-    DeviceTooSmall { path: PathBuf, has: u64, bytes: u64 },
-    #[error(
-        "flash {path}: only {has} of its {bytes} bytes are there; bring back the rest, or --flash-reset to begin empty",
-        path = .path.display()
-    )]
-    CutShort { path: PathBuf, has: u64, bytes: u64 },
-    #[error(
-        "flash {path}: its book-keeping, {bytes} bytes, finds no place in memory ({reason}): name a directory on a tmpfs with twice the room",
-        path = .path.display()
-    )]
-    Books { path: PathBuf, bytes: u64, reason: String },
-    #[error("flash {path}: no memory for its buffers", path = .path.display())]
-    Buffers { path: PathBuf },
-}
 
 /// How far opening or closing has come: a process may end at each of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

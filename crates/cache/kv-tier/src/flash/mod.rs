@@ -13,6 +13,7 @@ pub mod layout;
 pub mod live;
 pub mod opening;
 mod ring;
+mod settings;
 mod shared_map;
 
 use std::os::fd::BorrowedFd;
@@ -22,9 +23,10 @@ use budget::Budget;
 use control::Control;
 use farpool_units::PAGE_BYTES;
 use file::Part;
-pub use file::{Books, FlashError, FlashFile, FlashSettings, Step, Unclosed};
+pub use file::{FlashFile, Step, Unclosed};
 use layout::{Promises, SummaryEntry, TableEntry, UNIT_BYTES, ZONE_BYTES, ZONE_PAGES};
 use ring::Ring;
+pub use settings::{Books, FlashError, FlashSettings};
 use shared_map::SharedMap;
 
 use super::log::{Ended, Log, Medium, Zone};
