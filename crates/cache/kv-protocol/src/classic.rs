@@ -1,11 +1,11 @@
 //! The classic commands, and storing and counting as the meta commands need them, too.
 
 use super::Shard;
-use super::command::{StoreMode, StoreRequest};
+use super::command::{ReadFlags, StoreMode, StoreRequest};
 use super::reply::{TOO_LARGE, push_line, push_number, push_unless};
 use super::token::{self, split, unsigned_64};
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::{ItemParts, ItemView, mark};
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::{Found, StoreError};
 
 pub const NOT_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
@@ -17,9 +17,8 @@ const LOOK_AHEAD: usize = 16;
 #[inline]
 pub fn get_one(
     shard: &mut Shard,
-    (key, hash): (&[u8], u64),
-    with_cas: bool,
-    touch: Option<i32>,
+    HashedKey { key, hash }: HashedKey<'_>,
+    ReadFlags { with_cas, touch }: ReadFlags,
     out: &mut Vec<u8>,
 ) {
     let found = shard.store.find(key, hash);
@@ -91,31 +90,31 @@ pub fn push_item(key: &[u8], item: &ItemView<'_>, cas: Option<u64>, out: &mut Ve
 pub fn get_many(
     shard: &mut Shard,
     keys: &[u8],
-    (with_cas, touch): (bool, Option<i32>),
+    flags: ReadFlags,
     out: &mut Vec<u8>,
     out_bytes_max: usize,
 ) -> GetProgress {
     let mut words = split(keys);
-    let mut ahead: [(&[u8], u64); LOOK_AHEAD] = [(b"", 0); LOOK_AHEAD];
+    let mut ahead = [HashedKey::default(); LOOK_AHEAD];
     loop {
         let mut count = 0;
         for (slot, key) in ahead.iter_mut().zip(words.by_ref()) {
-            *slot = (key, hash_key(key));
-            shard.store.prefetch_entry(slot.1);
+            *slot = HashedKey::of(key);
+            shard.store.prefetch_entry(slot.hash);
             count += 1;
         }
         let ahead = &ahead[..count];
         // One key alone was loaded with the requests around it.
         if count > 1 {
-            ahead.iter().for_each(|&(_, hash)| shard.store.prefetch_item(hash));
+            ahead.iter().for_each(|it| shard.store.prefetch_item(it.hash));
         }
-        for &(key, hash) in ahead {
+        for &it in ahead {
             if out.len() >= out_bytes_max {
                 return GetProgress::Stopped {
-                    done_bytes: key.as_ptr() as usize - keys.as_ptr() as usize,
+                    done_bytes: it.key.as_ptr() as usize - keys.as_ptr() as usize,
                 };
             }
-            get_one(shard, (key, hash), with_cas, touch, out);
+            get_one(shard, it, flags, out);
         }
         if count < LOOK_AHEAD {
             out.extend_from_slice(b"END\r\n");

@@ -43,3 +43,11 @@ pub struct MetaRequest<'a> {
     /// Of `ms`: what followed the command line, line end included.
     pub data: &'a [u8],
 }
+
+/// How the items of a `get` are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadFlags {
+    pub with_cas: bool,
+    /// The new expiry time, of `gat` and `gats`.
+    pub touch: Option<i32>,
+}

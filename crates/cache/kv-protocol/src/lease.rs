@@ -2,12 +2,14 @@
 
 use std::num::NonZeroU32;
 
-use farpool_keyvault::frame::{Header, Status};
+use farpool_keyvault::frame::Status;
 use farpool_keyvault::message::{LEASES_RELEASED_MAX, LeaseIds, LeasedItem};
 use farpool_units::exactly;
 
-use super::{Shard, light};
+use super::Shard;
+use super::light::{self, AnswerHead};
 use farpool_kv_store::Found;
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::lease::Lease;
 
 /// The most leases of one connection: as many requests may be unanswered, and one RELEASE ends as many.
@@ -90,12 +92,11 @@ impl LeaseTable {
 pub fn answer_get(
     shard: &mut Shard,
     table: &mut LeaseTable,
-    header: &Header,
-    (key, hash): (&[u8], u64),
-    checked: bool,
+    head: AnswerHead<'_>,
+    HashedKey { key, hash }: HashedKey<'_>,
     out: &mut Vec<u8>,
 ) {
-    light::answer_by(header, checked, out, |out| match light::read(shard, key, hash) {
+    light::answer_by(head, out, |out| match light::read(shard, key, hash) {
         Some(found) if push_lease(shard, table, found, out) => Status::Ok,
         Some(found) => light::push_item(shard, found, out),
         None => Status::NotFound,
@@ -124,9 +125,8 @@ fn push_lease(shard: &mut Shard, table: &mut LeaseTable, found: Found, out: &mut
 pub fn answer_release(
     shard: &mut Shard,
     table: &mut LeaseTable,
-    header: &Header,
+    head: AnswerHead<'_>,
     ids: LeaseIds<'_>,
-    checked: bool,
     out: &mut Vec<u8>,
 ) {
     let mut released = 0u32;
@@ -134,5 +134,5 @@ pub fn answer_release(
         shard.store.release(lease);
         released += 1;
     }
-    light::answer_status(header, Status::Ok, &released.to_le_bytes(), checked, out);
+    light::answer_status(head, Status::Ok, &released.to_le_bytes(), out);
 }

@@ -14,23 +14,30 @@ use super::command::StoreMode;
 use super::reply::TOO_LARGE;
 use farpool_kv_store::Found;
 use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::key::HashedKey;
+
+/// How an answer begins: with the header of its request, and whether it has a checksum.
+#[derive(Debug, Clone, Copy)]
+pub struct AnswerHead<'a> {
+    pub header: &'a Header,
+    pub checked: bool,
+}
 
 /// Appends the whole answer to a request on keys of this shard.
 #[inline]
 pub fn answer(
     shard: &mut Shard,
-    header: &Header,
+    head: AnswerHead<'_>,
     request: &Request<'_>,
     hash: u64,
-    checked: bool,
     out: &mut Vec<u8>,
 ) {
     match *request {
         // Where nothing is leased a copy is as good.
         Request::Get { key } | Request::GetLease { key } => {
-            answer_get(shard, header, (key, hash), checked, out);
+            answer_get(shard, head, HashedKey { key, hash }, out);
         }
-        _ => answer_by(header, checked, out, |out| execute(shard, request, hash, out)),
+        _ => answer_by(head, out, |out| execute(shard, request, hash, out)),
     }
 }
 
@@ -38,26 +45,24 @@ pub fn answer(
 #[inline]
 pub fn answer_get(
     shard: &mut Shard,
-    header: &Header,
-    (key, hash): (&[u8], u64),
-    checked: bool,
+    head: AnswerHead<'_>,
+    HashedKey { key, hash }: HashedKey<'_>,
     out: &mut Vec<u8>,
 ) {
     let Some(found) = read(shard, key, hash) else {
-        return answer_status(header, Status::NotFound, b"", checked, out);
+        return answer_status(head, Status::NotFound, b"", out);
     };
     let item = item_of(shard, found);
     if item.value.len() + HEADER_BYTES + ITEM_HEAD_BYTES > FRAME_BYTES_MAX {
-        return answer_status(header, Status::TooLarge, b"", checked, out);
+        return answer_status(head, Status::TooLarge, b"", out);
     }
-    let header = Header { status: Some(Status::Ok), ..*header };
-    push(out, header, [&item.head(), item.value], checked);
+    let header = Header { status: Some(Status::Ok), ..*head.header };
+    push(out, header, [&item.head(), item.value], head.checked);
 }
 
 /// Appends an answer whose body `execute` makes; only with status OK it has one.
 pub fn answer_by(
-    header: &Header,
-    checked: bool,
+    AnswerHead { header, checked }: AnswerHead<'_>,
     out: &mut Vec<u8>,
     execute: impl FnOnce(&mut Vec<u8>) -> Status,
 ) {
@@ -74,10 +79,9 @@ pub fn answer_by(
 
 /// Appends an answer without a body.
 pub fn answer_status(
-    header: &Header,
+    AnswerHead { header, checked }: AnswerHead<'_>,
     status: Status,
     body: &[u8],
-    checked: bool,
     out: &mut Vec<u8>,
 ) {
     push(out, Header { status: Some(status), ..*header }, [body, b""], checked);
@@ -116,7 +120,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
         Request::Delete { key, cas } => delete(shard, key, hash, cas),
         Request::Change { key, delta, subtracts, initial, exptime } => change(
             shard,
-            (key, hash),
+            HashedKey { key, hash },
             (delta, subtracts),
             initial.map(|initial| (initial, exptime)),
             out,
@@ -252,7 +256,7 @@ fn delete(shard: &mut Shard, key: &[u8], hash: u64, cas: u64) -> Status {
 
 fn change(
     shard: &mut Shard,
-    (key, hash): (&[u8], u64),
+    HashedKey { key, hash }: HashedKey<'_>,
     (delta, subtracts): (u64, bool),
     initial: Option<(u64, i32)>,
     out: &mut Vec<u8>,

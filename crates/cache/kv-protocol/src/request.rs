@@ -5,7 +5,7 @@
 
 use farpool_units::exactly;
 
-use super::command::{MetaKind, MetaRequest, StoreMode, StoreRequest};
+use super::command::{MetaKind, MetaRequest, ReadFlags, StoreMode, StoreRequest};
 use super::meta::{WORDS_MAX, check_set};
 use super::reply::{BAD_FORMAT, TOO_LARGE};
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
@@ -27,8 +27,7 @@ pub enum KeyRequest<'a> {
     /// `get`, `gets`, `gat`, `gats`: `keys` is the rest of the line.
     Get {
         keys: &'a [u8],
-        with_cas: bool,
-        touch: Option<i32>,
+        flags: ReadFlags,
     },
     Store(StoreRequest<'a>),
     Delete {
@@ -246,7 +245,7 @@ fn parse_get<'a>(line: &'a [u8], words: &Words<'a>, with_cas: bool, touches: boo
     if super::token::split(keys_of_line).any(|key| key.len() > KEY_BYTES_MAX) {
         return refused(BAD_FORMAT, false);
     }
-    keys(KeyRequest::Get { keys: keys_of_line, with_cas, touch })
+    keys(KeyRequest::Get { keys: keys_of_line, flags: ReadFlags { with_cas, touch } })
 }
 
 fn parse_store<'a>(

@@ -3,17 +3,18 @@
 use super::admin;
 use super::connection::Client;
 use super::lower::Parked;
-use super::mailbox::{Answer, Ask, Batch, Entry, StoreHead};
+use super::mailbox::{Answer, Ask, Batch, Entry, Origin, StoreHead};
 use super::merge::{read_keys, write_part};
 use super::serve::{BATCH, drop_item, execute, first_key, get_key, is_plain_set};
 use super::worker::Worker;
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::classic;
-use farpool_kv_protocol::command::StoreRequest;
+use farpool_kv_protocol::command::{ReadFlags, StoreRequest};
 use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::push_line;
 use farpool_kv_protocol::request::{KeyRequest, Request, Scan, scan};
+use farpool_kv_store::key::HashedKey;
 
 impl Worker {
     /// Answers what another thread asks of this shard.
@@ -48,15 +49,16 @@ impl Worker {
         if self.lower.is_none() {
             return false;
         }
+        let origin = Origin { thread: from, address: entry.address };
         let (what, key, hash) = match entry.what {
             Ask::GetKey { hash, read } => {
-                if !self.is_below((bytes, hash), false) {
+                if !self.is_below(HashedKey { key: bytes, hash }, false) {
                     return false;
                 }
                 (Parked::GetKey(read), bytes.to_vec(), hash)
             }
             Ask::Light { checked } => {
-                return self.park_light_ask((from, entry.address), bytes, checked, answers);
+                return self.park_light_ask(origin, bytes, checked, answers);
             }
             Ask::Request => match self.forwarded_below(bytes) {
                 Some((key, hash)) => (Parked::Request, key, hash),
@@ -74,7 +76,7 @@ impl Worker {
             | Ask::Report
             | Ask::ResetCounts => return false,
         };
-        self.park((&key, hash), (from, entry.address), what, bytes);
+        self.park(HashedKey { key: &key, hash }, origin, what, bytes);
         true
     }
 
@@ -89,21 +91,22 @@ impl Worker {
             _ => first_key(&Request::Keys(request))?.to_vec(),
         };
         let hash = hash_key(&key);
-        self.is_below((&key, hash), is_plain_set(&request)).then_some((key, hash))
+        let is_below = self.is_below(HashedKey { key: &key, hash }, is_plain_set(&request));
+        is_below.then_some((key, hash))
     }
 
     fn answer_ask(&mut self, entry: &Entry<Ask>, bytes: &[u8], answers: &mut Batch<Answer>) {
         let report = match entry.what {
             Ask::GetKey { hash, read } => {
                 answers.push(entry.address, Answer::Bytes, |out| {
-                    get_key(&mut self.shard, (bytes, hash), read, out);
+                    get_key(&mut self.shard, HashedKey { key: bytes, hash }, read, out);
                 });
                 return;
             }
-            Ask::GetKeys { part, with_cas, touch } => {
+            Ask::GetKeys { part, flags } => {
                 debug_assert!(self.lower.is_none(), "all shards have tiers below, or none has");
                 answers.push(entry.address, Answer::Part(part), |out| {
-                    get_keys(&mut self.shard, &read_keys(bytes), (with_cas, touch), out);
+                    get_keys(&mut self.shard, &read_keys(bytes), flags, out);
                 });
                 return;
             }
@@ -224,15 +227,10 @@ impl Worker {
 }
 
 /// Appends the replies to some keys of a `get`, of which this shard has all.
-fn get_keys(
-    shard: &mut Shard,
-    keys: &[(&[u8], u64)],
-    (with_cas, touch): (bool, Option<i32>),
-    out: &mut Vec<u8>,
-) {
-    keys.iter().for_each(|it| shard.store.prefetch_entry(it.1));
-    keys.iter().for_each(|it| shard.store.prefetch_item(it.1));
-    write_part(keys, out, |&key, out| classic::get_one(shard, key, with_cas, touch, out));
+fn get_keys(shard: &mut Shard, keys: &[HashedKey<'_>], flags: ReadFlags, out: &mut Vec<u8>) {
+    keys.iter().for_each(|it| shard.store.prefetch_entry(it.hash));
+    keys.iter().for_each(|it| shard.store.prefetch_item(it.hash));
+    write_part(keys, out, |&key, out| classic::get_one(shard, key, flags, out));
 }
 
 impl Ask {

@@ -2,7 +2,7 @@
 //! piece is asked for when the client has taken the one before, so that a list of any length needs little memory.
 
 use super::connection::Client;
-use super::mailbox::{Address, Ask};
+use super::mailbox::Ask;
 use super::sockets::ConnectionId;
 use super::worker::Worker;
 use farpool_kv_protocol::listing;
@@ -72,7 +72,7 @@ pub(super) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) 
         return;
     }
     let Dump { list, from, lines_left, bytes_left, .. } = dump;
-    let address: Address = worker.await_slow(client, id);
+    let address = worker.await_slow(client, id).address;
     let ask = Ask::List { list, from, lines_max: lines_left, bytes_max: bytes_left };
     // This thread's own shard, too, so that the client who asks is in its place meanwhile.
     worker.asks[dump.shard].push(address, ask, |_| {});

@@ -8,13 +8,13 @@ use std::collections::HashMap;
 
 use farpool_keyvault::frame::{FRAME_BYTES_MAX, HEADER_BYTES, Header, Status};
 use farpool_keyvault::message::{FOUND_BYTES, Item, Keys, begin_found, finish_found};
-use farpool_keyvault::owner::hash_key;
 use farpool_units::exactly;
 
 use super::lower::Parked;
-use super::mailbox::{Address, Answer, Batch};
+use super::mailbox::{Answer, Batch, Origin};
 use super::worker::Worker;
-use farpool_kv_protocol::light;
+use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_store::key::HashedKey;
 
 /// What one thread keeps of answers that are not whole, in bytes: four of the longest. Beyond it answers stop early.
 pub(super) const GATHERED_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
@@ -40,9 +40,7 @@ enum Part {
 pub(super) struct Gathering {
     header: Header,
     checked: bool,
-    /// The thread that has the client.
-    pub(super) from: usize,
-    pub(super) address: Address,
+    pub(super) origin: Origin,
     /// One for each key that is looked at.
     parts: Vec<Part>,
     awaited: usize,
@@ -72,7 +70,8 @@ impl Gathering {
 
     /// Appends the answer.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        light::answer_by(&self.header, self.checked, out, |out| {
+        let head = AnswerHead { header: &self.header, checked: self.checked };
+        light::answer_by(head, out, |out| {
             if self.is_too_large {
                 return Status::TooLarge;
             }
@@ -112,8 +111,8 @@ impl Gatherings {
     /// Begins to wait for the first so many keys as there is room for, at least one.
     fn begin(
         &mut self,
-        (header, checked): (&Header, bool),
-        (from, address): (usize, Address),
+        AnswerHead { header, checked }: AnswerHead<'_>,
+        origin: Origin,
         keys: usize,
     ) -> GatheringId {
         let room = self.kept_bytes_max.saturating_sub(self.kept_bytes) / PART_BYTES;
@@ -124,8 +123,7 @@ impl Gatherings {
         let gathering = Gathering {
             header: *header,
             checked,
-            from,
-            address,
+            origin,
             parts,
             awaited: keys,
             found_bytes: 0,
@@ -196,26 +194,26 @@ impl Worker {
     pub(super) fn gather(
         &mut self,
         keys: Keys<'_>,
-        (header, checked): (&Header, bool),
-        (from, address): (usize, Address),
+        head: AnswerHead<'_>,
+        origin: Origin,
     ) -> Gathered {
-        let is_below = |key| self.is_below((key, hash_key(key)), false);
+        let is_below = |key| self.is_below(HashedKey::of(key), false);
         if self.lower.is_none() || !keys.iter().any(is_below) {
             return Gathered::AllInMemory;
         }
         let Some(lower) = &mut self.lower else { return Gathered::AllInMemory };
         let count = usize::from(keys.count());
-        let id = lower.gatherings.begin((header, checked), (from, address), count);
+        let id = lower.gatherings.begin(head, origin, count);
         for (index, key) in (0u16..).zip(keys.iter()) {
-            let hash = hash_key(key);
+            let key = HashedKey::of(key);
             if !self.lower.as_ref().is_some_and(|lower| lower.gatherings.wants(id, index)) {
                 break;
             }
-            if self.is_below((key, hash), false) {
+            if self.is_below(key, false) {
                 let what = Parked::Part { gathering: id, index };
-                self.park((key, hash), (from, address), what, b"");
+                self.park(key, origin, what, b"");
             } else {
-                self.gather_from_memory((key, hash), (id, index));
+                self.gather_from_memory(key, (id, index));
             }
         }
         match self.lower.as_mut().and_then(|lower| lower.gatherings.finished(id)) {
@@ -225,9 +223,9 @@ impl Worker {
     }
 
     /// Reads one key of a MULTIGET that waits from memory.
-    fn gather_from_memory(&mut self, (key, hash): (&[u8], u64), (id, index): (GatheringId, u16)) {
+    fn gather_from_memory(&mut self, key: HashedKey<'_>, (id, index): (GatheringId, u16)) {
         let Some(lower) = &mut self.lower else { return };
-        let found = light::read(&mut self.shard, key, hash);
+        let found = light::read(&mut self.shard, key.key, key.hash);
         let item = found.map(|found| light::item_of(&self.shard, found));
         lower.gatherings.take(id, index, item);
     }
@@ -235,11 +233,11 @@ impl Worker {
     /// As [`Self::gather_from_memory`], for a key that has waited.
     pub(super) fn execute_part(
         &mut self,
-        (key, hash): (&[u8], u64),
+        key: HashedKey<'_>,
         (id, index): (GatheringId, u16),
         own: &mut Batch<Answer>,
     ) {
-        self.gather_from_memory((key, hash), (id, index));
+        self.gather_from_memory(key, (id, index));
         self.answer_gathering(id, own);
     }
 
@@ -247,8 +245,7 @@ impl Worker {
     pub(super) fn answer_gathering(&mut self, id: GatheringId, own: &mut Batch<Answer>) {
         let Some(lower) = &mut self.lower else { return };
         if let Some(gathering) = lower.gatherings.finished(id) {
-            let to = (gathering.from, gathering.address);
-            self.reply(to, own, |_, out| gathering.write(out));
+            self.reply(gathering.origin, own, |_, out| gathering.write(out));
         }
     }
 }
@@ -260,6 +257,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::connection::Ticket;
+    use super::super::mailbox::Address;
     use super::*;
 
     const ANSWER_MAX: usize = 4000;
@@ -269,7 +267,8 @@ mod tests {
         let (opcode, status) = (Opcode::MultiGet, None);
         let header = Header { length: 0, opcode, status, shard: 0, connection: 0, request };
         let address = Address { connection: 1, generation: 2, ticket: Ticket(0) };
-        gatherings.begin((&header, true), (0, address), keys)
+        let head = AnswerHead { header: &header, checked: true };
+        gatherings.begin(head, Origin { thread: 0, address }, keys)
     }
 
     /// How many keys the answer says were looked at; what it tells of them must be right. None: too large.

@@ -25,20 +25,20 @@ impl Worker {
         // What is ready goes first; only then does the descriptor travel with its own bytes.
         let may_have = may_have && self.send(connection) && connection.client.unsent.is_empty();
         let memory = self.shard.store.readable_by_others().filter(|_| may_have);
-        let checked = !state.unchecked;
+        let head = state.head(header);
         let is_granted = memory.is_some_and(|(file, bytes)| {
             let leases = exactly(LEASES_MAX);
             let mut reply = Vec::new();
             let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
             LeasesGranted { memory_bytes: bytes as u64, leases }.write(&mut reply);
-            finish(&mut reply, start, checked);
+            finish(&mut reply, start, head.checked);
             let sent = share::send_with_files(&connection.socket, &reply, &[file]);
             sent == Ok(reply.len())
         });
         if is_granted {
             state.leases = Some(LeaseTable::new(bytes_min));
         } else {
-            light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
+            light::answer_status(head, Status::Unsupported, b"", &mut self.out);
         }
     }
 

@@ -17,12 +17,13 @@ use smallvec::SmallVec;
 use super::connection::{Client, Phase, Ticket};
 use super::gather::Gathered;
 use super::lower::Parked;
-use super::mailbox::{Address, Answer, Ask, Batch, Entry};
+use super::mailbox::{Address, Answer, Ask, Batch, Entry, Origin};
 use super::port::Port;
 use super::sockets::{Connection, ConnectionId};
 use super::worker::Worker;
 use farpool_kv_protocol::lease::{self, LeaseTable};
-use farpool_kv_protocol::light;
+use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_store::key::HashedKey;
 
 /// The most requests that one connection may have unanswered.
 pub const CREDITS_MAX: u32 = 1024;
@@ -40,6 +41,14 @@ pub struct Light {
     pub(super) port: Option<Port>,
     /// What it reads where items lie, if it may.
     pub(super) leases: Option<LeaseTable>,
+}
+
+impl Light {
+    /// How the answer to a request begins.
+    #[inline]
+    pub(super) const fn head<'a>(&self, header: &'a Header) -> AnswerHead<'a> {
+        AnswerHead { header, checked: !self.unchecked }
+    }
 }
 
 /// Where frames come from.
@@ -159,14 +168,8 @@ impl Worker {
             at += frame.len();
             let read = match Header::read(frame, !state.unchecked) {
                 Ok(header) if self.is_read_here(state, &header, hash) => {
-                    let (key, checked) = (&frame[HEADER_BYTES..], !state.unchecked);
-                    light::answer_get(
-                        &mut self.shard,
-                        &header,
-                        (key, hash),
-                        checked,
-                        &mut self.out,
-                    );
+                    let key = HashedKey { key: &frame[HEADER_BYTES..], hash };
+                    light::answer_get(&mut self.shard, state.head(&header), key, &mut self.out);
                     continue;
                 }
                 Ok(header) => read_body(header, frame, hash),
@@ -254,7 +257,7 @@ impl Worker {
         if status == Status::Malformed {
             client.phase = Phase::Closing;
         }
-        light::answer_status(&header, status, b"", !state.unchecked, &mut self.out);
+        light::answer_status(state.head(&header), status, b"", &mut self.out);
     }
 
     fn answer_frame(
@@ -265,10 +268,10 @@ impl Worker {
         asked: &Asked<'_>,
     ) {
         let Asked { header, request, .. } = asked;
-        let checked = !state.unchecked;
+        let head = state.head(header);
         if !state.has_greeted && !matches!(request, Request::Hello(_)) {
             connection.client.phase = Phase::Closing;
-            return light::answer_status(header, Status::Malformed, b"", checked, &mut self.out);
+            return light::answer_status(head, Status::Malformed, b"", &mut self.out);
         }
         match *request {
             Request::Hello(hello) => {
@@ -276,7 +279,7 @@ impl Worker {
             }
             // A second time, the bells of the first would be watched for ever.
             Request::Share { .. } if !connection.is_local || state.port.is_some() => {
-                light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
+                light::answer_status(head, Status::Unsupported, b"", &mut self.out);
             }
             Request::Share { request_bytes, answer_bytes } => {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
@@ -286,18 +289,16 @@ impl Worker {
                 connection.client.awaited += self.shared.shards() - 1;
                 self.flush(state, id, header, delay_s);
             }
-            Request::Noop => light::answer_status(header, Status::Ok, b"", checked, &mut self.out),
+            Request::Noop => light::answer_status(head, Status::Ok, b"", &mut self.out),
             Request::Leases { bytes_min } => {
                 self.grant_leases(connection, state, header, bytes_min);
             }
             Request::Release(ids) => match &mut state.leases {
                 Some(leases) => {
                     let shard = &mut self.shard;
-                    lease::answer_release(shard, leases, header, ids, checked, &mut self.out);
+                    lease::answer_release(shard, leases, head, ids, &mut self.out);
                 }
-                None => {
-                    light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out)
-                }
+                None => light::answer_status(head, Status::Unsupported, b"", &mut self.out),
             },
             _ => {
                 let is_owed = self.answer_on_keys(state, id, asked);
@@ -310,14 +311,15 @@ impl Worker {
     /// the answer is still to come.
     fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, asked: &Asked<'_>) -> bool {
         let Asked { header, request, hash, frame } = asked;
-        let checked = !state.unchecked;
+        let head = state.head(header);
+        let checked = head.checked;
         let shards = self.shared.shards();
         let owner = shard_of(*hash, shards);
         if let Request::MultiGet(keys) = *request
             && let Some(other) = light::foreign_key_owner(keys, owner, shards)
         {
             let other = exactly::<u16, _>(other).to_le_bytes();
-            light::answer_status(header, Status::WrongShard, &other, checked, &mut self.out);
+            light::answer_status(head, Status::WrongShard, &other, &mut self.out);
             return false;
         }
         let address = id.address(Ticket(0));
@@ -328,9 +330,9 @@ impl Worker {
             self.counts.forwarded += 1;
             return true;
         }
-        let from = (self.number, address);
+        let origin = Origin { thread: self.number, address };
         match *request {
-            Request::MultiGet(keys) => match self.gather(keys, (header, checked), from) {
+            Request::MultiGet(keys) => match self.gather(keys, head, origin) {
                 Gathered::AllInMemory => {}
                 Gathered::Waits => return true,
                 Gathered::Whole(gathering) => {
@@ -340,7 +342,7 @@ impl Worker {
             },
             _ => {
                 if let Some(key) = self.key_below(request, *hash) {
-                    self.park((key, *hash), from, Parked::Light { checked }, frame);
+                    self.park(key, origin, Parked::Light { checked }, frame);
                     return true;
                 }
             }
@@ -348,24 +350,26 @@ impl Worker {
         let (shard, out) = (&mut self.shard, &mut self.out);
         match (request, &mut state.leases) {
             (Request::GetLease { key }, Some(leases)) => {
-                lease::answer_get(shard, leases, header, (key, *hash), checked, out);
+                let key = HashedKey { key, hash: *hash };
+                lease::answer_get(shard, leases, head, key, out);
             }
-            _ => light::answer(shard, header, request, *hash, checked, out),
+            _ => light::answer(shard, head, request, *hash, out),
         }
         false
     }
 
     /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.
-    fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<&'a [u8]> {
+    fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<HashedKey<'a>> {
         self.lower.as_ref()?;
         let replaces = matches!(request, Request::Set { mode: SetMode::Set, cas: 0, .. });
-        request.key().filter(|key| self.is_below((key, hash), replaces))
+        let key = HashedKey { key: request.key()?, hash };
+        self.is_below(key, replaces).then_some(key)
     }
 
     /// Has another thread's frame wait if it must; whether it does, or is answered already.
     pub(super) fn park_light_ask(
         &mut self,
-        (from, address): (usize, Address),
+        origin: Origin,
         frame: &[u8],
         checked: bool,
         answers: &mut Batch<Answer>,
@@ -374,17 +378,17 @@ impl Worker {
             return false;
         };
         if let Request::MultiGet(keys) = request {
-            match self.gather(keys, (&header, checked), (from, address)) {
+            match self.gather(keys, AnswerHead { header: &header, checked }, origin) {
                 Gathered::AllInMemory => return false,
                 Gathered::Waits => {}
                 Gathered::Whole(gathering) => {
-                    answers.push(address, Answer::Bytes, |out| gathering.write(out));
+                    answers.push(origin.address, Answer::Bytes, |out| gathering.write(out));
                 }
             }
             return true;
         }
         let Some(key) = self.key_below(&request, hash) else { return false };
-        self.park((key, hash), (from, address), Parked::Light { checked }, frame);
+        self.park(key, origin, Parked::Light { checked }, frame);
         true
     }
 
@@ -401,7 +405,8 @@ impl Worker {
         let is_elsewhere = hello.shard != BROADCAST && wanted != self.number;
         if hello.version != VERSION || state.has_greeted || is_elsewhere && wanted >= shards {
             connection.client.phase = Phase::Closing;
-            return light::answer_status(header, Status::Unsupported, b"", true, &mut self.out);
+            let head = AnswerHead { header, checked: true };
+            return light::answer_status(head, Status::Unsupported, b"", &mut self.out);
         }
         if is_elsewhere {
             // That shard's thread reads this greeting again.
@@ -433,7 +438,7 @@ impl Worker {
         self.do_for_all(ask);
         let others = self.shared.shards() - 1;
         if others == 0 {
-            return light::answer_status(header, Status::Ok, b"", !state.unchecked, &mut self.out);
+            return light::answer_status(state.head(header), Status::Ok, b"", &mut self.out);
         }
         state.passed_on.push((*header, others));
         let ticket = Ticket(header.request.into());
@@ -447,7 +452,8 @@ impl Worker {
     pub(super) fn answer_passed_on(&mut self, frame: &[u8], checked: bool, out: &mut Vec<u8>) {
         match read_frame(frame, false) {
             Ok(it) if light::is_on_keys(it.header.opcode) => {
-                light::answer(&mut self.shard, &it.header, &it.request, it.hash, checked, out);
+                let head = AnswerHead { header: &it.header, checked };
+                light::answer(&mut self.shard, head, &it.request, it.hash, out);
             }
             _ => debug_assert!(false, "frames are checked before they are passed on"),
         }
@@ -472,7 +478,7 @@ impl Worker {
                 state.passed_on[at].1 -= 1;
                 if state.passed_on[at].1 == 0 {
                     let (header, _) = state.passed_on.swap_remove(at);
-                    light::answer_status(&header, Status::Ok, b"", !state.unchecked, &mut self.out);
+                    light::answer_status(state.head(&header), Status::Ok, b"", &mut self.out);
                 }
             }
         }

@@ -16,12 +16,13 @@ use rustix::event::epoll;
 use self::falling::{Below, StoreJudge, give};
 use super::far::shard::Reclaim;
 use super::gather::{GatheringId, Gatherings};
-use super::mailbox::{Address, Answer, Batch, GetKey};
+use super::mailbox::{Answer, Batch, GetKey, Origin};
 use super::serve::{GET_END, get_key};
 use super::worker::Worker;
 use farpool_kv_protocol::classic;
 use farpool_kv_store::Store;
-use farpool_kv_store::index::{Place, Tier};
+use farpool_kv_store::index::{ItemAt, Tier};
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::record::{self, Record};
 use farpool_kv_tier::far::Far;
 use farpool_kv_tier::flash::{self, Flash};
@@ -46,9 +47,7 @@ pub(super) enum Parked {
 
 #[derive(Debug)]
 struct ParkedRequest {
-    /// The thread that has the client.
-    from: usize,
-    address: Address,
+    origin: Origin,
     what: Parked,
     bytes: Vec<u8>,
 }
@@ -57,9 +56,9 @@ struct ParkedRequest {
 struct Waiting {
     key: Vec<u8>,
     /// Where its item is being read. What an earlier read brings, for which nobody waited any longer, is not it.
-    reading: Option<(Tier, Place)>,
+    reading: Option<ItemAt>,
     /// Places whose items turned out to be another key's.
-    tried: Vec<(Tier, Place)>,
+    tried: Vec<ItemAt>,
     requests: Vec<ParkedRequest>,
     /// When it was first seen waiting.
     since: Option<Instant>,
@@ -95,7 +94,7 @@ pub(super) struct Lower {
 
 impl Lower {
     /// Begins to read an item; it comes among the tier's outcomes.
-    fn read(&mut self, tier: Tier, place: Place, hash: u64) {
+    fn read(&mut self, ItemAt { tier, place }: ItemAt, hash: u64) {
         match (tier, &mut self.far, &mut self.flash) {
             (Tier::Far, Some(far), _) => far.read(place, hash),
             (Tier::Flash, _, Some(flash)) => flash.read(place, hash),
@@ -131,7 +130,7 @@ impl Lower {
     }
 
     /// Takes an item out whose place is known; a later process does not find it either.
-    fn remove(&mut self, store: &mut Store, hash: u64, (tier, place): (Tier, Place)) {
+    fn remove(&mut self, store: &mut Store, hash: u64, ItemAt { tier, place }: ItemAt) {
         store.remove_lower(hash, tier, place);
         if let (Tier::Flash, Some(flash)) = (tier, &mut self.flash) {
             flash.forget(place);
@@ -170,14 +169,18 @@ impl Lower {
 
 /// Whether a request reads and changes nothing.
 const fn is_plain(request: &ParkedRequest) -> bool {
-    matches!(request.what, Parked::GetKey(GetKey { touch: None, .. }) | Parked::Part { .. })
+    match request.what {
+        Parked::GetKey(read) => read.flags.touch.is_none(),
+        Parked::Part { .. } => true,
+        Parked::Request | Parked::Light { .. } => false,
+    }
 }
 
 impl Worker {
     /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever there is waits
     /// only for others that wait for the key.
     #[inline]
-    pub(super) fn is_below(&self, (key, hash): (&[u8], u64), replaces: bool) -> bool {
+    pub(super) fn is_below(&self, HashedKey { key, hash }: HashedKey<'_>, replaces: bool) -> bool {
         let Some(lower) = &self.lower else { return false };
         if replaces {
             return lower.waiting.contains_key(&hash);
@@ -187,14 +190,14 @@ impl Worker {
         }
         lower.waiting.contains_key(&hash)
             || !self.shard.store.is_in_memory(key, hash)
-                && self.shard.store.lower_entry(hash, |_, _| true).is_some()
+                && self.shard.store.lower_entry(hash, |_| true).is_some()
     }
 
     /// Has a request wait. The caller has found that the key is below.
     pub(super) fn park(
         &mut self,
-        (key, hash): (&[u8], u64),
-        (from, address): (usize, Address),
+        HashedKey { key, hash }: HashedKey<'_>,
+        origin: Origin,
         what: Parked,
         bytes: &[u8],
     ) {
@@ -206,12 +209,12 @@ impl Worker {
             requests: Vec::new(),
             since: None,
         });
-        waiting.requests.push(ParkedRequest { from, address, what, bytes: bytes.to_vec() });
+        waiting.requests.push(ParkedRequest { origin, what, bytes: bytes.to_vec() });
         if waiting.requests.len() == 1
-            && let Some(entry) = self.shard.store.lower_entry(hash, |_, _| true)
+            && let Some(entry) = self.shard.store.lower_entry(hash, |_| true)
         {
-            waiting.reading = Some((entry.tier(), entry.place()));
-            lower.read(entry.tier(), entry.place(), hash);
+            waiting.reading = Some(entry.item_at());
+            lower.read(entry.item_at(), hash);
         }
     }
 
@@ -281,7 +284,7 @@ impl Worker {
                     }
                     Outcome::Gone | Outcome::Failed => None,
                 };
-                self.take_read(hash, (tier, place), record, &mut own);
+                self.take_read(hash, ItemAt { tier, place }, record, &mut own);
             }
             match (tier, &mut self.lower) {
                 (Tier::Far, Some(Lower { far: Some(far), .. })) => far.return_outcomes(outcomes),
@@ -341,54 +344,52 @@ impl Worker {
     fn take_read(
         &mut self,
         hash: u64,
-        (tier, place): (Tier, Place),
+        at: ItemAt,
         found: Option<Record<'_>>,
         own: &mut Batch<Answer>,
     ) {
         let Some(lower) = &mut self.lower else { return };
         // Who asked for what an earlier read brings was answered long ago, and it may be out of date.
-        let is_asked = |it: &Waiting| it.reading == Some((tier, place));
+        let is_asked = |it: &Waiting| it.reading == Some(at);
         if !lower.waiting.get(&hash).is_some_and(is_asked) {
             return;
         }
         let Some(mut waiting) = lower.waiting.remove(&hash) else { return };
         match found {
             Some(record) if record.hash == hash && record.item.key() == waiting.key => {
-                self.take_record((tier, place), &record, waiting, own);
+                self.take_record(at, &record, waiting, own);
                 return;
             }
             // Another key with the same tag.
-            Some(_) => waiting.tried.push((tier, place)),
-            None => lower.remove(&mut self.shard.store, hash, (tier, place)),
+            Some(_) => waiting.tried.push(at),
+            None => lower.remove(&mut self.shard.store, hash, at),
         }
-        let next = self
-            .shard
-            .store
-            .lower_entry(hash, |tier, place| !waiting.tried.contains(&(tier, place)));
+        let next = self.shard.store.lower_entry(hash, |at| !waiting.tried.contains(&at));
         match (next, &mut self.lower) {
             (Some(entry), Some(lower)) if !self.shard.store.is_in_memory(&waiting.key, hash) => {
-                waiting.reading = Some((entry.tier(), entry.place()));
-                lower.read(entry.tier(), entry.place(), hash);
+                waiting.reading = Some(entry.item_at());
+                lower.read(entry.item_at(), hash);
                 lower.waiting.insert(hash, waiting);
             }
-            _ => self.execute_parked(hash, &waiting.key, waiting.requests, own),
+            _ => self.execute_parked(HashedKey { key: &waiting.key, hash }, waiting.requests, own),
         }
     }
 
     /// The item has come: answers from it, or brings it back first.
     fn take_record(
         &mut self,
-        (tier, place): (Tier, Place),
+        at: ItemAt,
         record: &Record<'_>,
         waiting: Waiting,
         own: &mut Batch<Answer>,
     ) {
         let Waiting { key, mut requests, .. } = waiting;
         let hash = record.hash;
-        let hits_before = self.shard.store.hit_lower(hash, tier, place);
+        let hashed = HashedKey { key: &key, hash };
+        let hits_before = self.shard.store.hit_lower(hash, at.tier, at.place);
         if !self.shard.store.is_live(record) {
-            self.remove_below(hash, (tier, place));
-            return self.execute_parked(hash, &key, requests, own);
+            self.remove_below(hash, at);
+            return self.execute_parked(hashed, requests, own);
         }
         let stays = match hits_before {
             // Overwritten or deleted since: who asked before that gets what was there then.
@@ -403,28 +404,28 @@ impl Worker {
             self.shard.observe_read_below(hash, &record.item);
             self.answer_from_record(&first, record, own);
             if let Some(lower) = &mut self.lower {
-                lower.answers(tier).served += 1;
+                lower.answers(at.tier).served += 1;
             }
         } else if hits_before.is_some() {
             if self.shard.store.promote(record).is_err() {
-                self.remove_below(hash, (tier, place));
+                self.remove_below(hash, at);
             }
             self.settle_victims();
             if let Some(lower) = &mut self.lower {
-                lower.answers(tier).promoted += 1;
+                lower.answers(at.tier).promoted += 1;
             }
         }
         if requests.is_empty() {
             return;
         }
         // The item may be below again, at another place.
-        if self.is_below((&key, hash), false) {
+        if self.is_below(hashed, false) {
             for it in requests {
-                self.park((&key, hash), (it.from, it.address), it.what, &it.bytes);
+                self.park(hashed, it.origin, it.what, &it.bytes);
             }
             return;
         }
-        self.execute_parked(hash, &key, requests, own);
+        self.execute_parked(hashed, requests, own);
     }
 
     /// Answers a plain read with what came.
@@ -438,8 +439,8 @@ impl Worker {
         let cas = item.wide_cas().unwrap_or(record.stored_as);
         match request.what {
             Parked::GetKey(read) => {
-                self.reply((request.from, request.address), own, |_, out| {
-                    classic::push_item(item.key(), item, read.with_cas.then_some(cas), out);
+                self.reply(request.origin, own, |_, out| {
+                    classic::push_item(item.key(), item, read.flags.with_cas.then_some(cas), out);
                     if read.is_last {
                         out.extend_from_slice(GET_END);
                     }
@@ -458,7 +459,7 @@ impl Worker {
         }
     }
 
-    fn remove_below(&mut self, hash: u64, at: (Tier, Place)) {
+    fn remove_below(&mut self, hash: u64, at: ItemAt) {
         if let Some(lower) = &mut self.lower {
             lower.remove(&mut self.shard.store, hash, at);
         }
@@ -474,24 +475,23 @@ impl Worker {
             self.shard.store.forget_lower(hash);
             self.settle_victims();
         }
-        self.execute_parked(hash, &waiting.key, waiting.requests, own);
+        self.execute_parked(HashedKey { key: &waiting.key, hash }, waiting.requests, own);
     }
 
     /// Answers requests by what memory has now.
     fn execute_parked(
         &mut self,
-        hash: u64,
-        key: &[u8],
+        key: HashedKey<'_>,
         requests: Vec<ParkedRequest>,
         own: &mut Batch<Answer>,
     ) {
         for request in requests {
             if let Parked::Part { gathering, index } = request.what {
-                self.execute_part((key, hash), (gathering, index), own);
+                self.execute_part(key, (gathering, index), own);
                 continue;
             }
-            self.reply((request.from, request.address), own, |worker, out| match request.what {
-                Parked::GetKey(read) => get_key(&mut worker.shard, (key, hash), read, out),
+            self.reply(request.origin, own, |worker, out| match request.what {
+                Parked::GetKey(read) => get_key(&mut worker.shard, key, read, out),
                 Parked::Request => worker.answer_forwarded(&request.bytes, out),
                 Parked::Light { checked } => worker.answer_passed_on(&request.bytes, checked, out),
                 Parked::Part { .. } => {}
@@ -502,16 +502,16 @@ impl Worker {
 
     pub(super) fn reply(
         &mut self,
-        (from, address): (usize, Address),
+        Origin { thread, address }: Origin,
         own: &mut Batch<Answer>,
         write: impl FnOnce(&mut Self, &mut Vec<u8>),
     ) {
-        if from == self.number {
+        if thread == self.number {
             own.push(address, Answer::Bytes, |out| write(self, out));
             return;
         }
-        let mut answers = std::mem::take(&mut self.answers[from]);
+        let mut answers = std::mem::take(&mut self.answers[thread]);
         answers.push(address, Answer::Bytes, |out| write(self, out));
-        self.answers[from] = answers;
+        self.answers[thread] = answers;
     }
 }

@@ -16,7 +16,7 @@ use super::far::shard::FarOrder;
 use super::merge::PartNumber;
 use super::report::ShardReport;
 use super::watch::Told;
-use farpool_kv_protocol::command::StoreMode;
+use farpool_kv_protocol::command::{ReadFlags, StoreMode};
 
 /// What a batch keeps for its next use, at most: entries, and bytes of requests or replies.
 const KEPT_ENTRIES: usize = 4096;
@@ -31,11 +31,17 @@ pub struct Address {
     pub ticket: Ticket,
 }
 
+/// Who asks: the thread that has the client, and where there the answer goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin {
+    pub thread: usize,
+    pub address: Address,
+}
+
 /// How one key of a `get` is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GetKey {
-    pub with_cas: bool,
-    pub touch: Option<i32>,
+    pub flags: ReadFlags,
     /// It is the last key of its line.
     pub is_last: bool,
 }
@@ -57,7 +63,7 @@ pub enum Ask {
     /// One key of a `get`: its bytes are the key. With the last key the reply ends, too.
     GetKey { hash: u64, read: GetKey },
     /// Some keys of a `get`: its bytes are the keys ([`super::merge::read_keys`]).
-    GetKeys { part: PartNumber, with_cas: bool, touch: Option<i32> },
+    GetKeys { part: PartNumber, flags: ReadFlags },
     /// A classic command that stores: its bytes are the key and the data.
     Store { hash: u64, store: StoreHead },
     /// Any other request on one key: its bytes are the request, data included.

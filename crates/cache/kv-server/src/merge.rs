@@ -1,6 +1,7 @@
 //! The reply to keys of one `get` that several shards have: what this thread's shard made, and where in it the parts of others
 //! belong. Asking for such keys one by one would cost more than looking them up. No I/O here.
 
+use farpool_kv_store::key::HashedKey;
 use smallvec::SmallVec;
 
 /// Keys that are asked for together, over all shards: as many as are looked at together.
@@ -143,19 +144,19 @@ impl<'a> PartReplies<'a> {
 }
 
 /// Appends a key to what a shard is asked for: its hash, its length, its bytes.
-pub fn push_key((key, hash): (&[u8], u64), out: &mut Vec<u8>) {
+pub fn push_key(HashedKey { key, hash }: HashedKey<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&hash.to_le_bytes());
     out.push(u8::try_from(key.len()).expect("the parser refuses longer keys"));
     out.extend_from_slice(key);
 }
 
 /// The keys that a shard is asked for, with their hashes.
-pub fn read_keys(mut bytes: &[u8]) -> SmallVec<[(&[u8], u64); KEYS_MAX]> {
+pub fn read_keys(mut bytes: &[u8]) -> SmallVec<[HashedKey<'_>; KEYS_MAX]> {
     let mut keys = SmallVec::new();
     while let Some((hash, rest)) = bytes.split_first_chunk() {
         let Some((&length, rest)) = rest.split_first() else { break };
         let Some((key, rest)) = rest.split_at_checked(usize::from(length)) else { break };
-        keys.push((key, u64::from_le_bytes(*hash)));
+        keys.push(HashedKey { key, hash: u64::from_le_bytes(*hash) });
         bytes = rest;
     }
     keys
@@ -216,8 +217,11 @@ mod tests {
         #[test]
         fn keys_come_as_they_were_asked(keys in prop::collection::vec((prop::collection::vec(any::<u8>(), 1..251), any::<u64>()), 0..KEYS_MAX)) {
             let mut bytes = Vec::new();
-            keys.iter().for_each(|(key, hash)| push_key((key, *hash), &mut bytes));
-            let read: Vec<(Vec<u8>, u64)> = read_keys(&bytes).into_iter().map(|(key, hash)| (key.to_vec(), hash)).collect();
+            for (key, hash) in &keys {
+                push_key(HashedKey { key, hash: *hash }, &mut bytes);
+            }
+            let read = read_keys(&bytes).into_iter().map(|it| (it.key.to_vec(), it.hash));
+            let read: Vec<(Vec<u8>, u64)> = read.collect();
             prop_assert_eq!(read, keys);
         }
     }

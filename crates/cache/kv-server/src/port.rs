@@ -43,12 +43,12 @@ impl Worker {
         header: &Header,
         sizes: RingSizes,
     ) {
-        let checked = !state.unchecked;
+        let head = state.head(header);
         let mut reply = Vec::new();
         let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
         reply.extend_from_slice(&exactly::<u32, _>(sizes.request_bytes).to_le_bytes());
         reply.extend_from_slice(&exactly::<u32, _>(sizes.answer_bytes).to_le_bytes());
-        finish(&mut reply, start, checked);
+        finish(&mut reply, start, head.checked);
         // What is ready goes first; only then do descriptors travel with their own bytes.
         let shared = self.send(connection)
             && connection.client.unsent.is_empty()
@@ -61,7 +61,7 @@ impl Worker {
                 .map(|port| state.port = Some(port))
                 .is_ok();
         if !shared {
-            light::answer_status(header, Status::Unsupported, b"", checked, &mut self.out);
+            light::answer_status(head, Status::Unsupported, b"", &mut self.out);
         }
     }
 

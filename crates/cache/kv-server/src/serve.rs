@@ -10,17 +10,18 @@ use super::auth::{Attempt, attempt};
 use super::connection::{Client, Phase, Resume};
 use super::dump;
 use super::lower::Parked;
-use super::mailbox::{Address, Ask, GetKey, StoreHead};
+use super::mailbox::{Ask, GetKey, Origin, StoreHead};
 use super::merge::{Merge, push_key};
 use super::sockets::{Connection, ConnectionId, OUT_BYTES_MAX};
 use super::worker::Worker;
 use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_kv_protocol::classic::{self, Change, GetProgress};
-use farpool_kv_protocol::command::StoreMode;
+use farpool_kv_protocol::command::{ReadFlags, StoreMode};
 use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::{push_line, push_unless};
 use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, scan};
 use farpool_kv_protocol::token::split;
+use farpool_kv_store::key::HashedKey;
 
 /// Requests that are looked at together.
 pub(super) const BATCH: usize = 32;
@@ -196,8 +197,8 @@ impl Worker {
 
     fn answer(&mut self, client: &mut Client, id: ConnectionId, planned: &Planned<'_>) -> Next {
         match planned.request {
-            Request::Keys(KeyRequest::Get { keys, with_cas, touch }) => {
-                return self.answer_get(client, id, keys, (with_cas, touch));
+            Request::Keys(KeyRequest::Get { keys, flags }) => {
+                return self.answer_get(client, id, keys, flags);
             }
             Request::Keys(request) => self.answer_keys(client, id, &request, planned),
             Request::Refused { reply, quiet } => push_unless(&mut self.out, quiet, reply),
@@ -235,24 +236,19 @@ impl Worker {
         client: &mut Client,
         id: ConnectionId,
         keys: &[u8],
-        (with_cas, touch): (bool, Option<i32>),
+        flags: ReadFlags,
     ) -> Next {
         let start = client.resume.take().map_or(0, |resume| resume.done_bytes);
         if self.shared.shards() == 1 && self.lower.is_none() {
             let mut out = std::mem::take(&mut self.out);
-            let progress = classic::get_many(
-                &mut self.shard,
-                &keys[start..],
-                (with_cas, touch),
-                &mut out,
-                OUT_BYTES_MAX,
-            );
+            let progress =
+                classic::get_many(&mut self.shard, &keys[start..], flags, &mut out, OUT_BYTES_MAX);
             self.out = out;
             let GetProgress::Stopped { done_bytes } = progress else { return Next::Request };
             client.resume = Some(Resume { done_bytes: start + done_bytes });
             return Next::Rest;
         }
-        self.answer_get_mixed(client, id, (keys, start), (with_cas, touch))
+        self.answer_get_mixed(client, id, (keys, start), flags)
     }
 
     /// Answers a `get` whose keys may belong to other shards or lie in lower tiers, from byte `start` on.
@@ -261,30 +257,30 @@ impl Worker {
         client: &mut Client,
         id: ConnectionId,
         (keys, start): (&[u8], usize),
-        (with_cas, touch): (bool, Option<i32>),
+        flags: ReadFlags,
     ) -> Next {
         let mut words = split(&keys[start..]).peekable();
-        let mut ahead: [(&[u8], u64); BATCH] = [(b"", 0); BATCH];
+        let mut ahead = [HashedKey::default(); BATCH];
         while words.peek().is_some() {
             let mut count = 0;
             for (slot, key) in ahead.iter_mut().zip(std::iter::from_fn(|| words.next())) {
-                *slot = (key, hash_key(key));
-                if self.owns(slot.1) {
-                    self.shard.store.prefetch_entry(slot.1);
+                *slot = HashedKey::of(key);
+                if self.owns(slot.hash) {
+                    self.shard.store.prefetch_entry(slot.hash);
                 }
                 count += 1;
             }
             let ahead = &ahead[..count];
             if count > 1 {
-                ahead.iter().for_each(|&(_, hash)| self.prefetch_own_item(hash));
+                ahead.iter().for_each(|it| self.prefetch_own_item(it.hash));
             }
-            let read = GetKey { with_cas, touch, is_last: words.peek().is_none() };
+            let read = GetKey { flags, is_last: words.peek().is_none() };
             let done = if self.is_merged(ahead) {
                 self.merge_keys(client, id, ahead, read)
             } else {
                 self.answer_get_keys(client, id, ahead, read)
             };
-            if let Some((key, _)) = ahead.get(done) {
+            if let Some(HashedKey { key, .. }) = ahead.get(done) {
                 let done_bytes = key.as_ptr() as usize - keys.as_ptr() as usize;
                 client.resume = Some(Resume { done_bytes });
                 return Next::Rest;
@@ -294,8 +290,8 @@ impl Worker {
     }
 
     /// Whether other shards are asked for their keys of these all at once.
-    fn is_merged(&self, keys: &[(&[u8], u64)]) -> bool {
-        self.lower.is_none() && keys.len() > 1 && keys.iter().any(|it| !self.owns(it.1))
+    fn is_merged(&self, keys: &[HashedKey<'_>]) -> bool {
+        self.lower.is_none() && keys.len() > 1 && keys.iter().any(|it| !self.owns(it.hash))
     }
 
     /// Answers keys of a `get` one by one, or has them answered; how many there was room for. `read` is for the last.
@@ -303,7 +299,7 @@ impl Worker {
         &mut self,
         client: &mut Client,
         id: ConnectionId,
-        keys: &[(&[u8], u64)],
+        keys: &[HashedKey<'_>],
         read: GetKey,
     ) -> usize {
         for (number, &key) in keys.iter().enumerate() {
@@ -321,26 +317,26 @@ impl Worker {
         &mut self,
         client: &mut Client,
         id: ConnectionId,
-        keys: &[(&[u8], u64)],
+        keys: &[HashedKey<'_>],
         read: GetKey,
     ) -> usize {
         self.push_ready(client);
         let before = client.replies.ready_mut().len();
         let (mut merge, shards) = (Merge::default(), self.shared.shards());
         let (mut done, mut own_bytes) = (0, 0);
-        for &(key, hash) in keys {
+        for &key in keys {
             if own_bytes >= OUT_BYTES_MAX || client.is_held_up_by(merge.keys()) {
                 break;
             }
             done += 1;
-            let owner = shard_of(hash, shards);
+            let owner = shard_of(key.hash, shards);
             if owner == self.number {
                 let (own, read) = (client.replies.ready_mut(), GetKey { is_last: false, ..read });
-                get_key(&mut self.shard, (key, hash), read, own);
+                get_key(&mut self.shard, key, read, own);
                 own_bytes = own.len() - before;
             } else {
                 merge.add(owner, own_bytes);
-                push_key((key, hash), &mut self.asks[owner].bytes);
+                push_key(key, &mut self.asks[owner].bytes);
             }
         }
         if read.is_last && done == keys.len() {
@@ -356,7 +352,7 @@ impl Worker {
         self.counts.forwarded += merge.keys() as u64;
         let address = id.address(client.replies.push_merged(merge));
         for (owner, part) in asked {
-            let ask = Ask::GetKeys { part, with_cas: read.with_cas, touch: read.touch };
+            let ask = Ask::GetKeys { part, flags: read.flags };
             // The keys are there already.
             self.asks[owner].push(address, ask, |_| {});
         }
@@ -369,19 +365,20 @@ impl Worker {
         &mut self,
         client: &mut Client,
         id: ConnectionId,
-        (key, hash): (&[u8], u64),
+        key: HashedKey<'_>,
         read: GetKey,
     ) {
-        let owner = shard_of(hash, self.shared.shards());
+        let owner = shard_of(key.hash, self.shared.shards());
         if owner != self.number {
-            return self.forward(client, id, owner, Ask::GetKey { hash, read }, [key, b""]);
+            let ask = Ask::GetKey { hash: key.hash, read };
+            return self.forward(client, id, owner, ask, [key.key, b""]);
         }
-        if self.is_below((key, hash), false) {
-            let address = self.await_slow(client, id);
-            return self.park((key, hash), (self.number, address), Parked::GetKey(read), b"");
+        if self.is_below(key, false) {
+            let origin = self.await_slow(client, id);
+            return self.park(key, origin, Parked::GetKey(read), b"");
         }
         let mut out = std::mem::take(&mut self.out);
-        get_key(&mut self.shard, (key, hash), read, &mut out);
+        get_key(&mut self.shard, key, read, &mut out);
         self.out = out;
     }
 
@@ -413,10 +410,11 @@ impl Worker {
         let key =
             prepared.as_ref().map_or_else(|| first_key(&planned.request), |it| Some(&it.key[..]));
         if let Some(key) = key
-            && self.is_below((key, hash), is_plain_set(request))
+            && let key = (HashedKey { key, hash })
+            && self.is_below(key, is_plain_set(request))
         {
-            let address = self.await_slow(client, id);
-            return self.park((key, hash), (self.number, address), Parked::Request, planned.bytes);
+            let origin = self.await_slow(client, id);
+            return self.park(key, origin, Parked::Request, planned.bytes);
         }
         match prepared {
             Some(prepared) => meta::execute(&mut self.shard, &prepared, &mut self.out),
@@ -432,9 +430,9 @@ impl Worker {
     }
 
     /// Keeps a place for a reply that takes its time.
-    pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Address {
+    pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Origin {
         self.push_ready(client);
-        id.address(client.replies.push_slow())
+        Origin { thread: self.number, address: id.address(client.replies.push_slow()) }
     }
 
     /// Asks another shard and keeps a place for its answer.
@@ -476,11 +474,11 @@ impl Worker {
 /// Appends what one key of a `get` is answered, and the end if it is the last.
 pub(super) fn get_key(
     shard: &mut farpool_kv_protocol::Shard,
-    key: (&[u8], u64),
+    key: HashedKey<'_>,
     read: GetKey,
     out: &mut Vec<u8>,
 ) {
-    classic::get_one(shard, key, read.with_cas, read.touch, out);
+    classic::get_one(shard, key, read.flags, out);
     if read.is_last {
         out.extend_from_slice(GET_END);
     }

@@ -65,6 +65,13 @@ impl Place {
     }
 }
 
+/// Where an item lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemAt {
+    pub tier: Tier,
+    pub place: Place,
+}
+
 /// What the index says of one item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry(u64);
@@ -88,6 +95,12 @@ impl Entry {
             2 => Tier::Far,
             _ => Tier::Flash,
         }
+    }
+
+    /// Place and tier.
+    #[must_use]
+    pub const fn item_at(self) -> ItemAt {
+        ItemAt { tier: self.tier(), place: self.place() }
     }
 
     #[must_use]

@@ -16,6 +16,7 @@ pub mod extents;
 pub mod ghost;
 pub mod index;
 pub mod item;
+pub mod key;
 pub mod lease;
 pub mod lower;
 pub mod mapping;

@@ -3,7 +3,7 @@
 //! Invariant: a key with an item in memory has no entry of a lower tier. So storing a new item takes out every lower entry
 //! that could be the key's; one that was another key's (their tags are equal) becomes a miss, never a wrong value.
 
-use super::index::{Entry, EntryAt, IndexFull, Place, Tier};
+use super::index::{Entry, EntryAt, IndexFull, ItemAt, Place, Tier};
 use super::item::{ItemParts, ItemView, mark};
 use super::{Found, Store, StoreError};
 use crate::record::{self, Record};
@@ -109,13 +109,8 @@ impl Store {
 
     /// The entry of a lower tier that may be the key's, of those that `accept` takes.
     #[must_use]
-    pub fn lower_entry(
-        &self,
-        hash: u64,
-        mut accept: impl FnMut(Tier, Place) -> bool,
-    ) -> Option<Entry> {
-        let found =
-            self.index.find(hash, |it| it.tier() != Tier::Memory && accept(it.tier(), it.place()));
+    pub fn lower_entry(&self, hash: u64, mut accept: impl FnMut(ItemAt) -> bool) -> Option<Entry> {
+        let found = self.index.find(hash, |it| it.tier() != Tier::Memory && accept(it.item_at()));
         found.map(|(_, entry)| entry)
     }
 

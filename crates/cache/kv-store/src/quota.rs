@@ -10,6 +10,7 @@ use std::collections::{HashSet, VecDeque};
 use farpool_units::exactly;
 
 use super::index::{Entry, Place, Tier};
+use super::key::HashedKey;
 use super::{Found, Store, StoreError};
 
 /// Items that get another round before one must go whatever was read: it bounds the work for one insertion.
@@ -104,7 +105,7 @@ impl Store {
             return Ok(());
         }
         match self.quotas.number_of(key) {
-            Some(number) => self.make_room_in(number, (key, hash), footprint as u64),
+            Some(number) => self.make_room_in(number, HashedKey { key, hash }, footprint as u64),
             None => Ok(()),
         }
     }
@@ -112,7 +113,7 @@ impl Store {
     fn make_room_in(
         &mut self,
         number: usize,
-        (key, hash): (&[u8], u64),
+        HashedKey { key, hash }: HashedKey<'_>,
         footprint: u64,
     ) -> Result<(), StoreError> {
         let old = self.entry_of(key, hash).map(|(_, entry)| entry.place());

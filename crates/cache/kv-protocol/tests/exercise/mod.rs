@@ -144,11 +144,11 @@ pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
 
 fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
     match *request {
-        Request::Keys(KeyRequest::Get { keys, with_cas, touch }) => {
+        Request::Keys(KeyRequest::Get { keys, flags }) => {
             let mut rest = keys;
             for _ in 0..PARTS_MAX {
                 out.clear();
-                match classic::get_many(shard, rest, (with_cas, touch), out, OUT_BYTES_MAX) {
+                match classic::get_many(shard, rest, flags, out, OUT_BYTES_MAX) {
                     GetProgress::Done => return,
                     GetProgress::Stopped { done_bytes } => rest = &rest[done_bytes..],
                 }

@@ -9,8 +9,10 @@ use farpool_keyvault::message::{
     Hello, Item, LeasedItem, LeasesGranted, MaybeLeased, Request, read_found, read_numbers,
 };
 use farpool_keyvault::owner::hash_key;
+use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::lease::{self, LeaseTable};
-use farpool_kv_protocol::{Shard, light};
+use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::lease::LeasesHeld;
 use farpool_policy::CacheKind;
 
@@ -26,10 +28,11 @@ struct Leasing {
 impl Leasing {
     fn answer(&mut self, shard: &mut Shard, header: &Header, request: &Request<'_>) -> Vec<u8> {
         let (table, mut out) = (&mut self.table, Vec::new());
+        let head = AnswerHead { header, checked: true };
         let hash = request.key().map_or(0, hash_key);
         match *request {
             Request::GetLease { key } => {
-                lease::answer_get(shard, table, header, (key, hash), true, &mut out);
+                lease::answer_get(shard, table, head, HashedKey { key, hash }, &mut out);
                 if let Some(MaybeLeased::Lease(it)) = MaybeLeased::read(&out[HEADER_BYTES..]) {
                     let found = shard.store.find(key, hash).expect("it was leased just now");
                     let value = shard.store.view(found).value().to_vec();
@@ -37,10 +40,10 @@ impl Leasing {
                 }
             }
             Request::Release(ids) => {
-                lease::answer_release(shard, table, header, ids, true, &mut out);
+                lease::answer_release(shard, table, head, ids, &mut out);
                 ids.iter().for_each(|id| drop(self.kept.remove(&id)));
             }
-            _ => light::answer(shard, header, request, hash, true, &mut out),
+            _ => light::answer(shard, head, request, hash, &mut out),
         }
         out
     }
