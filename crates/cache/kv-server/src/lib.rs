@@ -1,27 +1,14 @@
 //! The server: listens, hands clients round to its threads, ends cleanly.
 
-mod admin;
-mod asks;
-pub mod auth;
-mod connection;
-mod conns;
-mod dump;
-mod far;
-mod flash;
-mod gather;
+mod below;
+mod clients;
+mod duties;
 pub mod heap;
-mod lease;
-pub mod light;
-mod lower;
-mod mailbox;
-mod merge;
-mod metrics;
-mod port;
-mod report;
-mod serve;
+mod keyvault;
+mod mail;
+mod me;
 mod settings;
-mod sockets;
-mod stats;
+mod text;
 mod watch;
 mod worker;
 
@@ -40,13 +27,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-pub use far::FarError;
+pub use below::far::FarError;
+pub use clients::auth;
 pub use farpool_kv_tier::flash::{Books, FlashError, FlashFile, FlashSettings};
-use mailbox::{Message, Protocol};
 pub use settings::{
     FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
 };
 pub use worker::{Worker, WorkerError};
+
+use below::far::Keeper;
+use mail::mailbox::{Message, Protocol};
+use watch::{conns, metrics};
 
 /// The most threads: each has a shard, and KeyVault's frames have 12 bits for the number of one,
 /// of which the last stands for any.
@@ -92,7 +83,7 @@ pub struct Server {
     addresses: Vec<SocketAddr>,
     socket_paths: Vec<PathBuf>,
     workers: Vec<Worker>,
-    far: Option<far::Keeper>,
+    far: Option<Keeper>,
     flash: Option<FlashFile>,
     metrics: Option<(TcpListener, SocketAddr)>,
 }
@@ -147,13 +138,13 @@ impl Server {
             .map(|number| Worker::new(Arc::clone(&shared), number))
             .collect::<Result<Vec<_>, _>>()?;
         let far = shared.settings.far.as_ref();
-        let far = far.map(|settings| far::Keeper::start(&shared, settings)).transpose()?;
+        let far = far.map(|settings| Keeper::start(&shared, settings)).transpose()?;
         if far.is_some() {
             workers.iter_mut().for_each(Worker::add_far);
         }
         let flash = shared.settings.flash.as_ref();
         let flash = flash
-            .map(|settings| flash::attach(settings, &mut workers, start_unix_s))
+            .map(|settings| below::flash::attach(settings, &mut workers, start_unix_s))
             .transpose()?;
         let socket_paths = socket_path.into_iter().chain(keyvault_path).collect();
         Ok(Self { shared, listeners, addresses, socket_paths, workers, far, flash, metrics })
@@ -195,7 +186,7 @@ impl Server {
         if let Some((listener, _)) = self.metrics.take() {
             metrics::serve(listener, Arc::clone(&self.shared))?;
         }
-        let far = self.far.take().map(far::Keeper::run).transpose()?;
+        let far = self.far.take().map(Keeper::run).transpose()?;
         let accepted = self.accept_until_stopped().and_then(|()| self.drain());
         for mailbox in &self.shared.mailboxes {
             mailbox.put(Message::Stop);

@@ -9,10 +9,10 @@ use std::time::Duration;
 use farpool_policy::CacheKind;
 use rustix::event::EventfdFlags;
 
-use super::auth::Credentials;
-use super::mailbox::Mailbox;
-use super::report::ShardReport;
-use super::watch::Watchers;
+use crate::clients::auth::Credentials;
+use crate::mail::mailbox::Mailbox;
+use crate::watch::report::ShardReport;
+use crate::watch::watchers::Watchers;
 use farpool_kv_store::observe::Observed;
 use farpool_kv_store::quota::QuotaReport;
 use farpool_kv_tier::flash::FlashSettings;
@@ -165,16 +165,16 @@ pub struct Shared {
     pub settings: Settings,
     pub mailboxes: Vec<Mailbox>,
     /// What each thread did and has, left there once a second.
-    pub(super) reports: Vec<Mutex<ShardReport>>,
+    pub(crate) reports: Vec<Mutex<ShardReport>>,
     /// What each thread's observer told last.
-    pub(super) observed: Vec<Mutex<Observed>>,
+    pub(crate) observed: Vec<Mutex<Observed>>,
     pub start_unix_s: i64,
     /// Where the server listens, as `stats conns` tells it.
-    pub(super) listeners: OnceLock<String>,
+    pub(crate) listeners: OnceLock<String>,
     pub verbosity: AtomicU32,
     /// Whether commands are counted by prefix now.
     pub counts_prefixes: AtomicBool,
-    pub(super) watchers: Watchers,
+    pub(crate) watchers: Watchers,
     pub connections: AtomicU64,
     pub total_connections: AtomicU64,
     pub rejected_connections: AtomicU64,
@@ -225,13 +225,13 @@ impl Shared {
     }
 
     /// What each thread's observer told last.
-    pub(super) fn observed_by_all(&self) -> Vec<Observed> {
+    pub(crate) fn observed_by_all(&self) -> Vec<Observed> {
         let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.observed.iter().map(read).collect()
     }
 
     /// What was written to far memory so far, as the shards told last.
-    pub(super) fn far_written_bytes(&self) -> u64 {
+    pub(crate) fn far_written_bytes(&self) -> u64 {
         let written = |it: &Mutex<ShardReport>| {
             it.lock().unwrap_or_else(PoisonError::into_inner).far.counts.bytes_written
         };
@@ -239,7 +239,7 @@ impl Shared {
     }
 
     /// What all shards' quotas are used for, in the order in which they hold.
-    pub(super) fn quotas(&self) -> Vec<QuotaReport> {
+    pub(crate) fn quotas(&self) -> Vec<QuotaReport> {
         let mut shards = self.observed_by_all().into_iter().map(|it| it.quotas);
         let mut sums = shards.next().unwrap_or_default();
         for shard in shards {

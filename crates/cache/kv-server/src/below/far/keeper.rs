@@ -1,0 +1,346 @@
+//! The thread that keeps far memory: renews leases, does what [`plan`](super::plan) decides, tells the shards.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_api::Place;
+use farpool_api::seats::PlaceKey;
+use farpool_api::tenant::{Tenant, best_address};
+use farpool_pool::{
+    Address, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError, RateLimit,
+    fresh_client,
+};
+use farpool_units::SUPERPAGE_BYTES;
+
+use super::news::News;
+use super::order::{FarOrder, Held};
+use super::plan::{Answer, Order, Plan, deal};
+use super::rack::{self, LEAVE_WAIT, ToRack};
+use super::{FarError, FarSettings, FarSource};
+use crate::mail::mailbox::Message;
+use crate::settings::Shared;
+use farpool_kv_tier::far::{GrantNumber, Share};
+
+/// How often the pool's leases are renewed at least.
+const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
+/// How often blades are looked at, and how often while something moves.
+const LOOK: Duration = Duration::from_millis(200);
+const BUSY_LOOK: Duration = Duration::from_millis(20);
+/// Emptying ends so long before the pool takes the memory back: what is left then has to be dropped, and reported.
+const DEADLINE_RESERVE: Duration = Duration::from_secs(2);
+/// And after so long in any case: whoever drains a node should not wait longer for a cache.
+const EMPTY_MAX: Duration = Duration::from_secs(60);
+
+/// One piece of far memory.
+#[derive(Debug)]
+struct Granted {
+    pool: Arc<Pool>,
+    held: Arc<Held>,
+    /// Superpages of each shard.
+    dealt: Vec<u64>,
+    bytes: u64,
+    /// Blades that were said to be lost.
+    known_lost: usize,
+    leaves: bool,
+}
+
+/// A server's far memory, before and after it runs.
+#[derive(Debug)]
+pub struct Keeper {
+    shared: Arc<Shared>,
+    settings: FarSettings,
+    granted: BTreeMap<GrantNumber, Granted>,
+    next_grant: u64,
+    rack: Option<(Plan, Option<Tenant>)>,
+    started: Instant,
+}
+
+/// A keeper that runs.
+#[derive(Debug)]
+pub struct Keeping {
+    news: Sender<News>,
+    thread: JoinHandle<()>,
+}
+
+impl Keeping {
+    /// Gives everything back, once nobody uses it any more.
+    pub fn end(self) {
+        // Gone already is as good.
+        let _ = self.news.send(News::End);
+        let _ = self.thread.join();
+    }
+}
+
+impl Keeper {
+    /// Connects to the blades of the settings and takes their memory; a pool is asked later.
+    pub fn start(shared: &Arc<Shared>, settings: &FarSettings) -> Result<Self, FarError> {
+        let mut keeper = Self {
+            shared: Arc::clone(shared),
+            settings: settings.clone(),
+            granted: BTreeMap::new(),
+            next_grant: 0,
+            rack: None,
+            started: Instant::now(),
+        };
+        shared.far.wanted_bytes.store(settings.bytes, Ordering::Relaxed);
+        match &settings.source {
+            FarSource::Blades(blades) => {
+                let specs = blades.iter().cloned().map(BladeSpec::from).collect();
+                keeper.connect(specs, whole_superpages(settings, shared.shards())?)?;
+            }
+            FarSource::Pool(options) => {
+                keeper.rack = Some((Plan::new(settings.bytes), Some(rack::tenant(options)?)));
+            }
+        }
+        Ok(keeper)
+    }
+
+    /// Keeps far memory in a thread of its own from now on.
+    pub fn run(mut self) -> std::io::Result<Keeping> {
+        let (news, heard) = channel();
+        let to_rack = match &mut self.rack {
+            Some((_, tenant)) => {
+                let (questions, asked) = channel();
+                let answers = news.clone();
+                let tenant = tenant.take();
+                let rate = match &self.settings.source {
+                    FarSource::Pool(options) => options.rate_bytes_per_s,
+                    FarSource::Blades(_) => None,
+                };
+                let talk = move || {
+                    if let Some(tenant) = tenant {
+                        rack::talk(tenant, rate, &asked, &answers);
+                    }
+                };
+                std::thread::Builder::new().name("kv-pool".into()).spawn(talk)?;
+                Some(questions)
+            }
+            None => None,
+        };
+        let keep = move || self.keep(&heard, to_rack.as_ref());
+        let thread = std::thread::Builder::new().name("kv-far".into()).spawn(keep)?;
+        Ok(Keeping { news, thread })
+    }
+
+    fn keep(mut self, heard: &Receiver<News>, to_rack: Option<&Sender<ToRack>>) {
+        let mut renewed = Instant::now();
+        loop {
+            self.ask(to_rack);
+            let leases = self.granted.values().map(|it| it.pool.lease()).min();
+            let pause = leases.map_or(KEEP_ALIVE_MAX, |lease| (lease / 3).min(KEEP_ALIVE_MAX));
+            let is_busy = self.granted.values().any(|it| it.leaves);
+            let look = if is_busy { BUSY_LOOK } else { LOOK };
+            match heard.recv_timeout(look.min(pause.saturating_sub(renewed.elapsed()))) {
+                Ok(News::Answer(answer)) => self.hear(answer),
+                Ok(News::End) => break,
+                Ok(News::Left) | Err(RecvTimeoutError::Timeout) => {}
+                // Whoever could end this is gone.
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.take_back();
+            self.look_for_losses();
+            if renewed.elapsed() >= pause {
+                renewed = Instant::now();
+                self.granted.values().for_each(|it| it.pool.keep_alive());
+            }
+        }
+        self.granted.values().for_each(|it| it.pool.goodbye());
+        if let Some(to_rack) = to_rack
+            && to_rack.send(ToRack::Leave).is_ok()
+        {
+            let until = Instant::now() + LEAVE_WAIT;
+            while let Some(left) = until.checked_duration_since(Instant::now())
+                && matches!(heard.recv_timeout(left), Ok(News::Answer(_) | News::End))
+            {}
+        }
+    }
+
+    /// Asks the pool the next question, if it is time for one.
+    fn ask(&mut self, to_rack: Option<&Sender<ToRack>>) {
+        let used_bytes = self.used_bytes();
+        let now = self.started.elapsed();
+        let Some(((plan, _), to_rack)) = self.rack.as_mut().zip(to_rack) else { return };
+        if let Some(question) = plan.question(now, used_bytes) {
+            // A thread that is gone answers nothing: far memory stays as it is.
+            let _ = to_rack.send(ToRack::Ask(question));
+        }
+        for text in plan.take_messages() {
+            tracing::warn!("{text}");
+        }
+    }
+
+    /// What holds data, at most: a cache fills what it has.
+    fn used_bytes(&self) -> u64 {
+        let granted = self.granted.values().map(|it| it.bytes).sum();
+        self.shared.far_written_bytes().min(granted)
+    }
+
+    fn hear(&mut self, answer: Answer) {
+        let now = self.started.elapsed();
+        let Some((plan, _)) = &mut self.rack else { return };
+        let orders = plan.take(answer, now);
+        self.carry_out(orders);
+    }
+
+    fn carry_out(&mut self, orders: Vec<Order>) {
+        for order in orders {
+            match order {
+                Order::Take { key, place } => self.take(key, &place),
+                Order::Empty { grant, within } => self.empty(grant, within),
+                Order::Drop { grant } => self.drop_lost(grant),
+            }
+        }
+    }
+
+    fn empty(&mut self, grant: GrantNumber, within: Option<Duration>) {
+        let within = within.map_or(EMPTY_MAX, |it| it.saturating_sub(DEADLINE_RESERVE));
+        let within = within.min(EMPTY_MAX);
+        let until = Instant::now() + within;
+        tracing::info!(grant = grant.0, ?within, "far memory has to be given back");
+        // It can come again with an earlier deadline.
+        let is_new = self.granted.get(&grant).is_some_and(|it| !it.leaves);
+        self.shared.far.reclaims.fetch_add(u64::from(is_new), Ordering::Relaxed);
+        self.leave(grant, || FarOrder::Empty { grant, until });
+    }
+
+    fn drop_lost(&mut self, grant: GrantNumber) {
+        tracing::warn!(grant = grant.0, "far memory is gone: its items are misses now");
+        self.shared.far.lost_grants.fetch_add(1, Ordering::Relaxed);
+        self.leave(grant, || FarOrder::Drop { grant, is_lost: true });
+    }
+
+    fn leave(&mut self, grant: GrantNumber, order: impl Fn() -> FarOrder) {
+        let Some(granted) = self.granted.get_mut(&grant) else { return };
+        if !std::mem::replace(&mut granted.leaves, true) {
+            self.shared.far.granted_bytes.fetch_sub(granted.bytes, Ordering::Relaxed);
+            self.shared.far.leaving_bytes.fetch_add(granted.bytes, Ordering::Relaxed);
+        }
+        self.shared.mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Far(order())));
+    }
+
+    fn take(&mut self, key: PlaceKey, place: &Place) {
+        let taken = self.blade_of(key, place).and_then(|spec| {
+            let superpages = u32::try_from(place.bytes / SUPERPAGE_BYTES)
+                .map_err(|_| FarError::TooLarge { bytes: place.bytes })?;
+            self.connect(vec![spec], superpages)
+        });
+        let now = self.started.elapsed();
+        let Some((plan, _)) = &mut self.rack else { return };
+        match taken {
+            Ok(grant) => {
+                plan.taken(key, grant);
+                let (node, bytes) = (&place.node, place.bytes);
+                tracing::info!(node, bytes, grant = grant.0, "far memory has come");
+            }
+            Err(error) => plan.not_taken(key, &place.node, &error.to_string(), now),
+        }
+    }
+
+    fn blade_of(&self, (_, epoch): PlaceKey, place: &Place) -> Result<BladeSpec, FarError> {
+        let nowhere = || FarError::Address { addresses: place.addresses.join(", ") };
+        let address: Address = best_address(place).ok_or_else(nowhere)?;
+        let rates = [place.read_bytes_per_s, place.write_bytes_per_s].map(RateLimit::paced);
+        Ok(BladeSpec {
+            address,
+            grant: place.key.map(|key| Grant { key: GrantKey(key.0), epoch }),
+            limits: Some(Arc::new(ClientLimits::new(rates[0], rates[1]))),
+        })
+    }
+
+    /// Connects to blades that give one piece of far memory, and deals its superpages out to the shards.
+    fn connect(
+        &mut self,
+        blades: Vec<BladeSpec>,
+        superpages: u32,
+    ) -> Result<GrantNumber, FarError> {
+        let pool = Pool::connect(PoolConfig {
+            blades,
+            client: fresh_client()?,
+            client_name: format!("kv:{}", std::process::id()),
+            quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
+            deadline: self.settings.deadline,
+            allow_remote_tcp: self.settings.allow_remote_tcp,
+            asks: None,
+        })?;
+        let segment = pool.create_segment()?;
+        (0..superpages).try_for_each(|superpage| pool.allocate_superpage(segment, superpage))?;
+        let pool = Arc::new(pool);
+        let mut have = vec![0; self.shared.shards()];
+        for granted in self.granted.values().filter(|it| !it.leaves) {
+            have.iter_mut().zip(&granted.dealt).for_each(|(have, dealt)| *have += dealt);
+        }
+        let grant = GrantNumber(self.next_grant);
+        self.next_grant += 1;
+        let dealt = deal(superpages, &have);
+        let lanes = dealt.iter().map(|_| pool.lane()).collect::<Result<Vec<_>, PoolError>>()?;
+        let held = Held::by(dealt.len());
+        let bytes = u64::from(superpages) * SUPERPAGE_BYTES;
+        let counts = dealt.iter().map(|it| it.len() as u64).collect();
+        for ((mailbox, lane), superpages) in self.shared.mailboxes.iter().zip(lanes).zip(dealt) {
+            let share = Share { grant, pool: Arc::clone(&pool), lane, segment, superpages };
+            let (share, held) = (Box::new(share), Arc::clone(&held));
+            mailbox.put(Message::Far(FarOrder::Take { share, held }));
+        }
+        self.shared.far.granted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let granted = Granted { pool, held, dealt: counts, bytes, known_lost: 0, leaves: false };
+        self.granted.insert(grant, granted);
+        Ok(grant)
+    }
+
+    /// Gives back what no shard has anything in any more.
+    fn take_back(&mut self) {
+        let free: Vec<GrantNumber> = self
+            .granted
+            .iter()
+            .filter(|(_, it)| it.leaves && it.held.is_free())
+            .map(|(grant, _)| *grant)
+            .collect();
+        for grant in free {
+            if let Some(granted) = self.granted.remove(&grant) {
+                self.shared.far.leaving_bytes.fetch_sub(granted.bytes, Ordering::Relaxed);
+                granted.pool.goodbye();
+            }
+            if let Some((plan, _)) = &mut self.rack {
+                plan.freed(grant);
+            }
+            tracing::info!(grant = grant.0, "far memory was given back");
+        }
+    }
+
+    /// Says once which blades were lost. What a pool granted is given up with its blade.
+    fn look_for_losses(&mut self) {
+        let now = self.started.elapsed();
+        let mut orders = Vec::new();
+        for (grant, granted) in &mut self.granted {
+            let lost = granted.pool.lost();
+            for blade in lost.iter().skip(granted.known_lost) {
+                tracing::error!(
+                    address = blade.address,
+                    reason = blade.reason,
+                    "a blade is lost: its items are misses now"
+                );
+            }
+            if lost.len() > granted.known_lost
+                && let Some((plan, _)) = &mut self.rack
+            {
+                orders.extend(plan.lost(*grant, now));
+            }
+            granted.known_lost = granted.known_lost.max(lost.len());
+        }
+        self.carry_out(orders);
+    }
+}
+
+/// What named blades give: the superpages of all shards together, as many for each.
+fn whole_superpages(settings: &FarSettings, shards: usize) -> Result<u32, FarError> {
+    let each = settings.bytes / SUPERPAGE_BYTES / shards as u64;
+    if each == 0 {
+        let least = SUPERPAGE_BYTES * shards as u64;
+        return Err(FarError::TooSmall { bytes: settings.bytes, shards, least });
+    }
+    u32::try_from(each * shards as u64).map_err(|_| FarError::TooLarge { bytes: settings.bytes })
+}

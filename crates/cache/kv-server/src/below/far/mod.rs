@@ -1,0 +1,34 @@
+//! Far memory: taking it at the start or as a pool grants it, keeping it, giving it back when it is asked for.
+//!
+//! [`keeper`] is the thread that does it, [`plan`] decides what is done about what a pool says, [`rack`] is the thread that
+//! talks to the pool, [`shard`] is each serving thread's part.
+
+mod keeper;
+mod news;
+pub(crate) mod order;
+mod plan;
+mod rack;
+pub(crate) mod shard;
+
+use farpool_api::ApiError;
+use farpool_pool::PoolError;
+
+pub use crate::settings::{FarSettings, FarSource, PoolOptions};
+pub(crate) use keeper::Keeper;
+
+/// Why there is no far memory.
+#[derive(Debug, thiserror::Error)]
+pub enum FarError {
+    #[error("far memory: {0}")]
+    Pool(#[from] PoolError),
+    #[error("far memory")]
+    Api(#[from] ApiError),
+    #[error(
+        "{bytes} bytes of far memory are too few for {shards} threads: give at least {least} bytes"
+    )]
+    TooSmall { bytes: u64, shards: usize, least: u64 },
+    #[error("{bytes} bytes are more far memory than a server can take at a time")]
+    TooLarge { bytes: u64 },
+    #[error("no address that could be used among {addresses:?}")]
+    Address { addresses: String },
+}

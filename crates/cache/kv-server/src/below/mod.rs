@@ -1,0 +1,362 @@
+//! Requests on keys whose items lie in a lower tier: they wait for the item while others are answered.
+//!
+//! Requests on one key stay in order: as long as its item is being read, whatever else is asked of the key
+//! waits behind, and one read serves all. A plain first read is answered from what came; anything else,
+//! and a second read, brings the item back into memory and is then answered like any other request
+//! ([`answers`]).
+
+mod answers;
+mod falling;
+pub(crate) mod far;
+pub(crate) mod flash;
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use farpool_keyvault::message::Keys;
+use rustix::event::epoll;
+
+use self::falling::{Falling, StoreJudge, give};
+use self::far::order::FarOrder;
+use self::far::shard::Reclaim;
+use crate::keyvault::gather::{Gathering, GatheringId, Gatherings};
+use crate::mail::mailbox::{GetKey, Origin};
+use crate::me::TOKEN_LOWER;
+use crate::watch::report::TierAnswers;
+use farpool_kv_protocol::Shard;
+use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_store::Store;
+use farpool_kv_store::index::{ItemAt, Tier};
+use farpool_kv_store::key::HashedKey;
+use farpool_kv_store::record;
+use farpool_kv_tier::far::Far;
+use farpool_kv_tier::flash::{self as flash_tier, Flash};
+use farpool_kv_tier::log::{Log, Outcomes};
+
+/// A request that has waited this long for a lower tier is answered as if the item were not there. A
+/// medium that fails says so earlier.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a request that waits asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parked {
+    /// One key of a `get`.
+    GetKey(GetKey),
+    /// Any other request: its bytes.
+    Request,
+    /// A KeyVault frame.
+    Light { checked: bool },
+    /// One key of a MULTIGET.
+    Part { gathering: GatheringId, index: u16 },
+}
+
+#[derive(Debug)]
+struct ParkedRequest {
+    origin: Origin,
+    what: Parked,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    key: Vec<u8>,
+    /// Where its item is being read. What an earlier read brings, for which nobody waited any longer, is not it.
+    reading: Option<ItemAt>,
+    /// Places whose items turned out to be another key's.
+    tried: Vec<ItemAt>,
+    requests: Vec<ParkedRequest>,
+    /// When it was first seen waiting.
+    since: Option<Instant>,
+}
+
+/// Whether a MULTIGET waits.
+pub(crate) enum Gathered {
+    /// Memory has all that is to be had.
+    AllInMemory,
+    /// It is answered when the last of its items has come.
+    Waits,
+    /// Memory had so much that the answer is full before the first key that is below.
+    Whole(Gathering),
+}
+
+/// The tiers below memory, and who waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Below {
+    pub(crate) far: Option<Far>,
+    pub(crate) flash: Option<Flash>,
+    /// By the hash of their key.
+    waiting: HashMap<u64, Waiting>,
+    /// MULTIGETs whose keys are among those.
+    pub(crate) gatherings: Gatherings,
+    watched: Vec<RawFd>,
+    /// What left far memory.
+    falling: Falling,
+    /// Pieces of far memory that have to be given back, and what the index is to forget.
+    pub(crate) reclaim: Reclaim,
+    pub(crate) from_far: TierAnswers,
+    pub(crate) from_flash: TierAnswers,
+    /// Requests answered as misses because a tier took too long.
+    pub(crate) late: u64,
+}
+
+impl Below {
+    /// Begins to read an item; it comes among the tier's outcomes.
+    fn read(&mut self, ItemAt { tier, place }: ItemAt, hash: u64) {
+        match (tier, &mut self.far, &mut self.flash) {
+            (Tier::Far, Some(far), _) => far.read(place, hash),
+            (Tier::Flash, _, Some(flash)) => flash.read(place, hash),
+            _ => {}
+        }
+    }
+
+    /// Takes what left memory: far memory first, then flash.
+    fn take(&mut self, store: &mut Store, hash: u64, bytes: &[u8]) {
+        let Self { far, flash, falling, .. } = self;
+        let in_far = far
+            .as_mut()
+            .is_some_and(|far| give(far, store, Tier::Far, (hash, bytes), Some(falling)));
+        if !in_far && let Some(flash) = flash {
+            give(flash, store, Tier::Flash, (hash, bytes), None);
+        }
+    }
+
+    /// Gives flash what left far memory.
+    fn take_fallen(&mut self, store: &mut Store) {
+        let Self { flash, falling, reclaim, .. } = self;
+        reclaim.counts.dropped += std::mem::take(&mut falling.dropped);
+        if let Some(flash) = flash {
+            for (hash, bytes) in falling.fallen.iter() {
+                give(flash, store, Tier::Flash, (hash, bytes), None);
+            }
+            for (hash, bytes) in falling.emptied() {
+                let is_taken = give(flash, store, Tier::Flash, (hash, bytes), None);
+                reclaim.counts.spilled += u64::from(is_taken);
+                reclaim.counts.dropped += u64::from(!is_taken);
+            }
+        }
+        falling.clear();
+    }
+
+    /// Takes an item out whose place is known; a later process does not find it either.
+    fn remove(&mut self, store: &mut Store, hash: u64, ItemAt { tier, place }: ItemAt) {
+        store.remove_lower(hash, tier, place);
+        if let (Tier::Flash, Some(flash)) = (tier, &mut self.flash) {
+            flash.forget(place);
+        }
+    }
+
+    /// Whether anything is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.reclaim.is_busy()
+            || self.far.as_ref().is_some_and(Log::is_busy)
+            || self.flash.as_ref().is_some_and(Log::is_busy)
+    }
+
+    /// Whether there is something to do without anything coming.
+    pub(crate) fn has_at_hand(&self) -> bool {
+        self.reclaim.is_walking()
+            || self.far.as_ref().is_some_and(Log::has_at_hand)
+            || self.flash.as_ref().is_some_and(Log::has_at_hand)
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let far = self.far.iter().flat_map(|far| far.medium().descriptors());
+        far.chain(self.flash.iter().map(|flash| flash.medium().bell()))
+    }
+
+    const fn answers(&mut self, tier: Tier) -> &mut TierAnswers {
+        if matches!(tier, Tier::Flash) { &mut self.from_flash } else { &mut self.from_far }
+    }
+
+    /// Takes who has waited for too long.
+    fn take_late(&mut self, now: Instant) -> Vec<(u64, Waiting)> {
+        let is_late = |_: &u64, it: &mut Waiting| now - *it.since.get_or_insert(now) > PATIENCE;
+        self.waiting.extract_if(is_late).collect()
+    }
+
+    /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever
+    /// there is waits only for others that wait for the key.
+    #[inline]
+    pub(crate) fn holds(
+        &self,
+        store: &Store,
+        HashedKey { key, hash }: HashedKey<'_>,
+        replaces: bool,
+    ) -> bool {
+        if replaces {
+            return self.waiting.contains_key(&hash);
+        }
+        if store.lower_items() == 0 && self.waiting.is_empty() {
+            return false;
+        }
+        self.waiting.contains_key(&hash)
+            || !store.is_in_memory(key, hash) && store.lower_entry(hash, |_| true).is_some()
+    }
+
+    /// Has a request wait. The caller has found that the key is below.
+    pub(crate) fn park(
+        &mut self,
+        store: &Store,
+        HashedKey { key, hash }: HashedKey<'_>,
+        origin: Origin,
+        what: Parked,
+        bytes: &[u8],
+    ) {
+        let waiting = self.waiting.entry(hash).or_insert_with(|| Waiting {
+            key: key.to_vec(),
+            reading: None,
+            tried: Vec::new(),
+            requests: Vec::new(),
+            since: None,
+        });
+        waiting.requests.push(ParkedRequest { origin, what, bytes: bytes.to_vec() });
+        if waiting.requests.len() == 1
+            && let Some(entry) = store.lower_entry(hash, |_| true)
+        {
+            waiting.reading = Some(entry.item_at());
+            self.read(entry.item_at(), hash);
+        }
+    }
+
+    /// Takes what had to leave memory.
+    pub(crate) fn demote(&mut self, store: &mut Store) {
+        let Some(outbox) = store.take_outbox() else { return };
+        if let Some(flash) = &mut self.flash {
+            outbox.forgotten().iter().for_each(|&place| flash.forget(place));
+        }
+        for (hash, bytes) in outbox.iter() {
+            let Some(key) = record::key_of(bytes) else { continue };
+            // Stored anew in the meantime: the old one must not come back.
+            if !store.is_in_memory(key, hash) {
+                self.take(store, hash, bytes);
+            }
+        }
+        self.take_fallen(store);
+        store.return_outbox(outbox);
+    }
+
+    /// Has the tiers go on. Returns what reads of each have brought. `now` is given when it is time
+    /// to look at deadlines.
+    fn poll(&mut self, store: &mut Store, now: Option<Instant>) -> [(Tier, Option<Outcomes>); 2] {
+        let mut outcomes = [(Tier::Far, None), (Tier::Flash, None)];
+        if let Some(flash) = &mut self.flash {
+            flash.poll(now, &mut StoreJudge { store, tier: Tier::Flash, falling: None });
+            outcomes[1].1 = Some(flash.take_outcomes());
+        }
+        if let Some(far) = &mut self.far {
+            self.falling.has_flash = self.flash.is_some();
+            let falling = Some(&mut self.falling);
+            far.poll(now, &mut StoreJudge { store, tier: Tier::Far, falling });
+            outcomes[0].1 = Some(far.take_outcomes());
+        }
+        self.take_fallen(store);
+        if let Some(far) = &mut self.far {
+            let is_backed_up = self.flash.as_ref().is_some_and(Log::is_backed_up);
+            self.reclaim.go_on(far, store, is_backed_up, now);
+        }
+        outcomes
+    }
+
+    fn return_outcomes(&mut self, tier: Tier, outcomes: Outcomes) {
+        match (tier, &mut self.far, &mut self.flash) {
+            (Tier::Far, Some(far), _) => far.return_outcomes(outcomes),
+            (_, _, Some(flash)) => flash.return_outcomes(outcomes),
+            _ => {}
+        }
+    }
+
+    /// Obeys the keeper of far memory.
+    pub(crate) fn obey(&mut self, order: FarOrder) {
+        if let Some(far) = &mut self.far {
+            self.reclaim.obey(far, order, self.flash.is_some());
+        }
+    }
+
+    /// Notes on flash what a later process must know of the store.
+    pub(crate) fn keep_promises(&mut self, store: &Store) {
+        if let Some(flash) = &mut self.flash {
+            flash.medium_mut().promise(store.last_cas(), store.flushes(), store.now_s());
+        }
+    }
+
+    /// Brings what is on its way to flash there. True if the device has answered all.
+    pub(crate) fn close(&mut self, store: &mut Store) -> bool {
+        self.keep_promises(store);
+        match &mut self.flash {
+            Some(log) => {
+                flash_tier::close(log, &mut StoreJudge { store, tier: Tier::Flash, falling: None })
+            }
+            None => true,
+        }
+    }
+
+    /// Has epoll watch the ways to the blades. They change when a blade is connected to again.
+    fn watch(&mut self, epoll: &OwnedFd, anew: bool) {
+        if anew {
+            self.watched.clear();
+        }
+        let mut watched = std::mem::take(&mut self.watched);
+        for descriptor in self.descriptors() {
+            let number = descriptor.as_raw_fd();
+            if !watched.contains(&number) {
+                let data = epoll::EventData::new_u64(TOKEN_LOWER);
+                // Watched already is as good.
+                let _ = epoll::add(epoll, descriptor, data, epoll::EventFlags::IN);
+                watched.push(number);
+            }
+        }
+        self.watched = watched;
+    }
+
+    /// Begins to read all keys of a MULTIGET that lie below, at the same time, if any does.
+    pub(crate) fn gather(
+        &mut self,
+        shard: &mut Shard,
+        keys: Keys<'_>,
+        head: AnswerHead<'_>,
+        origin: Origin,
+    ) -> Gathered {
+        if !keys.iter().any(|key| self.holds(&shard.store, HashedKey::of(key), false)) {
+            return Gathered::AllInMemory;
+        }
+        let id = self.gatherings.begin(head, origin, usize::from(keys.count()));
+        for (index, key) in (0u16..).zip(keys.iter()) {
+            let key = HashedKey::of(key);
+            if !self.gatherings.wants(id, index) {
+                break;
+            }
+            if self.holds(&shard.store, key, false) {
+                let what = Parked::Part { gathering: id, index };
+                self.park(&shard.store, key, origin, what, b"");
+            } else {
+                self.gather_from_memory(shard, key, (id, index));
+            }
+        }
+        match self.gatherings.finished(id) {
+            Some(gathering) => Gathered::Whole(gathering),
+            None => Gathered::Waits,
+        }
+    }
+
+    /// Reads one key of a MULTIGET that waits from memory.
+    fn gather_from_memory(
+        &mut self,
+        shard: &mut Shard,
+        key: HashedKey<'_>,
+        (id, index): (GatheringId, u16),
+    ) {
+        let found = light::read(shard, key.key, key.hash);
+        let item = found.map(|found| light::item_of(shard, found));
+        self.gatherings.take(id, index, item);
+    }
+}
+
+/// Whether a request reads and changes nothing.
+const fn is_plain(request: &ParkedRequest) -> bool {
+    match request.what {
+        Parked::GetKey(read) => read.flags.touch.is_none(),
+        Parked::Part { .. } => true,
+        Parked::Request | Parked::Light { .. } => false,
+    }
+}

@@ -1,0 +1,258 @@
+//! What happens to a thread's clients: they come, are read and served, are answered, and go.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::connection::{Client, CloseReason, Phase};
+use super::sockets::{Connection, READ_BYTES};
+use crate::keyvault::light::{Light, Source};
+use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told};
+use crate::watch::journal;
+use crate::worker::Worker;
+
+/// A connection's number as others name it.
+fn number_of(number: usize) -> u32 {
+    u32::try_from(number).expect("numbers of connections are u32")
+}
+
+impl Worker {
+    /// Takes a client on; `input` is what it sent already.
+    pub(crate) fn add(
+        &mut self,
+        (socket, is_local): (OwnedFd, bool),
+        protocol: Protocol,
+        input: Vec<u8>,
+    ) {
+        if !is_local {
+            // A reply is one write; waiting for more to send would only delay it.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            let _ = rustix::net::sockopt::set_socket_keepalive(&socket, true);
+        }
+        let number = self.clients.take_number();
+        let interest = epoll::EventFlags::IN;
+        let data = epoll::EventData::new_u64(u64::from(number));
+        if let Err(errno) = epoll::add(&self.me.epoll, &socket, data, interest) {
+            tracing::warn!(%errno, "a client cannot be watched and is sent away");
+            self.clients.return_number(number);
+            self.me.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let generation = self.clients.next_generation();
+        self.me.counts.connections += 1;
+        let is_known = self.me.shared.settings.credentials.is_none();
+        let (now_s, item_bytes_max) = (self.shard.clock.now_s(), self.me.limits.item_bytes_max);
+        let client = Client::new(is_known, now_s, item_bytes_max);
+        let light = (protocol == Protocol::KeyVault).then(Light::default);
+        let mut connection =
+            Connection { socket, client, generation, interest, is_local, light, moves_to: None };
+        journal::note_opened(&mut self.shard.store, &connection);
+        let mut is_open = true;
+        if !input.is_empty() {
+            is_open = self.process(&mut connection, ConnectionId { number, generation }, input);
+        }
+        self.put_back(number as usize, connection, is_open);
+    }
+
+    /// Hands a connection to another thread, with what it sent that this thread did not answer.
+    fn hand_over(&mut self, number: usize, mut connection: Connection, to: usize) {
+        let _ = epoll::delete(&self.me.epoll, &connection.socket);
+        self.clients.return_number(number_of(number));
+        self.me.counts.connections -= 1;
+        let input = std::mem::take(&mut connection.client.input);
+        let Connection { socket, is_local, .. } = connection;
+        let protocol = Protocol::KeyVault;
+        let message = Message::Client { socket, is_local, protocol, input };
+        self.me.shared.mailboxes[to].put(message);
+    }
+
+    /// Closes a connection; what it was promised is lost with it.
+    pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
+        let Some(mut connection) = self.clients.take(number) else { return };
+        if let Some(light) = &mut connection.light {
+            light.end_leases(&mut self.shard);
+        }
+        let id = ConnectionId { number: number_of(number), generation: connection.generation };
+        journal::note_closed(&mut self.shard.store, &self.me, id, &connection, reason);
+        self.ports.leave(&self.me, id.number, &connection);
+        self.clients.return_number(id.number);
+        self.me.counts.connections -= 1;
+        self.me.shared.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn on_event(&mut self, number: usize, flags: epoll::EventFlags) {
+        let Some(mut connection) = self.clients.take(number) else { return };
+        let id = ConnectionId { number: number_of(number), generation: connection.generation };
+        connection.client.last_active_s = self.shard.clock.now_s();
+        let mut is_open = true;
+        if flags.contains(epoll::EventFlags::OUT) {
+            is_open = self.clients.send(&mut connection, &mut self.me.counts);
+            if is_open && connection.client.unsent.is_empty() {
+                // What back-pressure held up comes before what is new.
+                let input = std::mem::take(&mut connection.client.input);
+                is_open = self.process(&mut connection, id, input);
+            }
+        }
+        let gone = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if is_open && connection.client.wants_input() {
+            if flags.intersects(gone | epoll::EventFlags::IN) {
+                is_open = self.receive(&mut connection, id);
+            }
+        } else if flags.intersects(gone) {
+            // Nobody is left to read what is still to be sent.
+            is_open = false;
+        }
+        self.put_back(number, connection, is_open);
+    }
+
+    /// Watches for what the connection needs next, or closes it.
+    pub(crate) fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
+        if let Some(to) = connection.moves_to {
+            return self.hand_over(number, connection, to);
+        }
+        self.ports.join(&self.me, number_of(number), &connection);
+        let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
+        let is_refused = connection.client.is_refused;
+        let is_open = is_open && !is_done && connection.watch(number, &self.me.epoll);
+        self.clients.put(number, connection);
+        if !is_open {
+            let is_normal = is_done && !is_refused;
+            self.close(number, if is_normal { CloseReason::Normal } else { CloseReason::Error });
+        }
+    }
+
+    /// Serves bytes in the client's protocol; how many are done.
+    fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
+        journal::note_client(&mut self.shard.store, Some(connection));
+        if connection.light.is_some() {
+            self.serve_light(connection, id, (input, Source::Socket))
+        } else {
+            self.serve(connection, id, input)
+        }
+    }
+
+    /// Reads once and serves what came; false when the connection is over.
+    fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
+        let client = &mut connection.client;
+        if client.input.is_empty() {
+            let mut buffer = std::mem::take(&mut self.clients.read_buffer);
+            let read = rustix::io::read(&connection.socket, &mut buffer[..]);
+            let is_open = match read {
+                Ok(0) => {
+                    // Whoever only closed his sending side still gets what he asked for.
+                    client.phase = Phase::Closing;
+                    true
+                }
+                Ok(bytes) => {
+                    self.me.counts.bytes_read += bytes as u64;
+                    let done = self.serve_any(connection, id, &buffer[..bytes]);
+                    let rest = &buffer[done..bytes];
+                    if !rest.is_empty() {
+                        let want = connection.client.want_bytes.max(rest.len());
+                        connection.client.input.reserve_exact(want.min(rest.len() + READ_BYTES));
+                        connection.client.input.extend_from_slice(rest);
+                    }
+                    self.clients.finish(connection, &mut self.me.counts)
+                }
+                Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+            };
+            self.clients.read_buffer = buffer;
+            return is_open;
+        }
+        // The rest of a request: straight behind what is there. Room grows with what came, so that
+        // nobody gets memory for what he only announces.
+        let want = client.want_bytes.saturating_sub(client.input.len());
+        client.input.reserve(want.min(client.input.len().max(READ_BYTES)).max(1));
+        match rustix::io::read(
+            &connection.socket,
+            rustix::buffer::spare_capacity(&mut client.input),
+        ) {
+            Ok(0) => {
+                client.phase = Phase::Closing;
+                true
+            }
+            Ok(bytes) => {
+                self.me.counts.bytes_read += bytes as u64;
+                if client.input.len() < client.want_bytes && client.phase == Phase::Requests {
+                    return true;
+                }
+                let input = std::mem::take(&mut client.input);
+                self.process(connection, id, input)
+            }
+            Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+        }
+    }
+
+    /// Serves bytes that were kept; false when the connection is over.
+    fn process(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        mut input: Vec<u8>,
+    ) -> bool {
+        let done = self.serve_any(connection, id, &input);
+        input.drain(..done);
+        // A greeting that another thread is to read stands there already, in front.
+        connection.client.input.append(&mut input);
+        self.clients.finish(connection, &mut self.me.counts)
+    }
+
+    /// Hands answers of other shards to their connections.
+    pub(crate) fn deliver(&mut self, batch: &Batch<Answer>) {
+        let mut start = 0;
+        let mut entries = batch.entries.iter().peekable();
+        while let Some(first) = entries.next() {
+            let id = first.address.connection;
+            let number = id.number as usize;
+            // Its number may be another client's by now.
+            let is_it = |it: &mut Connection| it.generation == id.generation;
+            let mut connection = self.clients.take_if(number, is_it);
+            if let Some(connection) = &mut connection {
+                connection.client.replies.resume(&mut self.clients.out);
+            }
+            let mut entry = first;
+            loop {
+                let bytes = &batch.bytes[start..entry.end];
+                start = entry.end;
+                match &mut connection {
+                    Some(Connection { light: Some(light), client, .. }) => {
+                        let has_come = !matches!(entry.what, Answer::Parked);
+                        client.awaited = client.awaited.saturating_sub(usize::from(has_come));
+                        self.take_light_answer(light, entry, bytes)
+                    }
+                    Some(connection) => self.take_answer(&mut connection.client, entry, bytes),
+                    None => {}
+                }
+                // Answers to one connection mostly follow each other and go out together.
+                match entries.next_if(|next| next.address.connection == id) {
+                    Some(next) => entry = next,
+                    None => break,
+                }
+            }
+            if let Some(mut connection) = connection {
+                let mut is_open = self.clients.finish(&mut connection, &mut self.me.counts);
+                if is_open
+                    && connection.client.unsent.is_empty()
+                    && connection.client.is_served_next()
+                {
+                    let input = std::mem::take(&mut connection.client.input);
+                    is_open = self.process(&mut connection, id, input);
+                }
+                self.put_back(number, connection, is_open);
+            }
+        }
+    }
+
+    /// Tells this thread's watchers.
+    pub(crate) fn tell_watchers(&mut self, told: &Told) {
+        for number in 0..self.clients.numbers() {
+            let watches = |it: &mut Connection| it.client.watch.is_some();
+            let Some(mut connection) = self.clients.take_if(number, watches) else { continue };
+            self.clients.tell(&mut connection.client, told, &mut self.me.counts);
+            let is_open = self.clients.finish(&mut connection, &mut self.me.counts);
+            self.put_back(number, connection, is_open);
+        }
+    }
+}

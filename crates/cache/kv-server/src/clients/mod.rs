@@ -1,0 +1,123 @@
+//! A thread's clients: their connections, and the replies to the one that is served now.
+
+pub mod auth;
+pub(crate) mod connection;
+mod events;
+pub(crate) mod replies;
+pub(crate) mod sockets;
+
+use crate::mail::mailbox::{Address, ConnectionId};
+use connection::Client;
+use replies::SpareBuffers;
+use sockets::{Connection, OUT_BYTES_MAX, READ_BYTES};
+
+/// A thread's clients.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    connections: Vec<Option<Connection>>,
+    free: Vec<u32>,
+    last_generation: u32,
+    read_buffer: Vec<u8>,
+    /// Replies to the connection that is served now.
+    pub(crate) out: Vec<u8>,
+    spare: SpareBuffers,
+}
+
+impl Clients {
+    pub(crate) fn new() -> Self {
+        Self {
+            connections: Vec::new(),
+            free: Vec::new(),
+            last_generation: 0,
+            read_buffer: vec![0; READ_BYTES],
+            out: Vec::with_capacity(OUT_BYTES_MAX),
+            spare: SpareBuffers::default(),
+        }
+    }
+
+    /// A number that no connection has.
+    fn take_number(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            u32::try_from(self.connections.len() - 1)
+                .expect("the limit on connections is far below")
+        })
+    }
+
+    fn return_number(&mut self, number: u32) {
+        self.free.push(number);
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.last_generation = self.last_generation.wrapping_add(1);
+        self.last_generation
+    }
+
+    /// Takes a connection out while it is served, so that serving may use the rest of the thread.
+    #[inline]
+    pub(crate) fn take(&mut self, number: usize) -> Option<Connection> {
+        self.connections.get_mut(number).and_then(Option::take)
+    }
+
+    /// As [`Self::take`], if it is the one that `is_it` wants.
+    #[inline]
+    pub(crate) fn take_if(
+        &mut self,
+        number: usize,
+        is_it: impl FnOnce(&mut Connection) -> bool,
+    ) -> Option<Connection> {
+        self.connections.get_mut(number).and_then(|slot| slot.take_if(is_it))
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, number: usize, connection: Connection) {
+        self.connections[number] = Some(connection);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, number: usize) -> Option<&Connection> {
+        self.connections[number].as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut Connection> {
+        self.connections[number].as_mut()
+    }
+
+    /// Numbers of connections are below this.
+    pub(crate) const fn numbers(&self) -> usize {
+        self.connections.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
+        self.connections.iter().flatten()
+    }
+
+    /// Whether no client is owed anything.
+    pub(crate) fn are_quiet(&self) -> bool {
+        let owes_nothing = |client: &Client| client.is_quiet() && !client.has_turn_left;
+        self.iter().all(|connection| owes_nothing(&connection.client))
+    }
+
+    /// What was made while something is awaited waits behind it. `out` always comes behind the
+    /// client's replies.
+    pub(crate) fn settle(&mut self, client: &mut Client) {
+        if !client.replies.is_empty() {
+            client.replies.push_ready(&self.out);
+            self.out.clear();
+        }
+    }
+
+    /// What is ready comes before what is to be awaited.
+    pub(crate) fn push_ready(&mut self, client: &mut Client) {
+        client.replies.prepare(&mut self.spare);
+        client.replies.push_ready(&self.out);
+        self.out.clear();
+    }
+
+    /// Keeps a place for a reply that takes its time.
+    pub(crate) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Address {
+        self.push_ready(client);
+        id.address(client.replies.push_slow())
+    }
+}

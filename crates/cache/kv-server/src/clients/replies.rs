@@ -1,0 +1,377 @@
+//! The replies to one client, in their order.
+//!
+//! Replies to one client go out in the order of its requests, but some are made elsewhere and come
+//! later. The queue of [`Piece`]s keeps that order: bytes that are ready lie in one buffer, and what is
+//! still awaited holds back what comes behind it. What comes before waits, too, while another thread
+//! is about to answer, so that requests that came together are answered in one write. No I/O here.
+
+use std::collections::VecDeque;
+
+use crate::mail::mailbox::Ticket;
+use crate::mail::merge::{Merge, PartNumber};
+use crate::watch::report::Gather;
+
+/// Replies of one connection that may be awaited at a time, at most.
+pub const AWAITED_MAX: usize = 4096;
+/// Replies that are made ahead of what is still awaited; then nothing more is taken on either.
+pub const READY_BYTES_MAX: usize = 256 << 10;
+/// Bytes that wait to go out together with what other threads are about to answer. A write of that size costs little
+/// for each reply.
+const HELD_BYTES_MAX: usize = 64 << 10;
+
+/// Buffers that a thread keeps for its connections: so many of them await something at a time, mostly.
+const SPARE_MAX: usize = 64;
+
+#[derive(Debug)]
+enum Piece {
+    /// The next so many bytes of the buffer.
+    Ready { bytes: usize },
+    /// Another shard makes it.
+    Awaited,
+    /// It came, but something before it did not.
+    Arrived(Vec<u8>),
+    /// All shards contribute.
+    Gathered(Box<Gather>),
+    /// Some shards contribute, this one among them: its own bytes lie in the buffer.
+    Merged(Box<Merge>),
+}
+
+/// Memory for the replies of a connection that awaits some. Idle ones have none.
+#[derive(Debug, Default)]
+struct Buffers {
+    pieces: VecDeque<Piece>,
+    /// The bytes of all `Ready` pieces, and the own ones of all `Merged`, one after the other.
+    ready: Vec<u8>,
+    /// What comes before the first piece and is held.
+    held: Vec<u8>,
+}
+
+/// A thread's buffers that no connection uses now.
+#[derive(Debug, Default)]
+pub struct SpareBuffers(Vec<Buffers>);
+
+impl SpareBuffers {
+    fn keep(&mut self, buffers: &mut Buffers) {
+        let used = std::mem::take(buffers);
+        let is_small = used.ready.capacity().max(used.held.capacity()) <= READY_BYTES_MAX
+            && used.pieces.capacity() <= AWAITED_MAX;
+        if is_small && used.pieces.capacity() > 0 && self.0.len() < SPARE_MAX {
+            self.0.push(used);
+        }
+    }
+}
+
+/// The replies of one connection, in order.
+#[derive(Debug, Default)]
+pub struct Replies {
+    buffers: Buffers,
+    /// The number of the first piece.
+    first: u64,
+    /// Pieces that have not come.
+    awaited: usize,
+    ready_from: usize,
+    /// Nothing is sent before the pieces in front of this one are there: other threads make them right now.
+    held_before: u64,
+    /// Requests of the present turn are still passed on.
+    is_opening: bool,
+    /// Something that is awaited takes its time (a lower tier), so nothing waits for it.
+    is_slow: bool,
+}
+
+impl Replies {
+    /// Whether nothing is awaited and nothing kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffers.pieces.is_empty()
+    }
+
+    /// How many replies are awaited.
+    #[must_use]
+    pub const fn awaited(&self) -> usize {
+        self.awaited
+    }
+
+    /// Takes memory for what is to be awaited.
+    pub fn prepare(&mut self, spare: &mut SpareBuffers) {
+        if self.buffers.pieces.capacity() == 0
+            && let Some(buffers) = spare.0.pop()
+        {
+            self.buffers = buffers;
+        }
+    }
+
+    /// Adds bytes that are ready. Only needed while something is awaited.
+    pub fn push_ready(&mut self, bytes: &[u8]) {
+        self.buffers.ready.extend_from_slice(bytes);
+        self.note_ready(bytes.len());
+    }
+
+    /// Where bytes that are ready are appended; then [`Self::note_ready`] or [`Self::push_merged`] is told of them.
+    pub const fn ready_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.buffers.ready
+    }
+
+    /// So many bytes more are ready.
+    pub fn note_ready(&mut self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        if let Some(Piece::Ready { bytes: last }) = self.buffers.pieces.back_mut() {
+            *last += bytes;
+        } else {
+            self.buffers.pieces.push_back(Piece::Ready { bytes });
+        }
+    }
+
+    /// Bytes that are ready behind something awaited.
+    #[must_use]
+    pub const fn ready_bytes(&self) -> usize {
+        self.buffers.ready.len() - self.ready_from
+    }
+
+    fn push(&mut self, piece: Piece) -> Ticket {
+        self.awaited += 1;
+        self.buffers.pieces.push_back(piece);
+        Ticket(self.first + self.buffers.pieces.len() as u64 - 1)
+    }
+
+    /// Keeps a place for a reply that takes its time.
+    pub fn push_slow(&mut self) -> Ticket {
+        self.is_slow = true;
+        self.push(Piece::Awaited)
+    }
+
+    /// Keeps a place for a reply that another thread makes as soon as it is asked.
+    pub fn push_awaited(&mut self) -> Ticket {
+        self.push_held(Piece::Awaited)
+    }
+
+    /// Keeps a place for a reply that other threads complete as soon as they are asked. The bytes that are there of it
+    /// were appended to those that are ready.
+    pub fn push_merged(&mut self, merge: Merge) -> Ticket {
+        self.awaited += merge.keys() - 1;
+        self.push_held(Piece::Merged(Box::new(merge)))
+    }
+
+    fn push_held(&mut self, piece: Piece) -> Ticket {
+        let is_free = self.first >= self.held_before;
+        let ticket = self.push(piece);
+        if is_free || self.is_opening {
+            self.is_opening = true;
+            self.held_before = ticket.0 + 1;
+        }
+        ticket
+    }
+
+    /// What another thread was to make at once takes its time.
+    pub const fn note_slow(&mut self) {
+        self.is_slow = true;
+    }
+
+    /// Before answers are taken: what was held comes first.
+    pub fn resume(&mut self, out: &mut Vec<u8>) {
+        debug_assert!(out.is_empty(), "replies to another connection are sent");
+        out.append(&mut self.buffers.held);
+    }
+
+    /// At the end of a turn: moves what can go out to `out`, behind what is there and has its place there. False if
+    /// it had better wait for what other threads are about to answer.
+    pub fn settle(&mut self, out: &mut Vec<u8>, spare: &mut SpareBuffers) -> bool {
+        self.drain(out);
+        self.is_opening = false;
+        let waits = !self.is_slow && self.first < self.held_before;
+        let held = &mut self.buffers.held;
+        if waits && held.len() + out.len() <= HELD_BYTES_MAX {
+            held.append(out);
+            return false;
+        }
+        if !held.is_empty() {
+            out.splice(..0, held.drain(..));
+        }
+        if self.is_empty() && self.buffers.pieces.capacity() > 0 {
+            spare.keep(&mut self.buffers);
+        }
+        true
+    }
+
+    /// Keeps a place for a reply to which all shards contribute.
+    pub fn push_gathered(&mut self, gather: Gather) -> Ticket {
+        self.push(Piece::Gathered(Box::new(gather)))
+    }
+
+    /// A reply has come: it goes to `out` if it is next, else it waits its turn.
+    pub fn arrive(&mut self, ticket: Ticket, reply: &[u8], out: &mut Vec<u8>) {
+        if ticket.0 == self.first {
+            self.awaited -= usize::from(self.buffers.pieces.pop_front().is_some());
+            self.first += 1;
+            out.extend_from_slice(reply);
+            self.drain(out);
+        } else if let Some(piece) = self.piece_mut(ticket) {
+            *piece = Piece::Arrived(reply.to_vec());
+            self.awaited -= 1;
+        }
+    }
+
+    /// A part of a reply has come that several shards contribute to.
+    pub fn arrive_part(
+        &mut self,
+        ticket: Ticket,
+        part: PartNumber,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) {
+        let is_first = ticket.0 == self.first;
+        let Some(Piece::Merged(merge)) = self.piece_mut(ticket) else { return };
+        if !merge.lacks_only(part) {
+            return merge.keep(part, bytes);
+        }
+        let keys = merge.keys();
+        if !is_first {
+            merge.keep(part, bytes);
+            self.awaited -= keys;
+            return;
+        }
+        self.awaited -= keys;
+        if let Some(Piece::Merged(merge)) = self.buffers.pieces.pop_front() {
+            self.first += 1;
+            let own = self.ready_from..self.ready_from + merge.own_bytes();
+            self.ready_from = own.end;
+            merge.write(&self.buffers.ready[own], Some((part, bytes)), out);
+        }
+        self.drain(out);
+    }
+
+    /// What all shards contribute to.
+    pub fn gathered_mut(&mut self, ticket: Ticket) -> Option<&mut Gather> {
+        match self.piece_mut(ticket)? {
+            Piece::Gathered(gather) => Some(gather),
+            _ => None,
+        }
+    }
+
+    fn piece_mut(&mut self, ticket: Ticket) -> Option<&mut Piece> {
+        let at = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
+        self.buffers.pieces.get_mut(at)
+    }
+
+    /// Moves everything that nothing awaited holds back to `out`.
+    fn drain(&mut self, out: &mut Vec<u8>) {
+        while let Some(piece) = self.buffers.pieces.front() {
+            match piece {
+                Piece::Ready { bytes } => {
+                    out.extend_from_slice(
+                        &self.buffers.ready[self.ready_from..self.ready_from + bytes],
+                    );
+                    self.ready_from += bytes;
+                }
+                Piece::Arrived(reply) => out.extend_from_slice(reply),
+                Piece::Merged(merge) if merge.is_whole() => {
+                    let own = self.ready_from..self.ready_from + merge.own_bytes();
+                    self.ready_from = own.end;
+                    merge.write(&self.buffers.ready[own], None, out);
+                }
+                Piece::Awaited | Piece::Gathered(_) | Piece::Merged(_) => break,
+            }
+            self.buffers.pieces.pop_front();
+            self.first += 1;
+        }
+        if self.ready_from == self.buffers.ready.len() {
+            self.buffers.ready.clear();
+            self.ready_from = 0;
+        }
+        if self.ready_from >= READY_BYTES_MAX {
+            self.buffers.ready.drain(..self.ready_from);
+            self.ready_from = 0;
+        }
+        self.is_slow &= !self.buffers.pieces.is_empty();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_go_out_in_order() {
+        let mut replies = Replies::default();
+        let mut out = Vec::new();
+        let first = replies.push_awaited();
+        replies.push_ready(b"b");
+        replies.push_ready(b"c");
+        let second = replies.push_awaited();
+        let third = replies.push_awaited();
+        replies.push_ready(b"f");
+        replies.arrive(third, b"e", &mut out);
+        assert_eq!(out, b"");
+        replies.arrive(first, b"a", &mut out);
+        assert_eq!(out, b"abc");
+        let fourth = replies.push_awaited();
+        replies.arrive(second, b"d", &mut out);
+        assert_eq!(out, b"abcdef");
+        replies.arrive(fourth, b"g", &mut out);
+        assert_eq!(out, b"abcdefg");
+        assert!(replies.is_empty());
+    }
+
+    #[test]
+    fn what_is_ready_waits_for_what_was_asked_with_it_but_not_for_more() {
+        let (mut replies, mut spare) = (Replies::default(), SpareBuffers::default());
+        let mut out = Vec::new();
+        replies.push_ready(b"a");
+        let first = replies.push_awaited();
+        let second = replies.push_awaited();
+        assert!(
+            !replies.settle(&mut out, &mut spare) && out.is_empty(),
+            "others are about to answer"
+        );
+        replies.arrive(first, b"b", &mut out);
+        assert!(!replies.settle(&mut out, &mut spare) && out.is_empty());
+        // Asked later: not waited for.
+        let third = replies.push_awaited();
+        assert!(!replies.settle(&mut out, &mut spare));
+        replies.arrive(second, b"c", &mut out);
+        assert!(replies.settle(&mut out, &mut spare));
+        assert_eq!(out, b"abc");
+        out.clear();
+        replies.arrive(third, b"d", &mut out);
+        assert!(replies.settle(&mut out, &mut spare));
+        assert_eq!(out, b"d");
+        assert!(replies.is_empty() && replies.buffers.held.capacity() == 0);
+    }
+
+    #[test]
+    fn nothing_waits_for_a_lower_tier() {
+        let (mut replies, mut spare) = (Replies::default(), SpareBuffers::default());
+        let mut out = Vec::new();
+        replies.push_ready(b"a");
+        let slow = replies.push_slow();
+        let quick = replies.push_awaited();
+        assert!(replies.settle(&mut out, &mut spare));
+        assert_eq!(out, b"a");
+        out.clear();
+        replies.arrive(quick, b"c", &mut out);
+        replies.arrive(slow, b"b", &mut out);
+        assert!(replies.settle(&mut out, &mut spare));
+        assert_eq!(out, b"bc");
+        // The other thread finds that it must wait.
+        out.clear();
+        replies.push_ready(b"d");
+        let parked = replies.push_awaited();
+        assert!(!replies.settle(&mut out, &mut spare));
+        replies.note_slow();
+        assert!(replies.settle(&mut out, &mut spare));
+        assert_eq!(out, b"d");
+        out.clear();
+        replies.arrive(parked, b"e", &mut out);
+        assert!(replies.settle(&mut out, &mut spare) && replies.is_empty());
+    }
+
+    #[test]
+    fn a_long_wait_holds_little() {
+        let (mut replies, mut spare) = (Replies::default(), SpareBuffers::default());
+        let mut out = vec![b'a'; HELD_BYTES_MAX + 1];
+        replies.push_awaited();
+        assert!(replies.settle(&mut out, &mut spare), "so much goes out at once");
+        assert_eq!(out.len(), HELD_BYTES_MAX + 1);
+    }
+}

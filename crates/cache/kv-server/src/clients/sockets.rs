@@ -1,0 +1,128 @@
+//! A client at its socket: what is written to it, and what it is watched for.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::Clients;
+use super::connection::Client;
+use crate::keyvault::light::Light;
+use crate::watch::report::ThreadCounts;
+
+/// What one read takes at most. It also bounds what one connection can ask before others have their turn.
+pub(crate) const READ_BYTES: usize = 64 << 10;
+/// The reply buffer keeps no more than this between rounds.
+const OUT_BYTES_KEPT: usize = 1 << 20;
+/// Replies beyond this are sent before more are made.
+pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
+
+/// A client and its socket.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) client: Client,
+    /// Tells it from an earlier connection of the same number.
+    pub(crate) generation: u32,
+    pub(crate) interest: epoll::EventFlags,
+    pub(crate) is_local: bool,
+    /// What it needs if it speaks KeyVault.
+    pub(crate) light: Option<Light>,
+    /// The thread that is to serve it from now on.
+    pub(crate) moves_to: Option<usize>,
+}
+
+impl Connection {
+    /// Has epoll watch for what the connection needs next. False when that fails.
+    pub(crate) fn watch(&mut self, number: usize, epoll: &OwnedFd) -> bool {
+        let mut interest = epoll::EventFlags::empty();
+        if self.client.wants_input() {
+            interest |= epoll::EventFlags::IN;
+        }
+        // Input that waits for its turn, and nothing else to wake for: writable at once.
+        if !self.client.unsent.is_empty() || self.client.is_served_next() {
+            interest |= epoll::EventFlags::OUT;
+        }
+        if interest == self.interest {
+            return true;
+        }
+        self.interest = interest;
+        let data = epoll::EventData::new_u64(number as u64);
+        epoll::modify(epoll, &self.socket, data, interest).is_ok()
+    }
+}
+
+impl Clients {
+    /// Puts the answers made so far into the connection's ring, if it has one. Those that are too
+    /// long for it stay, for the socket.
+    pub(crate) fn push_answers(&mut self, client: &mut Client, light: Option<&mut Light>) {
+        if let Some(port) = light.and_then(|light| light.port.as_mut()) {
+            let long = port.push_all(&self.out);
+            self.out.clear();
+            self.out.extend_from_slice(&long);
+            client.is_ring_full = port.holds_answers();
+        }
+    }
+
+    /// Sends what is ready at the end of a turn. False when the connection is over.
+    pub(crate) fn finish(
+        &mut self,
+        connection: &mut Connection,
+        counts: &mut ThreadCounts,
+    ) -> bool {
+        self.push_answers(&mut connection.client, connection.light.as_mut());
+        let is_due = connection.client.replies.settle(&mut self.out, &mut self.spare);
+        !is_due || self.send(connection, counts)
+    }
+
+    /// Sends the replies made so far, after what is still unsent; false when the connection is over.
+    pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
+        let client = &mut connection.client;
+        if !client.unsent.is_empty() {
+            client.unsent.extend_from_slice(&self.out);
+            self.out.clear();
+            while client.sent_bytes < client.unsent.len() {
+                match send_bytes(&connection.socket, &client.unsent[client.sent_bytes..]) {
+                    Ok(bytes) => {
+                        client.sent_bytes += bytes;
+                        counts.bytes_written += bytes as u64;
+                    }
+                    Err(Errno::AGAIN) => return true,
+                    Err(Errno::INTR) => {}
+                    Err(_) => return false,
+                }
+            }
+            client.unsent = Vec::new();
+            client.sent_bytes = 0;
+            return true;
+        }
+        let mut sent = 0;
+        let mut is_open = true;
+        while sent < self.out.len() {
+            match send_bytes(&connection.socket, &self.out[sent..]) {
+                Ok(bytes) => sent += bytes,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    is_open = false;
+                    break;
+                }
+            }
+        }
+        counts.bytes_written += sent as u64;
+        if is_open && sent < self.out.len() {
+            client.unsent.extend_from_slice(&self.out[sent..]);
+        }
+        self.out.clear();
+        self.out.shrink_to(OUT_BYTES_KEPT);
+        is_open
+    }
+}
+
+fn send_bytes(socket: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::net::send(
+        socket,
+        bytes,
+        rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT,
+    )
+}

@@ -1,0 +1,57 @@
+//! Leases for clients on this host: who may have some, and what becomes of them when he goes.
+
+use std::os::fd::OwnedFd;
+
+use farpool_keyvault::frame::{Header, Status, begin, finish};
+use farpool_keyvault::message::LeasesGranted;
+use farpool_keyvault::share;
+use farpool_kv_protocol::Shard;
+use farpool_kv_protocol::lease::{LEASES_MAX, LeaseTable};
+use farpool_kv_store::Store;
+use farpool_units::exactly;
+
+use super::light::Light;
+
+impl Light {
+    /// Whether leases may be asked for: once, and before the connection moves into rings.
+    pub(super) const fn may_lease(&self) -> bool {
+        self.port.is_none() && self.leases.is_none()
+    }
+
+    /// Hands out the memory of a shard's items, to be read, if the server is set up for it. False
+    /// if it is not.
+    pub(super) fn lease(
+        &mut self,
+        socket: &OwnedFd,
+        header: &Header,
+        store: &Store,
+        bytes_min: u32,
+    ) -> bool {
+        let is_granted = store.readable_by_others().is_some_and(|(file, bytes)| {
+            let leases = exactly(LEASES_MAX);
+            let mut reply = Vec::new();
+            let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
+            LeasesGranted { memory_bytes: bytes as u64, leases }.write(&mut reply);
+            finish(&mut reply, start, !self.unchecked);
+            let sent = share::send_with_files(socket, &reply, &[file]);
+            sent == Ok(reply.len())
+        });
+        if is_granted {
+            self.leases = Some(LeaseTable::new(bytes_min));
+        }
+        is_granted
+    }
+
+    /// Ends what the connection has leased: nobody reads there any more.
+    pub(crate) fn end_leases(&mut self, shard: &mut Shard) {
+        if let Some(leases) = &mut self.leases {
+            leases.release_all(shard);
+        }
+    }
+
+    /// Whether the client reads where items lie. The server does not send such a client away by
+    /// itself: it could not know that what it reads is freed.
+    pub(crate) fn holds_leases(&self) -> bool {
+        self.leases.as_ref().is_some_and(|leases| !leases.is_empty())
+    }
+}

@@ -1,0 +1,340 @@
+//! Answering what a client sent, in batches.
+//!
+//! A batch of requests is first looked at only as far as their keys, so that index and items are on
+//! their way from memory while the first are answered.
+
+use smallvec::SmallVec;
+
+use super::BATCH;
+use crate::below::Parked;
+use crate::clients::auth::{Attempt, attempt};
+use crate::clients::connection::{Client, Phase};
+use crate::clients::sockets::{Connection, OUT_BYTES_MAX};
+use crate::mail::mailbox::{Ask, ConnectionId, Origin, StoreHead};
+use crate::watch::admin;
+use crate::worker::Worker;
+use farpool_keyvault::owner::hash_key;
+use farpool_kv_protocol::Shard;
+use farpool_kv_protocol::classic::{self, Change};
+use farpool_kv_protocol::command::StoreMode;
+use farpool_kv_protocol::meta;
+use farpool_kv_protocol::reply::{push_line, push_unless};
+use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, scan};
+use farpool_kv_protocol::token::split;
+use farpool_kv_store::key::HashedKey;
+
+#[derive(Debug)]
+struct Planned<'a> {
+    request: Request<'a>,
+    /// All of its bytes, data included.
+    bytes: &'a [u8],
+    /// Of its first key, if that is known already.
+    hash: u64,
+}
+
+/// What comes after a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The request behind it.
+    Request,
+    /// The rest of this one, when replies are sent and answers came.
+    Rest,
+    /// Whatever the connection's phase says.
+    Phase,
+}
+
+impl Worker {
+    /// Answers what `input` holds, as far as it is whole and its turn goes; how many bytes are done.
+    pub(crate) fn serve(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        input: &[u8],
+    ) -> usize {
+        let mut at = 0;
+        let mut budget = self.me.shared.settings.requests_per_turn;
+        connection.client.has_turn_left = false;
+        while at < input.len() {
+            let client = &mut connection.client;
+            match client.phase {
+                Phase::Closing => return input.len(),
+                _ if client.watch.is_some() => return input.len(),
+                Phase::Skipping { bytes } => {
+                    let skipped = bytes.min(input.len() - at);
+                    at += skipped;
+                    let left = bytes - skipped;
+                    client.phase =
+                        if left == 0 { Phase::Requests } else { Phase::Skipping { bytes: left } };
+                    continue;
+                }
+                Phase::Requests if !client.is_authenticated => {
+                    let Some(bytes) = self.authenticate(client, &input[at..]) else { break };
+                    at += bytes;
+                    continue;
+                }
+                Phase::Requests => {}
+            }
+            let planned = self.plan(&mut connection.client, &input[at..], budget.min(BATCH));
+            if planned.is_empty() {
+                break;
+            }
+            budget -= planned.len();
+            for request in &planned {
+                let next = self.answer(&mut connection.client, id, request);
+                self.settle_victims();
+                if next == Next::Rest {
+                    connection.client.has_turn_left = true;
+                    break;
+                }
+                at += request.bytes.len();
+                connection.client.requests += 1;
+                if next == Next::Phase {
+                    break;
+                }
+            }
+            self.clients.settle(&mut connection.client);
+            if self.clients.out.len() >= OUT_BYTES_MAX
+                && !self.clients.send(connection, &mut self.me.counts)
+            {
+                connection.client.phase = Phase::Closing;
+                return input.len();
+            }
+            let client = &mut connection.client;
+            if budget == 0 || !client.unsent.is_empty() || client.is_held_up() {
+                self.me.counts.yields += u64::from(budget == 0);
+                client.has_turn_left = at < input.len();
+                break;
+            }
+        }
+        at
+    }
+
+    fn authenticate(&mut self, client: &mut Client, input: &[u8]) -> Option<usize> {
+        match attempt(input) {
+            Attempt::Incomplete => {
+                client.want_bytes = input.len() + 1;
+                None
+            }
+            Attempt::Close => {
+                client.phase = Phase::Closing;
+                Some(input.len())
+            }
+            Attempt::Refused { bytes, reply } => {
+                push_line(&mut self.clients.out, reply);
+                Some(bytes)
+            }
+            Attempt::Token { bytes, name, password } => {
+                let credentials = self.me.shared.settings.credentials.as_ref();
+                client.is_authenticated =
+                    credentials.is_some_and(|known| known.accept(name, password));
+                self.me.counts.auth_commands += 1;
+                self.me.counts.auth_errors += u64::from(!client.is_authenticated);
+                let failure = "CLIENT_ERROR authentication failure";
+                push_line(
+                    &mut self.clients.out,
+                    if client.is_authenticated { "STORED" } else { failure },
+                );
+                Some(bytes)
+            }
+        }
+    }
+
+    /// Takes requests apart and begins to load what they ask for.
+    fn plan<'a>(
+        &mut self,
+        client: &mut Client,
+        input: &'a [u8],
+        most: usize,
+    ) -> SmallVec<[Planned<'a>; BATCH]> {
+        let mut planned: SmallVec<[Planned<'a>; BATCH]> = SmallVec::new();
+        let mut at = 0;
+        while planned.len() < most && at < input.len() {
+            match scan(&input[at..], &self.me.limits) {
+                Scan::Incomplete { want_bytes } => {
+                    client.want_bytes = want_bytes;
+                    break;
+                }
+                Scan::Request { bytes, request } => {
+                    let hash = first_key(&request).map_or(0, hash_key);
+                    if self.me.owns(hash) {
+                        self.shard.store.prefetch_entry(hash);
+                    }
+                    let is_plain = matches!(request, Request::Keys(_) | Request::Refused { .. });
+                    planned.push(Planned { request, bytes: &input[at..at + bytes], hash });
+                    at += bytes;
+                    if !is_plain {
+                        break;
+                    }
+                }
+            }
+        }
+        if planned.len() > 1 {
+            planned.iter().for_each(|it| self.prefetch_own_item(it.hash));
+        }
+        planned
+    }
+
+    #[inline]
+    pub(super) fn prefetch_own_item(&mut self, hash: u64) {
+        if self.me.owns(hash) {
+            self.shard.store.prefetch_item(hash);
+        }
+    }
+
+    fn answer(&mut self, client: &mut Client, id: ConnectionId, planned: &Planned<'_>) -> Next {
+        match planned.request {
+            Request::Keys(KeyRequest::Get { keys, flags }) => {
+                return self.answer_get(client, id, keys, flags);
+            }
+            Request::Keys(request) => self.answer_keys(client, id, &request, planned),
+            Request::Refused { reply, quiet } => push_unless(&mut self.clients.out, quiet, reply),
+            Request::Skipped { reply, quiet, skip_bytes, drop } => {
+                if let Some(key) = drop {
+                    if let Some(journal) = self.shard.store.journal_mut() {
+                        journal.stored(key.word, ("set", "too_large"), 0, 0);
+                    }
+                    self.drop_key(client, id, key);
+                }
+                self.shard.counts.store_too_large += u64::from(drop.is_some());
+                push_unless(&mut self.clients.out, quiet, reply);
+                client.phase = Phase::Skipping { bytes: skip_bytes };
+                return Next::Phase;
+            }
+            Request::Close => {
+                client.is_refused = true;
+                client.phase = Phase::Closing;
+                return Next::Phase;
+            }
+            Request::Admin(request) => {
+                if client.dump.is_some() {
+                    admin::go_on(self, client, id);
+                } else {
+                    admin::answer(self, client, id, request);
+                }
+                return if client.dump.is_some() { Next::Rest } else { Next::Phase };
+            }
+        }
+        Next::Request
+    }
+
+    fn answer_keys(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        request: &KeyRequest<'_>,
+        planned: &Planned<'_>,
+    ) {
+        let prepared = match request {
+            KeyRequest::Meta(meta) => match meta::prepare(meta) {
+                Ok(prepared) => Some(prepared),
+                Err(reply) => return push_line(&mut self.clients.out, reply),
+            },
+            _ => None,
+        };
+        let hash = prepared.as_ref().map_or(planned.hash, |prepared| prepared.hash);
+        let owner = self.me.owner_of(hash);
+        if owner != self.me.number {
+            return match request {
+                KeyRequest::Store(store) if self.below.is_none() => {
+                    let ask = Ask::Store { hash, store: StoreHead::of(store) };
+                    self.forward(client, id, owner, ask, [store.key, store.data]);
+                }
+                _ => self.forward(client, id, owner, Ask::Request, [planned.bytes, b""]),
+            };
+        }
+        let key =
+            prepared.as_ref().map_or_else(|| first_key(&planned.request), |it| Some(&it.key[..]));
+        if let Some(key) = key
+            && let key = (HashedKey { key, hash })
+            && self.is_below(key, is_plain_set(request))
+        {
+            let origin = self.await_slow(client, id);
+            return self.park(key, origin, Parked::Request, planned.bytes);
+        }
+        match prepared {
+            Some(prepared) => meta::execute(&mut self.shard, &prepared, &mut self.clients.out),
+            None => execute(&mut self.shard, request, hash, &mut self.clients.out),
+        }
+    }
+
+    /// Keeps a place for a reply that takes its time.
+    pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Origin {
+        Origin { thread: self.me.number, address: self.clients.await_slow(client, id) }
+    }
+
+    /// Asks another shard and keeps a place for its answer.
+    pub(super) fn forward(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        owner: usize,
+        ask: Ask,
+        bytes: [&[u8]; 2],
+    ) {
+        self.clients.push_ready(client);
+        let address = id.address(client.replies.push_awaited());
+        self.mail.ask(owner, address, ask, |batch| {
+            batch.extend_from_slice(bytes[0]);
+            batch.extend_from_slice(bytes[1]);
+        });
+        self.me.counts.forwarded += 1;
+    }
+
+    fn drop_key(&mut self, client: &mut Client, id: ConnectionId, key: KeyWord<'_>) {
+        let decoded;
+        let key = if key.is_base64 {
+            decoded = meta::decode_key(key.word).unwrap_or_default();
+            &decoded[..]
+        } else {
+            key.word
+        };
+        let hash = hash_key(key);
+        let owner = self.me.owner_of(hash);
+        if owner == self.me.number {
+            drop_item(&mut self.shard, key, hash);
+        } else {
+            self.forward(client, id, owner, Ask::Drop, [key, b""]);
+        }
+    }
+}
+
+/// A plain `set` replaces whatever there is, wherever it is.
+pub(crate) const fn is_plain_set(request: &KeyRequest<'_>) -> bool {
+    matches!(request, KeyRequest::Store(store) if matches!(store.mode, StoreMode::Set))
+}
+
+pub(crate) fn drop_item(shard: &mut Shard, key: &[u8], hash: u64) {
+    if let Some(found) = shard.store.find(key, hash) {
+        shard.store.remove(found);
+    }
+    shard.store.forget_lower(hash);
+}
+
+/// The key that decides what is loaded ahead; of a meta command as the line has it.
+pub(crate) fn first_key<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
+    let Request::Keys(request) = request else { return None };
+    match *request {
+        KeyRequest::Get { keys, .. } => split(keys).next(),
+        KeyRequest::Store(store) => Some(store.key),
+        KeyRequest::Delete { key, .. }
+        | KeyRequest::Arithmetic { key, .. }
+        | KeyRequest::Touch { key, .. } => Some(key),
+        KeyRequest::Meta(meta) => split(meta.line).nth(1),
+    }
+}
+
+/// Answers a classic command on one key of this shard.
+pub(crate) fn execute(shard: &mut Shard, request: &KeyRequest<'_>, hash: u64, out: &mut Vec<u8>) {
+    match *request {
+        KeyRequest::Store(store) => classic::execute_store(shard, &store, hash, out),
+        KeyRequest::Delete { key, quiet } => classic::execute_delete(shard, key, hash, quiet, out),
+        KeyRequest::Arithmetic { key, delta, increments, quiet } => {
+            let change = Change { delta, increments, cas: 0 };
+            classic::execute_change(shard, key, hash, change, quiet, out);
+        }
+        KeyRequest::Touch { key, exptime, quiet } => {
+            classic::execute_touch(shard, key, hash, (exptime, quiet), out)
+        }
+        KeyRequest::Get { .. } | KeyRequest::Meta(_) => debug_assert!(false, "answered elsewhere"),
+    }
+}

@@ -1,0 +1,332 @@
+//! Requests about the server as a whole.
+
+use std::sync::atomic::Ordering;
+
+use super::dump::{Dump, List};
+use super::journal;
+use super::report::{Gather, GatherFor};
+use super::stats;
+use super::watchers::Watcher;
+use crate::clients::connection::{Client, Phase, Watch};
+use crate::mail::mailbox::{Ask, ConnectionId};
+use crate::settings::{MEMCACHED_VERSION, Shared};
+use crate::worker::Worker;
+use farpool_kv_protocol::listing::{SLAB_CLASS, SLAB_CLASSES, lists_our_class};
+use farpool_kv_protocol::reply::{BAD_FORMAT, push_line, push_unless};
+use farpool_kv_protocol::request::AdminRequest;
+use farpool_kv_protocol::token::{Words, decimal, signed_32, unsigned_32};
+use farpool_kv_store::clock::Clock;
+use farpool_kv_store::observe::journal::Kinds;
+
+/// The highest verbosity there is.
+const VERBOSITY_MAX: u32 = 3;
+/// The least that `cache_memlimit` takes, in MiB.
+const MEMORY_LIMIT_MIN_MIB: u32 = 8;
+/// More MiB than this are taken for bytes.
+const MEMORY_LIMIT_MAX_MIB: u32 = 1_000_000_000;
+
+/// Answers, or begins to gather the answer.
+pub(crate) fn answer(
+    worker: &mut Worker,
+    client: &mut Client,
+    id: ConnectionId,
+    request: AdminRequest<'_>,
+) {
+    match request {
+        AdminRequest::Version => {
+            push_line(&mut worker.clients.out, &format!("VERSION {MEMCACHED_VERSION}"))
+        }
+        AdminRequest::MetaNoop => push_line(&mut worker.clients.out, "MN"),
+        AdminRequest::Quit => client.phase = Phase::Closing,
+        AdminRequest::Verbosity { level, quiet } => {
+            worker.me.shared.verbosity.store(level.min(VERBOSITY_MAX), Ordering::Relaxed);
+            push_unless(&mut worker.clients.out, quiet, "OK");
+        }
+        AdminRequest::FlushAll { exptime, quiet } => flush_all(worker, client, id, exptime, quiet),
+        AdminRequest::MemoryLimit { mebibytes, quiet } => {
+            memory_limit(worker, client, id, mebibytes, quiet)
+        }
+        AdminRequest::Stats { line } => answer_stats(worker, client, id, &Words::of(line)),
+        AdminRequest::Shutdown { line } => shutdown(worker, client, &Words::of(line)),
+        AdminRequest::Watch { line } => watch(worker, client, id, &Words::of(line)),
+        AdminRequest::Tuning { line } => {
+            let words = Words::of(line);
+            if let (b"lru_crawler", b"metadump", 3) = (words.get(0), words.get(1), words.len()) {
+                return metadump(worker, client, id, words.get(2));
+            }
+            push_unless(&mut worker.clients.out, is_quiet_tuning(&words), tuning(&words));
+        }
+    }
+}
+
+/// Has every shard do something, and keeps a place for the reply.
+fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: GatherFor, ask: Ask) {
+    worker.clients.push_ready(client);
+    let shards = worker.me.shared.shards();
+    let mut gather = Gather::new(what, shards);
+    let own = worker.do_for_all(ask);
+    if gather.take(&own) {
+        // There is no other shard.
+        let reply = gathered(&worker.me.shared, &worker.shard.clock, &gather);
+        client.replies.push_ready(&reply);
+        return;
+    }
+    let ticket = client.replies.push_gathered(gather);
+    worker.mail.ask_others(&worker.me, id.address(ticket), ask);
+}
+
+/// The reply to what all shards have done.
+pub(crate) fn gathered(shared: &Shared, clock: &Clock, gather: &Gather) -> Vec<u8> {
+    let mut reply = Vec::new();
+    match &gather.what {
+        GatherFor::Line { line, quiet } => push_unless(&mut reply, *quiet, line),
+        GatherFor::MemoryLimit { quiet } => {
+            let failed = "MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust";
+            push_unless(&mut reply, *quiet, if gather.sum.limit_was_set { "OK" } else { failed });
+        }
+        GatherFor::Stats => stats::push_general(shared, clock, &gather.sum, &mut reply),
+        GatherFor::Items => stats::push_items(&gather.sum, &mut reply),
+        GatherFor::Slabs => stats::push_slabs(&gather.sum, &mut reply),
+        GatherFor::Prefixes => stats::push_prefixes(shared, &mut reply),
+        GatherFor::Quotas => stats::push_quotas(shared, &mut reply),
+    }
+    reply
+}
+
+fn flush_all(
+    worker: &mut Worker,
+    client: &mut Client,
+    id: ConnectionId,
+    exptime: i32,
+    quiet: bool,
+) {
+    worker.me.counts.flush_commands += 1;
+    if !worker.me.shared.settings.allows_flush {
+        return push_unless(&mut worker.clients.out, quiet, "CLIENT_ERROR flush_all not allowed");
+    }
+    // memcached flushes what was there a second before the given one.
+    let at_s = if exptime > 0 { worker.shard.clock.expiry_s(exptime) - 1 } else { 0 };
+    gather(worker, client, id, GatherFor::Line { line: "OK", quiet }, Ask::Flush { at_s });
+}
+
+fn memory_limit(
+    worker: &mut Worker,
+    client: &mut Client,
+    id: ConnectionId,
+    mebibytes: u32,
+    quiet: bool,
+) {
+    if mebibytes < MEMORY_LIMIT_MIN_MIB {
+        let small = "MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m";
+        return push_unless(&mut worker.clients.out, quiet, small);
+    }
+    if mebibytes > MEMORY_LIMIT_MAX_MIB {
+        let large = "MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes";
+        return push_unless(&mut worker.clients.out, quiet, large);
+    }
+    let bytes = (mebibytes as usize) << 20;
+    worker.me.shared.memory_bytes.store(bytes as u64, Ordering::Relaxed);
+    let ask = Ask::SetLimit { bytes: bytes / worker.me.shared.shards() };
+    gather(worker, client, id, GatherFor::MemoryLimit { quiet }, ask);
+}
+
+fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
+    let what = match words.get(1) {
+        b"" => GatherFor::Stats,
+        b"items" => GatherFor::Items,
+        b"slabs" => GatherFor::Slabs,
+        b"quotas" => return gather(worker, client, id, GatherFor::Quotas, Ask::LeaveObserved),
+        b"reset" => {
+            let line = GatherFor::Line { line: "RESET", quiet: false };
+            return gather(worker, client, id, line, Ask::ResetCounts);
+        }
+        b"settings" => return stats::push_settings(&worker.me.shared, &mut worker.clients.out),
+        b"sizes" => {
+            worker.clients.out.extend_from_slice(b"STAT sizes_status disabled\r\nEND\r\n");
+            return;
+        }
+        b"detail" => return stats_detail(worker, client, id, words.get(2)),
+        b"cachedump" => return cachedump(worker, client, id, words),
+        b"conns" => {
+            client.dump = Some(Dump::new(List::Connections, usize::MAX));
+            return go_on(worker, client, id);
+        }
+        _ => return push_line(&mut worker.clients.out, "ERROR"),
+    };
+    gather(worker, client, id, what, Ask::Report);
+}
+
+/// Asks for the client's next piece, or ends the list, once nothing is awaited any more.
+pub(crate) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) {
+    let Some(dump) = client.dump.filter(|_| client.replies.is_empty()) else { return };
+    if dump.shard == worker.me.shared.shards() || dump.lines_left == 0 || dump.bytes_left == 0 {
+        client.dump = None;
+        worker.clients.out.extend_from_slice(b"END\r\n");
+        return;
+    }
+    let Dump { list, from, lines_left, bytes_left, .. } = dump;
+    let address = worker.clients.await_slow(client, id);
+    let ask = Ask::List { list, from, lines_max: lines_left, bytes_max: bytes_left };
+    // This thread's own shard, too, so that the client who asks is in its place meanwhile.
+    worker.mail.ask(dump.shard, address, ask, |_| {});
+}
+
+/// `lru_crawler metadump`: a line for each item in memory.
+fn metadump(worker: &mut Worker, client: &mut Client, id: ConnectionId, classes: &[u8]) {
+    if !worker.me.shared.settings.allows_dump {
+        return push_line(&mut worker.clients.out, "ERROR metadump not allowed");
+    }
+    let lines_max = match lists_our_class(classes) {
+        Some(true) => usize::MAX,
+        Some(false) => 0,
+        None => return push_line(&mut worker.clients.out, "BADCLASS invalid class id"),
+    };
+    client.dump = Some(Dump::new(List::Metadump, lines_max));
+    go_on(worker, client, id);
+}
+
+/// `stats cachedump`: class and most items.
+fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
+    if !worker.me.shared.settings.allows_dump {
+        return push_line(&mut worker.clients.out, "CLIENT_ERROR stats cachedump not allowed");
+    }
+    if words.len() < 4 {
+        return push_line(&mut worker.clients.out, "CLIENT_ERROR bad command line");
+    }
+    let (Some(class), Some(limit)) = (unsigned_32(words.get(2)), unsigned_32(words.get(3))) else {
+        return push_line(&mut worker.clients.out, BAD_FORMAT);
+    };
+    if class >= SLAB_CLASSES {
+        return push_line(&mut worker.clients.out, "CLIENT_ERROR Illegal slab id");
+    }
+    let lines_max = match (class, limit) {
+        (SLAB_CLASS, 0) => usize::MAX,
+        (SLAB_CLASS, limit) => limit as usize,
+        _ => 0,
+    };
+    client.dump = Some(Dump::new(List::Cachedump, lines_max));
+    go_on(worker, client, id);
+}
+
+/// Answers `watch`: from now on the client is told, and what it sends is not looked at any more.
+fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
+    if !worker.me.shared.settings.allows_watch {
+        return push_line(&mut worker.clients.out, "CLIENT_ERROR watch commands not allowed");
+    }
+    let mut kinds = if words.len() > 1 { Kinds::default() } else { Kinds::FETCHERS };
+    for name in words.from(1) {
+        let Some(kind) = Kinds::named(name) else {
+            return push_line(&mut worker.clients.out, "ERROR");
+        };
+        kinds = kinds.with(kind);
+    }
+    if !worker.me.shared.watchers.add(Watcher { thread: worker.me.number, id, kinds }) {
+        return push_line(&mut worker.clients.out, "WATCHER_TOO_MANY log watcher limit reached");
+    }
+    client.watch = Some(Watch { kinds, skipped: 0 });
+    push_line(&mut worker.clients.out, "OK");
+    journal::keep(&mut worker.shard.store, &worker.me.shared.watchers);
+}
+
+/// `stats detail`: counting by prefix, and what was counted.
+fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: &[u8]) {
+    let on = match what {
+        b"on" => true,
+        b"off" => false,
+        b"dump" => return gather(worker, client, id, GatherFor::Prefixes, Ask::LeaveObserved),
+        _ => {
+            return push_line(
+                &mut worker.clients.out,
+                "CLIENT_ERROR usage: stats detail on|off|dump",
+            );
+        }
+    };
+    worker.me.shared.counts_prefixes.store(on, Ordering::Relaxed);
+    let line = GatherFor::Line { line: "OK", quiet: false };
+    gather(worker, client, id, line, Ask::CountPrefixes { on });
+}
+
+fn shutdown(worker: &mut Worker, client: &mut Client, words: &Words<'_>) {
+    if !worker.me.shared.settings.allows_shutdown {
+        return push_line(&mut worker.clients.out, "ERROR: shutdown not enabled");
+    }
+    match (words.len(), words.get(1)) {
+        (1, _) | (2, b"graceful") => {
+            client.phase = Phase::Closing;
+            worker.me.shared.ask_to_stop();
+        }
+        _ => push_line(&mut worker.clients.out, "CLIENT_ERROR invalid shutdown mode"),
+    }
+}
+
+/// Whether a tuning command asks for no reply; memcached looks for that in these only.
+fn is_quiet_tuning(words: &Words<'_>) -> bool {
+    let looks = match (words.get(0), words.get(1)) {
+        (b"lru" | b"extstore", _) => words.len() > 1,
+        (b"slabs", b"automove") => words.len() > 2,
+        _ => false,
+    };
+    looks && words.asks_no_reply()
+}
+
+/// `lru tune`: two shares of the memory in percent and two factors of age.
+fn lru_tune(words: &Words<'_>) -> &'static str {
+    let shares = (unsigned_32(words.get(2)), unsigned_32(words.get(3)));
+    let factors = (decimal(words.get(4)), decimal(words.get(5)));
+    let ((Some(hot), Some(warm)), (Some(hot_factor), Some(factor))) = (shares, factors) else {
+        return "ERROR";
+    };
+    if hot.wrapping_add(warm) > 80 {
+        "ERROR hot and warm pcts must not exceed 80"
+    } else if factor <= 0.0 || hot_factor <= 0.0 {
+        "ERROR hot/warm age factors must be greater than 0"
+    } else {
+        "OK"
+    }
+}
+
+/// memcached's inner parts have no counterpart here: commands that turn them are checked as memcached
+/// checks them and change nothing.
+fn tuning(words: &Words<'_>) -> &'static str {
+    let number = |at| unsigned_32(words.get(at)).is_some();
+    match (words.get(0), words.get(1), words.len()) {
+        (b"slabs", b"reassign", 4) => "CLIENT_ERROR slab reassignment disabled",
+        (b"slabs", b"automove", 3..)
+            if words.get(2) == b"ratio" && decimal(words.get(3)).is_some() =>
+        {
+            "OK"
+        }
+        (b"slabs", b"automove", 3..) if words.get(2) == b"ratio" => "ERROR",
+        (b"slabs", b"automove", 3..) => match unsigned_32(words.get(2)) {
+            Some(0..=2) => "OK",
+            Some(_) => "ERROR",
+            None => BAD_FORMAT,
+        },
+        (b"lru", b"tune", 6..) => lru_tune(words),
+        (b"lru", b"mode", 3..) => match words.get(2) {
+            b"flat" | b"segmented" => "OK",
+            _ => "ERROR",
+        },
+        (b"lru", b"temp_ttl", 3..) if signed_32(words.get(2)).is_some() => "OK",
+        (b"lru_crawler", b"enable" | b"disable", 2) => "OK",
+        (b"lru_crawler", b"crawl", 3) => "OK",
+        (b"lru_crawler", b"tocrawl" | b"sleep", 3) if !number(2) => BAD_FORMAT,
+        (b"lru_crawler", b"sleep", 3) if unsigned_32(words.get(2)) > Some(1_000_000) => {
+            "CLIENT_ERROR sleep must be one second or less"
+        }
+        (b"lru_crawler", b"tocrawl" | b"sleep", 3) => "OK",
+        (b"extstore", b"free_memchunks", 4..)
+            if number(3) && unsigned_32(words.get(2)).is_some_and(|class| class < SLAB_CLASSES) =>
+        {
+            "OK"
+        }
+        (b"extstore", b"max_frag", 3..) if decimal(words.get(2)).is_some() => "OK",
+        (
+            b"extstore",
+            b"item_size" | b"item_age" | b"low_ttl" | b"recache_rate" | b"compact_under"
+            | b"drop_under" | b"max_sleep" | b"drop_unread",
+            3..,
+        ) if number(2) => "OK",
+        _ => "ERROR",
+    }
+}

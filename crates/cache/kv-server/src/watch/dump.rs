@@ -1,0 +1,89 @@
+//! Long lists: of items and of clients. Every shard is asked in turn for one piece after the other, and the next
+//! piece is asked for when the client has taken the one before, so that a list of any length needs little memory.
+
+use farpool_kv_protocol::{Shard, listing};
+
+/// memcached's `stats cachedump` gives no more than this.
+const CACHEDUMP_BYTES_MAX: usize = 2 << 20;
+
+/// What is listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum List {
+    /// `lru_crawler metadump`.
+    Metadump,
+    /// `stats cachedump`.
+    Cachedump,
+    /// `stats conns`.
+    Connections,
+}
+
+/// One piece of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listed {
+    /// Where the shard's next piece begins, if there is one.
+    pub next: Option<usize>,
+    pub lines: usize,
+}
+
+/// How far a client's list has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dump {
+    pub(super) list: List,
+    pub(super) shard: usize,
+    /// The segment that the next piece begins with.
+    pub(super) from: usize,
+    pub(super) lines_left: usize,
+    pub(super) bytes_left: usize,
+}
+
+impl Dump {
+    /// A list of at most so many lines.
+    #[must_use]
+    pub const fn new(list: List, lines_max: usize) -> Self {
+        let bytes_left =
+            if matches!(list, List::Cachedump) { CACHEDUMP_BYTES_MAX } else { usize::MAX };
+        Self { list, shard: 0, from: 0, lines_left: lines_max, bytes_left }
+    }
+
+    /// Notes that a piece of so many bytes has come.
+    pub fn take(&mut self, piece: Listed, bytes: usize) {
+        self.lines_left = self.lines_left.saturating_sub(piece.lines);
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        match piece.next {
+            Some(next) => self.from = next,
+            None => {
+                self.shard += 1;
+                self.from = 0;
+            }
+        }
+    }
+}
+
+/// Appends one piece of a list of a shard's items.
+pub(crate) fn push_piece(
+    shard: &Shard,
+    list: List,
+    from: usize,
+    (lines_max, bytes_max): (usize, usize),
+    out: &mut Vec<u8>,
+) -> Listed {
+    let start = out.len();
+    let clock = &shard.clock;
+    let mut lines = 0;
+    let next = shard.store.walk_segment(from, |item| {
+        let before = out.len();
+        let pushed = if list == List::Cachedump {
+            listing::push_cachedump_line(clock, &item, out)
+        } else {
+            listing::push_metadump_line(clock, &item, out);
+            true
+        };
+        if out.len() - start > bytes_max {
+            out.truncate(before);
+            return false;
+        }
+        lines += usize::from(pushed);
+        lines < lines_max
+    });
+    Listed { next, lines }
+}

@@ -1,0 +1,10 @@
+//! What is told of the server: to clients that ask, to watchers, to Prometheus.
+
+pub(crate) mod admin;
+pub(crate) mod conns;
+pub(crate) mod dump;
+pub(crate) mod journal;
+pub(crate) mod metrics;
+pub(crate) mod report;
+mod stats;
+pub(crate) mod watchers;
