@@ -13,7 +13,7 @@ use super::classic::{self, Outcome, Wish};
 use super::command::{MetaKind, StoreMode};
 use super::reply::{BAD_FORMAT, push_line, push_number, push_unless};
 use farpool_kv_store::Found;
-use farpool_kv_store::item::{ItemParts, mark};
+use farpool_kv_store::item::{Header, ItemParts, mark};
 use prepared::{BASE64, OPAQUE_BYTES_MAX, OPAQUE_TOO_LONG, opaque_is_too_long};
 pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, prepare};
 
@@ -193,6 +193,20 @@ fn push_hit(
             _ => {}
         }
     }
+    if push_marks(header, won, out) {
+        shard.store.set_marks(found, mark::TOKEN_SENT, 0);
+    }
+    out.extend_from_slice(b"\r\n");
+    if sends_value {
+        out.extend_from_slice(shard.store.view(found).value());
+        out.extend_from_slice(b"\r\n");
+    }
+    Ok(found)
+}
+
+/// Tells whether another client has won, and whether the item is stale. Returns whether this client
+/// wins.
+fn push_marks(header: Header, mut won: bool, out: &mut Vec<u8>) -> bool {
     if header.has(mark::TOKEN_SENT) {
         out.extend_from_slice(b" Z");
     }
@@ -202,14 +216,8 @@ fn push_hit(
     }
     if won {
         out.extend_from_slice(b" W");
-        shard.store.set_marks(found, mark::TOKEN_SENT, 0);
     }
-    out.extend_from_slice(b"\r\n");
-    if sends_value {
-        out.extend_from_slice(shard.store.view(found).value());
-        out.extend_from_slice(b"\r\n");
-    }
-    Ok(found)
+    won
 }
 
 fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
