@@ -85,8 +85,8 @@ pub fn push_item(key: &[u8], item: &ItemView<'_>, cas: Option<u64>, out: &mut Ve
 
 /// Answers a `get` whose keys all belong to this shard.
 ///
-/// Stops early once `out` holds `out_bytes_max`, and says how many bytes of `keys` are done, so that
-/// a reply of any length needs only so much memory at a time.
+/// Stops early once `out` holds `out_bytes_max`, and says how many bytes of `keys` are done, so
+/// that a reply of any length needs only so much memory at a time.
 pub fn get_many(
     shard: &mut Shard,
     keys: &[u8],
@@ -389,7 +389,8 @@ pub enum ChangeError {
     OutOfMemory,
 }
 
-/// Changes a number; the new number comes back. A shorter one is filled up with spaces, as memcached does.
+/// Changes a number; the new number comes back. A shorter one is filled up with spaces, as
+/// memcached does.
 pub fn change(
     shard: &mut Shard,
     key: &[u8],

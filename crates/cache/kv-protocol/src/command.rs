@@ -1,4 +1,5 @@
-//! The words of requests that parsing and executing share: how values are stored, which meta command.
+//! The words of requests that parsing and executing share: how values are stored, which meta
+//! command.
 
 /// How a value is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

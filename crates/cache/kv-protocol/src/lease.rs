@@ -12,10 +12,11 @@ use farpool_kv_store::Found;
 use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::lease::Lease;
 
-/// The most leases of one connection: as many requests may be unanswered, and one RELEASE ends as many.
+/// The most leases of one connection: as many requests may be unanswered, and one RELEASE ends as
+/// many.
 pub const LEASES_MAX: usize = LEASES_RELEASED_MAX;
-/// The lower bits of a lease's number: its slot. Above, how often the slot was used, so that a number that was
-/// released does not soon mean another lease.
+/// The lower bits of a lease's number: its slot. Above, how often the slot was used, so that a
+/// number that was released does not soon mean another lease.
 const SLOT_BITS: u32 = 12;
 
 const _: () = assert!(LEASES_MAX <= 1 << SLOT_BITS);
@@ -88,7 +89,8 @@ impl LeaseTable {
     }
 }
 
-/// Appends the whole answer to GETLEASE: where the value lies, or as to GET where it cannot be leased.
+/// Appends the whole answer to GETLEASE: where the value lies, or as to GET where it cannot be
+/// leased.
 pub fn answer_get(
     shard: &mut Shard,
     table: &mut LeaseTable,

@@ -1,5 +1,6 @@
-//! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to replies ([`classic`],
-//! [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the bytes of its errors.
+//! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to
+//! replies ([`classic`], [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the
+//! bytes of its errors.
 
 pub mod classic;
 pub mod command;

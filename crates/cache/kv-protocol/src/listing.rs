@@ -11,7 +11,8 @@ pub const SLAB_CLASSES: u32 = 64;
 /// The class that all items here are in.
 pub const SLAB_CLASS: u32 = 1;
 
-/// Whether `metadump` is to list our only class; None if there is no such class. Several are parted by commas.
+/// Whether `metadump` is to list our only class; None if there is no such class. Several are parted
+/// by commas.
 #[must_use]
 pub fn lists_our_class(classes: &[u8]) -> Option<bool> {
     if matches!(classes, b"all" | b"hash") {

@@ -1,8 +1,8 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 //!
 //! Flags come back in the order in which they were asked for. What newer versions of memcached
-//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too. [`prepared`] reads flags and key; here
-//! commands are done and answered.
+//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too. [`prepared`]
+//! reads flags and key; here commands are done and answered.
 
 mod prepared;
 
@@ -162,7 +162,8 @@ fn push_hit(
         match word[0] {
             b'T' => {
                 expires_s = flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime));
-                // Without room for the new item the old expiry stays: sooner than asked for, never wrong data.
+                // Without room for the new item the old expiry stays: sooner than asked for, never
+                // wrong data.
                 found = shard.store.set_expiry(found, request.hash, expires_s).unwrap_or(found);
             }
             b'N' if is_new => {

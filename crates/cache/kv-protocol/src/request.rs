@@ -1,7 +1,9 @@
-//! One request out of a stream of bytes: its command line, and for commands that store the data behind it.
+//! One request out of a stream of bytes: its command line, and for commands that store the data
+//! behind it.
 //!
-//! The parser sees a buffer that begins where a request begins and says how far that request goes, what is
-//! asked, or that more must come. It keeps nothing between calls, so bytes may arrive in any pieces.
+//! The parser sees a buffer that begins where a request begins and says how far that request goes,
+//! what is asked, or that more must come. It keeps nothing between calls, so bytes may arrive in
+//! any pieces.
 
 use farpool_units::exactly;
 
@@ -14,7 +16,8 @@ use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 /// A line longer than this without an end is answered by closing the connection, unless it is a
 /// `get` with many keys. memcached's own limit.
 pub const LINE_BYTES_MAX: usize = 2048;
-/// A `get` line may be this long: about 4,000 of the longest keys; beyond, the connection is closed.
+/// A `get` line may be this long: about 4,000 of the longest keys; beyond, the connection is
+/// closed.
 pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
 /// How many spaces may stand before a long `get`.
 const LEADING_SPACES_MAX: usize = 100;

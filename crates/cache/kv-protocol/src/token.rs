@@ -1,5 +1,5 @@
-//! Words and numbers of a command line, taken apart as memcached 1.6 does: only spaces part words, and
-//! numbers follow C's `strtoul` with memcached's own checks, down to what is cut off silently.
+//! Words and numbers of a command line, taken apart as memcached 1.6 does: only spaces part words,
+//! and numbers follow C's `strtoul` with memcached's own checks, down to what is cut off silently.
 
 /// The most words that one look at a line yields; memcached looks at `get` lines again for more.
 pub const WORDS_MAX: usize = 23;
@@ -68,7 +68,8 @@ const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-/// Sign and magnitude at the start of `text`, and what follows. None without a digit or beyond 64 bits.
+/// Sign and magnitude at the start of `text`, and what follows. None without a digit or beyond 64
+/// bits.
 fn number(text: &[u8]) -> Option<(bool, u64, &[u8])> {
     let start = text.iter().position(|&byte| !is_space(byte))?;
     let (negative, digits) = match text[start] {

@@ -1,12 +1,15 @@
 //! How fast a running server answers: one request at a time, and with many in flight.
 //!
-//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, as
-//! `lease:PATH` for values that are read where they lie (the server needs `--keyvault-leases`), and as
-//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of BYTES (64), or as many as take
-//! 256 MiB together, drawn uniformly; one connection, with SHARD (a number, or `any`) to that shard and for its keys only. Each round prints its rate, its
-//! round trips if DEPTH is 1, and the processor time of this client for each request.
+//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH`
+//! or `shared:PATH` for KeyVault, as `lease:PATH` for values that are read where they lie (the
+//! server needs `--keyvault-leases`), and as `text:IP:PORT` for memcached's text protocol, asked in
+//! the same way. 100,000 keys of 12 bytes with values of BYTES (64), or as many as take 256 MiB
+//! together, drawn uniformly; one connection, with SHARD (a number, or `any`) to that shard and for
+//! its keys only. Each round prints its rate, its round trips if DEPTH is 1, and the processor time
+//! of this client for each request.
 //!
-//! A value is read from front to back once it has come, copied or leased: one byte of every 64-byte line.
+//! A value is read from front to back once it has come, copied or leased: one byte of every 64-byte
+//! line.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -166,8 +169,8 @@ impl Client {
         }
     }
 
-    /// Sends what is to be sent and waits for at least one reply, with values if those are `gets`; how many came, and how many
-    /// of them were leases.
+    /// Sends what is to be sent and waits for at least one reply, with values if those are `gets`;
+    /// how many came, and how many of them were leases.
     fn exchange(&mut self, gets: bool) -> Result<(usize, usize), Error> {
         let value_bytes = self.value.len();
         match &mut self.link {

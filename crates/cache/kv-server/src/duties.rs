@@ -38,7 +38,7 @@ impl Duties {
         }
     }
 
-    /// Whether a tick is due. The next one is due a while later.
+    /// Whether a tick is due. If so, the next one is due [`TICK`] later.
     pub(crate) fn take_tick(&mut self, now: Instant) -> bool {
         let is_due = now.duration_since(self.last_tick) >= TICK;
         if is_due {
@@ -47,7 +47,8 @@ impl Duties {
         is_due
     }
 
-    /// Whether the deadlines of lower tiers are to be checked.
+    /// Whether the deadlines of lower tiers are to be checked. If so, the next time is
+    /// [`LOWER_LOOK`] later.
     pub(crate) fn take_lower_look(&mut self, now: Instant) -> bool {
         let is_due = now.duration_since(self.last_lower_look) >= LOWER_LOOK;
         if is_due {

@@ -176,7 +176,8 @@ impl Server {
                 let shared = Arc::clone(&self.shared);
                 let run = move || {
                     let result = worker.run();
-                    // Without one of its shards the server is not what it was: it ends, and whoever watches it knows.
+                    // Without one of its shards the server is not what it was: it ends, and whoever
+                    // watches it knows.
                     shared.ask_to_stop();
                     result
                 };

@@ -1,5 +1,5 @@
-//! What every part of a thread needs to know of it: its number, what it shares with the others, what
-//! it waits with, and what it counts.
+//! What every part of a thread needs to know of it: its number, what it shares with the others,
+//! what it waits with, and what it counts.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -253,7 +253,8 @@ impl Shared {
         sums
     }
 
-    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new is served from now on.
+    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new
+    /// is served from now on.
     pub fn ask_to_drain(&self) {
         self.is_draining.store(true, std::sync::atomic::Ordering::Relaxed);
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());

@@ -38,8 +38,8 @@ use farpool_kv_tier::flash::{Flash, Recovered};
 const EVENTS_MAX: usize = 256;
 /// How long a thread with rings looks at them before it sleeps.
 const RING_SPIN: Duration = Duration::from_micros(50);
-/// Rounds over the rings between two looks at everything else: sockets wait no longer than this many
-/// batches, and a look costs a system call.
+/// Rounds over the rings between two looks at everything else: sockets wait no longer than this
+/// many batches, and a look costs a system call.
 const LOOKS: u32 = 64;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -111,8 +111,8 @@ impl Worker {
         self.shard.store.insert_lower(item.hash, Tier::Flash, item.place, 0).is_ok()
     }
 
-    /// Gives the shard flash below its memory, and has it go on where an earlier process stopped: with
-    /// its `promises` and its clock.
+    /// Gives the shard flash below its memory, and has it go on where an earlier process stopped:
+    /// with its `promises` and its clock.
     pub fn add_flash(&mut self, flash: Flash, promises: Promises, clock: Clock) {
         let Promises { last_cas, flushed_cas, flush_at_s, .. } = promises;
         self.shard.clock = clock;
@@ -142,7 +142,8 @@ impl Worker {
             for event in &events {
                 self.take_event(event);
             }
-            // After the clients, so that what others asked and what they are asked travels together.
+            // After the clients, so that what others asked and what they are asked travels
+            // together.
             self.take_messages();
             if self.below_is_busy() {
                 // Over shared memory, what was just asked has come already.
@@ -324,8 +325,8 @@ impl Worker {
         self.mail.return_messages(messages);
     }
 
-    /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever there
-    /// is waits only for others that wait for the key.
+    /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever
+    /// there is waits only for others that wait for the key.
     #[inline]
     pub(crate) fn is_below(&self, key: HashedKey<'_>, replaces: bool) -> bool {
         self.below.as_ref().is_some_and(|below| below.holds(&self.shard.store, key, replaces))
@@ -351,8 +352,8 @@ impl Worker {
         }
     }
 
-    /// Gives what had to leave memory to the lower tiers. To be done before the next request is looked
-    /// at.
+    /// Gives what had to leave memory to the lower tiers. To be done before the next request is
+    /// looked at.
     #[inline]
     pub(crate) fn settle_victims(&mut self) {
         if self.shard.store.has_outbox()

@@ -1,5 +1,5 @@
-//! Far memory under the server, with real blades: what does not fit into memory is still there, in order, and a
-//! blade that dies costs its items and nothing else.
+//! Far memory under the server, with real blades: what does not fit into memory is still there, in
+//! order, and a blade that dies costs its items and nothing else.
 
 mod common;
 
@@ -293,7 +293,8 @@ fn every_command_finds_what_is_below() {
     });
 }
 
-/// Rounds of overwriting with more than memory and far memory hold: whatever is there is the newest.
+/// Rounds of overwriting with more than memory and far memory hold: whatever is there is the
+/// newest.
 #[test]
 fn an_old_value_never_comes_back() {
     with_blades(|address, blade| {
@@ -399,7 +400,8 @@ fn is_whole(text: &mut Text) -> bool {
     names.into_iter().map(|name| text.statistic(name)).sum::<u64>() == 0
 }
 
-/// Begins anew when a busy machine's blade did not take or give everything in time: one run must lose nothing.
+/// Begins anew when a busy machine's blade did not take or give everything in time: one run must
+/// lose nothing.
 fn without_loss(mut run: impl FnMut() -> bool) {
     const ATTEMPTS: usize = 10;
     assert!((0..ATTEMPTS).any(|_| run()), "the blade was late in each of {ATTEMPTS} runs");
@@ -447,7 +449,8 @@ fn a_multiget_reads_all_its_keys_at_once() {
     });
 }
 
-/// A MULTIGET, then changes of some of its keys and reads, then the same MULTIGET, all sent together.
+/// A MULTIGET, then changes of some of its keys and reads, then the same MULTIGET, all sent
+/// together.
 fn change_behind_a_multiget(address: &Address, threads: usize) -> bool {
     let server = Running::start(threads, address);
     let mut text = Text::connect(server.text);

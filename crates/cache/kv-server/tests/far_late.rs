@@ -1,4 +1,5 @@
-//! A blade that answers a read when nobody waits for it any more: what it brings is not what a later request asked for.
+//! A blade that answers a read when nobody waits for it any more: what it brings is not what a
+//! later request asked for.
 
 mod common;
 
@@ -13,7 +14,8 @@ use farpool_policy::CacheKind;
 use farpool_pool::Address;
 use farpool_units::PAGE_BYTES;
 
-/// What has not happened by then never will; also the deadline of the blade, which is held up for longer than requests wait.
+/// What has not happened by then never will; also the deadline of the blade, which is held up for
+/// longer than requests wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Place of the meta's length (u16) and of the number of pages (u16) in a frame's header.
 const HEADER_BYTES: usize = 32;

@@ -1,5 +1,5 @@
-//! Flash under the server: what does not fit into memory is still there, after a restart, too; what was
-//! replaced, deleted or flushed never comes back.
+//! Flash under the server: what does not fit into memory is still there, after a restart, too; what
+//! was replaced, deleted or flushed never comes back.
 
 mod common;
 
@@ -136,8 +136,8 @@ impl Text {
         assert!(self.ask("version").starts_with("VERSION"));
     }
 
-    /// Every key is there; false if the server says that a busy device did not take or give some in time, and as many
-    /// at most are missing.
+    /// Every key is there; false if the server says that a busy device did not take or give some in
+    /// time, and as many at most are missing.
     fn is_whole(&mut self, wanted: usize, there: usize) -> bool {
         let lost = self.statistic("flash_refused") + self.statistic("lower_late");
         let accounted = there as u64 + lost;
@@ -164,7 +164,8 @@ fn value(key: usize, round: usize) -> Vec<u8> {
     value
 }
 
-/// Begins anew when a busy device did not take or give everything in time: one run must lose nothing.
+/// Begins anew when a busy device did not take or give everything in time: one run must lose
+/// nothing.
 fn without_loss<T>(path: &Path, mut run: impl FnMut() -> Option<T>) -> T {
     const ATTEMPTS: usize = 10;
     let whole = (0..ATTEMPTS).find_map(|_| {
@@ -304,8 +305,8 @@ fn what_flash_garbles_is_a_miss_and_never_a_wrong_value() {
     assert!(found > KEYS / 10, "{found} of {KEYS} are still right");
     assert!(text.statistic("flash_reads_gone") > 10);
     drop((text, running));
-    // What was missed once stays away, even where the device gives back the right bytes again: meanwhile
-    // something newer could have been stored and evicted.
+    // What was missed once stays away, even where the device gives back the right bytes again:
+    // meanwhile something newer could have been stored and evicted.
     let mut bytes = std::fs::read(&path).unwrap();
     garble(&mut bytes);
     std::fs::write(&path, &bytes).unwrap();
@@ -363,7 +364,8 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
     }
 }
 
-/// Changes every 64 KiB of the zones one byte: records and a few summaries. Done twice it changes nothing.
+/// Changes every 64 KiB of the zones one byte: records and a few summaries. Done twice it changes
+/// nothing.
 fn garble(bytes: &mut [u8]) {
     for at in (4 << 20..bytes.len()).step_by(64 << 10) {
         bytes[at + at / 97 % 4096] ^= 0x10;

@@ -1,5 +1,5 @@
-//! Leases with a real server: clients read values where they lie, come, go and are killed, and what they leave
-//! behind is nothing.
+//! Leases with a real server: clients read values where they lie, come, go and are killed, and what
+//! they leave behind is nothing.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -25,7 +25,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 const SHARD_BYTES: usize = 64 << 20;
 /// Everything that is waited for comes within this, or the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Says to this test's own binary, run again, which server it is to lease from and then to be killed.
+/// Says to this test's own binary, run again, which server it is to lease from and then to be
+/// killed.
 const VICTIM_VARIABLE: &str = "FARPOOL_TEST_LEASES_FROM";
 
 struct Running {

@@ -1,5 +1,6 @@
-//! Clients in shared memory that do not take their answers, and what is left of clients that have gone. The servers run in this
-//! process, and what the kernel knows of their threads and their epoll sets is looked at, so the tests run one at a time.
+//! Clients in shared memory that do not take their answers, and what is left of clients that have
+//! gone. The servers run in this process, and what the kernel knows of their threads and their
+//! epoll sets is looked at, so the tests run one at a time.
 
 mod common;
 
@@ -102,8 +103,8 @@ impl Raw {
         while self.answers.pop(&mut self.come) == Popped::Frame {}
         self.answers.tell();
         let mut buffer = [0; 64 << 10];
-        // Answers over the socket may come in pieces, and those in the ring between them are whole: what is over the
-        // socket is read to the end of a frame first.
+        // Answers over the socket may come in pieces, and those in the ring between them are whole:
+        // what is over the socket is read to the end of a frame first.
         let mut long = Vec::new();
         loop {
             match self.socket.read(&mut buffer) {
@@ -215,7 +216,8 @@ fn who_shares_memory_twice_is_refused_and_gets_no_second_bell() {
     wait_until("the bell is gone", || (watched_bells() == 0).then_some(()));
 }
 
-/// Others are served, the thread rests, and nothing more is taken on. In the end each request has its answer.
+/// Others are served, the thread rests, and nothing more is taken on. In the end each request has
+/// its answer.
 fn others_are_served(server: &Server, raw: &mut Raw, asked: u32) {
     server_rests();
     let mut other = Client::connect(&Address::Shared(server.path.clone())).unwrap();
@@ -243,7 +245,8 @@ fn others_are_served(server: &Server, raw: &mut Raw, asked: u32) {
 
 /// Asks through the ring until the server takes no more: it rests, and there is still no room.
 fn ask_in_vain(server: &Server, is_long: impl Fn(u32) -> bool) {
-    /// What both rings, the socket's buffers and the batches on their way hold at most: far less than what would be asked.
+    /// What both rings, the socket's buffers and the batches on their way hold at most: far less
+    /// than what would be asked.
     const TAKEN_MAX: u32 = 400;
     let mut raw = Raw::connect(&server.path);
     let mut asked = 0;
@@ -282,7 +285,8 @@ fn who_does_not_take_long_answers_from_the_socket_costs_nobody_anything() {
 
 #[test]
 fn who_asks_over_the_socket_and_does_not_look_into_the_ring_costs_little_memory() {
-    /// What the socket's buffers, one read and the answers to a batch hold; it would go on for ever.
+    /// What the socket's buffers, one read and the answers to a batch hold; it would go on for
+    /// ever.
     const TAKEN_BYTES_MAX: usize = 4 << 20;
     let server = server();
     let mut raw = Raw::connect(&server.path);

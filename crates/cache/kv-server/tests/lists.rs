@@ -141,8 +141,8 @@ fn metadump_lists_what_memcached_lists() {
     }
 }
 
-/// More than fits into any buffer, on several threads, with requests in front and behind, slowly read; nothing is
-/// missing and nothing comes twice as long as nothing changes.
+/// More than fits into any buffer, on several threads, with requests in front and behind, slowly
+/// read; nothing is missing and nothing comes twice as long as nothing changes.
 #[test]
 fn a_list_of_any_length_comes_whole_and_in_its_place() {
     const ITEMS: usize = 200_000;

@@ -1,4 +1,5 @@
-//! Long pipelines over several threads: each reply is the right one, in its place, whoever makes it.
+//! Long pipelines over several threads: each reply is the right one, in its place, whoever makes
+//! it.
 
 mod common;
 

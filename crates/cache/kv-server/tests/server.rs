@@ -25,7 +25,8 @@ fn stat(stream: &mut (impl Read + Write), name: &str) -> u64 {
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// One request of each kind on keys of its own; without CAS numbers, which go on from stream to stream.
+/// One request of each kind on keys of its own; without CAS numbers, which go on from stream to
+/// stream.
 const STREAM: &[u8] = b"set a 5 0 3\r\nabc\r\nadd a 0 0 1\r\nx\r\nget a nobody b\r\nappend a 0 0 2\r\nde\r\n\
     ms b 4 T0 k O7\r\n\r\nxy\r\nmg b v s k\r\nincr n 1\r\nset n 0 0 2 noreply\r\n41\r\nincr n 1\r\nmn\r\n\
     nonsense\r\nset toolong 0 0 3\r\nabcd\r\nmg Zm9v b v k N30\r\nma n v D8\r\ntouch a 0\nversion\r\n\
@@ -346,7 +347,8 @@ fn a_server_that_drains_keeps_its_clients_and_takes_no_more() {
     ours.ended().expect("it waits no longer than it was told");
 }
 
-/// A client's number is the next one's when it has gone; what it was still owed must not find that one.
+/// A client's number is the next one's when it has gone; what it was still owed must not find that
+/// one.
 #[test]
 fn what_somebody_who_has_gone_was_owed_costs_nobody_else_anything() {
     let ours = Ours::local(settings(3));

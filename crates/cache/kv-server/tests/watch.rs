@@ -20,8 +20,8 @@ fn begin(mut stream: UnixStream, kinds: &str) -> UnixStream {
     stream
 }
 
-/// An event without what two servers differ in: time, numbers and classes. memcached shows what is left of an expiry that
-/// has passed as a number without a sign.
+/// An event without what two servers differ in: time, numbers and classes. memcached shows what is
+/// left of an expiry that has passed as a number without a sign.
 fn comparable(line: &str) -> String {
     let differ = ["ts", "gid", "clsid", "cfd"];
     line.split(' ')

@@ -1,9 +1,10 @@
 //! Every policy's miss ratio through the store itself, with all its costs: the table in
 //! docs/researchers/measurements.md.
 //!
-//! `cargo run --release -p farpool-kv-store --example policy_misses`; seeded, so always the same numbers. Each workload reads
-//! keys and stores those that are missing, in one shard of 16 MiB, and is measured in its second half. What a policy takes
-//! for each item is told of items with 12-byte keys and 64-byte values that fill 64 MiB.
+//! `cargo run --release -p farpool-kv-store --example policy_misses`; seeded, so always the same
+//! numbers. Each workload reads keys and stores those that are missing, in one shard of 16 MiB, and
+//! is measured in its second half. What a policy takes for each item is told of items with 12-byte
+//! keys and 64-byte values that fill 64 MiB.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;
@@ -47,7 +48,8 @@ fn zipf() -> Vec<Request> {
     (0..REQUESTS).map(|_| (zipf.draw(&mut rng), 300)).collect()
 }
 
-/// Zipf, and a third of the keys never comes again; values of 32 to 1,055 bytes, the same for a key each time.
+/// Zipf, and a third of the keys never comes again; values of 32 to 1,055 bytes, the same for a key
+/// each time.
 fn one_time_visitors() -> Vec<Request> {
     let (zipf, mut rng) = (Zipf::new(KEYS), Rng::new(2));
     let request = |at: usize| {

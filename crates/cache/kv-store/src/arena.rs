@@ -1,13 +1,13 @@
 //! The memory of a shard: segments that are filled from front to back and given back whole.
 //!
 //! Usual segments lie one after the other in one mapping, so that an item's place is its offset in
-//! it. An item that is large beside a segment has a mapping of its own, a *lone* segment; its memory
-//! goes back to the kernel when it goes. Nothing is ever moved to make room between items, so
-//! sizes that shift cannot break the memory into pieces nobody can use.
+//! it. An item that is large beside a segment has a mapping of its own, a *lone* segment; its
+//! memory goes back to the kernel when it goes. Nothing is ever moved to make room between items,
+//! so sizes that shift cannot break the memory into pieces nobody can use.
 //!
-//! Where clients may lease values, all of this lies in one file in memory that they map: usual segments first, lone ones in
-//! an area behind. That file is mostly holes; whoever reads a hole has the kernel put a page there, so
-//! [`Arena::cut_strays`] gives back what is not ours.
+//! Where clients may lease values, all of this lies in one file in memory that they map: usual
+//! segments first, lone ones in an area behind. That file is mostly holes; whoever reads a hole has
+//! the kernel put a page there, so [`Arena::cut_strays`] gives back what is not ours.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,8 +20,8 @@ use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
 
-/// What is loaded ahead of an item, in cache lines: a small one may begin near the end of its first line and reach into its
-/// third. What waits for that line waits as long as for all of it.
+/// What is loaded ahead of an item, in cache lines: a small one may begin near the end of its first
+/// line and reach into its third. What waits for that line waits as long as for all of it.
 const PREFETCH_LINES: usize = 3;
 const LINE_BYTES: usize = 64;
 /// The most segments, usual and lone together: what the 25 upper bits of a place can number.
@@ -34,14 +34,17 @@ pub const SEGMENT_BYTES_MAX: usize = ALIGN_BYTES << OFFSET_BITS;
 pub const SEGMENT_BYTES_MIN: usize = 32 << 10;
 /// A shard has at least this many usual segments while that keeps them above the smallest size.
 const SEGMENTS_WANTED: usize = 256;
-/// An item larger than this share of a segment gets its own mapping: less would be lost at the ends of segments.
+/// An item larger than this share of a segment gets its own mapping: less would be lost at the ends
+/// of segments.
 const LONE_SHARE: usize = 4;
 /// What the kernel counts the memory of a file in.
 const BLOCK_BYTES: usize = 512;
-/// The area for lone segments in shared memory, in times of that for usual ones: address space for holes between them. When no
-/// hole is long enough, an item gets memory that is not shared, and cannot be leased.
+/// The area for lone segments in shared memory, in times of that for usual ones: address space for
+/// holes between them. When no hole is long enough, an item gets memory that is not shared, and
+/// cannot be leased.
 const LONE_AREA_TIMES: usize = 2;
-/// Shared memory beyond the limit that is let be: the last huge page of the usual segments, and what the index leaves.
+/// Shared memory beyond the limit that is let be: the last huge page of the usual segments, and
+/// what the index leaves.
 const STRAY_BYTES_MAX: usize = 4 << 20;
 
 /// Which of the two queues of S3-FIFO a segment stands in.
@@ -145,8 +148,8 @@ pub struct Arena {
     usual: usize,
     /// Free usual segments whose memory is still ours.
     free_usual: Vec<u32>,
-    /// Those whose memory went back to the kernel. The first is used again first: the kernel gives huge pages, and
-    /// neighbours share one.
+    /// Those whose memory went back to the kernel. The first is used again first: the kernel gives
+    /// huge pages, and neighbours share one.
     released_usual: BinaryHeap<Reverse<u32>>,
     free_lone: Vec<u32>,
     /// Usual segments never used so far begin here.
@@ -156,8 +159,8 @@ pub struct Arena {
 
 impl Arena {
     /// An arena for about `limit_bytes` that can grow to `reserve_bytes`; how far it does is the
-    /// caller's decision. Other processes may read it if it `is_shared`. None when the kernel refuses even the address
-    /// space of the limit.
+    /// caller's decision. Other processes may read it if it `is_shared`. None when the kernel
+    /// refuses even the address space of the limit.
     #[must_use]
     pub fn new(limit_bytes: usize, reserve_bytes: usize, is_shared: bool) -> Option<Self> {
         let segment_bytes = (limit_bytes / SEGMENTS_WANTED)
@@ -211,7 +214,8 @@ impl Arena {
         footprint_bytes > self.segment_bytes / LONE_SHARE
     }
 
-    /// Opens a segment for items like one of `footprint_bytes`. None when numbers or memory run out.
+    /// Opens a segment for items like one of `footprint_bytes`. None when numbers or memory run
+    /// out.
     pub fn open(&mut self, footprint_bytes: usize, segment: Segment) -> Option<SegmentId> {
         let is_lone = self.is_lone(footprint_bytes);
         let number = if is_lone { self.lone_number()? } else { self.usual_number()? };
@@ -295,8 +299,9 @@ impl Arena {
         self.free_usual.len() * self.segment_bytes
     }
 
-    /// Returns the memory behind free usual segments to the kernel until no more than so much is left. Segments that are used
-    /// again must not bring their neighbours' memory back, so there are no huge pages for them.
+    /// Returns the memory behind free usual segments to the kernel until no more than so much is
+    /// left. Segments that are used again must not bring their neighbours' memory back, so there
+    /// are no huge pages for them.
     pub fn release_idle(&mut self, idle_bytes_max: usize) {
         if self.idle_bytes() > idle_bytes_max && self.released_usual.is_empty() {
             self.memory.forgo_huge_pages();
@@ -311,7 +316,8 @@ impl Arena {
         }
     }
 
-    /// Gives memory back that readers have the kernel put into holes, once it is more than the limit leaves.
+    /// Gives memory back that readers have the kernel put into holes, once it is more than the
+    /// limit leaves.
     pub fn cut_strays(&mut self, limit_bytes: usize) {
         let Some(shared) = &self.shared else { return };
         let Ok(status) = rustix::fs::fstat(&shared.reader) else { return };
@@ -336,7 +342,8 @@ impl Arena {
         self.shared.as_ref().map(|shared| (shared.reader.as_fd(), self.memory.len()))
     }
 
-    /// Where these bytes of the item at `place` lie in the memory that others map; None if it is not in there.
+    /// Where these bytes of the item at `place` lie in the memory that others map; None if it is
+    /// not in there.
     #[must_use]
     pub fn shared_at(&self, place: Place, offset: usize) -> Option<usize> {
         self.shared.as_ref()?;

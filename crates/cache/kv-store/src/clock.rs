@@ -1,7 +1,8 @@
-//! The server's clock: whole seconds since a little before the start, and how clients' expiry times become such seconds.
+//! The server's clock: whole seconds since a little before the start, and how clients' expiry times
+//! become such seconds.
 //!
-//! As in memcached, an expiry up to 30 days counts from now, a larger one is a Unix time, 0 means never
-//! and a negative one has passed already.
+//! As in memcached, an expiry up to 30 days counts from now, a larger one is a Unix time, 0 means
+//! never and a negative one has passed already.
 
 use farpool_units::at_most;
 
@@ -26,9 +27,10 @@ impl Clock {
         Self { zero_unix_s: unix_s - i64::from(START_S), start_s: START_S, now_s: START_S }
     }
 
-    /// A clock that goes on where an earlier one stopped, so that its expiry times stay right: its zero, and the
-    /// last second it was seen to read. It does not go back, even when the world's clock did: then its zero is
-    /// another one, so that Unix times are again what the world takes them for.
+    /// A clock that goes on where an earlier one stopped, so that its expiry times stay right: its
+    /// zero, and the last second it was seen to read. It does not go back, even when the world's
+    /// clock did: then its zero is another one, so that Unix times are again what the world takes
+    /// them for.
     #[must_use]
     pub fn resume(zero_unix_s: i64, last_s: u32, unix_s: i64) -> Self {
         let passed_s: u32 = at_most(unix_s.saturating_sub(zero_unix_s));

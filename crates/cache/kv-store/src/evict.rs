@@ -1,8 +1,10 @@
-//! Making room: expired segments first, then flushed items, then segments that are mostly holes, then S3-FIFO, or another policy ([`super::ranked`]).
+//! Making room: expired segments first, then flushed items, then segments that are mostly holes,
+//! then S3-FIFO, or another policy ([`super::ranked`]).
 //!
-//! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its items
-//! that were read go on (from the small queue to the main queue, in the main queue for one more round),
-//! the others go. One segment stays in reserve so that what goes on always has where to.
+//! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its
+//! items that were read go on (from the small queue to the main queue, in the main queue for one
+//! more round), the others go. One segment stays in reserve so that what goes on always has where
+//! to.
 
 use farpool_policy::cache::S3_FIFO_PROMOTION_REFERENCES;
 use farpool_units::exactly;
@@ -44,8 +46,8 @@ impl Store {
         made
     }
 
-    /// Large items come, tables grow and limits come down: segments that are free must not keep memory for which there is no
-    /// room, beside `bytes` that are to come.
+    /// Large items come, tables grow and limits come down: segments that are free must not keep
+    /// memory for which there is no room, beside `bytes` that are to come.
     pub(super) fn release_idle(&mut self, bytes: usize) {
         let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes() + bytes);
         self.arena.release_idle(idle_bytes_max);
@@ -95,8 +97,8 @@ impl Store {
         !expired.is_empty()
     }
 
-    /// Takes the flushed items out of the next segment that has any; false when there is none any more. Left to
-    /// the policy they would stay for long: some were read often.
+    /// Takes the flushed items out of the next segment that has any; false when there is none any
+    /// more. Left to the policy they would stay for long: some were read often.
     fn free_flushed(&mut self) -> bool {
         while let Some(from) = self.flushed_from {
             let next = self.arena.first_in_use(from);
@@ -125,7 +127,8 @@ impl Store {
         false
     }
 
-    /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its least.
+    /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its
+    /// least.
     pub fn set_limit(&mut self, limit_bytes: usize) -> Result<(), StoreError> {
         let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
         self.settings.limit_bytes = limit_bytes;
@@ -163,7 +166,8 @@ impl Store {
         free.max_by_key(|&id| self.arena.segment(id).used_bytes)
     }
 
-    /// Closes the fullest open segment, which frees it if nothing in it is live; false when none is open.
+    /// Closes the fullest open segment, which frees it if nothing in it is live; false when none is
+    /// open.
     pub(super) fn close_fullest(&mut self) -> bool {
         let fullest = self.fullest_open();
         fullest.map(|id| self.close(id)).is_some()
@@ -310,8 +314,8 @@ impl Store {
         self.arena.segment_mut(SegmentId::of(place)).died(footprint);
     }
 
-    /// Moves an item on into `queue`; false if it took its lone segment with it. `entry` is what the index
-    /// shall say, but for the new place.
+    /// Moves an item on into `queue`; false if it took its lone segment with it. `entry` is what
+    /// the index shall say, but for the new place.
     fn go_on(
         &mut self,
         from: SegmentId,
@@ -369,8 +373,8 @@ impl Store {
         self.queues[queue as usize].push(&mut self.arena, id);
     }
 
-    /// An open segment for an item that goes on; its memory comes from the reserve. It counts CAS numbers
-    /// and ages from no later than `from`.
+    /// An open segment for an item that goes on; its memory comes from the reserve. It counts CAS
+    /// numbers and ages from no later than `from`.
     fn segment_to_go_on(
         &mut self,
         queue: Queue,

@@ -1,7 +1,8 @@
-//! Which parts of a range are free: the smallest that fits is taken, neighbours grow together again.
+//! Which parts of a range are free: the smallest that fits is taken, neighbours grow together
+//! again.
 //!
-//! Only numbers: what lies there is the caller's. Free parts cost no memory (their pages are given back), so what is lost
-//! between two parts in use is address space alone.
+//! Only numbers: what lies there is the caller's. Free parts cost no memory (their pages are given
+//! back), so what is lost between two parts in use is address space alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +82,8 @@ mod tests {
     const TO: usize = 1100;
 
     proptest! {
-        /// Against a map of bytes: parts in use never overlap, and free parts are as long as they can be.
+        /// Against a map of bytes: parts in use never overlap, and free parts are as long as they
+        /// can be.
         #[test]
         fn what_is_free_is_free(steps in prop::collection::vec((any::<bool>(), 1usize..200, any::<prop::sample::Index>()), 1..200)) {
             let mut extents = Extents::new(FROM, TO);

@@ -1,7 +1,7 @@
 //! The keys that left the small queue unread: who comes back soon goes to the main queue at once.
 //!
-//! Fingerprints of 16 bits in rows of one cache line, each row first in, first out. A row forgets by
-//! itself, so the whole remembers about as many keys as it has places. One miss in about two
+//! Fingerprints of 16 bits in rows of one cache line, each row first in, first out. A row forgets
+//! by itself, so the whole remembers about as many keys as it has places. One miss in about two
 //! thousand is mistaken for a known key, which costs nothing but a place in the main queue.
 
 use farpool_units::exactly;

@@ -1,14 +1,15 @@
 //! Where every item is: one word of 8 bytes for each, in buckets of one cache line.
 //!
-//! An entry holds the item's place, its tier, how often it was hit, and the low 19 bits of the upper
-//! half of its key's hash. The index keeps no keys: who matches these bits is asked for its key.
+//! An entry holds the item's place, its tier, how often it was hit, and the low 19 bits of the
+//! upper half of its key's hash. The index keeps no keys: who matches these bits is asked for its
+//! key.
 //!
-//! The hash space is cut into *regions*. Each is a table in which an item has two buckets: its home,
-//! which stands in the order of the hash, and another that home and tag give; either leads to the
-//! other, so entries move between them when both are full (cuckoo hashing). Bucket, tag and one bit
-//! that says which of the two it is tell the 32 bits of the hash that the index needs. So it grows without a look at the
-//! items, which may lie on flash: a region grows by quarters of its first size, then splits into two.
-//! Growth by quarters keeps the tables at least about 72 % full.
+//! The hash space is cut into *regions*. Each is a table in which an item has two buckets: its
+//! home, which stands in the order of the hash, and another that home and tag give; either leads to
+//! the other, so entries move between them when both are full (cuckoo hashing). Bucket, tag and one
+//! bit that says which of the two it is tell the 32 bits of the hash that the index needs. So it
+//! grows without a look at the items, which may lie on flash: a region grows by quarters of its
+//! first size, then splits into two. Growth by quarters keeps the tables at least about 72 % full.
 
 use farpool_units::exactly;
 
@@ -20,7 +21,8 @@ const BUCKET_ENTRIES: usize = 8;
 const REGION_BUCKETS: usize = 1 << 14;
 /// The steps in which a region grows, in quarters of [`REGION_BUCKETS`]; after the last it splits.
 const GROWTH_QUARTERS: std::ops::RangeInclusive<usize> = 4..=7;
-/// The most splits: 16,384 regions, about 3.5 thousand million items for one shard; then nothing new is taken.
+/// The most splits: 16,384 regions, about 3.5 thousand million items for one shard; then nothing
+/// new is taken.
 const DEPTH_MAX: u32 = 14;
 
 /// How full a region gets before it grows, in percent; beyond, entries move too often.
@@ -134,7 +136,8 @@ pub struct EntryAt {
     word: u32,
 }
 
-/// The index cannot take the item: too many keys share a hash, memory is refused, or it is as large as it gets.
+/// The index cannot take the item: too many keys share a hash, memory is refused, or it is as large
+/// as it gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the index of the shard is full")]
 pub struct IndexFull;
@@ -209,7 +212,8 @@ impl Region {
 
     /// Moves entries of a full bucket, and of those that they push, to their other buckets.
     fn make_gap(&mut self, bucket: usize) -> Option<usize> {
-        // A chain of places: the entry of each goes to the place after it, the last of which is a gap.
+        // A chain of places: the entry of each goes to the place after it, the last of which is a
+        // gap.
         let mut chain = Vec::with_capacity(MOVES_MAX);
         let mut bucket = bucket;
         for step in 0..MOVES_MAX {
@@ -360,8 +364,9 @@ impl Index {
         region.entries -= 1;
     }
 
-    /// Removes the entries of one region that `goes` says of; how many. None when there is no such region. An entry
-    /// never moves to a region that was before its own, so a walk over all numbers meets every entry.
+    /// Removes the entries of one region that `goes` says of; how many. None when there is no such
+    /// region. An entry never moves to a region that was before its own, so a walk over all numbers
+    /// meets every entry.
     pub fn remove_in(
         &mut self,
         number: usize,
@@ -389,7 +394,8 @@ impl Index {
     /// Makes region `number` larger by a quarter, or splits it.
     fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
         let old = &self.regions[number as usize];
-        // A table that is full in one place and empty elsewhere holds keys with one hash: larger would not help.
+        // A table that is full in one place and empty elsewhere holds keys with one hash: larger
+        // would not help.
         if old.entries < old.buckets * BUCKET_ENTRIES / 2 {
             return Err(IndexFull);
         }
@@ -503,7 +509,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, .. ProptestConfig::default() })]
-        /// Hashes crowd into a few buckets, so that displacement and closing gaps happen all the time.
+        /// Hashes crowd into a few buckets, so that displacement and closing gaps happen all the
+        /// time.
         #[test]
         fn it_behaves_like_a_map(
             steps in prop::collection::vec((0u64..400, any::<bool>()), 1..4000), buckets in 1u64..40,

@@ -1,4 +1,5 @@
-//! How one item lies in memory: a header of 12 bytes, what only some items have, the key, the value.
+//! How one item lies in memory: a header of 12 bytes, what only some items have, the key, the
+//! value.
 //!
 //! ```text
 //!     0   u32  value length in bytes (30 bits)
@@ -12,8 +13,8 @@
 //!         key, value
 //! ```
 //!
-//! A key of 12 bytes with a value of 64 takes 88 bytes and 8 in the index, where memcached takes 156.
-//! Items begin at multiples of [`ALIGN_BYTES`].
+//! A key of 12 bytes with a value of 64 takes 88 bytes and 8 in the index, where memcached takes
+//! 156. Items begin at multiples of [`ALIGN_BYTES`].
 
 use farpool_units::{at_most, exactly};
 
@@ -26,8 +27,8 @@ pub const KEY_BYTES_MAX: usize = 250;
 /// The longest value that the header can say: 30 bits. memcached's `-I` ends there, too.
 pub const VALUE_BYTES_MAX: usize = (1 << 30) - 1;
 
-/// What memcached counts an item as against `-I`: its header with CAS number, key, flags, value and the
-/// line end behind it.
+/// What memcached counts an item as against `-I`: its header with CAS number, key, flags, value and
+/// the line end behind it.
 #[must_use]
 pub const fn memcached_bytes(key_bytes: usize, client_flags: u32, value_bytes: usize) -> usize {
     let flags = if client_flags == 0 { 0 } else { 4 };
@@ -94,8 +95,8 @@ pub struct Header {
     pub key_bytes: u8,
     pub marks: u8,
     pub access: AccessTime,
-    /// The number under which it was stored, relative to the segment's first. With [`mark::WIDE_CAS`]
-    /// clients see another.
+    /// The number under which it was stored, relative to the segment's first. With
+    /// [`mark::WIDE_CAS`] clients see another.
     pub cas: u32,
 }
 

@@ -1,11 +1,12 @@
 //! Leases: clients on the same host read a value where it lies, instead of a copy of it.
 //!
-//! As long as a segment has a lease, nothing that lies in it changes its bytes, and it is neither freed nor used again. All else
-//! goes on: its items may be replaced, deleted, flushed, expire or be evicted, and a segment that holds nothing else any more is
-//! *held* until its last lease ends. So a lease shows the value as it was when it was given.
+//! As long as a segment has a lease, nothing that lies in it changes its bytes, and it is neither
+//! freed nor used again. All else goes on: its items may be replaced, deleted, flushed, expire or
+//! be evicted, and a segment that holds nothing else any more is *held* until its last lease ends.
+//! So a lease shows the value as it was when it was given.
 //!
-//! What leases pin cannot make room. It is bounded by [`LEASED_PERCENT_MAX`], and whoever makes room takes other segments
-//! first, so there is always one to take.
+//! What leases pin cannot make room. It is bounded by [`LEASED_PERCENT_MAX`], and whoever makes
+//! room takes other segments first, so there is always one to take.
 
 use std::os::fd::BorrowedFd;
 
@@ -13,8 +14,8 @@ use super::arena::{Queue, SegmentId};
 use super::item::ItemParts;
 use super::{Found, Store, StoreError, StoreSettings};
 
-/// The share of the memory for items that leased segments may take: enough for clients that read what they lease at once, and
-/// three quarters stay to make room in. Beyond it values are copied.
+/// The share of the memory for items that leased segments may take: enough for clients that read
+/// what they lease at once, and three quarters stay to make room in. Beyond it values are copied.
 pub const LEASED_PERCENT_MAX: usize = 25;
 
 /// The right to read a value; it is given back with [`Store::release`].
@@ -41,7 +42,8 @@ pub struct LeasesHeld {
 }
 
 impl Store {
-    /// As [`Store::new`], with items in memory that other processes may read, so that leases can be given.
+    /// As [`Store::new`], with items in memory that other processes may read, so that leases can be
+    /// given.
     pub fn leasing(settings: StoreSettings) -> Result<Self, StoreError> {
         Self::with_memory(settings, true)
     }
@@ -62,7 +64,8 @@ impl Store {
         self.settings.limit_bytes.saturating_sub(beside) / 100 * LEASED_PERCENT_MAX
     }
 
-    /// Leases an item's value; None if too much is leased already, or it lies where nobody else can read.
+    /// Leases an item's value; None if too much is leased already, or it lies where nobody else can
+    /// read.
     #[must_use]
     pub fn lease(&mut self, found: Found) -> Option<LeasedValue> {
         let lease = self.try_lease(found);
@@ -117,7 +120,8 @@ impl Store {
         }
     }
 
-    /// Gives back what readers have the kernel put into the holes of shared memory. To be done now and then.
+    /// Gives back what readers have the kernel put into the holes of shared memory. To be done now
+    /// and then.
     pub fn cut_strays(&mut self) {
         self.arena.cut_strays(self.settings.limit_bytes);
     }
@@ -134,7 +138,8 @@ impl Store {
         }
     }
 
-    /// The oldest segment of a queue that can make room. Those with leases go to the queue's end, for another round.
+    /// The oldest segment of a queue that can make room. Those with leases go to the queue's end,
+    /// for another round.
     pub(super) fn oldest_unleased(&mut self, queue: Queue) -> Option<SegmentId> {
         for _ in 0..=self.leases.segments {
             let id = self.queues[queue as usize].oldest()?;

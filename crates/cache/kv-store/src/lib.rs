@@ -1,13 +1,15 @@
-//! The items of one shard: owned by one thread, without locks, clocks or I/O of its own; and what is
-//! observed of them ([`observe`]).
+//! The items of one shard: owned by one thread, without locks, clocks or I/O of its own; and what
+//! is observed of them ([`observe`]).
 //!
-//! Items lie in append-only segments ([`arena`]), one word of the [`index`] points to each. A segment
-//! belongs to a class of lifetimes, so that expiry frees whole segments, and to one of S3-FIFO's two
-//! queues, so that eviction does ([`evict`]); under another policy items go one by one, and segments full of holes are
-//! emptied ([`ranked`]). Overwriting leaves a hole behind, unless the new value fits exactly.
+//! Items lie in append-only segments ([`arena`]), one word of the [`index`] points to each. A
+//! segment belongs to a class of lifetimes, so that expiry frees whole segments, and to one of
+//! S3-FIFO's two queues, so that eviction does ([`evict`]); under another policy items go one by
+//! one, and segments full of holes are emptied ([`ranked`]). Overwriting leaves a hole behind,
+//! unless the new value fits exactly.
 //!
-//! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum of all
-//! memory never passes the limit by more than what one insertion needs; time is told, never read.
+//! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum
+//! of all memory never passes the limit by more than what one insertion needs; time is told, never
+//! read.
 
 pub mod arena;
 pub mod clock;
@@ -261,7 +263,8 @@ impl Store {
         self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
     }
 
-    /// Memory that the shard has from the kernel: what it takes, and what it keeps for what comes next.
+    /// Memory that the shard has from the kernel: what it takes, and what it keeps for what comes
+    /// next.
     #[must_use]
     pub const fn resident_bytes(&self) -> usize {
         self.used_bytes() + self.arena.idle_bytes()
@@ -278,8 +281,8 @@ impl Store {
         self.last_cas
     }
 
-    /// Everything that is there at the second `at_s` is gone from then on; what is there now, if that has
-    /// come. A later order replaces one that is still to come.
+    /// Everything that is there at the second `at_s` is gone from then on; what is there now, if
+    /// that has come. A later order replaces one that is still to come.
     pub fn flush_all(&mut self, at_s: u32) {
         if at_s <= self.now_s {
             self.flushed_cas = self.next_cas();
@@ -296,13 +299,15 @@ impl Store {
         self.last_cas
     }
 
-    /// The number up to which everything was flushed, and the second of a flush that is still to come (0 = none).
+    /// The number up to which everything was flushed, and the second of a flush that is still to
+    /// come (0 = none).
     #[must_use]
     pub fn flushes(&self) -> (u64, u32) {
         (self.flushed_cas, self.flush_at_s.unwrap_or(0))
     }
 
-    /// Goes on where an earlier store stopped: see [`Self::last_cas`] and [`Self::flushes`]. Only for an empty one.
+    /// Goes on where an earlier store stopped: see [`Self::last_cas`] and [`Self::flushes`]. Only
+    /// for an empty one.
     pub fn resume(&mut self, last_cas: u64, (flushed_cas, flush_at_s): (u64, u32)) {
         self.last_cas = last_cas;
         self.flushed_cas = flushed_cas;
@@ -329,7 +334,8 @@ impl Store {
         }
     }
 
-    /// The item of a key, if it is there, has not expired and was not flushed. Who watches is told of the look.
+    /// The item of a key, if it is there, has not expired and was not flushed. Who watches is told
+    /// of the look.
     #[inline]
     pub fn find(&mut self, key: &[u8], hash: u64) -> Option<Found> {
         let found = self.find_untold(key, hash);
@@ -424,7 +430,8 @@ impl Store {
     pub fn note_read(&mut self, found: Found) {
         let entry = self.index.entry(found.at);
         if entry.hits() < index::HITS_MAX {
-            // Another policy's items never have the most hits, so hot items of S3-FIFO do not even ask.
+            // Another policy's items never have the most hits, so hot items of S3-FIFO do not even
+            // ask.
             match self.ranked {
                 None => self.index.set(found.at, entry.hit()),
                 Some(_) => self.note_ranked_read(found, entry),
@@ -460,8 +467,8 @@ impl Store {
         header.write(self.arena.item_mut(found.place));
     }
 
-    /// Changes the expiry. An item without room for one is stored anew, so the item may be elsewhere
-    /// afterwards; the marks, the CAS number and the time of the last access stay.
+    /// Changes the expiry. An item without room for one is stored anew, so the item may be
+    /// elsewhere afterwards; the marks, the CAS number and the time of the last access stay.
     pub fn set_expiry(
         &mut self,
         found: Found,

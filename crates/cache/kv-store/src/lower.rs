@@ -1,15 +1,17 @@
-//! What the store knows of items in the tiers below: entries without keys, and what leaves memory for them.
+//! What the store knows of items in the tiers below: entries without keys, and what leaves memory
+//! for them.
 //!
-//! Invariant: a key with an item in memory has no entry of a lower tier. So storing a new item takes out every lower entry
-//! that could be the key's; one that was another key's (their tags are equal) becomes a miss, never a wrong value.
+//! Invariant: a key with an item in memory has no entry of a lower tier. So storing a new item
+//! takes out every lower entry that could be the key's; one that was another key's (their tags are
+//! equal) becomes a miss, never a wrong value.
 
 use super::index::{Entry, EntryAt, IndexFull, ItemAt, Place, Tier};
 use super::item::{ItemParts, ItemView, mark};
 use super::{Found, Store, StoreError};
 use crate::record::{self, Record};
 
-/// How much of its memory a shard gives to pointing at items of lower tiers; beyond, items that leave
-/// memory are dropped.
+/// How much of its memory a shard gives to pointing at items of lower tiers; beyond, items that
+/// leave memory are dropped.
 const LOWER_INDEX_PERCENT_MAX: usize = 60;
 /// What one such entry takes at most: 8 bytes in tables that are at least about 70 % full.
 const LOWER_ENTRY_BYTES: usize = 12;
@@ -48,8 +50,8 @@ impl Outbox {
         self.victims.is_empty() && self.forgotten.is_empty()
     }
 
-    /// Places on flash that no entry points to any more, because something newer was stored or the item deleted.
-    /// A later process must not find them either.
+    /// Places on flash that no entry points to any more, because something newer was stored or the
+    /// item deleted. A later process must not find them either.
     #[must_use]
     pub fn forgotten(&self) -> &[Place] {
         &self.forgotten
@@ -172,8 +174,8 @@ impl Store {
         }
     }
 
-    /// Forgets the items of far memory of whose places `is_gone` says so, in one part of the index: false when there
-    /// is no such part, and all were looked at.
+    /// Forgets the items of far memory of whose places `is_gone` says so, in one part of the index:
+    /// false when there is no such part, and all were looked at.
     pub fn forget_far_in(&mut self, part: usize, mut is_gone: impl FnMut(Place) -> bool) -> bool {
         let goes = |it: Entry| it.tier() == Tier::Far && is_gone(it.place());
         let Some(removed) = self.index.remove_in(part, goes) else { return false };

@@ -3,9 +3,10 @@
 //! The allocator is not used for what is large, because what it keeps would be memory that the
 //! limit does not see.
 //!
-//! Memory that other processes shall read is a file in memory ([`Mapping::readable_by_others`]). It is not sealed against
-//! future writers: the kernel refuses to take pages back out of such a file (`MADV_REMOVE` is EPERM). What
-//! keeps others from writing is that they get a descriptor that only reads, and a mode that lets nobody open it anew.
+//! Memory that other processes shall read is a file in memory ([`Mapping::readable_by_others`]). It
+//! is not sealed against future writers: the kernel refuses to take pages back out of such a file
+//! (`MADV_REMOVE` is EPERM). What keeps others from writing is that they get a descriptor that only
+//! reads, and a mode that lets nobody open it anew.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -49,7 +50,8 @@ impl Mapping {
         Some(Self { address: NonNull::new(address.cast())?, bytes, is_shared: false })
     }
 
-    /// `bytes` of zeros that others can map with the descriptor that comes back, to read them. The size stays.
+    /// `bytes` of zeros that others can map with the descriptor that comes back, to read them. The
+    /// size stays.
     pub fn readable_by_others(bytes: usize) -> Result<(Self, OwnedFd), Errno> {
         let bytes = bytes.max(1);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -87,7 +89,8 @@ impl Mapping {
             unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
     }
 
-    /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there stay.
+    /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there
+    /// stay.
     pub fn forgo_huge_pages(&mut self) {
         // SAFETY: as above.
         let _ =
@@ -109,7 +112,8 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr().cast(), self.bytes / 8) }
     }
 
-    /// Gives the memory behind `range` back; it reads as zeros afterwards. The range is of whole pages.
+    /// Gives the memory behind `range` back; it reads as zeros afterwards. The range is of whole
+    /// pages.
     pub fn release(&mut self, range: Range<usize>) {
         // A shared file keeps what is only not needed; it has to be cut out.
         let advice = if self.is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };

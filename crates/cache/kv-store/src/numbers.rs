@@ -1,9 +1,10 @@
 //! Which item goes, asked of a policy of `farpool_policy`: keys get numbers for it.
 //!
-//! Policies know items by dense numbers, as long as they are there and as long as the policy remembers them
-//! afterwards. A second index leads from a key's hash to its number, a table from the number back to the hash.
-//! When a number is free, the last one takes its place, so all tables are as long as what is known, and shrink with
-//! it. It takes 8 bytes of table and about 10 of index for each known key, and the policy's own.
+//! Policies know items by dense numbers, as long as they are there and as long as the policy
+//! remembers them afterwards. A second index leads from a key's hash to its number, a table from
+//! the number back to the hash. When a number is free, the last one takes its place, so all tables
+//! are as long as what is known, and shrink with it. It takes 8 bytes of table and about 10 of
+//! index for each known key, and the policy's own.
 //!
 //! Two keys with one hash of 64 bits are one to the policy: they come and go together.
 
@@ -80,8 +81,9 @@ impl Ranked {
         }
     }
 
-    /// An item was stored: a new one, or in place of another, which counts as a read. Fails when keys cannot be told apart
-    /// any more or memory is refused; then the policy does not know the item.
+    /// An item was stored: a new one, or in place of another, which counts as a read. Fails when
+    /// keys cannot be told apart any more or memory is refused; then the policy does not know the
+    /// item.
     pub(super) fn store(&mut self, hash: u64) -> Result<(), IndexFull> {
         let number = match self.find(hash) {
             Some((_, number)) if self.policy.touch(number, &mut self.forgotten) => {
@@ -218,7 +220,8 @@ mod tests {
         farpool_keyvault::owner::hash_key(&key.to_le_bytes())
     }
 
-    /// Every number leads to its hash and back, and nobody has a number whom the policy does not know.
+    /// Every number leads to its hash and back, and nobody has a number whom the policy does not
+    /// know.
     fn check(ranked: &Ranked) {
         assert_eq!(ranked.numbers.entries(), ranked.hashes.len());
         for (number, &hash) in (0..).zip(&ranked.hashes) {

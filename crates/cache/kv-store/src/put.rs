@@ -1,4 +1,5 @@
-//! Storing: in place where the new item fits exactly, else behind what lies in an open segment of its kind.
+//! Storing: in place where the new item fits exactly, else behind what lies in an open segment of
+//! its kind.
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
 
@@ -149,7 +150,8 @@ impl Store {
             * S3_FIFO_SMALL_PERCENT as usize
     }
 
-    /// An open segment with room for the item, in whose reach `cas` is, if it is not too old for any.
+    /// An open segment with room for the item, in whose reach `cas` is, if it is not too old for
+    /// any.
     fn segment_for(
         &mut self,
         queue: Queue,

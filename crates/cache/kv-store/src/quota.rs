@@ -1,7 +1,8 @@
 //! Quotas: how much memory the items of a prefix may take together.
 //!
-//! Who would go beyond makes room among his own: the oldest items of the prefix go, those that were read since get another
-//! round. Others are not touched, and a quota promises nobody memory: it only bounds.
+//! Who would go beyond makes room among his own: the oldest items of the prefix go, those that were
+//! read since get another round. Others are not touched, and a quota promises nobody memory: it
+//! only bounds.
 //!
 //! Invariant: `used_bytes` of a quota is the sum of its items' footprints in memory.
 
@@ -13,9 +14,11 @@ use super::index::{Entry, Place, Tier};
 use super::key::HashedKey;
 use super::{Found, Store, StoreError};
 
-/// Items that get another round before one must go whatever was read: it bounds the work for one insertion.
+/// Items that get another round before one must go whatever was read: it bounds the work for one
+/// insertion.
 const ROUNDS_MAX: usize = 32;
-/// Hashes of items that are gone are let be until they are more than those that are there, and these.
+/// Hashes of items that are gone are let be until they are more than those that are there, and
+/// these.
 const STALE_MIN: usize = 64;
 
 /// How much one prefix may take of a shard.
@@ -93,7 +96,8 @@ impl Store {
         self.quotas.0.iter().map(|it| it.report.clone()).collect()
     }
 
-    /// Makes room under the key's quota, if it has one, for an item of this size in place of what the key has.
+    /// Makes room under the key's quota, if it has one, for an item of this size in place of what
+    /// the key has.
     #[inline]
     pub(super) fn make_quota_room(
         &mut self,

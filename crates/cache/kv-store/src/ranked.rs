@@ -1,8 +1,10 @@
-//! Making room as a policy of `farpool_policy` says: it chooses items one by one, wherever they lie.
+//! Making room as a policy of `farpool_policy` says: it chooses items one by one, wherever they
+//! lie.
 //!
-//! An item that goes leaves a hole. Once holes take their share of the memory, segments with many of them are
-//! emptied: their items go on into other segments as they are, and what is free becomes one piece
-//! again. The fewer holes are allowed, the more items fit and the more are moved for each that is stored.
+//! An item that goes leaves a hole. Once holes take their share of the memory, segments with many
+//! of them are emptied: their items go on into other segments as they are, and what is free becomes
+//! one piece again. The fewer holes are allowed, the more items fit and the more are moved for each
+//! that is stored.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_policy::CacheKind;
@@ -13,8 +15,9 @@ use super::index::{Entry, HITS_MAX, Place, Tier};
 use super::numbers::Ranked;
 use super::{Found, Store, StoreError};
 
-/// Items go until holes take this share of the segments. At 8 % about five items move for each that is stored where those
-/// that go lie anywhere (`random`), about one under `lru`, and hardly any where they go in the order in which they came.
+/// Items go until holes take this share of the segments. At 8 % about five items move for each that
+/// is stored where those that go lie anywhere (`random`), about one under `lru`, and hardly any
+/// where they go in the order in which they came.
 const HOLES_PERCENT: usize = 8;
 /// How many segments are looked at to find the one with the most holes.
 const SAMPLES: usize = 64;
@@ -22,15 +25,17 @@ const SAMPLES: usize = 64;
 const HOLLOW_PERCENT: usize = 5;
 /// ... nor is one that is still being filled.
 const HOLLOW_OPEN_PERCENT: usize = 50;
-/// For each segment that was emptied without any room made, holes may take so much of a segment more.
+/// For each segment that was emptied without any room made, holes may take so much of a segment
+/// more.
 const IN_VAIN_SHARE: usize = 8;
-/// Segments for items that go on are born no longer ago than twelve days, so that another twelve fit into an
-/// [`super::item::AccessTime`]; an item that was not read for longer looks as if it had been read then.
+/// Segments for items that go on are born no longer ago than twelve days, so that another twelve
+/// fit into an [`super::item::AccessTime`]; an item that was not read for longer looks as if it had
+/// been read then.
 const MOVED_AGE_MAX_S: u32 = 1 << 20;
 
 impl Store {
-    /// Items go as this policy says; [`CacheKind::S3Fifo`], the store's own, if nothing is said. Only for an empty
-    /// store. A store that does not evict needs none.
+    /// Items go as this policy says; [`CacheKind::S3Fifo`], the store's own, if nothing is said.
+    /// Only for an empty store. A store that does not evict needs none.
     pub fn set_policy(&mut self, kind: CacheKind) -> Result<(), StoreError> {
         self.ranked = None;
         if kind != CacheKind::S3Fifo && self.settings.evicts {
@@ -52,7 +57,8 @@ impl Store {
         self.ranked_bytes
     }
 
-    /// Items that the policy can choose from, if it is not the store's own: all, but of those whose keys have one hash, one.
+    /// Items that the policy can choose from, if it is not the store's own: all, but of those whose
+    /// keys have one hash, one.
     #[must_use]
     pub fn ranked_items(&self) -> Option<usize> {
         self.ranked.as_ref().map(|ranked| ranked.len())
@@ -62,7 +68,8 @@ impl Store {
         self.ranked_bytes = self.ranked.as_ref().map_or(0, |ranked| ranked.bytes());
     }
 
-    /// Tells the policy of a read. The index counts too, for quotas, but never so far that it would stop to ask.
+    /// Tells the policy of a read. The index counts too, for quotas, but never so far that it would
+    /// stop to ask.
     #[cold]
     #[inline(never)]
     pub(super) fn note_ranked_read(&mut self, found: Found, entry: Entry) {
@@ -75,7 +82,8 @@ impl Store {
         }
     }
 
-    /// When the policy's tables have to grow for one more item, they do so before room is made for the item.
+    /// When the policy's tables have to grow for one more item, they do so before room is made for
+    /// the item.
     pub(super) fn prepare_ranked(&mut self) -> Result<(), StoreError> {
         if self.ranked.as_mut().is_some_and(|ranked| ranked.prepare()) {
             self.measure_ranked();
@@ -84,9 +92,9 @@ impl Store {
         Ok(())
     }
 
-    /// From when a segment for items that go on counts the times of access, given the birth of the segment that they come
-    /// from. Segments are emptied in any order, so the next has to be as old as the one before, or it would
-    /// often have to be closed half full.
+    /// From when a segment for items that go on counts the times of access, given the birth of the
+    /// segment that they come from. Segments are emptied in any order, so the next has to be as old
+    /// as the one before, or it would often have to be closed half full.
     pub(super) fn moved_birth_s(&self, from_s: u32, before_s: Option<u32>) -> u32 {
         let oldest_s = self.now_s.saturating_sub(MOVED_AGE_MAX_S);
         before_s.unwrap_or(from_s).min(from_s).max(oldest_s)
@@ -170,7 +178,8 @@ impl Store {
         true
     }
 
-    /// A segment that is worth emptying, closed: of some that are looked at the one with the most holes.
+    /// A segment that is worth emptying, closed: of some that are looked at the one with the most
+    /// holes.
     fn hollow_segment(&mut self) -> Option<SegmentId> {
         let mut hollowest: Option<(usize, SegmentId)> = None;
         for _ in 0..SAMPLES {

@@ -1,4 +1,5 @@
-//! An item on its way through a tier: its bytes as in memory, with what its segment knew, under a checksum.
+//! An item on its way through a tier: its bytes as in memory, with what its segment knew, under a
+//! checksum.
 //!
 //! ```text
 //!      0   u32  CRC-32C of the seal of the zone's use and of everything behind this field
@@ -8,8 +9,8 @@
 //!     24   the item: header, what it has, key, value
 //! ```
 //!
-//! The seal tells one use of a zone from every other. It is not stored: who reads knows it, and a record
-//! that an earlier use left behind has another checksum.
+//! The seal tells one use of a zone from every other. It is not stored: who reads knows it, and a
+//! record that an earlier use left behind has another checksum.
 
 use farpool_units::exactly;
 

@@ -1,7 +1,8 @@
 //! Walking through all items in memory, one segment at a time.
 //!
-//! Between two segments the store may change: items that move meanwhile may be met twice or not at all, items that
-//! stay are met once. A segment is walked at once, so no place has to stay right for longer.
+//! Between two segments the store may change: items that move meanwhile may be met twice or not at
+//! all, items that stay are met once. A segment is walked at once, so no place has to stay right
+//! for longer.
 
 use super::index::Tier;
 use super::item::ItemView;
@@ -17,8 +18,8 @@ pub struct Walked<'a> {
 }
 
 impl Store {
-    /// Shows `each` the live items of the first segment in use from number `from` on, until it says false.
-    /// The number to go on from; None when there is no segment any more.
+    /// Shows `each` the live items of the first segment in use from number `from` on, until it says
+    /// false. The number to go on from; None when there is no segment any more.
     pub fn walk_segment(
         &self,
         from: usize,

@@ -73,9 +73,10 @@ fn misses(kind: CacheKind, trace: &[u32]) -> (usize, usize) {
     (misses, items / (trace.len() - trace.len() / 2))
 }
 
-/// Items of one size: then the memory is a number of items, and the store must miss what a cache of so many misses. It
-/// differs by what goes in batches of a segment (0.5 % of the items here), and by the policies' small differences on
-/// demand (`farpool_policy::ranking`): half a point. S3-FIFO, whose queues are of segments, may differ by one.
+/// Items of one size: then the memory is a number of items, and the store must miss what a cache of
+/// so many misses. It differs by what goes in batches of a segment (0.5 % of the items here), and
+/// by the policies' small differences on demand (`farpool_policy::ranking`): half a point. S3-FIFO,
+/// whose queues are of segments, may differ by one.
 #[test]
 fn the_store_misses_what_the_pure_policy_misses() {
     let trace = trace(400_000);
@@ -89,7 +90,8 @@ fn the_store_misses_what_the_pure_policy_misses() {
     }
 }
 
-/// What leaves for want of room goes to the lower tier, each item once and only what is gone from memory.
+/// What leaves for want of room goes to the lower tier, each item once and only what is gone from
+/// memory.
 #[test]
 fn what_leaves_goes_to_the_lower_tier() {
     for kind in CacheKind::ALL {
@@ -114,7 +116,8 @@ fn what_leaves_goes_to_the_lower_tier() {
     }
 }
 
-/// Items of a class of lifetimes expire together; their room is taken back before anybody has to go for it.
+/// Items of a class of lifetimes expire together; their room is taken back before anybody has to go
+/// for it.
 #[test]
 fn what_has_expired_goes_first() {
     for kind in CacheKind::ALL {
@@ -211,7 +214,8 @@ fn what_was_used_last_stays_under_lru() {
     assert_eq!(store.items() as u64 + evictions, 50_003);
 }
 
-/// Where what goes lies anywhere, items move to close the holes: not too many, and what is known of them moves along.
+/// Where what goes lies anywhere, items move to close the holes: not too many, and what is known of
+/// them moves along.
 #[test]
 fn items_that_move_stay_what_they_are() {
     let mut store = store(4 << 20, CacheKind::Random, true);

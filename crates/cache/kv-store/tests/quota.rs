@@ -1,4 +1,5 @@
-//! Quotas against a recount: what a prefix takes is what its items take, and never more than it may.
+//! Quotas against a recount: what a prefix takes is what its items take, and never more than it
+//! may.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;

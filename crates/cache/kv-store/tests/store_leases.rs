@@ -1,5 +1,6 @@
-//! Leases against what they must show: the value as it was when it was leased, read through a mapping as a client has it,
-//! whatever becomes of the item; and nothing is left behind when they end.
+//! Leases against what they must show: the value as it was when it was leased, read through a
+//! mapping as a client has it, whatever becomes of the item; and nothing is left behind when they
+//! end.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -133,7 +134,8 @@ impl Run {
                     Ok(_) => {
                         self.model.insert(key, value);
                     }
-                    // What is leased never keeps others from storing, unless the limit came down on it.
+                    // What is leased never keeps others from storing, unless the limit came down on
+                    // it.
                     Err(error) => prop_assert!(self.was_lowered, "{}", error),
                 }
                 self.find(key)?;
@@ -361,7 +363,8 @@ fn memory_behind_what_is_gone_goes_back_to_the_kernel() {
     store.set_limit(SHARD_BYTES_MIN).unwrap();
 }
 
-/// When no hole in the shared memory is long enough, a large item is kept all the same, where others cannot read it.
+/// When no hole in the shared memory is long enough, a large item is kept all the same, where
+/// others cannot read it.
 #[test]
 fn large_items_beyond_the_address_space_are_not_shared() {
     let mut arena = Arena::new(SHARD_BYTES_MIN, SHARD_BYTES_MIN, true).unwrap();

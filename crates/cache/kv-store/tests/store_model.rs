@@ -1,5 +1,5 @@
-//! The store against a plain map: what it gives is what was stored last, or nothing; nothing is lost
-//! while there is room; memory stays below the limit whatever the sizes do.
+//! The store against a plain map: what it gives is what was stored last, or nothing; nothing is
+//! lost while there is room; memory stays below the limit whatever the sizes do.
 
 use std::collections::HashMap;
 
@@ -336,7 +336,8 @@ fn an_item_costs_at_most_105_bytes() {
     }
 }
 
-/// Keys with one hash are bounded; what was refused for it must leave no memory behind, however large.
+/// Keys with one hash are bounded; what was refused for it must leave no memory behind, however
+/// large.
 #[test]
 fn what_the_index_has_no_room_for_takes_no_memory() {
     for kind in [CacheKind::S3Fifo, CacheKind::Lru] {
@@ -358,7 +359,8 @@ fn what_the_index_has_no_room_for_takes_no_memory() {
     }
 }
 
-/// Two keys whose hashes agree in all that the index keeps: what was loaded ahead for one may be the other's.
+/// Two keys whose hashes agree in all that the index keeps: what was loaded ahead for one may be
+/// the other's.
 #[test]
 fn keys_that_look_alike_are_told_apart() {
     let mut seen = HashMap::new();

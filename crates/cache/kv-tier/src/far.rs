@@ -95,8 +95,8 @@ impl Far {
         }
     }
 
-    /// Gives up the way to a share in which nothing is left and nothing under way; false while there is. One that is
-    /// not there is given up already.
+    /// Gives up the way to a share in which nothing is left and nothing under way; false while
+    /// there is. One that is not there is given up already.
     pub fn end_share(&mut self, grant: GrantNumber) -> bool {
         let held = &self.medium().held;
         let Some(at) = held.iter().position(|it| it.share.grant == grant) else { return true };
@@ -151,7 +151,8 @@ impl FarMemory {
         self.held.iter().flat_map(|it| it.share.lane.descriptors())
     }
 
-    /// Goes on with what the lane has done with, and takes back memory when all of it has travelled.
+    /// Goes on with what the lane has done with, and takes back memory when all of it has
+    /// travelled.
     fn settle(&mut self, token: u64, ended: &mut Vec<Ended>) {
         let Some((grant, lent)) = self.lent.get_mut(&token) else { return };
         let Some(held) = self.held.iter_mut().find(|it| it.share.grant == *grant) else { return };
@@ -177,7 +178,8 @@ impl Medium for FarMemory {
     const RECORD_BYTES_MAX: usize = (1 << 20) + (4 << 10);
     const TAIL_BYTES: usize = 0;
     const TAIL_RECORD_BYTES: usize = 0;
-    /// A superpage has eight zones, and a small share should not be spent on what is free; each is a buffer, too.
+    /// A superpage has eight zones, and a small share should not be spent on what is free; each is
+    /// a buffer, too.
     const FREE_ZONES: usize = 2;
     const WRITING_MAX: usize = 2;
 

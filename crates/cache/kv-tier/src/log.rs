@@ -1,17 +1,18 @@
 //! The log of a tier: records in zones that are written once, in bulk, and reused in turn.
 //!
-//! One shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is written in
-//! one go and answers reads from memory until it has arrived. Before a zone is used again it is read
-//! back, so that the index forgets what was in it and what was hit gets another round. What lies under
-//! it, the pool's blades or a flash device, is a [`Medium`].
+//! One shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is
+//! written in one go and answers reads from memory until it has arrived. Before a zone is used
+//! again it is read back, so that the index forgets what was in it and what was hit gets another
+//! round. What lies under it, the pool's blades or a flash device, is a [`Medium`].
 //!
-//! Zones come and go while it runs. One that has to leave is emptied ahead of its turn: what is worth it moves to
-//! others, the rest is dropped as at any reuse. When there is no time for that, or the memory is gone, it is *gone* at once, and
-//! its number is used again only when the index has forgotten what was in it.
+//! Zones come and go while it runs. One that has to leave is emptied ahead of its turn: what is
+//! worth it moves to others, the rest is dropped as at any reuse. When there is no time for that,
+//! or the memory is gone, it is *gone* at once, and its number is used again only when the index
+//! has forgotten what was in it.
 //!
-//! Invariants: zones are used in the order of their numbers; a record's checksum holds the seal of its
-//! zone's use, so that what an earlier use left behind is never taken for a record; nothing is under way in a zone that is
-//! absent, and nothing begins in one that is gone.
+//! Invariants: zones are used in the order of their numbers; a record's checksum holds the seal of
+//! its zone's use, so that what an earlier use left behind is never taken for a record; nothing is
+//! under way in a zone that is absent, and nothing begins in one that is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -55,7 +56,8 @@ pub struct Ended {
 
 /// Where a log's zones lie. Reads and writes lend it memory, which comes back when they have ended.
 pub trait Medium {
-    /// Pages of a zone: large enough that writing it is worth a request, small enough that losing it is no loss.
+    /// Pages of a zone: large enough that writing it is worth a request, small enough that losing
+    /// it is no loss.
     const ZONE_PAGES: usize;
     /// Records begin at multiples of this.
     const ALIGN_BYTES: usize;
@@ -76,7 +78,8 @@ pub trait Medium {
     fn start_write(&mut self, pages: Pages, zone: usize, token: u64);
     /// What is being written under `token`.
     fn written(&self, token: u64) -> Option<&[u8]>;
-    /// Takes what has ended. Never blocks. `now` is given now and then, so that what takes too long fails.
+    /// Takes what has ended. Never blocks. `now` is given now and then, so that what takes too long
+    /// fails.
     fn poll(&mut self, now: Option<Instant>, ended: &mut Vec<Ended>);
     /// Sleeps until something has ended, for at most so long.
     fn wait(&self, limit: Duration);
@@ -231,7 +234,8 @@ impl<M: Medium> Log<M> {
     /// More zones than places can name are not used.
     const ZONES_MAX: usize = (M::ALIGN_BYTES << OFFSET_BITS) / Self::ZONE_BYTES;
 
-    /// A log over all zones of the medium, of which `zones` tells what is in them. None when there are too few.
+    /// A log over all zones of the medium, of which `zones` tells what is in them. None when there
+    /// are too few.
     pub fn new(medium: M, mut zones: Vec<Zone>) -> Option<Self> {
         zones.truncate(Self::ZONES_MAX);
         if zones.len() < ZONES_MIN {
@@ -335,9 +339,9 @@ impl<M: Medium> Log<M> {
         Self::place_of(self.open, offset, bytes.len())
     }
 
-    /// As [`Self::append`], but waits a moment for zones that are on their way, so that whoever stores faster than
-    /// the medium takes it is slowed down, and not made to lose items. One that hangs is waited for once in a
-    /// while; a budget is not waited for.
+    /// As [`Self::append`], but waits a moment for zones that are on their way, so that whoever
+    /// stores faster than the medium takes it is slowed down, and not made to lose items. One that
+    /// hangs is waited for once in a while; a budget is not waited for.
     pub fn append_or_wait(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Option<Place> {
         if self.is_broken() || bytes.len() > M::RECORD_BYTES_MAX {
             self.counts.refused += 1;
@@ -498,8 +502,9 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Takes what has come: reads that ended are among the outcomes then, records of zones that are used again
-    /// go to `judge`. Never blocks. `now` is given now and then, so that what takes too long fails.
+    /// Takes what has come: reads that ended are among the outcomes then, records of zones that are
+    /// used again go to `judge`. Never blocks. `now` is given now and then, so that what takes too
+    /// long fails.
     pub fn poll(&mut self, now: Option<Instant>, judge: &mut dyn Judge) {
         let mut ended = std::mem::take(&mut self.ended);
         self.medium.poll(now, &mut ended);

@@ -5,7 +5,8 @@ use farpool_units::PAGE_BYTES;
 
 use super::pages::Pages;
 
-/// Whole zones travel in pieces of so many pages: what is read meanwhile waits behind no more than one.
+/// Whole zones travel in pieces of so many pages: what is read meanwhile waits behind no more than
+/// one.
 const SLICE_PAGES: usize = 64;
 /// What has so many is a whole zone; what has fewer is waited for.
 pub(super) const WHOLE_PAGES: usize = 512;

@@ -1,4 +1,5 @@
-//! Shares of far memory over a real blade: what is said of one hits no other, though they have used the same numbers of zones.
+//! Shares of far memory over a real blade: what is said of one hits no other, though they have used
+//! the same numbers of zones.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +78,8 @@ fn poll_until(far: &mut Far, what: &str, mut is_so: impl FnMut(&mut Far) -> bool
     }
 }
 
-/// Two shares; the first is being given back: one of its zones is still used, the numbers of the others are the second's.
+/// Two shares; the first is being given back: one of its zones is still used, the numbers of the
+/// others are the second's.
 fn with_numbers_used_again(blade: &Serving) -> Far {
     let mut far = Far::growing(FarMemory::default());
     far.take_share(share(1, blade));

@@ -21,7 +21,8 @@ fn nothing_is_believed_that_could_be_older_than_the_zones() {
                 // What is in memory does not outlive the machine, whatever it looks like.
                 (_, false, _) => Ok(Source::Nothing(Some(Dropped::MachineDown))),
                 (Use::InUse, true, _) => Ok(Source::Pages),
-                // The pages of a flash whose book-keeping is in memory are as old as its start: never those.
+                // The pages of a flash whose book-keeping is in memory are as old as its start:
+                // never those.
                 (_, _, Side::Absent) => Ok(Source::Nothing(Some(Dropped::MemoryGone))),
                 (_, _, Side::Damaged) => Ok(Source::Nothing(Some(Dropped::MemoryDamaged))),
                 (_, _, Side::Held) => Err(Held),

@@ -1,4 +1,5 @@
-//! The bytes of a flash file: what was written is read, and any other bytes are refused, never believed.
+//! The bytes of a flash file: what was written is read, and any other bytes are refused, never
+//! believed.
 
 use farpool_kv_tier::flash::layout::{
     self, ClosingSum, Geometry, Nonce, Promises, SummaryEntry, Superblock, TableEntry, Use,

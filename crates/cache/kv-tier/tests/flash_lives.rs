@@ -1,5 +1,6 @@
-//! Lives of a flash that end at every step of opening and closing it, by a kill or with the machine: what is found again
-//! is what was there, nothing that was forgotten is, and no file is left in memory.
+//! Lives of a flash that end at every step of opening and closing it, by a kill or with the
+//! machine: what is found again is what was there, nothing that was forgotten is, and no file is
+//! left in memory.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -175,7 +176,8 @@ impl World {
         std::fs::write(self.path(), &bytes).unwrap();
     }
 
-    /// Opens it, wants exactly these, and closes it in order; then it must be the same once more, and nothing left behind.
+    /// Opens it, wants exactly these, and closes it in order; then it must be the same once more,
+    /// and nothing left behind.
     fn expect(&self, wanted: &BTreeSet<u64>, why: &str) {
         for round in 0..2 {
             let life = self.open();

@@ -1,5 +1,5 @@
-//! Zones that come and go under a log: whatever happens, a read gives what was written or nothing, no memory is touched after it
-//! was given back, and what was forgotten is forgotten.
+//! Zones that come and go under a log: whatever happens, a read gives what was written or nothing,
+//! no memory is touched after it was given back, and what was forgotten is forgotten.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -59,9 +59,11 @@ fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
     }
 }
 
-/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` give in turn.
+/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` give in
+/// turn.
 ///
-/// A line that is too long is judged by what came of it at a time, as in memcached; such streams are left out.
+/// A line that is too long is judged by what came of it at a time, as in memcached; such streams
+/// are left out.
 pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
     if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
         return;
@@ -117,8 +119,8 @@ pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     shard
 }
 
-/// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock goes on by
-/// `step_s` with each request.
+/// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock
+/// goes on by `step_s` with each request.
 pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
     let mut shard = full_shard(false, policy);
     let mut out = Vec::new();

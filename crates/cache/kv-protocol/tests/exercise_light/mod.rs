@@ -58,8 +58,8 @@ impl Leasing {
     }
 }
 
-/// Any stream of frames is answered without a panic, each request with one whole frame that a client can read, memory
-/// stays bounded, and what is leased stays as it is.
+/// Any stream of frames is answered without a panic, each request with one whole frame that a
+/// client can read, memory stays bounded, and what is leased stays as it is.
 pub fn answer_any(bytes: &[u8], policy: CacheKind) {
     let mut shard = full_shard(true, policy);
     let (file, memory_bytes) = shard.store.readable_by_others().expect("it gives leases");

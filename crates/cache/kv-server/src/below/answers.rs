@@ -62,7 +62,8 @@ impl Worker {
         own: &mut Batch<Answer>,
     ) {
         let Some(below) = &mut self.below else { return };
-        // Who asked for what an earlier read brings was answered long ago, and it may be out of date.
+        // Who asked for what an earlier read brings was answered long ago, and it may be out of
+        // date.
         let is_asked = |it: &Waiting| it.reading == Some(at);
         if !below.waiting.get(&hash).is_some_and(is_asked) {
             return;
@@ -186,8 +187,9 @@ impl Worker {
         }
     }
 
-    /// Answers requests that have waited for too long as if the item were not there. What they change must not be
-    /// undone by an item that comes later, so only plain reads leave it where it is.
+    /// Answers requests that have waited for too long as if the item were not there. What they
+    /// change must not be undone by an item that comes later, so only plain reads leave it where it
+    /// is.
     fn execute_late(&mut self, hash: u64, waiting: Waiting, own: &mut Batch<Answer>) {
         if let Some(below) = &mut self.below {
             below.late += waiting.requests.len() as u64;

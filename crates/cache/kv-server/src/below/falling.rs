@@ -20,8 +20,8 @@ pub(super) struct Falling {
 }
 
 impl Falling {
-    /// Hash and record of the items whose zone had to leave. Flash may take no more than some: those that were hit come
-    /// first.
+    /// Hash and record of the items whose zone had to leave. Flash may take no more than some:
+    /// those that were hit come first.
     pub(super) fn emptied(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.emptied_hit.iter().chain(self.emptied.iter())
     }
@@ -42,7 +42,7 @@ pub(super) struct StoreJudge<'a> {
 }
 
 impl StoreJudge<'_> {
-    /// Takes an item out of the index; whether somebody could still want it.
+    /// Takes an item out of the index. True if somebody could still want it.
     fn takes_out(&mut self, record: &Record<'_>, place: Place) -> bool {
         let was_there = self.store.remove_lower(record.hash, self.tier, place);
         was_there && self.store.is_live(record)
@@ -81,7 +81,7 @@ impl Judge for StoreJudge<'_> {
     }
 }
 
-/// Gives a record to a tier; whether it took it.
+/// Gives a record to a tier. True if it took it.
 pub(super) fn give<M: Medium>(
     log: &mut Log<M>,
     store: &mut Store,

@@ -1,9 +1,10 @@
-//! Requests on keys whose items lie in a lower tier: they wait for the item while others are answered.
+//! Requests on keys whose items lie in a lower tier: they wait for the item while others are
+//! answered.
 //!
-//! Requests on one key stay in order: as long as its item is being read, whatever else is asked of the key
-//! waits behind, and one read serves all. A plain first read is answered from what came; anything else,
-//! and a second read, brings the item back into memory and is then answered like any other request
-//! ([`answers`]).
+//! Requests on one key stay in order: as long as its item is being read, whatever else is asked of
+//! the key waits behind, and one read serves all. A plain first read is answered from what came;
+//! anything else, and a second read, brings the item back into memory and is then answered like any
+//! other request ([`answers`]).
 
 mod answers;
 mod falling;
@@ -34,8 +35,8 @@ use farpool_kv_tier::far::Far;
 use farpool_kv_tier::flash::{self as flash_tier, Flash};
 use farpool_kv_tier::log::{Log, Outcomes};
 
-/// A request that has waited this long for a lower tier is answered as if the item were not there. A
-/// medium that fails says so earlier.
+/// A request that has waited this long for a lower tier is answered as if the item were not there.
+/// A medium that fails says so earlier.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a request that waits asks.
@@ -61,7 +62,8 @@ struct ParkedRequest {
 #[derive(Debug)]
 struct Waiting {
     key: Vec<u8>,
-    /// Where its item is being read. What an earlier read brings, for which nobody waited any longer, is not it.
+    /// Where its item is being read. What an earlier read brings, for which nobody waited any
+    /// longer, is not it.
     reading: Option<ItemAt>,
     /// Places whose items turned out to be another key's.
     tried: Vec<ItemAt>,

@@ -5,10 +5,11 @@ use farpool_kv_store::observe::journal::Kinds;
 use super::replies::{AWAITED_MAX, READY_BYTES_MAX, Replies};
 use crate::watch::dump::Dump;
 
-/// Replies of one connection that may be awaited at a time, at least; at most [`AWAITED_MAX`]. Then it is
-/// not read until some came.
+/// Replies of one connection that may be awaited at a time, at least; at most [`AWAITED_MAX`]. Then
+/// it is not read until some came.
 const AWAITED_MIN: usize = 64;
-/// Within these bounds, what is awaited takes no more than this when it has come. Nobody knows before.
+/// Within these bounds, what is awaited takes no more than this when it has come. Nobody knows
+/// before.
 const AWAITED_BYTES_MAX: usize = 64 << 20;
 
 /// What a client that watches wants, and what it missed.
@@ -112,7 +113,8 @@ impl Client {
         }
     }
 
-    /// Whether so much is awaited from other shards, or not taken by the client, that nothing more is taken on.
+    /// Whether so much is awaited from other shards, or not taken by the client, that nothing more
+    /// is taken on.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
         self.is_held_up_by(0)
@@ -126,8 +128,8 @@ impl Client {
             || self.replies.ready_bytes() >= READY_BYTES_MAX
     }
 
-    /// Whether kept input can be served as soon as replies can be sent. The next piece of a list comes when nothing is
-    /// awaited any more.
+    /// Whether kept input can be served as soon as replies can be sent. The next piece of a list
+    /// comes when nothing is awaited any more.
     #[must_use]
     pub fn is_served_next(&self) -> bool {
         let waits = self.dump.is_some() && !self.replies.is_empty();

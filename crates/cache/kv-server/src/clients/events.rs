@@ -123,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// Serves bytes in the client's protocol; how many are done.
+    /// Serves bytes in the client's protocol. Returns how many are done.
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
         journal::note_client(&mut self.shard.store, Some(connection));
         if connection.light.is_some() {
@@ -133,7 +133,7 @@ impl Worker {
         }
     }
 
-    /// Reads once and serves what came; false when the connection is over.
+    /// Reads once and serves what came. False if the connection is over.
     fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
         let client = &mut connection.client;
         if client.input.is_empty() {
@@ -185,7 +185,7 @@ impl Worker {
         }
     }
 
-    /// Serves bytes that were kept; false when the connection is over.
+    /// Serves bytes that were kept. False if the connection is over.
     fn process(
         &mut self,
         connection: &mut Connection,

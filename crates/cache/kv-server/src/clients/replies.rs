@@ -1,9 +1,10 @@
 //! The replies to one client, in their order.
 //!
 //! Replies to one client go out in the order of its requests, but some are made elsewhere and come
-//! later. The queue of [`Piece`]s keeps that order: bytes that are ready lie in one buffer, and what is
-//! still awaited holds back what comes behind it. What comes before waits, too, while another thread
-//! is about to answer, so that requests that came together are answered in one write. No I/O here.
+//! later. The queue of [`Piece`]s keeps that order: bytes that are ready lie in one buffer, and
+//! what is still awaited holds back what comes behind it. What comes before waits, too, while
+//! another thread is about to answer, so that requests that came together are answered in one
+//! write. No I/O here.
 
 use std::collections::VecDeque;
 
@@ -15,11 +16,12 @@ use crate::watch::report::Gather;
 pub const AWAITED_MAX: usize = 4096;
 /// Replies that are made ahead of what is still awaited; then nothing more is taken on either.
 pub const READY_BYTES_MAX: usize = 256 << 10;
-/// Bytes that wait to go out together with what other threads are about to answer. A write of that size costs little
-/// for each reply.
+/// Bytes that wait to go out together with what other threads are about to answer. A write of that
+/// size costs little for each reply.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Buffers that a thread keeps for its connections: so many of them await something at a time, mostly.
+/// Buffers that a thread keeps for its connections: so many of them await something at a time,
+/// mostly.
 const SPARE_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -70,7 +72,8 @@ pub struct Replies {
     /// Pieces that have not come.
     awaited: usize,
     ready_from: usize,
-    /// Nothing is sent before the pieces in front of this one are there: other threads make them right now.
+    /// Nothing is sent before the pieces in front of this one are there: other threads make them
+    /// right now.
     held_before: u64,
     /// Requests of the present turn are still passed on.
     is_opening: bool,
@@ -106,7 +109,8 @@ impl Replies {
         self.note_ready(bytes.len());
     }
 
-    /// Where bytes that are ready are appended; then [`Self::note_ready`] or [`Self::push_merged`] is told of them.
+    /// Where bytes that are ready are appended; then [`Self::note_ready`] or [`Self::push_merged`]
+    /// is told of them.
     pub const fn ready_mut(&mut self) -> &mut Vec<u8> {
         &mut self.buffers.ready
     }
@@ -146,8 +150,8 @@ impl Replies {
         self.push_held(Piece::Awaited)
     }
 
-    /// Keeps a place for a reply that other threads complete as soon as they are asked. The bytes that are there of it
-    /// were appended to those that are ready.
+    /// Keeps a place for a reply that other threads complete as soon as they are asked. The bytes
+    /// that are there of it were appended to those that are ready.
     pub fn push_merged(&mut self, merge: Merge) -> Ticket {
         self.awaited += merge.keys() - 1;
         self.push_held(Piece::Merged(Box::new(merge)))
@@ -174,8 +178,8 @@ impl Replies {
         out.append(&mut self.buffers.held);
     }
 
-    /// At the end of a turn: moves what can go out to `out`, behind what is there and has its place there. False if
-    /// it had better wait for what other threads are about to answer.
+    /// At the end of a turn: moves what can go out to `out`, behind what is there and has its place
+    /// there. False if it had better wait for what other threads are about to answer.
     pub fn settle(&mut self, out: &mut Vec<u8>, spare: &mut SpareBuffers) -> bool {
         self.drain(out);
         self.is_opening = false;

@@ -10,7 +10,8 @@ use super::connection::Client;
 use crate::keyvault::light::Light;
 use crate::watch::report::ThreadCounts;
 
-/// What one read takes at most. It also bounds what one connection can ask before others have their turn.
+/// What one read takes at most. It also bounds what one connection can ask before others have their
+/// turn.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 /// The reply buffer keeps no more than this between rounds.
 const OUT_BYTES_KEPT: usize = 1 << 20;
@@ -75,7 +76,7 @@ impl Clients {
         !is_due || self.send(connection, counts)
     }
 
-    /// Sends the replies made so far, after what is still unsent; false when the connection is over.
+    /// Sends the replies made so far, after what is still unsent. False if the connection is over.
     pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
         let client = &mut connection.client;
         if !client.unsent.is_empty() {

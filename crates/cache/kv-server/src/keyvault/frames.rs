@@ -76,7 +76,7 @@ fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, Frame
 }
 
 impl Worker {
-    /// Answers the frames that `input` holds; how many bytes are done.
+    /// Answers the frames that `input` holds. Returns how many bytes are done.
     pub(crate) fn serve_light(
         &mut self,
         connection: &mut Connection,
@@ -113,13 +113,13 @@ impl Worker {
         at
     }
 
-    /// Gives the client the answers made so far; false when no more can be sent now.
+    /// Gives the client the answers made so far. False if no more can be sent now.
     fn put_down(&mut self, connection: &mut Connection, state: &mut Light) -> bool {
         self.clients.push_answers(&mut connection.client, Some(state));
         self.clients.send(connection, &mut self.me.counts) && connection.client.unsent.is_empty()
     }
 
-    /// Answers one batch of frames; how many bytes it took.
+    /// Answers one batch of frames. Returns how many bytes it took.
     fn serve_frames(
         &mut self,
         connection: &mut Connection,
@@ -164,7 +164,8 @@ impl Worker {
         at
     }
 
-    /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's memory answers.
+    /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's
+    /// memory answers.
     #[inline]
     fn is_read_here(&self, state: &Light, header: &Header, hash: u64) -> bool {
         (header.opcode, header.status) == (Opcode::Get, None)
@@ -174,7 +175,8 @@ impl Worker {
             && self.below.is_none()
     }
 
-    /// Takes a stream of frames apart and begins to load what they ask for; whether it cannot be followed beyond them.
+    /// Takes a stream of frames apart and begins to load what they ask for. True if it cannot be
+    /// followed beyond them.
     fn plan_frames<'a>(
         &self,
         client: &mut Client,
@@ -270,7 +272,8 @@ impl Worker {
             }
             Request::Noop => light::answer_status(head, Status::Ok, b"", &mut self.clients.out),
             Request::Leases { bytes_min } => {
-                // What is ready goes first; only then does the descriptor travel with its own bytes.
+                // What is ready goes first; only then does the descriptor travel with its own
+                // bytes.
                 let is_granted = connection.is_local
                     && state.may_lease()
                     && self.clients.send(connection, &mut self.me.counts)
@@ -294,8 +297,8 @@ impl Worker {
         }
     }
 
-    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that has its keys; whether
-    /// the answer is still to come.
+    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that
+    /// has its keys. True if the answer is still to come.
     fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, asked: &Asked<'_>) -> bool {
         let Asked { header, request, hash, frame } = asked;
         let head = state.head(header);
@@ -353,7 +356,7 @@ impl Worker {
         self.is_below(key, replaces).then_some(key)
     }
 
-    /// Has another thread's frame wait if it must; whether it does, or is answered already.
+    /// Has another thread's frame wait if it must. True if it does, or is answered already.
     pub(crate) fn park_light_ask(
         &mut self,
         origin: Origin,

@@ -1,8 +1,10 @@
-//! MULTIGETs that wait for lower tiers: all keys are read at once, and the answer is made when the last has come.
+//! MULTIGETs that wait for lower tiers: all keys are read at once, and the answer is made when the
+//! last has come.
 //!
-//! A key that memory has is read when it is asked for, and one that waits takes its place among the requests on its key; so
-//! each is answered in the order of the requests, whatever comes first. What has come is kept until the rest has. An answer
-//! that would become too long, or for which there is no room, stops early, as the protocol allows: the client asks for the rest.
+//! A key that memory has is read when it is asked for, and one that waits takes its place among the
+//! requests on its key; so each is answered in the order of the requests, whatever comes first.
+//! What has come is kept until the rest has. An answer that would become too long, or for which
+//! there is no room, stops early, as the protocol allows: the client asks for the rest.
 
 use std::collections::HashMap;
 
@@ -13,7 +15,8 @@ use farpool_units::exactly;
 use crate::mail::mailbox::Origin;
 use farpool_kv_protocol::light::{self, AnswerHead};
 
-/// What one thread keeps of answers that are not whole, in bytes: four of the longest. Beyond it answers stop early.
+/// What one thread keeps of answers that are not whole, in bytes: four of the longest. Beyond it
+/// answers stop early.
 pub(crate) const GATHERED_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
 /// What a key costs while it is waited for, its place among those that wait included.
 const PART_BYTES: usize = 512;
@@ -47,7 +50,7 @@ pub(crate) struct Gathering {
 }
 
 impl Gathering {
-    /// Leaves the last key to another request; how many bytes that frees.
+    /// Leaves the last key to another request. Returns how many bytes that frees.
     fn drop_last(&mut self) -> usize {
         let found_bytes = match self.parts.pop() {
             Some(Part::Found(bytes)) => bytes.len(),
@@ -196,7 +199,8 @@ mod tests {
         gatherings.begin(head, Origin { thread: 0, address }, keys)
     }
 
-    /// How many keys the answer says were looked at; what it tells of them must be right. None: too large.
+    /// How many keys the answer says were looked at; what it tells of them must be right. None: too
+    /// large.
     fn judge(
         gathering: &Gathering,
         values: &[Option<Vec<u8>>],
@@ -226,8 +230,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Items come in any order, to any of several that wait. Every answer is right as far as it goes, goes as far
-        /// as it can, and nothing is kept afterwards.
+        /// Items come in any order, to any of several that wait. Every answer is right as far as it
+        /// goes, goes as far as it can, and nothing is kept afterwards.
         #[test]
         fn answers_are_right_as_far_as_they_go(
             sizes in prop::collection::vec(

@@ -1,4 +1,5 @@
-//! Connections that speak KeyVault: over a stream like any other, or through rings in shared memory.
+//! Connections that speak KeyVault: over a stream like any other, or through rings in shared
+//! memory.
 
 mod frames;
 pub(crate) mod gather;

@@ -85,7 +85,8 @@ impl Port {
         &self.wake_server
     }
 
-    /// Puts answers into the ring, and keeps what it does not take; those that are too long for it come back.
+    /// Puts answers into the ring, and keeps what it does not take; those that are too long for it
+    /// come back.
     pub(crate) fn push_all(&mut self, answers: &[u8]) -> Vec<u8> {
         let (mut long, mut at, mut any) = (Vec::new(), 0, false);
         while let Some(Ok(length)) = frame_length(&answers[at..]) {
@@ -103,7 +104,7 @@ impl Port {
         long
     }
 
-    /// Goes on with answers that found the ring full; whether there was room for one.
+    /// Goes on with answers that found the ring full. True if there was room for one.
     pub(crate) fn push_held(&mut self) -> bool {
         let before = self.held_done;
         while let Some(Ok(length)) = frame_length(&self.held[self.held_done..])

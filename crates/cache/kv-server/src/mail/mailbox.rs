@@ -1,8 +1,8 @@
 //! How threads talk: each has one mailbox, into which every other thread puts whole batches.
 //!
-//! A batch is one message per round of the sender's loop, whatever number of requests it carries, so
-//! the lock (held for one push) is paid per batch and not per request. A thread that is awake looks into
-//! its mailbox every round; only one that sleeps is woken.
+//! A batch is one message per round of the sender's loop, whatever number of requests it carries,
+//! so the lock (held for one push) is paid per batch and not per request. A thread that is awake
+//! looks into its mailbox every round; only one that sleeps is woken.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,8 @@ const _: () = assert!(size_of::<Entry<Ask>>() <= 64, "an ask fits a cache line")
 #[derive(Debug)]
 pub enum Answer {
     Bytes,
-    /// To some keys of a `get`: its bytes are the part of the reply ([`crate::mail::merge::write_part`]).
+    /// To some keys of a `get`: its bytes are the part of the reply
+    /// ([`crate::mail::merge::write_part`]).
     Part(PartNumber),
     /// The reply waits for a lower tier and comes later: what is ready need not wait for it.
     Parked,
@@ -211,8 +212,8 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Mailbox {
     messages: Mutex<Vec<Message>>,
-    /// The owner waits for `wake` and looks nowhere else. Set before he looks into the mailbox for the last time, so
-    /// that whoever puts something in later sees it.
+    /// The owner waits for `wake` and looks nowhere else. Set before he looks into the mailbox for
+    /// the last time, so that whoever puts something in later sees it.
     is_asleep: AtomicBool,
     /// Written when something has come for an owner who sleeps. Never read: it counts to 2^64.
     pub wake: OwnedFd,
@@ -238,7 +239,8 @@ impl Mailbox {
         }
     }
 
-    /// To be called by the owner before he waits; false if something has come, and then he must not.
+    /// To be called by the owner before he waits. False if something has come, and then he must
+    /// not.
     pub fn fall_asleep(&self) -> bool {
         self.is_asleep.store(true, Ordering::Relaxed);
         let is_empty = self.messages().is_empty();

@@ -1,5 +1,6 @@
-//! The reply to keys of one `get` that several shards have: what this thread's shard made, and where in it the parts of others
-//! belong. Asking for such keys one by one would cost more than looking them up. No I/O here.
+//! The reply to keys of one `get` that several shards have: what this thread's shard made, and
+//! where in it the parts of others belong. Asking for such keys one by one would cost more than
+//! looking them up. No I/O here.
 
 use farpool_kv_store::key::HashedKey;
 use smallvec::SmallVec;
@@ -33,7 +34,8 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// The next key is the shard `owner`'s, and `own_bytes` of the own shard's reply come before it.
+    /// The next key is the shard `owner`'s, and `own_bytes` of the own shard's reply come before
+    /// it.
     pub fn add(&mut self, owner: usize, own_bytes: usize) {
         let known = self.parts.iter().position(|&(shard, _)| shard == owner);
         let at = known.unwrap_or_else(|| {
@@ -110,7 +112,8 @@ fn number(at: usize) -> PartNumber {
     PartNumber(u8::try_from(at).expect("no more parts than keys"))
 }
 
-/// Appends what one shard sends: the lengths of the replies to its keys, 4 bytes each, and then the replies.
+/// Appends what one shard sends: the lengths of the replies to its keys, 4 bytes each, and then the
+/// replies.
 pub fn write_part<K>(keys: &[K], out: &mut Vec<u8>, mut reply: impl FnMut(&K, &mut Vec<u8>)) {
     let lengths_at = out.len();
     out.resize(lengths_at + keys.len() * LENGTH_BYTES, 0);
@@ -171,7 +174,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Whoever has a key, whatever its reply, and in whatever order the parts come: the reply is that of one shard.
+        /// Whoever has a key, whatever its reply, and in whatever order the parts come: the reply
+        /// is that of one shard.
         #[test]
         fn the_reply_is_in_the_order_of_the_keys(
             keys in prop::collection::vec((0usize..5, prop::collection::vec(any::<u8>(), 0..40)), 1..KEYS_MAX),

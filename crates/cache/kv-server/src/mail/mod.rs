@@ -1,5 +1,5 @@
-//! A thread's mail: what it asks other shards and what it answers other threads. It is gathered over
-//! a round of the thread's loop and sent as one message to each.
+//! A thread's mail: what it asks other shards and what it answers other threads. It is gathered
+//! over a round of the thread's loop and sent as one message to each.
 
 mod asks;
 pub(crate) mod mailbox;

@@ -36,7 +36,8 @@ impl Worker {
         self.answer_get_mixed(client, id, (keys, start), flags)
     }
 
-    /// Answers a `get` whose keys may belong to other shards or lie in lower tiers, from byte `start` on.
+    /// Answers a `get` whose keys may belong to other shards or lie in lower tiers, from byte
+    /// `start` on.
     fn answer_get_mixed(
         &mut self,
         client: &mut Client,
@@ -79,7 +80,8 @@ impl Worker {
         self.below.is_none() && keys.len() > 1 && keys.iter().any(|it| !self.me.owns(it.hash))
     }
 
-    /// Answers keys of a `get` one by one, or has them answered; how many there was room for. `read` is for the last.
+    /// Answers keys of a `get` one by one, or has them answered. Returns how many there was room
+    /// for. `read` is for the last.
     fn answer_get_keys(
         &mut self,
         client: &mut Client,

@@ -44,7 +44,8 @@ pub(super) enum Next {
 }
 
 impl Worker {
-    /// Answers what `input` holds, as far as it is whole and its turn goes; how many bytes are done.
+    /// Answers what `input` holds, as far as it is whole and its turn goes. Returns how many bytes
+    /// are done.
     pub(crate) fn serve(
         &mut self,
         connection: &mut Connection,

@@ -285,8 +285,8 @@ fn lru_tune(words: &Words<'_>) -> &'static str {
     }
 }
 
-/// memcached's inner parts have no counterpart here: commands that turn them are checked as memcached
-/// checks them and change nothing.
+/// memcached's inner parts have no counterpart here: commands that turn them are checked as
+/// memcached checks them and change nothing.
 fn tuning(words: &Words<'_>) -> &'static str {
     let number = |at| unsigned_32(words.get(at)).is_some();
     match (words.get(0), words.get(1), words.len()) {

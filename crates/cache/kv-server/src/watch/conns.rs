@@ -46,8 +46,8 @@ pub(crate) fn describe_listener(socket: &impl AsFd) -> String {
 }
 
 impl Clients {
-    /// Appends the lines of this thread's clients; how many clients there are. The first thread tells where the server
-    /// listens, too.
+    /// Appends the lines of this thread's clients. Returns how many clients there are. The first
+    /// thread tells where the server listens, too.
     pub(crate) fn list(&self, me: &Me, now_s: u32, out: &mut Vec<u8>) -> usize {
         let mut text = String::new();
         if me.number == 0 {

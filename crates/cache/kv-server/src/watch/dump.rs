@@ -1,5 +1,6 @@
-//! Long lists: of items and of clients. Every shard is asked in turn for one piece after the other, and the next
-//! piece is asked for when the client has taken the one before, so that a list of any length needs little memory.
+//! Long lists: of items and of clients. Every shard is asked in turn for one piece after the other,
+//! and the next piece is asked for when the client has taken the one before, so that a list of any
+//! length needs little memory.
 
 use farpool_kv_protocol::{Shard, listing};
 

@@ -1,8 +1,8 @@
 //! `watch`: clients that are told what happens, as it happens.
 //!
-//! Each thread keeps a journal while somebody watches, and hands its lines once a round to the threads
-//! that have watchers. Watchers never hold anything up: who does not read fast enough misses lines and
-//! is told how many.
+//! Each thread keeps a journal while somebody watches, and hands its lines once a round to the
+//! threads that have watchers. Watchers never hold anything up: who does not read fast enough
+//! misses lines and is told how many.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;

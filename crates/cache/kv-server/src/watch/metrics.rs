@@ -1,5 +1,5 @@
-//! `/metrics` for Prometheus and `/keys` for people, on a thread of their own. The threads that serve leave their figures once a
-//! second, so asking costs them nothing.
+//! `/metrics` for Prometheus and `/keys` for people, on a thread of their own. The threads that
+//! serve leave their figures once a second, so asking costs them nothing.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -224,7 +224,7 @@ impl Gather {
         }
     }
 
-    /// Takes one shard's contribution; true when it was the last.
+    /// Takes one shard's contribution. True if it was the last.
     pub fn take(&mut self, report: &ShardReport) -> bool {
         self.sum.add(report);
         self.left -= 1;

@@ -111,7 +111,8 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// None, with the reason said, where there is no memcached of the version that ours stands in for.
+    /// None, with the reason said, where there is no memcached of the version that ours stands in
+    /// for.
     pub fn is_there() -> bool {
         let wanted = format!("memcached {}", farpool_kv_server::MEMCACHED_VERSION);
         let found = Command::new("memcached")

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use super::{PATIENCE, wait_until};
 
-/// Sends `pieces`, each only once the server has taken the ones before from the socket, then ends the
-/// sending side and gives all that came back until the server ended the connection.
+/// Sends `pieces`, each only once the server has taken the ones before from the socket, then ends
+/// the sending side and gives all that came back until the server ended the connection.
 ///
 /// A server's one read can bring the end of one piece and the next: see [`exchange_one_by_one`].
 pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
@@ -17,8 +17,8 @@ pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
 
 /// As [`exchange`], but a piece is sent only once `is_idle` says, too, that the server sleeps.
 ///
-/// A read that empties the socket looks for more before it returns: a piece that is sent once the ones
-/// before are taken can still come with them.
+/// A read that empties the socket looks for more before it returns: a piece that is sent once the
+/// ones before are taken can still come with them.
 pub fn exchange_one_by_one(
     mut stream: UnixStream,
     pieces: &[&[u8]],

@@ -1,4 +1,5 @@
-//! Command streams: every command and flag of 1.6.18, mostly right, often slightly wrong, on few keys.
+//! Command streams: every command and flag of 1.6.18, mostly right, often slightly wrong, on few
+//! keys.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -44,8 +45,8 @@ fn exptime() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Never spaces alone: `incr` of such a value makes memcached read on behind its end, in whatever an
-/// earlier item left there (`do_add_delta`, `strtoull`); plainly a bug.
+/// Never spaces alone: `incr` of such a value makes memcached read on behind its end, in whatever
+/// an earlier item left there (`do_add_delta`, `strtoull`); plainly a bug.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         6 => select(vec![
@@ -109,7 +110,8 @@ fn classic_store() -> impl Strategy<Value = Draft> {
 fn classic_get() -> impl Strategy<Value = Draft> {
     let verb = select(vec!["get", "get", "gets", "gat", "gats", "bget"]);
     (verb, exptime(), prop::collection::vec(key(), 1..30)).prop_map(|(verb, exptime, mut keys)| {
-        // Keys before one that is too long count as read with memcached, and are touched; with ours they are not.
+        // Keys before one that is too long count as read with memcached, and are touched; with ours
+        // they are not.
         if keys[0].len() <= KEY_BYTES_MAX {
             keys.retain(|key| key.len() <= KEY_BYTES_MAX);
         }
@@ -137,8 +139,8 @@ fn classic_other() -> impl Strategy<Value = Draft> {
     )
 }
 
-/// A flag of a meta command. What only newer versions know is left out, for we understand it: modes in small
-/// letters, `E`, `C` of `mg`, `x` of `md`.
+/// A flag of a meta command. What only newer versions know is left out, for we understand it: modes
+/// in small letters, `E`, `C` of `mg`, `x` of `md`.
 fn meta_flag(letters: &'static str) -> impl Strategy<Value = Vec<u8>> {
     let letter = select(letters.as_bytes().to_vec());
     let modes = vec!["S", "E", "A", "P", "R", "I", "D", "+", "-", "X", "", "SS"];
@@ -170,8 +172,8 @@ fn meta_flags(letters: &'static str) -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 fn meta_line(verb: &'static str, letters: &'static str) -> impl Strategy<Value = Draft> {
     (key(), meta_flags(letters)).prop_map(move |(key, mut flags)| {
-        // memcached forgets of an item that `N` makes that its key came in base64, and then gives back bytes
-        // as they are, line ends included: plainly a bug.
+        // memcached forgets of an item that `N` makes that its key came in base64, and then gives
+        // back bytes as they are, line ends included: plainly a bug.
         if flags.iter().any(|flag| flag[0] == b'b') {
             flags.retain(|flag| flag[0] != b'N');
         }
@@ -396,17 +398,17 @@ fn command() -> impl Strategy<Value = Command> {
         })
 }
 
-/// `flush_all 1`: its time has come at once, and until the second ends memcached drops what is stored
-/// after it, too. For `flush_all` without a delay that was a bug and was mended by comparing CAS
-/// numbers (`item_is_flushed`); here it is left. Ours drops what was there before.
+/// `flush_all 1`: its time has come at once, and until the second ends memcached drops what is
+/// stored after it, too. For `flush_all` without a delay that was a bug and was mended by comparing
+/// CAS numbers (`item_is_flushed`); here it is left. Ours drops what was there before.
 fn flushes_in_a_second(command: &[u8]) -> bool {
     let mut words = command.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
     words.find(|word| !word.is_empty()).is_some_and(|word| word == b"flush_all")
         && words.find(|word| !word.is_empty()) == Some(b"1")
 }
 
-/// Requests of one client. Together they stay below memcached's read buffer of 16 KiB, where lines would be judged
-/// by how reads cut them.
+/// Requests of one client. Together they stay below memcached's read buffer of 16 KiB, where lines
+/// would be judged by how reads cut them.
 pub fn stream() -> impl Strategy<Value = Vec<Command>> {
     prop::collection::vec(command(), 1..60).prop_map(|mut commands| {
         let mut bytes = 0;

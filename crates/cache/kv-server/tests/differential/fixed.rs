@@ -162,7 +162,8 @@ fn authentication_says_what_memcached_says() {
     }
 }
 
-/// Each step is answered before the next is sent; what the last leaves open ends with the connection.
+/// Each step is answered before the next is sent; what the last leaves open ends with the
+/// connection.
 fn conversation(mut stream: UnixStream, steps: &[&str]) -> String {
     let Some((last, steps)) = steps.split_last() else { return String::new() };
     stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");

@@ -1,7 +1,9 @@
-//! Our server against the real memcached 1.6.18: the same bytes go to both, the same bytes must come back.
+//! Our server against the real memcached 1.6.18: the same bytes go to both, the same bytes must
+//! come back.
 //!
-//! Every case has two fresh servers, so that CAS numbers and clocks agree and a failing case shrinks. The
-//! cases are the same in every run; KV_CASES (how many) and KV_SEED (which) ask for others.
+//! Every case has two fresh servers, so that CAS numbers and clocks agree and a failing case
+//! shrinks. The cases are the same in every run; KV_CASES (how many) and KV_SEED (which) ask for
+//! others.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,8 +24,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 /// different moments, and is not judged.
 const CASE_TIME_MAX: Duration = Duration::from_millis(900);
 
-/// Without background threads: they hold items for a moment, and a number that gets shorter meanwhile is stored
-/// without the spaces that otherwise fill it up.
+/// Without background threads: they hold items for a moment, and a number that gets shorter
+/// meanwhile is stored without the spaces that otherwise fill it up.
 const QUIET: [&str; 2] = ["-o", "no_lru_maintainer,no_lru_crawler"];
 
 /// What a number in the environment says, or `default`.
@@ -86,18 +88,18 @@ const LAST: (&[u8], &[u8]) = (b"mg nobody Olast\r\n", b"EN Olast\r\n");
 
 /// Whether the replies are those memcached gives.
 ///
-/// A client that ends its side while memcached waits for data, or throws away what is too large, loses
-/// the replies that memcached has not sent yet; ours sends them. The last answer is then missing, and
-/// what memcached did send must be the beginning of ours.
+/// A client that ends its side while memcached waits for data, or throws away what is too large,
+/// loses the replies that memcached has not sent yet; ours sends them. The last answer is then
+/// missing, and what memcached did send must be the beginning of ours.
 fn agree(expected: &[u8], given: &[u8]) -> bool {
     if expected.ends_with(LAST.1) { given == expected } else { given.starts_with(expected) }
 }
 
 /// Sends the requests to both: to ours in pieces that end at `cuts`, to memcached one by one.
 ///
-/// Many in one read make memcached do what it should not (see docs/users/kv-compatibility.md): it
-/// loses earlier replies when a `get` has a key that is too long, and replies not yet sent change
-/// how numbers are stored.
+/// Many in one read make memcached do what it should not (see docs/kv-compatibility.md): it loses
+/// earlier replies when a `get` has a key that is too long, and replies not yet sent change how
+/// numbers are stored.
 fn compare(
     flags: &[&str],
     settings: Settings,

@@ -1,5 +1,5 @@
-//! Several threads: every shard counts CAS numbers of its own, so requests go one by one, and CAS numbers are
-//! compared by the order in which they appeared for their key.
+//! Several threads: every shard counts CAS numbers of its own, so requests go one by one, and CAS
+//! numbers are compared by the order in which they appeared for their key.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -1,14 +1,16 @@
 //! The miss ratio at every size of memory, live: reuse distances of a sample of the keys.
 //!
-//! SHARDS (Waldspurger et al., FAST 2015): keys whose hash lies below a threshold are followed; among them, the bytes of the
-//! different keys read since a key's last read, divided by the share of keys that is followed, tell how much memory an
-//! LRU cache needs to have it still. Followed keys are bounded: when there are too many the threshold sinks, keys above
-//! it are let go, and what was counted before is scaled down. Farpool evicts by S3-FIFO, which mostly does better than LRU:
-//! the curve says how the working set lies, not what this server will do to the last hit.
+//! SHARDS (Waldspurger et al., FAST 2015): keys whose hash lies below a threshold are followed;
+//! among them, the bytes of the different keys read since a key's last read, divided by the share
+//! of keys that is followed, tell how much memory an LRU cache needs to have it still. Followed
+//! keys are bounded: when there are too many the threshold sinks, keys above it are let go, and
+//! what was counted before is scaled down. Farpool evicts by S3-FIFO, which mostly does better than
+//! LRU: the curve says how the working set lies, not what this server will do to the last hit.
 
 use std::collections::HashMap;
 
-/// The hash space that the threshold cuts: 24 bits of the hash that neither shard nor bucket use alone.
+/// The hash space that the threshold cuts: 24 bits of the hash that neither shard nor bucket use
+/// alone.
 const SPACE: u32 = 1 << 24;
 /// Steps of the curve to each doubling of the size.
 const STEPS: usize = 4;
@@ -191,8 +193,9 @@ impl MissCurve {
 
     /// The miss ratio with so much memory. None before anything was read.
     ///
-    /// As many reads as the sampling rate leads one to expect were sampled only by chance: a hot key is followed or is
-    /// not. What is too many or too few are taken for reads of hot keys, which any memory holds (SHARDS-adj).
+    /// As many reads as the sampling rate leads one to expect were sampled only by chance: a hot
+    /// key is followed or is not. What is too many or too few are taken for reads of hot keys,
+    /// which any memory holds (SHARDS-adj).
     #[must_use]
     pub fn miss_ratio(&self, memory_bytes: u64) -> Option<f64> {
         let sampled = self.reads.iter().sum::<f64>() + self.cold;

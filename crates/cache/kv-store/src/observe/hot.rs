@@ -1,7 +1,8 @@
 //! The hottest keys: Space-Saving (Metwally et al., ICDT 2005) on a sample of the reads.
 //!
-//! A fixed number of counters. A key without one takes the smallest and inherits its count, so a key that
-//! makes up more of the reads than one counter's share is always among them, and no count is too small.
+//! A fixed number of counters. A key without one takes the smallest and inherits its count, so a
+//! key that makes up more of the reads than one counter's share is always among them, and no count
+//! is too small.
 
 /// One of the hottest keys.
 #[derive(Debug, Clone, PartialEq, Eq)]

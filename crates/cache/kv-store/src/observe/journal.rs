@@ -1,7 +1,7 @@
 //! What watchers are told: a line for each event, in the words of memcached's `watch`.
 //!
-//! Events are written down only while somebody watches their kind. A journal is bounded: what does not fit until it
-//! is taken is dropped and counted. Time is told, never read.
+//! Events are written down only while somebody watches their kind. A journal is bounded: what does
+//! not fit until it is taken is dropped and counted. Time is told, never read.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -31,7 +31,8 @@ impl Kinds {
     pub const EVICTIONS: Self = Self(4);
     pub const CONNECTIONS: Self = Self(8);
 
-    /// The kind of this name; those of which memcached's text protocol never tells anything are none.
+    /// The kind of this name; those of which memcached's text protocol never tells anything are
+    /// none.
     #[must_use]
     pub fn named(name: &[u8]) -> Option<Self> {
         Some(match name {
@@ -132,7 +133,8 @@ impl Journal {
         (self.unix_s, self.unix_us) = (unix_s, unix_us);
     }
 
-    /// Tells whose requests come now, by the number of the descriptor; 0 for those that another thread passed on.
+    /// Tells whose requests come now, by the number of the descriptor; 0 for those that another
+    /// thread passed on.
     pub const fn set_client(&mut self, number: i32) {
         self.client = number;
     }

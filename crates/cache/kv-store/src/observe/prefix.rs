@@ -1,7 +1,7 @@
 //! What is asked of each prefix of the keys: `user:17` and `user:18` are both of `user`.
 //!
-//! As in memcached, a prefix ends before the first delimiter, and keys without one are not counted. Prefixes are
-//! bounded: those that come after there are [`PREFIXES_MAX`] are counted together.
+//! As in memcached, a prefix ends before the first delimiter, and keys without one are not counted.
+//! Prefixes are bounded: those that come after there are [`PREFIXES_MAX`] are counted together.
 
 use std::collections::HashMap;
 
@@ -56,8 +56,8 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Counts by what stands before `delimiter`, and follows how much memory the busiest prefixes need if
-    /// `draws_curves`.
+    /// Counts by what stands before `delimiter`, and follows how much memory the busiest prefixes
+    /// need if `draws_curves`.
     #[must_use]
     pub fn new(delimiter: u8, draws_curves: bool) -> Self {
         let (known, others) = (HashMap::new(), Prefix::default());

@@ -1,4 +1,5 @@
-//! How many bytes a device is written in a second at most: a bucket of tokens, so that its life is not used up.
+//! How many bytes a device is written in a second at most: a bucket of tokens, so that its life is
+//! not used up.
 
 use std::time::Instant;
 

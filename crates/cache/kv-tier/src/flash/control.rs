@@ -1,7 +1,9 @@
-//! One shard's book-keeping: promises, the table of zones, forget bits and their sums, in any memory.
+//! One shard's book-keeping: promises, the table of zones, forget bits and their sums, in any
+//! memory.
 //!
-//! It may end at any instruction (kill -9), and its successor must not find again what was forgotten: the bit is written
-//! before its sum, so that a sum may lack the last bit, and a bit that is gone is always noticed.
+//! It may end at any instruction (kill -9), and its successor must not find again what was
+//! forgotten: the bit is written before its sum, so that a sum may lack the last bit, and a bit
+//! that is gone is always noticed.
 
 use std::ops::{DerefMut, Range};
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -46,8 +48,9 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.memory[promises.slot()..][..Promises::BYTES].copy_from_slice(&promises.encode());
     }
 
-    /// Drops everything: without what was promised and forgotten, what was flushed or deleted could come back.
-    /// Numbers go on where no earlier use of a zone has been, as far as can be known: `by_chance` is random.
+    /// Drops everything: without what was promised and forgotten, what was flushed or deleted could
+    /// come back. Numbers go on where no earlier use of a zone has been, as far as can be known:
+    /// `by_chance` is random.
     pub fn begin_empty(&mut self, by_chance: u32) {
         let known = (0..self.geometry.zones_per_shard).filter_map(|zone| self.table_entry(zone));
         let last = known.map(|entry| entry.sequence).max().unwrap_or(0);
@@ -60,8 +63,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.write_table(0, TableEntry::free(sequence));
     }
 
-    /// Frees the zones whose table entries are damaged; how many they were. Their numbers are not known: later ones
-    /// begin where no use has been.
+    /// Frees the zones whose table entries are damaged; how many they were. Their numbers are not
+    /// known: later ones begin where no use has been.
     pub fn free_damaged(&mut self) -> u64 {
         let zones = 0..self.geometry.zones_per_shard;
         let (mut damaged, mut last) = (Vec::new(), 0);
@@ -149,8 +152,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         byte.is_none_or(|byte| byte & (1 << (unit % 8)) != 0)
     }
 
-    /// Whether no forget bit of this use of a zone is gone. The sum has each of them but for the last at most, whose
-    /// writer may have been killed: then it gets it.
+    /// Whether no forget bit of this use of a zone is gone. The sum has each of them but for the
+    /// last at most, whose writer may have been killed: then it gets it.
     pub fn are_forgets_whole(&mut self, zone: usize, sequence: u32) -> bool {
         let bits = &self.memory[self.forget_bits(zone)];
         let first = empty_sum(self.seal_of(zone, sequence));

@@ -16,13 +16,15 @@ use crate::log::ZONES_MIN;
 /// Where the kernel tells one start of the machine from another.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The file through the page cache, made if it is not there. A device is taken for this process alone.
+/// The file through the page cache, made if it is not there. A device is taken for this process
+/// alone.
 pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
     let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
     let mut options = File::options();
     options.read(true).write(true);
     if is_device {
-        // For a device this means: unless it is mounted, or a part of another, or somebody else has it so.
+        // For a device this means: unless it is mounted, or a part of another, or somebody else has
+        // it so.
         options.custom_flags(libc::O_EXCL);
     } else {
         options.create(true).truncate(false).mode(0o600);
@@ -127,8 +129,8 @@ pub(super) fn read_superblock(file: &File) -> std::io::Result<Option<Result<Supe
     }
 }
 
-/// Asks whether there is room for a new flash: some file systems would take all there is before they find that it is
-/// too little.
+/// Asks whether there is room for a new flash: some file systems would take all there is before
+/// they find that it is too little.
 pub(super) fn check_room(file: &File, geometry: Geometry) -> std::io::Result<()> {
     let metadata = file.metadata()?;
     if !metadata.file_type().is_file() {
@@ -178,7 +180,8 @@ pub(super) fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
 /// The same file past the page cache; through it where the file system cannot do otherwise.
 pub(super) fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    // Without noting when it was read, where that may be had: the note can wait for a disk that hangs.
+    // Without noting when it was read, where that may be had: the note can wait for a disk that
+    // hangs.
     let quiet = flags | OFlags::DIRECT | OFlags::NOATIME;
     if let Ok(file) = rustix::fs::open(path, quiet, rustix::fs::Mode::empty()) {
         return Ok(file);
@@ -209,7 +212,8 @@ pub(super) fn boot_id() -> std::io::Result<[u8; 16]> {
 
 pub(super) fn random_id() -> u64 {
     let mut bytes = [0; 8];
-    // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the same place.
+    // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the
+    // same place.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_le_bytes(bytes)
 }

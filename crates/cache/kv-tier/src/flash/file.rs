@@ -1,9 +1,10 @@
 //! A flash file from the outside: opened, taken into use, closed in order.
 //!
-//! The order of writes is what keeps promises over any end. Taken into use: the book-keeping is found and looked at
-//! whole, a file in memory is filled with it and gets its name, then the superblock says where it is, on the device;
-//! only then anything else changes. Closed: zones and book-keeping on the device, then the superblock says so, then
-//! the file in memory goes. docs/contributors/kv-flash.md goes through every end.
+//! The order of writes is what keeps promises over any end. Taken into use: the book-keeping is
+//! found and looked at whole, a file in memory is filled with it and gets its name, then the
+//! superblock says where it is, on the device; only then anything else changes. Closed: zones and
+//! book-keeping on the device, then the superblock says so, then the file in memory goes.
+//! docs/KV-FLASH.md goes through every end.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -134,7 +135,8 @@ impl FlashFile {
         if matches!(source, Source::Nothing(_)) {
             device::make_room(&file, geometry)
         } else {
-            // A copy may have left out what was zeros: then writing into the mapping could end the process.
+            // A copy may have left out what was zeros: then writing into the mapping could end the
+            // process.
             device::take_room(&file, geometry.file_bytes())
         }
         .map_err(failed("room for it cannot be made"))?;
@@ -172,7 +174,8 @@ impl FlashFile {
         Ok(opened)
     }
 
-    /// Has each shard's book-keeping where it is to be used, looked at as far as its source is not to be believed.
+    /// Has each shard's book-keeping where it is to be used, looked at as far as its source is not
+    /// to be believed.
     fn prepare(&mut self, source: Source) -> Result<(), FlashError> {
         let io = |action| {
             let path = self.path.clone();
@@ -268,7 +271,8 @@ impl FlashFile {
         })
     }
 
-    /// Brings the book-keeping to the device and marks the file as closed in order, once all shards have written theirs.
+    /// Brings the book-keeping to the device and marks the file as closed in order, once all shards
+    /// have written theirs.
     pub fn close(self) -> Result<(), Unclosed> {
         self.close_telling(&mut |_| ())
     }
@@ -309,7 +313,8 @@ impl FlashFile {
         Ok(())
     }
 
-    /// Brings all shards' book-keeping and its sums to the device, and waits for that and for all zones.
+    /// Brings all shards' book-keeping and its sums to the device, and waits for that and for all
+    /// zones.
     fn write_book(&self, nonce: Nonce) -> std::io::Result<()> {
         let mut chunk = vec![0; ZONE_BYTES];
         for shard in 0..self.geometry.shards {
@@ -334,8 +339,8 @@ impl FlashFile {
         self.file.sync_all()
     }
 
-    /// Writes the superblock, waits for the device, and reads it back past the cache: a flash that is in use and says
-    /// that it was closed would bring back what was deleted.
+    /// Writes the superblock, waits for the device, and reads it back past the cache: a flash that
+    /// is in use and says that it was closed would bring back what was deleted.
     fn write_superblock(&self) -> std::io::Result<()> {
         let bytes = self.superblock.encode();
         self.file.write_all_at(&bytes, 0)?;

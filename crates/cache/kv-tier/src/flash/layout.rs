@@ -7,8 +7,8 @@
 //!     for each shard    its zones, from a multiple of a zone's size on
 //! ```
 //!
-//! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then a footer.
-//! docs/contributors/kv-flash.md tells the whole format.
+//! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then
+//! a footer. docs/KV-FLASH.md tells the whole format.
 
 use farpool_units::PAGE_BYTES;
 
@@ -17,8 +17,8 @@ pub const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"FPKVFLSH";
 const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 
-/// Pages of a zone: 2 MiB. A record of memcached's largest item by default (1 MiB) fits, and a shard needs few of
-/// them in memory at a time.
+/// Pages of a zone: 2 MiB. A record of memcached's largest item by default (1 MiB) fits, and a
+/// shard needs few of them in memory at a time.
 pub const ZONE_PAGES: usize = 512;
 pub const ZONE_BYTES: usize = ZONE_PAGES * PAGE_BYTES;
 /// As the superblock says it.
@@ -69,7 +69,8 @@ impl Use {
 pub struct Superblock {
     pub shards: u32,
     pub zones_per_shard: u32,
-    /// Makes records of this file different from those of every other, earlier ones in the same place included.
+    /// Makes records of this file different from those of every other, earlier ones in the same
+    /// place included.
     pub format_id: u64,
     /// Unix time at which the server's clock reads 0: expiry times count from it.
     pub zero_unix_s: i64,
@@ -140,7 +141,8 @@ impl Superblock {
     }
 }
 
-/// What makes the records of a use of a zone different from those of every other use, of every file.
+/// What makes the records of a use of a zone different from those of every other use, of every
+/// file.
 #[must_use]
 pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
     let sum = crc32c::crc32c(&format_id.to_le_bytes());
@@ -291,7 +293,8 @@ pub const fn summary_bytes(records: usize) -> usize {
     records * SUMMARY_ENTRY_BYTES + FOOTER_BYTES
 }
 
-/// Writes the summary to the end of a zone (or of as much of it as `zone` holds). `seal` is that of its records.
+/// Writes the summary to the end of a zone (or of as much of it as `zone` holds). `seal` is that of
+/// its records.
 pub fn write_summary(zone: &mut [u8], entries: &[SummaryEntry], seal: u32) {
     let start = zone.len() - summary_bytes(entries.len());
     let summary = &mut zone[start..];
@@ -309,8 +312,8 @@ pub fn write_summary(zone: &mut [u8], entries: &[SummaryEntry], seal: u32) {
     footer[28..32].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// The summary at the end of `tail`, which ends where its zone ends. None when it is not that of this use of the
-/// zone, or is damaged.
+/// The summary at the end of `tail`, which ends where its zone ends. None when it is not that of
+/// this use of the zone, or is damaged.
 #[must_use]
 pub fn read_summary(tail: &[u8], records: usize, seal: u32) -> Option<Vec<SummaryEntry>> {
     let start = tail.len().checked_sub(summary_bytes(records))?;
@@ -348,7 +351,8 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// Bytes of one copy. Two stand one behind the other and are written in turn, so that one is always whole.
+    /// Bytes of one copy. Two stand one behind the other and are written in turn, so that one is
+    /// always whole.
     pub const BYTES: usize = 32;
 
     #[must_use]
@@ -394,8 +398,9 @@ impl Promises {
 /// Where the control page has the sum of the shard's book-keeping: behind the promises.
 pub const CLOSING_SUM_AT: usize = 2 * Promises::BYTES;
 
-/// The sum of a shard's book-keeping as it was when the file was closed: forget bits that the device lost would
-/// bring back what was deleted. The nonce is that of one closing: what an earlier one left behind has another sum.
+/// The sum of a shard's book-keeping as it was when the file was closed: forget bits that the
+/// device lost would bring back what was deleted. The nonce is that of one closing: what an earlier
+/// one left behind has another sum.
 #[derive(Debug, Clone, Copy)]
 pub struct ClosingSum(u32);
 

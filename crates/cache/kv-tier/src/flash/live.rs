@@ -1,8 +1,10 @@
-//! The book-keeping of a flash in use, as a file in memory: writing it waits for no disk, and it outlives the process.
+//! The book-keeping of a flash in use, as a file in memory: writing it waits for no disk, and it
+//! outlives the process.
 //!
-//! Invariants: a file has its name only when its content is whole (it is made without one); it is locked as long as its
-//! server lives; it is taken for what it is only with the nonce that the flash names, and for the flash that it was
-//! made for. All its room is taken at the start: a full file system is an error then, never a signal later.
+//! Invariants: a file has its name only when its content is whole (it is made without one); it is
+//! locked as long as its server lives; it is taken for what it is only with the nonce that the
+//! flash names, and for the flash that it was made for. All its room is taken at the start: a full
+//! file system is an error then, never a signal later.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -210,8 +212,8 @@ impl LiveFile {
     }
 }
 
-/// Takes away what earlier lives of a flash left behind: files of the same flash that nobody holds and that are not
-/// the one with the nonce `kept`.
+/// Takes away what earlier lives of a flash left behind: files of the same flash that nobody holds
+/// and that are not the one with the nonce `kept`.
 pub(super) fn remove_stale(directories: &[PathBuf], identity: Identity, kept: Option<Nonce>) {
     for path in directories {
         let (Ok(directory), Ok(entries)) = (in_memory(path), std::fs::read_dir(path)) else {

@@ -1,9 +1,10 @@
 //! Flash as a medium: zones of a file or block device, written and read past the page cache.
 //!
-//! What a later process needs to know lies in a file in memory, so that writing it waits for no disk, and survives a
-//! kill at any instruction: which zones are whole, and one bit for each record that is not to be found again. Invariants:
-//! the bit of a record is set before anybody is told that the item was replaced or deleted; a zone's entry in the table
-//! says `sealed` only while the device has all of this use of it.
+//! What a later process needs to know lies in a file in memory, so that writing it waits for no
+//! disk, and survives a kill at any instruction: which zones are whole, and one bit for each record
+//! that is not to be found again. Invariants: the bit of a record is set before anybody is told
+//! that the item was replaced or deleted; a zone's entry in the table says `sealed` only while the
+//! device has all of this use of it.
 
 mod budget;
 pub mod control;
@@ -38,8 +39,8 @@ use farpool_kv_store::record;
 const CAS_RESERVE: u64 = 1 << 32;
 /// How long closing waits for zones that are on their way.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
-/// A device that does not answer a read for so long is not asked to bring its cache in order: the kernel would
-/// have the process wait for it, however long, and nobody could end it.
+/// A device that does not answer a read for so long is not asked to bring its cache in order: the
+/// kernel would have the process wait for it, however long, and nobody could end it.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 /// The read that asks whether the device answers; requests of the log count from 1.
 const PROBE_TOKEN: u64 = u64::MAX;
@@ -72,7 +73,8 @@ pub struct Recovered {
 pub struct Findings {
     /// Items that were handed out and taken.
     pub items: u64,
-    /// Items that were not taken: they are forgotten, because nobody would forget them when something newer is stored.
+    /// Items that were not taken: they are forgotten, because nobody would forget them when
+    /// something newer is stored.
     pub not_taken: u64,
     pub promises: Promises,
     /// Zones whose summary is not what was written: what was in them is lost.
@@ -80,7 +82,8 @@ pub struct Findings {
 }
 
 impl FlashMemory {
-    /// One shard's log. Every item that is in it is handed to `take`, oldest first, which says whether it was taken.
+    /// One shard's log. Every item that is in it is handed to `take`, oldest first, which says
+    /// whether it was taken.
     pub fn log(
         file: &FlashFile,
         shard: usize,
@@ -194,7 +197,8 @@ impl FlashMemory {
         self.ring.oldest(now)
     }
 
-    /// Notes what a later process must know; numbers are reserved ahead. Cheap when nothing has changed.
+    /// Notes what a later process must know; numbers are reserved ahead. Cheap when nothing has
+    /// changed.
     pub fn promise(&mut self, last_cas: u64, (flushed_cas, flush_at_s): (u64, u32), now_s: u32) {
         let has = self.promises;
         let needs_numbers = last_cas + CAS_RESERVE / 2 > has.last_cas;
@@ -212,8 +216,8 @@ impl FlashMemory {
     }
 }
 
-/// Writes what is in memory of a log, and waits for it, but not for a device that hangs. Whether the device has
-/// answered all: then the book-keeping says which zones arrived.
+/// Writes what is in memory of a log, and waits for it, but not for a device that hangs. Whether
+/// the device has answered all: then the book-keeping says which zones arrived.
 pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
     let lost = flash.counts().zones_lost;
     flash.close();

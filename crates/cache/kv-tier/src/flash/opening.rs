@@ -1,7 +1,7 @@
 //! Which book-keeping is believed when a flash is opened: pure.
 //!
-//! What was deleted or replaced must not come back. So nothing is taken over unless the book-keeping is known to be no
-//! older than the zones.
+//! What was deleted or replaced must not come back. So nothing is taken over unless the
+//! book-keeping is known to be no older than the zones.
 
 use super::layout::Use;
 
@@ -27,9 +27,11 @@ pub struct Said {
 /// Where the book-keeping is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Nowhere: the flash is made anew. With the reason, if something was in it that could have been wanted.
+    /// Nowhere: the flash is made anew. With the reason, if something was in it that could have
+    /// been wanted.
     Nothing(Option<Dropped>),
-    /// The flash, where it stands since a server closed it; each shard's if its closing sum is right.
+    /// The flash, where it stands since a server closed it; each shard's if its closing sum is
+    /// right.
     Closed,
     /// The flash's pages, as the kernel has them after a kill.
     Pages,
@@ -54,13 +56,15 @@ pub enum Dropped {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held;
 
-/// Which book-keeping is believed. `said` is None for an empty file, and where all that was is to be dropped.
+/// Which book-keeping is believed. `said` is None for an empty file, and where all that was is to
+/// be dropped.
 pub const fn decide(said: Option<Said>, side: Side) -> Result<Source, Held> {
     let Some(Said { state, is_same_boot }) = said else { return Ok(Source::Nothing(None)) };
     match (state, is_same_boot, side) {
         (Use::Clean, _, _) => Ok(Source::Closed),
         (Use::GivenUp, _, _) => Ok(Source::Nothing(Some(Dropped::DeviceFailed))),
-        // A file of the same name was brought back from somewhere: memory does not outlive the machine.
+        // A file of the same name was brought back from somewhere: memory does not outlive the
+        // machine.
         (Use::InUse | Use::InMemory, false, _) => Ok(Source::Nothing(Some(Dropped::MachineDown))),
         (Use::InUse, true, _) => Ok(Source::Pages),
         (Use::InMemory, true, Side::Held) => Err(Held),

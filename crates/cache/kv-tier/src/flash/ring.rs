@@ -1,4 +1,5 @@
-//! Reads and writes of whole pages through io_uring, and the memory that is lent to the kernel meanwhile.
+//! Reads and writes of whole pages through io_uring, and the memory that is lent to the kernel
+//! meanwhile.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,8 @@ use crate::pages::Pages;
 
 /// Requests the ring holds: all reads of a shard and its zones on their way.
 const RING_ENTRIES: u32 = 1024;
-/// Requests to a regular file that are made at a time: as many keep a fast disk busy. More wait their turn.
+/// Requests to a regular file that are made at a time: as many keep a fast disk busy. More wait
+/// their turn.
 const KERNEL_THREADS: u32 = 64;
 /// How long a ring that is dropped waits for what is under way; then its memory is given up.
 const DROP_WAIT: Duration = Duration::from_secs(2);
@@ -47,8 +49,9 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// `is_regular`: the file is no device. Its file system may have whoever asks wait for a disk that hangs: a writer for
-    /// the journal, a reader for a place in the disk's queue. So threads of the kernel ask.
+    /// `is_regular`: the file is no device. Its file system may have whoever asks wait for a disk
+    /// that hangs: a writer for the journal, a reader for a place in the disk's queue. So threads
+    /// of the kernel ask.
     pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -90,7 +93,8 @@ impl Ring {
             self.submit();
         }
         // SAFETY: the entry points into a mapping that `lent` owns and shows for reading at most until its
-        // completion has come; a ring dropped before that leaks it (see `Drop`). The file stays open as long.
+        // completion has come; a ring dropped before that leaks it (see `Drop`). The file stays
+        // open as long.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.refused.push(token);
         } else {

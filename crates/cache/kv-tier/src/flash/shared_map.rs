@@ -20,7 +20,8 @@ impl SharedMap {
     /// The `bytes` of the file from `offset`, a multiple of a page, on. The file must be that long.
     pub(super) fn new(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file's
-        // lock keeps other servers away; whoever cuts the file short meanwhile has the process killed (SIGBUS), not misled.
+        // lock keeps other servers away; whoever cuts the file short meanwhile has the process
+        // killed (SIGBUS), not misled.
         let address = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -37,8 +38,9 @@ impl SharedMap {
         Ok(map)
     }
 
-    /// Has all of it in memory, and kept there if this user may lock so much: touching a page that a device
-    /// cannot give back (of the flash, or of swap) ends the process, and one that it gives back late makes everybody wait.
+    /// Has all of it in memory, and kept there if this user may lock so much: touching a page that
+    /// a device cannot give back (of the flash, or of swap) ends the process, and one that it gives
+    /// back late makes everybody wait.
     fn fetch(&self) -> rustix::io::Result<()> {
         // SAFETY: locking our own mapping changes where its pages are, never what they hold.
         let locked = unsafe { mlock(self.address.as_ptr().cast(), self.bytes) };

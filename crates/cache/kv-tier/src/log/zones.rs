@@ -7,8 +7,8 @@ use crate::pages::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record::{self, Record};
 
-/// Zones that leave are emptied while no more than this many are on their way: what moves needs room, and
-/// whoever stores needs it more.
+/// Zones that leave are emptied while no more than this many are on their way: what moves needs
+/// room, and whoever stores needs it more.
 const EMPTYING_WRITES_MAX: usize = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,8 @@ struct Round {
 }
 
 impl<M: Medium> Log<M> {
-    /// There is memory for one more zone: its number. None when there are as many as places can name.
+    /// There is memory for one more zone: its number. None when there are as many as places can
+    /// name.
     pub fn add_zone(&mut self) -> Option<usize> {
         let zone = if self.usable + self.gone < self.zones.len() {
             self.zones.iter().position(|it| it.state == ZoneState::Absent)
@@ -101,7 +102,8 @@ impl<M: Medium> Log<M> {
         Some(zone)
     }
 
-    /// A zone has to leave: nothing more is put there, and it is emptied by and by ([`Self::empty_next`]).
+    /// A zone has to leave: nothing more is put there, and it is emptied by and by
+    /// ([`Self::empty_next`]).
     pub fn leave_zone(&mut self, zone: usize) {
         if !self.zones[zone].is_usable() {
             return;
@@ -132,7 +134,8 @@ impl<M: Medium> Log<M> {
         self.usable -= usize::from(it.leave == Leave::Stays);
         it.leave = Leave::Drops;
         it.is_lost |= is_lost;
-        // Nobody may come to empty it any more, and the index forgets nothing while some wait for that.
+        // Nobody may come to empty it any more, and the index forgets nothing while some wait for
+        // that.
         self.leaving.retain(|&waits| waits != zone);
         let it = &mut self.zones[zone];
         match it.state {
@@ -177,8 +180,8 @@ impl<M: Medium> Log<M> {
         self.zones.get(zone).filter(waits).map(|_| zone)
     }
 
-    /// Zones that wait to be emptied have their turns by their worth, the most first: what is not emptied in time is
-    /// dropped.
+    /// Zones that wait to be emptied have their turns by their worth, the most first: what is not
+    /// emptied in time is dropped.
     pub fn order_leaving(&mut self, worth: impl Fn(usize) -> u64) {
         self.leaving.make_contiguous().sort_by_key(|&zone| std::cmp::Reverse(worth(zone)));
     }
@@ -195,9 +198,10 @@ impl<M: Medium> Log<M> {
         matches!(self.zones[zone].state, ZoneState::Absent | ZoneState::Gone)
     }
 
-    /// The zones that the index has to forget before their numbers are used again, once all that leave have left.
-    /// Not those in which something is still under way: their numbers cannot be used again before it has ended, and
-    /// whoever walked over the index until then would do nothing else.
+    /// The zones that the index has to forget before their numbers are used again, once all that
+    /// leave have left. Not those in which something is still under way: their numbers cannot be
+    /// used again before it has ended, and whoever walked over the index until then would do
+    /// nothing else.
     #[must_use]
     pub fn to_forget(&self) -> Vec<usize> {
         if self.gone == 0 || !self.leaving.is_empty() {

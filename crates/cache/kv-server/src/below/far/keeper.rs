@@ -1,4 +1,5 @@
-//! The thread that keeps far memory: renews leases, does what [`plan`](super::plan) decides, tells the shards.
+//! The thread that keeps far memory: renews leases, does what [`plan`](super::plan) decides, tells
+//! the shards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
 /// How often blades are looked at, and how often while something moves.
 const LOOK: Duration = Duration::from_millis(200);
 const BUSY_LOOK: Duration = Duration::from_millis(20);
-/// Emptying ends so long before the pool takes the memory back: what is left then has to be dropped, and reported.
+/// Emptying ends so long before the pool takes the memory back: what is left then has to be
+/// dropped, and reported.
 const DEADLINE_RESERVE: Duration = Duration::from_secs(2);
 /// And after so long in any case: whoever drains a node should not wait longer for a cache.
 const EMPTY_MAX: Duration = Duration::from_secs(60);
@@ -251,7 +253,8 @@ impl Keeper {
         })
     }
 
-    /// Connects to blades that give one piece of far memory, and deals its superpages out to the shards.
+    /// Connects to blades that give one piece of far memory, and deals its superpages out to the
+    /// shards.
     fn connect(
         &mut self,
         blades: Vec<BladeSpec>,

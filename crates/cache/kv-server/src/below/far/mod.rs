@@ -1,7 +1,8 @@
-//! Far memory: taking it at the start or as a pool grants it, keeping it, giving it back when it is asked for.
+//! Far memory: taking it at the start or as a pool grants it, keeping it, giving it back when it is
+//! asked for.
 //!
-//! [`keeper`] is the thread that does it, [`plan`] decides what is done about what a pool says, [`rack`] is the thread that
-//! talks to the pool, [`shard`] is each serving thread's part.
+//! [`keeper`] is the thread that does it, [`plan`] decides what is done about what a pool says,
+//! [`rack`] is the thread that talks to the pool, [`shard`] is each serving thread's part.
 
 mod keeper;
 mod news;

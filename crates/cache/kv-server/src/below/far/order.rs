@@ -11,7 +11,8 @@ use farpool_kv_tier::far::{GrantNumber, Share};
 pub enum FarOrder {
     /// Use this, too.
     Take { share: Box<Share>, held: Arc<Held> },
-    /// Empty it: after `until` whatever is left is dropped. What is worth it moves or goes to flash.
+    /// Empty it: after `until` whatever is left is dropped. What is worth it moves or goes to
+    /// flash.
     Empty { grant: GrantNumber, until: Instant },
     /// Its memory is gone, or has to be at once.
     Drop { grant: GrantNumber, is_lost: bool },

@@ -1,8 +1,9 @@
 //! What the server does about what its pool says; pure.
 //!
-//! A *grant* is what the server keeps for one segment of the pool at one epoch: a way to its blade, and a share for each
-//! shard. Invariants: a place that the pool names is taken once, and after it was left never again; a segment of which
-//! nothing is used any more is reported as left if it was to be left, else released.
+//! A *grant* is what the server keeps for one segment of the pool at one epoch: a way to its blade,
+//! and a share for each shard. Invariants: a place that the pool names is taken once, and after it
+//! was left never again; a segment of which nothing is used any more is reported as left if it was
+//! to be left, else released.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use farpool_units::{SUPERPAGE_BYTES, exactly};
 
 use farpool_kv_tier::far::GrantNumber;
 
-/// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a hundred.
+/// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a
+/// hundred.
 const SEGMENTS_MAX: usize = 16;
 /// After a failure the pool is asked again so much later.
 const RETRY: Duration = Duration::from_secs(1);
@@ -21,10 +23,12 @@ const RETRY: Duration = Duration::from_secs(1);
 const ASK_RETRY: Duration = Duration::from_secs(10);
 /// What was granted or wished for needs a moment until it is there; then more is asked for.
 const ASK_PAUSE: Duration = Duration::from_secs(2);
-/// A segment that must leave its node, and for which the pool has found no place for so long, is given back: a cache does not
-/// keep a node from being drained. Nodes confirm a place in a part of a second.
+/// A segment that must leave its node, and for which the pool has found no place for so long, is
+/// given back: a cache does not keep a node from being drained. Nodes confirm a place in a part of
+/// a second.
 const SEEK_PATIENCE: Duration = Duration::from_secs(2);
-/// A node whose blade was lost is not asked for memory again for so long. By then the pool knows, too.
+/// A node whose blade was lost is not asked for memory again for so long. By then the pool knows,
+/// too.
 const SHUN: Duration = Duration::from_secs(30);
 /// A deadline that comes nearer by less is the same: it is told as what is left of it.
 const HURRY_LEAST: Duration = Duration::from_millis(500);
@@ -178,7 +182,8 @@ impl Plan {
                 }
             }
             Answer::Released(Err(why)) => {
-                // Meanwhile reports go on: without them the lease would end. The next time another is tried.
+                // Meanwhile reports go on: without them the lease would end. The next time another
+                // is tried.
                 self.release_at = now + RETRY;
                 self.releases.rotate_left(1.min(self.releases.len()));
                 self.say_away(&why);
@@ -323,7 +328,8 @@ impl Plan {
         self.seats.taken(key, exactly(grant.0), 0);
     }
 
-    /// The place cannot be used. If another of the segment is still being emptied, the segment is released after that.
+    /// The place cannot be used. If another of the segment is still being emptied, the segment is
+    /// released after that.
     pub fn not_taken(&mut self, key: PlaceKey, node: &str, why: &str, now: Duration) {
         self.shunned.insert(node.to_owned(), now + SHUN);
         self.more_at = self.more_at.max(now + ASK_PAUSE);
@@ -359,8 +365,8 @@ impl Plan {
         self.dropped.remove(&grant);
         self.empty_by.remove(&grant);
         let Some(key) = key else { return };
-        // Who asked to have it left is told so; a place that nobody asked back, or for which there is no other, is
-        // of no use any more.
+        // Who asked to have it left is told so; a place that nobody asked back, or for which there
+        // is no other, is of no use any more.
         let is_usable = |it: &ClientSegment| {
             it.target.as_ref().is_some_and(|to| !self.unusable.contains(&(it.id, to.epoch)))
         };
@@ -402,8 +408,8 @@ impl Plan {
     }
 }
 
-/// Deals the superpages of a grant out to shards, of which each has so many already: who has least is next. Each gets
-/// some that follow each other, so that on several blades it has some of each.
+/// Deals the superpages of a grant out to shards, of which each has so many already: who has least
+/// is next. Each gets some that follow each other, so that on several blades it has some of each.
 pub fn deal(superpages: u32, have: &[u64]) -> Vec<Vec<u32>> {
     let mut counts = vec![0u32; have.len()];
     for _ in 0..superpages {

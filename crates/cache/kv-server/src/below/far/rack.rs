@@ -1,4 +1,5 @@
-//! The thread that talks to the pool. It may wait for answers as long as it has to: nobody else waits for it.
+//! The thread that talks to the pool. It may wait for answers as long as it has to: nobody else
+//! waits for it.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
@@ -77,7 +78,8 @@ fn answer(tenant: &mut Tenant, rate_bytes_per_s: Option<u64>, question: Question
         }
         Question::Release(id) => Answer::Released(match tenant.release(id) {
             Ok(_) => Ok(true),
-            // A node that collaborates takes nothing back before it wants it; gone already is as good.
+            // A node that collaborates takes nothing back before it wants it; gone already is as
+            // good.
             Err(error) if is_final(&error) => Ok(false),
             Err(error) => Err(error.to_string()),
         }),

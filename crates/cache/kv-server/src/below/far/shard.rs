@@ -1,4 +1,5 @@
-//! A shard's part in coming and going far memory: it takes shares, empties and drops them, and has its index forget.
+//! A shard's part in coming and going far memory: it takes shares, empties and drops them, and has
+//! its index forget.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use crate::watch::report::ReclaimCounts;
 use farpool_kv_store::Store;
 use farpool_kv_tier::far::{Far, GrantNumber};
 
-/// Parts of the index (of 1 to 2 MiB) that are looked at between two looks at clients, for what was hit.
+/// Parts of the index (of 1 to 2 MiB) that are looked at between two looks at clients, for what was
+/// hit.
 const RANKED_PARTS: usize = 4;
 
 /// Shares that have to be given back, and zones that the index is to forget.
@@ -77,8 +79,8 @@ impl Reclaim {
         }
     }
 
-    /// Empties the next zone, drops what is late, gives up shares with nothing left, and forgets a part.
-    /// `now` is given now and then.
+    /// Empties the next zone, drops what is late, gives up shares with nothing left, and forgets a
+    /// part. `now` is given now and then.
     pub(crate) fn go_on(
         &mut self,
         far: &mut Far,
@@ -109,8 +111,8 @@ impl Reclaim {
         self.forget(far, store);
     }
 
-    /// Goes on with the order in which zones are emptied. Until it is known they have their turns as they are: memory
-    /// that is wanted back waits for nothing.
+    /// Goes on with the order in which zones are emptied. Until it is known they have their turns
+    /// as they are: memory that is wanted back waits for nothing.
     fn rank(&mut self, far: &mut Far, store: &Store) {
         for _ in 0..RANKED_PARTS {
             let Some(Ranking { part, hit }) = &mut self.ranking else { return };
