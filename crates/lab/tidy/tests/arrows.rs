@@ -16,6 +16,13 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("lab", &["ground", "protocol", "study", "far", "rack", "cache"]),
     ("cli", &["ground", "protocol", "study", "far", "rack", "cache", "lab"]),
 ];
+/// The floors of the key-value server: a crate, and those of the others that it may import.
+const KV_ARROWS: [(&str, &[&str]); 4] = [
+    ("farpool-kv-store", &[]),
+    ("farpool-kv-protocol", &["farpool-kv-store"]),
+    ("farpool-kv-tier", &["farpool-kv-store"]),
+    ("farpool-kv-server", &["farpool-kv-store", "farpool-kv-protocol", "farpool-kv-tier"]),
+];
 /// What tests may import in addition: the harness.
 const OF_TESTS: &str = "lab";
 
@@ -79,6 +86,23 @@ fn arrows_between_groups_point_down() {
         }
     }
     require_none("crates import only groups below their own", &broken);
+}
+
+#[test]
+fn the_key_value_server_has_floors() {
+    let crates = crates();
+    let mut broken = Vec::new();
+    for (name, allowed) in KV_ARROWS {
+        let importer = crates.iter().find(|it| it.name == name);
+        let importer = importer.unwrap_or_else(|| panic!("there is no {name}"));
+        for (imported, _) in &importer.imports {
+            let is_of_kv = KV_ARROWS.iter().any(|(other, _)| other == imported);
+            if is_of_kv && !allowed.contains(&imported.as_str()) {
+                broken.push(format!("{name} imports {imported}"));
+            }
+        }
+    }
+    require_none("crates of the key-value server import only floors below", &broken);
 }
 
 #[test]
