@@ -61,8 +61,9 @@ impl Mapping {
         rustix::fs::fchmod(&file, FILE_MODE)?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reader = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file is new, its size is sealed, and
-        // the descriptor that can write is closed below: nobody but this mapping ever changes it.
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file is
+        // new, its size is sealed, and the descriptor that can write is closed below: nobody but
+        // this mapping ever changes it.
         let address = unsafe {
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
             mmap(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE, &file, 0)
@@ -83,8 +84,9 @@ impl Mapping {
 
     fn advise(&mut self, range: Range<usize>, advice: Advice) {
         assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the range lies in our own mapping, and `&mut self` says nobody reads it now. Advice changes how memory is
-        // backed; where it takes memory away (`release`), zeros are what the caller asked for.
+        // SAFETY: the range lies in our own mapping, and `&mut self` says nobody reads it now.
+        // Advice changes how memory is backed; where it takes memory away (`release`), zeros are
+        // what the caller asked for.
         let _ =
             unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
     }
@@ -101,7 +103,8 @@ impl Mapping {
     #[inline]
     #[must_use]
     pub fn words(&self) -> &[u64] {
-        // SAFETY: the mapping begins at a page, any bits are a u64, and `bytes / 8` words lie inside.
+        // SAFETY: the mapping begins at a page, any bits are a u64, and `bytes / 8` words lie
+        // inside.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr().cast(), self.bytes / 8) }
     }
 

@@ -91,8 +91,8 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until all
-                // completions have come; a value dropped before that leaks it (see `Drop`).
+                // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until
+                // all completions have come; a value dropped before that leaks it (see `Drop`).
                 unsafe { lane.read(&reads) }
             }
             Way::Write => {
@@ -105,7 +105,8 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: as for reading; what is lent for writing is only shown for reading meanwhile.
+                // SAFETY: as for reading; what is lent for writing is only shown for reading
+                // meanwhile.
                 unsafe { lane.write(&writes) }
             }
         };

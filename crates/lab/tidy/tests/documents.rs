@@ -203,7 +203,7 @@ const VERSIONS: [(&str, &str, &str); 6] = [
     ("wire", "crates/protocol/wire/src/lib.rs", "pub const PROTOCOL_VERSION: u8 = "),
     ("board", "crates/far/board/src/layout.rs", "pub const VERSION: u32 = "),
     ("keyvault", "crates/protocol/keyvault/src/frame.rs", "pub const VERSION: u16 = "),
-    ("flash", "crates/cache/kv/src/tier/flash/layout.rs", "pub const VERSION: u32 = "),
+    ("flash", "crates/cache/kv-tier/src/flash/layout.rs", "pub const VERSION: u32 = "),
     ("acms", "crates/rack/acms/src/datagram.rs", "pub const VERSION: u8 = "),
     ("trace", "crates/study/trace/src/reader.rs", "pub const VERSION: &str = \""),
 ];

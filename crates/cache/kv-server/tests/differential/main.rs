@@ -97,9 +97,9 @@ fn agree(expected: &[u8], given: &[u8]) -> bool {
 
 /// Sends the requests to both: to ours in pieces that end at `cuts`, to memcached one by one.
 ///
-/// Many in one read make memcached do what it should not (see docs/kv-compatibility.md): it loses
-/// earlier replies when a `get` has a key that is too long, and replies not yet sent change how
-/// numbers are stored.
+/// Many in one read make memcached do what it should not (see docs/users/kv-compatibility.md): it
+/// loses earlier replies when a `get` has a key that is too long, and replies not yet sent change
+/// how numbers are stored.
 fn compare(
     flags: &[&str],
     settings: Settings,

@@ -4,7 +4,7 @@
 //! found and looked at whole, a file in memory is filled with it and gets its name, then the
 //! superblock says where it is, on the device; only then anything else changes. Closed: zones and
 //! book-keeping on the device, then the superblock says so, then the file in memory goes.
-//! docs/KV-FLASH.md goes through every end.
+//! docs/contributors/kv-flash.md goes through every end.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then
-//! a footer. docs/KV-FLASH.md tells the whole format.
+//! a footer. docs/contributors/kv-flash.md tells the whole format.
 
 use farpool_units::PAGE_BYTES;
 

@@ -92,9 +92,9 @@ impl Ring {
         if self.ring.submission().is_full() {
             self.submit();
         }
-        // SAFETY: the entry points into a mapping that `lent` owns and shows for reading at most until its
-        // completion has come; a ring dropped before that leaks it (see `Drop`). The file stays
-        // open as long.
+        // SAFETY: the entry points into a mapping that `lent` owns and shows for reading at most
+        // until its completion has come; a ring dropped before that leaks it (see `Drop`). The file
+        // stays open as long.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.refused.push(token);
         } else {

@@ -56,7 +56,8 @@ impl Deref for SharedMap {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nobody else writes to it.
+        // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nobody else
+        // writes to it.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
     }
 }
