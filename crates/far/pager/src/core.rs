@@ -23,9 +23,10 @@ use crate::space::frames::Frames;
 use crate::space::layout::Layout;
 use crate::space::moves;
 use crate::space::page::MAX_LAYERS;
-use crate::space::protection::{Protection, Way};
 use crate::space::registry::Registry;
+use crate::space::way::Way;
 use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Space};
+use crate::sys::Protection;
 use crate::sys::standstill::Standstill;
 use crate::sys::{self, Latch};
 

@@ -49,7 +49,7 @@ use crate::evict::resident_map::ResidentMap;
 use crate::evict::thrash::Stall;
 use crate::evict::turn::{Turn, Turns};
 use crate::space::frames::{TRAYS, TakenTray, Zone};
-use crate::space::protection::Way;
+use crate::space::way::Way;
 use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Superpage};
 use crate::sys;
 use moving::claim;

@@ -14,10 +14,11 @@ use super::{CHUNK_BYTES, Evictor, MAX_TRAYS_IN_FLIGHT};
 use crate::abort::fail_closed;
 use crate::space::frames::runs;
 use crate::space::maps::{self, Eligible};
-use crate::space::protection::{Protection, Way};
 use crate::space::registry::Registry;
+use crate::space::way::Way;
 use crate::space::{Superpage, chunk_bits};
 use crate::sys;
+use crate::sys::Protection;
 use crate::sys::standstill::{MAX_STANDING, PAUSE_PARTS};
 
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.

@@ -11,5 +11,6 @@ pub(crate) mod identity;
 pub(crate) mod late_pool;
 pub mod requests;
 pub(crate) mod rest;
+pub(crate) mod rights;
 pub mod steward;
 pub(crate) mod watch;

@@ -1,7 +1,7 @@
 //! The kernel's list of a process's mappings (/proc/PID/maps), and which of them can be far. Pure.
 
-use crate::space::protection::Protection;
 use crate::space::registry::Region;
+use crate::sys::Protection;
 
 /// One line of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

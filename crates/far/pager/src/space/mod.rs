@@ -18,8 +18,8 @@ pub mod maps;
 pub mod moves;
 pub(crate) mod order;
 pub mod page;
-pub mod protection;
 pub mod registry;
+pub mod way;
 
 use std::ops::Range;
 use std::sync::Mutex;

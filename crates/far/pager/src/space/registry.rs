@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farpool_units::PAGE_BYTES;
 
-use crate::space::protection::Protection;
+use crate::sys::Protection;
 
 /// So many pages at the end of a range are its tail, in which a thread's descriptor is looked for.
 const TAIL_PAGES: usize = 2;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use farpool_units::{PAGE_BYTES, at_most};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{program_in_proc, sidecars_program};
-use crate::space::protection::Protection;
+use super::protection::Protection;
+use crate::sys::program::{program_in_proc, sidecars_program};
 
 /// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
 /// comes for each 256 MiB of far memory).
@@ -55,7 +55,7 @@ pub fn all_own_mappings() -> Vec<(usize, usize)> {
 pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let wish = crate::sys::apart::address(bytes) as *mut _;
+    let wish = super::apart::address(bytes) as *mut _;
     // SAFETY: a fresh mapping, at an address where nothing is.
     let base = unsafe { rustix::mm::mmap_anonymous(wish, bytes, protection, flags) };
     Ok(base? as usize)
@@ -292,6 +292,13 @@ pub fn zero_pages(address: usize, pages: usize) {
 pub fn copy_page(from: usize, to: usize) {
     // SAFETY: the caller owns both mapped pages, which are different ones.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES) }
+}
+
+/// Whether the calling thread's process may open so many files more: if not, EMFILE.
+pub fn find_room_for_files(count: usize) -> Result<(), std::io::Error> {
+    use rustix::event::{EventfdFlags, eventfd};
+    let files: Result<Vec<_>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    files.map(drop).map_err(Into::into)
 }
 
 #[cfg(test)]

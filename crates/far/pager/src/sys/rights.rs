@@ -14,8 +14,8 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use crate::pager::Pager;
-use crate::sys;
+use super::futex::{wait, wake};
+use super::threads::{is_pager_thread, thread_id};
 
 /// glibc's signal for such calls (SIGSETXID), which its own sigaction does not touch.
 const BROADCAST_SIGNAL: c_int = 33;
@@ -69,7 +69,14 @@ impl Rights {
     /// All that needs rights was opened, or never can be.
     pub fn set_opened(&self) {
         self.opened.store(1, SeqCst);
-        sys::wake(&self.opened);
+        wake(&self.opened);
+    }
+
+    /// Waits until all that needs rights was opened.
+    pub fn wait_until_opened(&self) {
+        while self.opened.load(SeqCst) == 0 {
+            wait(&self.opened, 0, None);
+        }
     }
 
     /// In a forked child, before its pager is started.
@@ -79,61 +86,35 @@ impl Rights {
         TAKING_OVER.store(false, SeqCst);
     }
 
-    /// False: the calling thread has it already (initgroups asks modules that may do anything).
-    fn lock(&self) -> bool {
-        let thread = sys::thread_id();
+    /// Lets no other thread change rights. False: the calling thread has it already (initgroups asks modules that may do anything).
+    pub fn lock(&self) -> bool {
+        let thread = thread_id();
         while let Err(holder) = self.changing.compare_exchange(0, thread, Acquire, Relaxed) {
             if holder == thread {
                 return false;
             }
-            sys::wait(&self.changing, holder, None);
+            wait(&self.changing, holder, None);
         }
         true
     }
 
-    fn unlock(&self) {
+    pub fn unlock(&self) {
         self.changing.store(0, Release);
-        sys::wake(&self.changing);
+        wake(&self.changing);
     }
 }
 
-impl Pager {
-    /// The program is about to give rights up, or part of its file system: opens first what they are needed for.
-    pub fn open_before_rights_go(&'static self) {
-        if self.is_of_this_process() {
-            self.start_steward();
-            while self.rights.opened.load(SeqCst) == 0 {
-                sys::wait(&self.rights.opened, 0, None);
-            }
-        }
-    }
+/// From here on until [`end_broadcast`] the pager's threads take over the calling thread's rights
+/// before they make the C library's call.
+pub fn begin_broadcast() {
+    stand_before_glibc();
+    publish_own();
+    TAKING_OVER.store(true, SeqCst);
+}
 
-    /// Has the C library change the user or groups of all threads.
-    pub fn change_ids(&'static self, change: impl FnOnce() -> c_int) -> c_int {
-        if !self.is_of_this_process() {
-            return change();
-        }
-        self.open_before_rights_go();
-        if !self.rights.lock() {
-            return change();
-        }
-        stand_before_glibc();
-        publish_own();
-        TAKING_OVER.store(true, SeqCst);
-        let crew = self.core().map(|core| &core.crew);
-        crew.inspect(|crew| crew.leave_solo_for_good());
-        let result = change();
-        crew.inspect(|crew| crew.may_go_solo_again());
-        TAKING_OVER.store(false, SeqCst);
-        self.rights.unlock();
-        result
-    }
-
-    /// A child of vfork runs on its parent's memory: the threads are not its own, and it soon becomes another program.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-        self.slot().pid.load(Relaxed) == pid
-    }
+/// All threads have made the C library's call.
+pub fn end_broadcast() {
+    TAKING_OVER.store(false, SeqCst);
 }
 
 /// Puts our handler before glibc's. glibc sets its own with the first thread that is started, once.
@@ -163,7 +144,7 @@ unsafe fn set_action(new: *const Action, old: *mut Action) -> libc::c_long {
 type Handler = extern "C" fn(c_int, *mut c_void, *mut c_void);
 
 extern "C" fn on_broadcast(signal: c_int, info: *mut c_void, context: *mut c_void) {
-    if sys::is_pager_thread() && TAKING_OVER.load(SeqCst) {
+    if is_pager_thread() && TAKING_OVER.load(SeqCst) {
         take_over();
     }
     let next = NEXT_HANDLER.load(SeqCst);

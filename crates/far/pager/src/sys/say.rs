@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-use super::{program_in_proc, program_pid};
+use crate::sys::program::{program_in_proc, program_pid};
 
 /// Who prints messages for this process: a sidecar's keeper.
 static SAYER: OnceLock<fn(&str)> = OnceLock::new();
@@ -88,7 +88,8 @@ mod tests {
     use std::sync::atomic::Ordering::SeqCst;
 
     use super::*;
-    use crate::sys::{leave_descriptor_table, spawn, wait, wake};
+    use crate::sys::futex::{wait, wake};
+    use crate::sys::{leave_descriptor_table, spawn};
 
     /// Set in the test's child, whose descriptor 2 is what is tested.
     const CHILD: &str = "FARPOOL_TEST_SAYS";

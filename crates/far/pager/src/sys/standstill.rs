@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::sys;
+use super::futex::{wait, wake};
 
 /// The longest that one standstill may last. The keeper waits twice as long for its end.
 pub const MAX_STANDING: Duration = Duration::from_secs(5);
@@ -79,7 +79,7 @@ impl Standstill {
             if left.is_zero() && self.state.compare_exchange(WANTED, IDLE, SeqCst, SeqCst).is_ok() {
                 return None;
             }
-            sys::wait(&self.state, WANTED, Some(left));
+            wait(&self.state, WANTED, Some(left));
         }
         Some(Standing { standstill: self, since: Instant::now(), _turn: turn })
     }
@@ -90,9 +90,9 @@ impl Standstill {
         if self.state.compare_exchange(WANTED, STANDING, SeqCst, SeqCst).is_err() {
             return false;
         }
-        sys::wake(&self.state);
+        wake(&self.state);
         while self.state.load(SeqCst) == STANDING {
-            sys::wait(&self.state, STANDING, None);
+            wait(&self.state, STANDING, None);
         }
         true
     }
@@ -101,7 +101,7 @@ impl Standstill {
 impl Drop for Standing<'_> {
     fn drop(&mut self) {
         self.standstill.state.store(IDLE, SeqCst);
-        sys::wake(&self.standstill.state);
+        wake(&self.standstill.state);
     }
 }
 

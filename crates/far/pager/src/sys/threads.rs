@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use farpool_units::exactly;
 
-use super::memory::until_available;
-use super::{map_local_without_children, sidecars_program, thread_id, wait, wake};
+use super::memory::{map_local_without_children, until_available};
+use crate::sys::futex::{wait, wake};
+use crate::sys::program::sidecars_program;
 
 /// Stack of a pager thread: deep enough for connecting to a blade, small enough to forget.
 const STACK_BYTES: usize = 256 << 10;
@@ -345,4 +346,9 @@ fn set_signal_mask(mask: u64, before: Option<&mut u64>) {
             8_usize,
         );
     }
+}
+
+/// Kernel id of the calling thread.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }

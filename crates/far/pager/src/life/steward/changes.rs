@@ -26,8 +26,8 @@ use crate::space::maps::{self, Eligible};
 use crate::space::moves;
 use crate::space::order::Place;
 use crate::space::page::{PageState, Phase};
-use crate::space::protection::Way;
 use crate::space::registry::{Region, Registry};
+use crate::space::way::Way;
 use crate::space::{Page, known_pages};
 use crate::sys;
 use crate::sys::standstill::PAUSE_PARTS;
@@ -431,7 +431,7 @@ pub fn unknown_parts(registry: &Registry, range: &Eligible) -> Vec<(usize, usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::protection::Protection;
+    use crate::sys::Protection;
 
     #[test]
     fn what_is_known_is_not_registered_again() {

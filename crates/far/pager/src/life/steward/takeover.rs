@@ -15,7 +15,7 @@ use crate::life::activation::{learn, register};
 use crate::life::attached::Attached;
 use crate::space::maps::Eligible;
 use crate::space::page::Phase;
-use crate::space::protection::Way;
+use crate::space::way::Way;
 use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
 
 impl Steward {
@@ -161,7 +161,7 @@ fn gaps(mappings: &[Eligible], start: usize, end: usize) -> Vec<(usize, usize)> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::protection::Protection;
+    use crate::sys::Protection;
 
     #[test]
     fn gaps_are_what_is_not_mapped() {

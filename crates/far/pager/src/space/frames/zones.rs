@@ -2,8 +2,8 @@
 //! destination to have the same ones, and the right to write among them.
 
 use super::TRAY_BYTES;
-use crate::space::protection::Protection;
 use crate::sys;
+use crate::sys::Protection;
 
 /// Trays for memory that may be read and written, which is nearly all there is: 512 MiB of
 /// addresses.

@@ -1,14 +1,7 @@
-//! What a program may do with a range of its memory, and how such memory is moved out. Pure.
+//! How memory is moved out, by what the program may do with it. Pure.
 
 use crate::space::frames::Zone;
-
-/// Rights that mprotect gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protection {
-    pub can_read: bool,
-    pub can_write: bool,
-    pub can_execute: bool,
-}
+use crate::sys::Protection;
 
 /// How pages are moved out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +16,6 @@ pub enum Way {
 }
 
 impl Protection {
-    pub const READ_WRITE: Protection =
-        Protection { can_read: true, can_write: true, can_execute: false };
-
-    /// Whether the program may do anything at all.
-    pub fn is_some(self) -> bool {
-        self.can_read || self.can_write || self.can_execute
-    }
-
     /// `may_execute`: this process can give memory the right to be executed.
     pub fn way(self, may_execute: bool) -> Way {
         match (self.can_read, self.can_write, self.can_execute) {
@@ -41,12 +26,6 @@ impl Protection {
             (true, true, true) => Way::Move(Zone::ReadWriteExecute),
             (false, true, true) => Way::Move(Zone::WriteExecute),
         }
-    }
-}
-
-impl Default for Protection {
-    fn default() -> Protection {
-        Protection::READ_WRITE
     }
 }
 
