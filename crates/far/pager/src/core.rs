@@ -21,14 +21,13 @@ use crate::space::copies::Copies;
 use crate::space::forget::give_up;
 use crate::space::frames::Frames;
 use crate::space::layout::Layout;
-use crate::space::moves;
 use crate::space::page::MAX_LAYERS;
 use crate::space::registry::Registry;
+use crate::space::units::{CHUNK_PAGES, NO_TRAY};
 use crate::space::way::Way;
-use crate::space::{CHUNK_PAGES, NO_TRAY, Page, Space};
-use crate::sys::Protection;
+use crate::space::{Page, Space, moves};
 use crate::sys::standstill::Standstill;
-use crate::sys::{self, Latch};
+use crate::sys::{self, Latch, Protection};
 
 /// Threads look at the deadlines of what they have in flight this often.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);

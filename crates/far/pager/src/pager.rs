@@ -9,7 +9,6 @@ use farpool_board::{Board, ProcessState, Settings, Slot, WhenFull};
 use farpool_uffd::register_mode;
 use farpool_units::exactly;
 
-use crate::abort;
 use crate::core::{Core, Parts};
 use crate::error::StartError;
 use crate::life::custody::give_duplicate;
@@ -17,13 +16,13 @@ use crate::life::files::{Files, LATE_FILES};
 use crate::life::fork::Inheritance;
 use crate::life::identity::claim_slot;
 use crate::life::requests::{Answer, Kind, Request, Requests};
-use crate::life::steward::Steward;
+use crate::life::steward::{self, Steward};
 use crate::life::watch::{GrowthDoor, Watch};
-use crate::life::{activation, blades, steward};
+use crate::life::{activation, blades};
 use crate::space::Space;
 use crate::space::registry::Registry;
-use crate::sys;
 use crate::sys::rights::Rights;
+use crate::{abort, sys};
 
 /// A process whose far-eligible memory stays below this, and below a quarter of the limit, gets no
 /// pager at all: it costs nothing, and is counted by the keeper.

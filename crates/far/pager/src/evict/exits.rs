@@ -17,10 +17,9 @@ use std::time::Instant;
 use farpool_units::PAGE_BYTES;
 
 use crate::core::Core;
-use crate::evict::CHUNK_BYTES;
-use crate::space::chunk_bits;
 use crate::space::moves;
 use crate::space::registry::{Registry, Tail, is_settled};
+use crate::space::units::{CHUNK_BYTES, chunk_bits};
 use crate::sys;
 
 /// A descriptor begins at a multiple of this.

@@ -36,7 +36,7 @@ use farpool_board::Counter;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_policy::{Choice, ChunkSweep, CleanEstimator, SweepPolicy, VictimKind};
 use farpool_pool::{BladeIndex, Completion, Lane, PageWrite};
-use farpool_units::{PAGE_BYTES, at_most};
+use farpool_units::at_most;
 
 use crate::abort::panic_if_asked;
 use crate::core::{Core, EXPIRY_STEP};
@@ -48,9 +48,10 @@ use crate::evict::refusals::Refusals;
 use crate::evict::resident_map::ResidentMap;
 use crate::evict::thrash::Stall;
 use crate::evict::turn::{Turn, Turns};
+use crate::space::Superpage;
 use crate::space::frames::{TRAYS, TakenTray, Zone};
+use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, NO_TRAY};
 use crate::space::way::Way;
-use crate::space::{CHUNK_PAGES, CHUNKS, NO_TRAY, Superpage};
 use crate::sys;
 use moving::claim;
 use own::{Own, Tried, Wanted};
@@ -91,7 +92,6 @@ const MAX_BARREN_CHUNKS: usize = 1 << 16;
 const STEWARD_WAIT: Duration = Duration::from_millis(1);
 /// A full pool is asked again after this time.
 const FULL_RETRY: Duration = Duration::from_millis(500);
-pub(crate) const CHUNK_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 
 /// See the module's description.
 #[derive(Debug)]

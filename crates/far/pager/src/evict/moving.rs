@@ -7,13 +7,12 @@ use farpool_board::Counter;
 use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
 
-use super::{CHUNK_BYTES, Evictor};
+use super::Evictor;
 use crate::abort::fail_closed;
 use crate::core::Mover;
-use crate::space::frames::{bits, runs};
-use crate::space::moves;
 use crate::space::page::{PageState, Phase};
-use crate::space::{CHUNK_PAGES, Page, Superpage};
+use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, bits, runs};
+use crate::space::{Page, Superpage, moves};
 use crate::sys;
 
 impl Evictor {

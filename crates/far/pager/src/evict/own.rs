@@ -22,9 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use farpool_uffd::{PageRange, Pagemap, category};
 use farpool_units::PAGE_BYTES;
 
-use super::{CHUNK_BYTES, Evictor};
-use crate::space::frames::runs;
-use crate::space::{CHUNK_PAGES, CHUNKS};
+use super::Evictor;
+use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, runs};
 use crate::sys;
 
 /// Which pages of a chunk are to be moved out.

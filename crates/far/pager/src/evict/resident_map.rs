@@ -7,9 +7,9 @@ use farpool_uffd::{PageRange, category};
 use farpool_units::{PAGE_BYTES, at_most};
 
 use crate::core::Core;
-use crate::evict::CHUNK_BYTES;
+use crate::space::Superpage;
 use crate::space::registry::Registry;
-use crate::space::{CHUNK_PAGES, CHUNKS, SUPERPAGE_BYTES, SUPERPAGE_PAGES, Superpage};
+use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, SUPERPAGE_BYTES, SUPERPAGE_PAGES};
 
 /// The map of a superpage's resident pages is used for at most this long.
 const MAP_LIFE: Duration = Duration::from_millis(20);

@@ -6,8 +6,9 @@ use std::time::Instant;
 use farpool_pool::{BladeIndex, PageError, PoolError, SegmentHandle};
 
 use super::{Evictor, FULL_RETRY};
+use crate::space::Superpage;
 use crate::space::page::MAX_LAYERS;
-use crate::space::{NO_TRAY, Superpage};
+use crate::space::units::NO_TRAY;
 
 impl Evictor {
     /// Whether no blade takes pages now. If that will last, nobody waits for room any more.

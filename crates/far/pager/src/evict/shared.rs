@@ -21,9 +21,9 @@ use farpool_units::PAGE_BYTES;
 
 use super::Evictor;
 use super::moving::Claim;
-use crate::space::frames::{bits, runs};
 use crate::space::page::{PageState, Phase};
-use crate::space::{CHUNK_PAGES, Page, Superpage};
+use crate::space::units::{CHUNK_PAGES, bits, runs};
+use crate::space::{Page, Superpage};
 use crate::sys;
 
 /// Marks the tokens of pages that are written from where they are.

@@ -10,16 +10,15 @@ use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
 
 use super::own::{Tried, Wanted};
-use super::{CHUNK_BYTES, Evictor, MAX_TRAYS_IN_FLIGHT};
+use super::{Evictor, MAX_TRAYS_IN_FLIGHT};
 use crate::abort::fail_closed;
-use crate::space::frames::runs;
+use crate::space::Superpage;
 use crate::space::maps::{self, Eligible};
 use crate::space::registry::Registry;
+use crate::space::units::{CHUNK_BYTES, chunk_bits, runs};
 use crate::space::way::Way;
-use crate::space::{Superpage, chunk_bits};
-use crate::sys;
-use crate::sys::Protection;
 use crate::sys::standstill::{MAX_STANDING, PAUSE_PARTS};
+use crate::sys::{self, Protection};
 
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
 const MOST_CHUNKS: usize = 64;

@@ -8,10 +8,10 @@ use super::Evictor;
 use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
 use crate::space::copies::{Leaving, leaving};
-use crate::space::frames::{FrameSlot, bits};
-use crate::space::moves;
+use crate::space::frames::FrameSlot;
 use crate::space::page::Phase;
-use crate::space::{CHUNK_PAGES, Page, Superpage};
+use crate::space::units::{CHUNK_PAGES, bits};
+use crate::space::{Page, Superpage, moves};
 use crate::sys;
 
 impl Evictor {

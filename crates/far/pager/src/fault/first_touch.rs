@@ -7,9 +7,10 @@ use farpool_units::{PAGE_BYTES, exactly};
 
 use super::FaultThread;
 use crate::core::{Mover, until_settled};
+use crate::space::Page;
 use crate::space::frames::{FrameRun, FrameSlot};
 use crate::space::page::{PageState, Phase};
-use crate::space::{Page, SUPERPAGE_PAGES};
+use crate::space::units::SUPERPAGE_PAGES;
 use crate::sys;
 
 impl FaultThread {

@@ -27,8 +27,7 @@ use farpool_pool::{Completion, Lane, PageRead};
 use farpool_uffd::{Event, Message};
 use farpool_units::{PAGE_BYTES, at_most, exactly};
 
-use crate::abort::fail_closed;
-use crate::abort::panic_if_asked;
+use crate::abort::{fail_closed, panic_if_asked};
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
 use crate::fault::crew::{Follow, MEMBER_STEP, Watch};
 use crate::space::Page;

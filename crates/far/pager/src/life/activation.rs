@@ -19,7 +19,8 @@ use crate::life::blades::Follower;
 use crate::pager::Pager;
 use crate::space::page::Phase;
 use crate::space::registry::{Region, Registry};
-use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
+use crate::space::units::SUPERPAGE_BYTES;
+use crate::space::{Page, known_pages};
 use crate::sys;
 
 /// Starts the fault threads, one for each CPU, the evictor and the follower of the blades, and returns when all are

@@ -15,17 +15,17 @@ use farpool_board::Board;
 use farpool_uffd::{Pagemap, Uffd};
 use farpool_units::at_most;
 
-use crate::abort;
-use crate::abort::fail_closed;
+use crate::abort::{self, fail_closed};
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::children::child::Child;
-use crate::life::children::{Children, Keeper, birth, handover, inherit};
+use crate::life::children::{Children, Keeper, handover, inherit};
 use crate::life::files::Files;
 use crate::life::steward::{Left, Steward, unregister_all};
 use crate::life::watch::Watch;
 use crate::life::{activation, blades};
 use crate::pager::Pager;
+use crate::space::birth;
 use crate::space::maps::{self, Eligible};
 use crate::sys::{self, apart};
 
@@ -116,7 +116,7 @@ impl Attached {
             must_leave: AtomicBool::new(false),
             may_execute: attachment.may_execute,
         }));
-        birth::set_parent(attached);
+        birth::set_parent(attached.children.unsettled(), attached.keeper.born);
         Ok(attached)
     }
 
@@ -230,13 +230,8 @@ impl Attached {
         self.has_claimed.load(SeqCst) || self.pager.core().is_some_and(has_pool)
     }
 
-    pub(crate) fn child_is_born(&self, number: u64, uffd: &OwnedFd) {
-        self.children.note_birth(number);
-        (self.keeper.born)(number, uffd);
-    }
-
     pub(crate) fn child_is_settled(&self, number: u64) {
-        self.children.note_settled(number);
+        self.children.unsettled().note_settled(number);
         (self.keeper.settled)(number);
     }
 

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use farpool_pool::FrozenToken;
 
-use crate::abort;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::identity::claim_slot;
@@ -27,7 +26,7 @@ use crate::life::requests::{Kind, Request};
 use crate::pager::Pager;
 use crate::space::page::MAX_LAYERS;
 use crate::space::registry::Registry;
-use crate::sys;
+use crate::{abort, sys};
 
 /// A parent waits at most so long for a child to attach its layers before it gives one of them up: the child died
 /// before, or there was none, for fork failed. A blade keeps the layers of a parent that died about as long.

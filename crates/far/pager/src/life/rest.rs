@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use farpool_units::PAGE_BYTES;
 
-use crate::space::CHUNK_PAGES;
+use crate::space::units::CHUNK_PAGES;
 
 /// What rests or does not as a whole: the evictor's unit, so a chunk is never half registered.
 pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;

@@ -23,8 +23,8 @@ use farpool_units::PAGE_BYTES;
 use twox_hash::XxHash3_128;
 
 use crate::abort::fail_closed;
-use crate::space::Page;
 use crate::space::page::{PageState, Phase};
+use crate::space::superpage::Page;
 use crate::sys;
 
 /// Digests of a process: 2 MiB of addresses, of which only what is used takes memory. With more local memory than
@@ -143,7 +143,8 @@ fn secret() -> Result<[u8; SECRET_BYTES], std::io::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::{SUPERPAGE_BYTES, Space};
+    use crate::space::table::Space;
+    use crate::space::units::SUPERPAGE_BYTES;
 
     #[test]
     fn a_page_matches_what_it_was_remembered_by_and_nothing_else() {

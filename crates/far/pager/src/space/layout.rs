@@ -24,7 +24,7 @@ use farpool_uffd::{Change, Message, Outcome, Uffd};
 use farpool_units::PAGE_BYTES;
 
 use crate::abort::fail_closed;
-use crate::life::children::birth;
+use crate::space::birth;
 use crate::space::order::{self, Next, Place};
 use crate::sys;
 

@@ -18,10 +18,10 @@ use farpool_uffd::{Change, Message, Outcome, Uffd};
 use farpool_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::birth;
 use super::remains::{Lacking, Remains};
 use crate::abort::fail_closed;
 use crate::fault::fetch::FETCHED_AT_ONCE;
+use crate::space::birth;
 use crate::space::layout::ORDER_TIME;
 use crate::space::order::{self, Next, Owed, Place};
 use crate::space::page::Phase;

@@ -9,7 +9,7 @@ use rustix::fs::SealFlags;
 
 use super::remains::Remains;
 use crate::space::page::{MAX_LAYERS, PageState};
-use crate::space::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
+use crate::space::units::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
 
 /// Begins a handover; its last character is the version of the format.
 const MAGIC: [u8; 8] = *b"fpchild1";
@@ -125,8 +125,8 @@ impl Left<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::SUPERPAGE_BYTES;
     use crate::space::page::Phase;
+    use crate::space::units::SUPERPAGE_BYTES;
     use proptest::prelude::*;
 
     fn state(layer: usize) -> PageState {

@@ -62,8 +62,8 @@ fn fill(space: &Space, handover: &Handover) -> Result<(), StartError> {
 mod tests {
     use super::*;
     use crate::life::children::remains::Remains;
-    use crate::space::SUPERPAGE_BYTES;
     use crate::space::page::{MAX_LAYERS, PageState};
+    use crate::space::units::SUPERPAGE_BYTES;
 
     #[test]
     fn a_childs_superpages_have_their_parents_numbers() {

@@ -9,7 +9,6 @@
 //! A child that the keeper gives a sidecar of its own is handed over: its userfaultfd, and where its pages are
 //! ([`handover`]), which its own pager then has ([`inherit`]).
 
-pub mod birth;
 pub mod child;
 pub mod elsewhere;
 pub mod handover;
@@ -17,7 +16,7 @@ pub mod inherit;
 pub mod remains;
 pub mod server;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -30,6 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::core::Core;
 use crate::error::StartError;
 use crate::pager::Pager;
+use crate::space::birth::Unsettled;
 use crate::sys;
 use child::Child;
 use server::Server;
@@ -80,7 +80,7 @@ pub struct Children {
     bell: OwnedFd,
     has_begun: AtomicBool,
     /// Children that are born and not settled, served or not yet.
-    unsettled: Mutex<BTreeSet<u64>>,
+    unsettled: Unsettled,
 }
 
 impl Children {
@@ -90,7 +90,7 @@ impl Children {
             orders: Mutex::default(),
             bell,
             has_begun: AtomicBool::new(false),
-            unsettled: Mutex::default(),
+            unsettled: Unsettled::default(),
         })
     }
 
@@ -131,7 +131,7 @@ impl Children {
     /// Gets a child ready to be taken over by a pager of its own. Its faults wait until that serves them, or until
     /// [`Children::take_back`].
     pub fn cede(&self, number: u64) -> Result<OwnedFd, String> {
-        if !self.is_unsettled(number) {
+        if !self.unsettled.contains(number) {
             return Err(SETTLED.into());
         }
         if !self.has_begun.load(SeqCst) {
@@ -169,18 +169,9 @@ impl Children {
         self.order(Order::Reclaim);
     }
 
-    /// A child was born.
-    pub fn note_birth(&self, number: u64) {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
-    }
-
-    /// A child needs nobody any more.
-    pub fn note_settled(&self, number: u64) {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
-    }
-
-    fn is_unsettled(&self, number: u64) -> bool {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
+    /// Children that are born and not settled, served or not yet.
+    pub fn unsettled(&self) -> &Unsettled {
+        &self.unsettled
     }
 
     fn order(&self, order: Order) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use farpool_units::PAGE_BYTES;
 
 use crate::space::page::{PageState, Phase};
-use crate::space::{SUPERPAGE_BYTES, SUPERPAGE_PAGES};
+use crate::space::units::{SUPERPAGE_BYTES, SUPERPAGE_PAGES};
 
 /// The pages of one superpage: those that the child lacks are in phase Far (with their layer) or Lost, all others
 /// Untouched.

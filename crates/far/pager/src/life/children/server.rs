@@ -9,10 +9,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 
 use super::child::{Child, RUN_PAGES, Source};
-use super::elsewhere;
 use super::handover::{self, Handover};
 use super::remains::Lacking;
-use super::{Children, Keeper, Order, SETTLED};
+use super::{Children, Keeper, Order, SETTLED, elsewhere};
 use crate::core::Core;
 use crate::error::StartError;
 use crate::fault::fetch::Fetcher;
@@ -209,7 +208,7 @@ impl Server {
             elsewhere::remove(known);
         }
         drop(descriptor);
-        self.orders.note_settled(number);
+        self.orders.unsettled().note_settled(number);
         self.pager.inheritance.has_arrived();
         (self.keeper.settled)(number);
         self.core.layout.has_settled_child();
@@ -221,7 +220,7 @@ impl Server {
             return Err("it is given all its pages".into());
         }
         let Some(mut child) = take(&mut self.served, number).pop() else {
-            let is_known = self.orders.is_unsettled(number);
+            let is_known = self.orders.unsettled().contains(number);
             return Err(if is_known { "it is not served yet" } else { SETTLED }.into());
         };
         let mut source = Blades { core: self.core, fetcher: &mut self.fetcher };

@@ -12,10 +12,9 @@ use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
 use crate::life::activation::{fail_unregistered, learn, register};
 use crate::life::requests::Request;
-use crate::space::moves;
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::{Region, Registry};
-use crate::space::{Page, known_pages};
+use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
 impl Steward {

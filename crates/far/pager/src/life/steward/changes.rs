@@ -16,19 +16,17 @@ use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use super::leaving::Left;
-use crate::abort::fail_closed;
-use crate::abort::panic_if_asked;
+use crate::abort::{fail_closed, panic_if_asked};
 use crate::core::Core;
 use crate::life::activation::{learn, register};
 use crate::life::attached::{Attached, Sizes};
 use crate::space::layout::ORDER_TIME;
 use crate::space::maps::{self, Eligible};
-use crate::space::moves;
 use crate::space::order::Place;
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::{Region, Registry};
 use crate::space::way::Way;
-use crate::space::{Page, known_pages};
+use crate::space::{Page, known_pages, moves};
 use crate::sys;
 use crate::sys::standstill::PAUSE_PARTS;
 

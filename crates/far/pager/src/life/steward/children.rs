@@ -14,13 +14,11 @@ use farpool_units::PAGE_BYTES;
 use super::Steward;
 use crate::abort::fail_closed;
 use crate::life::attached::Attached;
-use crate::life::children::birth;
 use crate::life::children::child::{Child, Inheritance};
 use crate::life::children::remains::Remains;
 use crate::life::children::server::Blades;
-use crate::space::maps;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
-use crate::space::{Page, Superpage};
+use crate::space::{Page, Superpage, birth, maps};
 use crate::sys;
 
 /// Layers that stay free for what is moved out after a fork; one of a child's own is another.

@@ -12,14 +12,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use farpool_uffd::{PageRange, category};
 use farpool_units::PAGE_BYTES;
 
-use crate::Pager;
 use crate::abort::fail_closed;
 use crate::core::Core;
-use crate::space::moves;
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::Region;
-use crate::space::{Page, Space, known_pages};
-use crate::sys;
+use crate::space::{Page, Space, known_pages, moves};
+use crate::{Pager, sys};
 
 /// Makes states and page table agree.
 pub fn settle_inherited(pager: &Pager, core: &Core) {

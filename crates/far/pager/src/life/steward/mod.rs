@@ -36,7 +36,8 @@ use crate::space::forget::try_forget;
 use crate::space::order::Owed;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::registry::{Region, Registry};
-use crate::space::{NO_TRAY, Page, Superpage, known_pages, known_superpages};
+use crate::space::units::NO_TRAY;
+use crate::space::{Page, Superpage, known_pages, known_superpages};
 use crate::sys;
 use carry::Carry;
 

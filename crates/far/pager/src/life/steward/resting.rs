@@ -27,10 +27,10 @@ use super::Steward;
 use crate::evict::budget::{Tree, limit_pages};
 use crate::life::activation::register;
 use crate::life::rest::PIECE_BYTES;
-use crate::space::moves;
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::Region;
-use crate::space::{CHUNK_PAGES, Page, known_pages};
+use crate::space::units::CHUNK_PAGES;
+use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
 /// What rests may grow unseen; how much is missing of it is looked at this often. A piece takes 1 us.

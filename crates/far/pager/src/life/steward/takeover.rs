@@ -15,8 +15,9 @@ use crate::life::activation::{learn, register};
 use crate::life::attached::Attached;
 use crate::space::maps::Eligible;
 use crate::space::page::Phase;
+use crate::space::units::SUPERPAGE_BYTES;
 use crate::space::way::Way;
-use crate::space::{Page, SUPERPAGE_BYTES, known_pages};
+use crate::space::{Page, known_pages};
 
 impl Steward {
     /// Fills the registry and registers what is new, and forgets far pages that the child does not have. Faults are served already; nothing is moved

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use farpool_units::exactly;
 
-use super::Zone;
+use crate::space::frames::zones::Zone;
 
 /// Trays that are neither filled nor written just now.
 #[derive(Debug)]

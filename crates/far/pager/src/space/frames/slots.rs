@@ -1,6 +1,6 @@
-//! Names of frames, and the bits that stand for them. Pure.
+//! Names of frames, one by one, in runs and by trays. Pure.
 
-use crate::space::CHUNK_PAGES;
+use crate::space::units::CHUNK_PAGES;
 
 /// Place of one frame in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,44 +50,14 @@ impl TakenTray {
     }
 }
 
-/// The numbers of the set bits, lowest first.
-pub fn bits(mut word: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let index = (word != 0).then(|| word.trailing_zeros() as usize)?;
-        word &= word - 1;
-        Some(index)
-    })
-}
-
-/// The runs of set bits as (first, count), lowest first.
-pub fn runs(mut word: u64) -> impl Iterator<Item = (usize, usize)> {
-    std::iter::from_fn(move || {
-        let first = (word != 0).then(|| word.trailing_zeros())?;
-        let count = (word >> first).trailing_ones();
-        let mask = if count == 64 { u64::MAX } else { ((1_u64 << count) - 1) << first };
-        word &= !mask;
-        Some((first as usize, count as usize))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn behind_the_last_frame_of_a_tray_is_none() {
         let run = FrameRun { first: FrameSlot { tray: 3, index: 60 }, count: 4 };
         assert_eq!(run.slot(3), FrameSlot { tray: 3, index: 63 });
         assert_eq!(usize::from(run.slot(run.count).index), CHUNK_PAGES);
-    }
-
-    proptest! {
-        #[test]
-        fn runs_and_bits_agree(word: u64) {
-            let from_runs: Vec<usize> = runs(word).flat_map(|(first, count)| first..first + count).collect();
-            let from_bits: Vec<usize> = bits(word).collect();
-            prop_assert_eq!(from_runs, from_bits);
-        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::space::Superpage;
+use crate::space::superpage::Superpage;
 use crate::sys;
 
 /// What is known of one tray; the bits are explained in [`super`].

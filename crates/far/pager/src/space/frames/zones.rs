@@ -1,9 +1,10 @@
 //! Parts of the victim buffer whose frames have different rights: UFFDIO_MOVE wants source and
 //! destination to have the same ones, and the right to write among them.
 
-use super::TRAY_BYTES;
-use crate::sys;
-use crate::sys::Protection;
+use farpool_units::PAGE_BYTES;
+
+use crate::space::units::CHUNK_PAGES;
+use crate::sys::{self, Protection};
 
 /// Trays for memory that may be read and written, which is nearly all there is: 512 MiB of
 /// addresses.
@@ -58,7 +59,7 @@ impl Zone {
     pub fn of_tray(tray: u16) -> Zone {
         let is_past = |zone: &&Zone| zone.first_tray() + zone.trays() <= usize::from(tray);
         let index = Zone::ALL.iter().take_while(is_past).count();
-        assert!(index < Zone::ALL.len(), "tray {tray} of {}", super::TRAYS);
+        assert!(index < Zone::ALL.len(), "tray {tray} of {}", crate::space::frames::zones::TRAYS);
         Zone::ALL[index]
     }
 }
@@ -84,10 +85,15 @@ pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), s
     Ok((base, zones))
 }
 
+/// Trays of a process: 672 MiB of addresses. When all of a zone hold something, eviction of such
+/// memory waits for the blade.
+pub const TRAYS: usize = Zone::WriteExecute.first_tray() + Zone::WriteExecute.trays();
+
+pub const TRAY_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::frames::TRAYS;
 
     #[test]
     fn each_tray_is_of_one_zone() {

@@ -1,30 +1,63 @@
 //! A child is born: from the moment on at which the event of the fork is read, the keeper has a duplicate of its
 //! userfaultfd. If this process ended before that, the child would read zeros.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::abort::fail_closed;
-use crate::life::attached::Attached;
 
-static PARENT: OnceLock<&'static Attached> = OnceLock::new();
+/// Children that are born and not settled, served or not yet.
+#[derive(Debug, Default)]
+pub struct Unsettled(Mutex<BTreeSet<u64>>);
+
+impl Unsettled {
+    /// A child was born.
+    fn note_birth(&self, number: u64) {
+        self.lock().insert(number);
+    }
+
+    /// A child needs nobody any more.
+    pub fn note_settled(&self, number: u64) {
+        self.lock().remove(&number);
+    }
+
+    /// Whether a child was born that is not settled.
+    pub fn contains(&self, number: u64) -> bool {
+        self.lock().contains(&number)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who is told of births.
+#[derive(Debug)]
+struct Parent {
+    unsettled: &'static Unsettled,
+    /// Gives the keeper a duplicate of the child's userfaultfd.
+    tell_keeper: fn(u64, &OwnedFd),
+}
+
+static PARENT: OnceLock<Parent> = OnceLock::new();
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 /// Numbers of children whose events were read and not applied, by the descriptors of their userfaultfds.
 static UNAPPLIED: Mutex<BTreeMap<RawFd, u64>> = Mutex::new(BTreeMap::new());
 
-/// Whose keeper is told of births. The first call counts.
-pub fn set_parent(parent: &'static Attached) {
-    let _ = PARENT.set(parent);
+/// Has births noted in `unsettled`, and then told to the keeper. The first call counts.
+pub fn set_parent(unsettled: &'static Unsettled, tell_keeper: fn(u64, &OwnedFd)) {
+    let _ = PARENT.set(Parent { unsettled, tell_keeper });
 }
 
 /// Gives a child whose event was just read a number, and the keeper a duplicate of its userfaultfd.
 pub fn announce(uffd: &OwnedFd) -> u64 {
     let number = NEXT_NUMBER.fetch_add(1, SeqCst);
     if let Some(parent) = PARENT.get() {
-        parent.child_is_born(number, uffd);
+        parent.unsettled.note_birth(number);
+        (parent.tell_keeper)(number, uffd);
     }
     number
 }
