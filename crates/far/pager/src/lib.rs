@@ -20,6 +20,7 @@ pub mod evict;
 pub mod fault;
 pub mod life;
 mod pager;
+pub mod shared;
 pub mod space;
 pub mod sys;
 

@@ -1,6 +1,6 @@
-//! Where the evictor should work, by how many neighbouring pages it finds: see [`crate::fault::crew`].
+//! Where the evictor should work, by how many neighbouring pages it finds: see [`crate::shared::crew`].
 
-use crate::fault::crew::Crew;
+use crate::shared::crew::Crew;
 
 /// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on the lead's:
 /// an interrupt costs as much as about ten pages. Judged after so many pages.

@@ -10,7 +10,6 @@
 //! The registry's lock is held during 1 to 3, so nothing is unmapped or discarded meanwhile. It is
 //! not held while a blade is waited for.
 
-pub mod budget;
 pub(crate) mod density;
 pub(crate) mod effort;
 pub mod exits;
@@ -25,7 +24,6 @@ mod shared;
 mod still;
 mod stubborn;
 pub(crate) mod thrash;
-pub mod turn;
 mod writing;
 
 use std::ops::Range;
@@ -47,7 +45,7 @@ use crate::evict::gauges::Gauges;
 use crate::evict::refusals::Refusals;
 use crate::evict::resident_map::ResidentMap;
 use crate::evict::thrash::Stall;
-use crate::evict::turn::{Turn, Turns};
+use crate::shared::turn::{Turn, Turns};
 use crate::space::Superpage;
 use crate::space::frames::{TRAYS, TakenTray, Zone};
 use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, NO_TRAY};

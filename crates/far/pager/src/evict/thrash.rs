@@ -3,7 +3,7 @@
 //! From what is counted anyway: a process is stalled if it fetched many pages lately and had hardly any CPU time for
 //! each, as much as a fetch takes by itself. One stalled process may simply have more data than memory. When there are
 //! more of them than the CPUs could run, each of which would have room alone, they are better served one after
-//! the other ([`crate::evict::turn`]): 20 sorting PostgreSQL connections at a quarter of their memory were not done after 150
+//! the other ([`crate::shared::turn`]): 20 sorting PostgreSQL connections at a quarter of their memory were not done after 150
 //! seconds and six million fetches, each with 5 MiB.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use farpool_board::Counter;
 use farpool_units::at_most;
 
 use crate::core::Core;
-use crate::evict::budget::{self, Tree};
+use crate::shared::budget::{self, Tree};
 use crate::sys;
 
 /// A process is looked at once in this time.

@@ -6,12 +6,12 @@ use farpool_units::{PAGE_BYTES, exactly};
 
 use super::Evictor;
 use crate::abort::fail_closed;
-use crate::core::{Mover, until_settled};
+use crate::core::{Mover, move_pages, until_settled};
 use crate::space::copies::{Leaving, leaving};
 use crate::space::frames::FrameSlot;
 use crate::space::page::Phase;
 use crate::space::units::{CHUNK_PAGES, bits};
-use crate::space::{Page, Superpage, moves};
+use crate::space::{Page, Superpage};
 use crate::sys;
 
 impl Evictor {
@@ -139,7 +139,7 @@ impl Evictor {
             return;
         };
         let (to, from) = (page.address(), self.core.frames.address(slot));
-        let moved = moves::move_pages(self.core, Mover::Evictor, to, from, 1, true);
+        let moved = move_pages(self.core, Mover::Evictor, to, from, 1, true);
         if moved.has_gone(0) {
             self.core.frames.moved_away(slot);
             page.cell().store(state.with_phase(Phase::Resident));

@@ -7,10 +7,10 @@ use farpool_pool::PageError;
 use farpool_units::{PAGE_BYTES, exactly};
 
 use super::{FaultThread, Flight, Frame};
-use crate::core::{Mover, until_settled};
+use crate::core::{Mover, move_pages, until_settled};
 use crate::space::Page;
 use crate::space::frames::{FrameRun, FrameSlot};
-use crate::space::moves::{self, Moved};
+use crate::space::moves::Moved;
 use crate::space::page::{PageState, Phase};
 use crate::sys;
 
@@ -234,6 +234,6 @@ impl FaultThread {
     pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
         let (to, from) = (page.address(), self.core.frames.address(slot));
         let wakes = !self.core.gate.is_shut();
-        moves::move_pages(self.core, Mover::FaultThread, to, from, count, wakes)
+        move_pages(self.core, Mover::FaultThread, to, from, count, wakes)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The life of a fault, in order (each stage is one function below):
 //! 1. `lead`, `follow`: the message is read from userfaultfd, on the CPU where the fault happened if it
-//!    can be had (see [`crate::fault::crew`]);
+//!    can be had (see [`crate::shared::crew`]);
 //! 2. `serve`: the page's phase decides: zero pages, the victim buffer, or a fetch;
 //! 3. `fetch`: the page and the prefetcher's candidates are claimed, given frames, and requested at once;
 //! 4. `land` (in `landing`): frames that have arrived are moved into the program, which wakes the thread;
@@ -12,11 +12,9 @@
 //! the evictor: when no frame becomes free in time, memory goes over the limit by a page and that is
 //! counted, for a program that waits for ever is worse.
 
-pub mod crew;
 pub(crate) mod fetch;
 mod first_touch;
 mod landing;
-pub mod streams;
 
 use std::time::{Duration, Instant};
 
@@ -28,10 +26,10 @@ use farpool_uffd::{Event, Message};
 use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::abort::{fail_closed, panic_if_asked};
+use crate::core::forget::give_up;
 use crate::core::{Core, EXPIRY_STEP, Mover, until_settled};
-use crate::fault::crew::{Follow, MEMBER_STEP, Watch};
+use crate::shared::crew::{Follow, MEMBER_STEP, Watch};
 use crate::space::Page;
-use crate::space::forget::give_up;
 use crate::space::frames::{FrameRun, FrameSlot};
 use crate::space::page::Phase;
 use crate::sys::{self, Stamp};

@@ -2,7 +2,7 @@
 //! served and pages are moved out. This happens once, in this order:
 //! 1. the pager's threads are started, and wait for a pool ([`start_threads`]);
 //! 2. memory is registered: whoever touches a new page waits, so nothing grows any more ([`activate`]);
-//! 3. the pool is connected to ([`crate::life::late_pool`]), and the threads go to work.
+//! 3. the pool is connected to ([`crate::shared::late_pool`]), and the threads go to work.
 //!
 //! Starting a thread takes locks of the C library, and its beginning reads the program's memory: a thread of the program
 //! may hold those, or have that far, once memory is registered. So 1 comes before 2.

@@ -106,7 +106,7 @@ impl Attached {
         let attached: &'static Attached = Box::leak(Box::new(Attached {
             pager,
             files: Mutex::new(Some(files)),
-            statm: crate::evict::budget::open_statm()?,
+            statm: crate::shared::budget::open_statm()?,
             list: sys::open_maps().map_err(of_process("maps"))?,
             own_ranges: attachment.own_ranges,
             keeper: attachment.keeper,
@@ -194,8 +194,8 @@ impl Attached {
         let mut steward = begin(self.pager, core);
         steward.adopt_mappings(self);
         // The keeper counts it no more from here on.
-        let resident = crate::evict::budget::read_resident(&self.statm).unwrap_or_default();
-        crate::evict::budget::publish(self.pager.slot(), resident);
+        let resident = crate::shared::budget::read_resident(&self.statm).unwrap_or_default();
+        crate::shared::budget::publish(self.pager.slot(), resident);
         self.pager.set_active();
         activation::begin_to_move(core);
         ready();

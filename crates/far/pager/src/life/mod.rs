@@ -8,7 +8,6 @@ pub(crate) mod custody;
 pub(crate) mod files;
 pub mod fork;
 pub(crate) mod identity;
-pub(crate) mod late_pool;
 pub mod requests;
 pub(crate) mod rest;
 pub(crate) mod rights;

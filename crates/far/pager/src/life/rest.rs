@@ -8,7 +8,7 @@
 //!
 //! What rests may grow without a fault that the pager sees. So it is a part of the limit at most
 //! ([`Rests::may_begin`]), and what is missing of it counts as if it were there
-//! ([`crate::evict::budget::Budget::set_unseen`]).
+//! ([`crate::shared::budget::Budget::set_unseen`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

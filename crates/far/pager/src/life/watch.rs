@@ -17,8 +17,8 @@ use farpool_policy::reserve;
 use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::error::StartError;
-use crate::evict::budget::{self, Tree};
 use crate::pager::Pager;
+use crate::shared::budget::{self, Tree};
 use crate::sys::{self, Latch};
 
 /// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if

@@ -12,7 +12,6 @@
 pub mod birth;
 pub mod copies;
 pub(crate) mod drain;
-pub mod forget;
 pub mod frames;
 pub mod layout;
 pub mod maps;

@@ -12,7 +12,6 @@ use farpool_uffd::{Outcome, PageRange, Pagemap, category};
 use farpool_units::PAGE_BYTES;
 
 use crate::abort::fail_closed;
-use crate::core::{Core, Mover};
 
 /// The most pages of one call: the bits of a word.
 pub const MAX_PAGES: usize = u64::BITS as usize;
@@ -33,38 +32,6 @@ impl Moved {
     }
 }
 
-/// Moves `count` (at most [`MAX_PAGES`]) neighbouring pages of the caller's from `from` to `to`, up to the first that
-/// cannot be moved. All pages of the source must be there. `wakes`: whoever waits for a page that arrived is woken.
-pub fn move_pages(
-    core: &Core,
-    mover: Mover,
-    to: usize,
-    from: usize,
-    count: usize,
-    wakes: bool,
-) -> Moved {
-    let uffd = &core.uffd;
-    let mut is_counted = true;
-    let moved = settle_moves(
-        count,
-        |done| {
-            let at = done * PAGE_BYTES;
-            let outcome = core.step(mover, || {
-                uffd.move_pages(to + at, from + at, count * PAGE_BYTES - at, wakes, false)
-            });
-            is_counted &= outcome.errno.is_none();
-            outcome
-        },
-        || core.try_again(mover),
-        || occupied(&core.pagemap, from, count),
-    );
-    if wakes && !is_counted {
-        // The kernel wakes for the pages that it counts. It fails where the mapping is gone.
-        let _ = uffd.wake(to, count * PAGE_BYTES);
-    }
-    moved
-}
-
 /// The pages of `[start, start + count)` that are there; the process ends if the kernel does not say.
 pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
     pagemap
@@ -81,9 +48,9 @@ pub fn first_occupied(pagemap: &Pagemap, start: usize, end: usize) -> Option<usi
     }
 }
 
-/// As [`move_pages`]; `move_from` tries to move all pages from the n-th on, `again` is called before it is tried again,
+/// Moves `count` pages; `move_from` tries to move all pages from the n-th on, `again` is called before it is tried again,
 /// `there` says which the source still has.
-fn settle_moves(
+pub(crate) fn settle_moves(
     count: usize,
     mut move_from: impl FnMut(usize) -> Outcome,
     again: impl Fn(),

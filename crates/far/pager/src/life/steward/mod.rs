@@ -26,13 +26,13 @@ use farpool_units::exactly;
 
 use crate::abort::panic_if_asked;
 use crate::core::Core;
+use crate::core::forget::try_forget;
 use crate::error::StartError;
 use crate::fault::fetch::Fetcher;
 use crate::life::activation::register;
 use crate::life::requests::{Answer, Kind, Request};
 use crate::life::rest::Rests;
 use crate::pager::Pager;
-use crate::space::forget::try_forget;
 use crate::space::order::Owed;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::registry::{Region, Registry};

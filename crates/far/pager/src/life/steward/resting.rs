@@ -24,9 +24,9 @@ use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
 
 use super::Steward;
-use crate::evict::budget::{Tree, limit_pages};
 use crate::life::activation::register;
 use crate::life::rest::PIECE_BYTES;
+use crate::shared::budget::{Tree, limit_pages};
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::Region;
 use crate::space::units::CHUNK_PAGES;

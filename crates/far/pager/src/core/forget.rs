@@ -11,10 +11,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
 
-use crate::core::Core;
+use crate::core::state::Core;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
-use crate::space::superpage::Page;
-use crate::space::table::{known_pages, known_superpages};
+use crate::space::{Page, known_pages, known_superpages};
 
 /// What is applied in place is at most so long: nobody moves pages meanwhile, and no message is read.
 const MOST_BYTES: usize = 1024 * PAGE_BYTES;

@@ -12,7 +12,7 @@ use farpool_board::{Board, Counter, ProcessState, Slot};
 use farpool_policy::reserve::{self, Standing, Work};
 use farpool_units::{PAGE_BYTES, at_most};
 
-use crate::evict::turn::Turn;
+use crate::shared::turn::Turn;
 use crate::sys;
 
 /// The processes whose turn it is not keep this part of the limit free for the one whose turn it is.

@@ -1,0 +1,242 @@
+//! The core: everything that the fault, eviction and steward threads of one process share.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use farpool_board::{Board, Counter, Settings, Slot};
+use farpool_pool::SegmentPage;
+use farpool_uffd::{Pagemap, Uffd, features};
+use farpool_units::PAGE_BYTES;
+
+use crate::core::gate::Gate;
+use crate::core::layers::Layers;
+use crate::shared::budget::Budget;
+use crate::shared::crew::Crew;
+use crate::shared::late_pool::LatePool;
+use crate::shared::streams::Streams;
+use crate::space::copies::Copies;
+use crate::space::frames::Frames;
+use crate::space::layout::Layout;
+use crate::space::registry::Registry;
+use crate::space::units::{CHUNK_PAGES, NO_TRAY};
+use crate::space::way::Way;
+use crate::space::{Page, Space, moves};
+use crate::sys::standstill::Standstill;
+use crate::sys::{Latch, Protection};
+
+/// Threads look at the deadlines of what they have in flight this often.
+pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
+
+/// Ranges that wait to be moved out because the program advised it; what it advises beyond is not heeded.
+const MAX_RETIRED: usize = 4096;
+
+/// Of what the program gives up between two looks of the steward.
+const MAX_GIVEN_UP: usize = 1024;
+
+/// Everything the fault, eviction and steward threads of one process share. Lives for ever.
+#[derive(Debug)]
+pub struct Core {
+    pub uffd: Uffd,
+    pub pagemap: Pagemap,
+    /// The program's memory as a file, see [`sys::read_program`].
+    pub memory: OwnedFd,
+    pub pool: LatePool,
+    pub frames: Frames,
+    pub copies: Copies,
+    pub layers: Layers,
+    pub layout: Layout,
+    pub budget: Budget,
+    pub gate: Gate,
+    pub streams: Streams,
+    pub crew: Crew,
+    pub settings: Settings,
+    pub board: &'static Board,
+    pub slot: &'static Slot,
+    pub space: &'static Space,
+    pub registry: &'static Mutex<Registry>,
+    /// A blade refused memory; allocations may have to fail.
+    pub full: AtomicBool,
+    /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in vain.
+    pub barren: AtomicBool,
+    /// The process has no more than it may keep in any case: it gets what it needs without waiting.
+    pub least: AtomicBool,
+    /// It is another process's turn: room comes when that is over, see [`crate::shared::turn`].
+    pub out_of_turn: AtomicBool,
+    /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
+    pub(super) loss_reported: Mutex<bool>,
+    /// Pages were shared with a parent or a child: writing to them takes memory without a fault that the
+    /// pager sees.
+    pub shares: AtomicBool,
+    /// Ranges the program gave up for now, for the evictor.
+    retired: Mutex<Vec<(usize, usize)>>,
+    /// Memory is registered.
+    pub registered: Latch,
+    /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over the limit then is over
+    /// it for good, and nobody waits for room.
+    pub is_unmovable: AtomicBool,
+    /// Moments in which the program stands still.
+    pub standstill: Standstill,
+    /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the limit.
+    pub refused: AtomicBool,
+    /// Everything is being brought in: nothing is moved out any more.
+    pub leaving: AtomicBool,
+    /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
+    mistrusted: Mutex<(usize, usize)>,
+    /// What the program gave up and was applied at once, for the steward to see; what is beyond its room is left out.
+    given_up: Mutex<Vec<Range<usize>>>,
+    /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
+    pub filling: AtomicU16,
+}
+
+/// What a core is made of.
+#[derive(Debug)]
+pub struct Parts {
+    pub uffd: Uffd,
+    pub pagemap: Pagemap,
+    pub memory: OwnedFd,
+    pub settings: Settings,
+    pub board: &'static Board,
+    pub slot: &'static Slot,
+    pub space: &'static Space,
+    pub registry: &'static Mutex<Registry>,
+    /// This process may have executable memory.
+    pub executes: bool,
+}
+
+impl Core {
+    pub fn new(parts: Parts) -> Result<Core, std::io::Error> {
+        let follows = parts.uffd.features() & features::EVENT_REMOVE != 0;
+        let frames = Frames::new(!follows, follows && parts.executes)?;
+        Ok(Core {
+            layout: Layout::new(follows, frames.range()),
+            uffd: parts.uffd,
+            pagemap: parts.pagemap,
+            memory: parts.memory,
+            pool: LatePool::default(),
+            frames,
+            copies: Copies::new(
+                !parts.settings.blades.iter().all(|blade| blade.address.starts_with("shm://")),
+            )?,
+            layers: Layers::default(),
+            budget: Budget::new()?,
+            gate: Gate::default(),
+            streams: Streams::new(&parts.settings),
+            crew: Crew::new(),
+            settings: parts.settings,
+            board: parts.board,
+            slot: parts.slot,
+            space: parts.space,
+            registry: parts.registry,
+            full: AtomicBool::new(false),
+            barren: AtomicBool::new(false),
+            least: AtomicBool::new(false),
+            out_of_turn: AtomicBool::new(false),
+            loss_reported: Mutex::new(false),
+            shares: AtomicBool::new(false),
+            retired: Mutex::default(),
+            registered: Latch::default(),
+            is_unmovable: AtomicBool::new(false),
+            standstill: Standstill::default(),
+            refused: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            filling: AtomicU16::new(NO_TRAY),
+            mistrusted: Mutex::default(),
+            given_up: Mutex::new(Vec::with_capacity(MAX_GIVEN_UP)),
+        })
+    }
+
+    /// How memory of such rights is moved out.
+    pub fn way(&self, protection: Protection) -> Way {
+        protection.way(self.frames.can_execute())
+    }
+
+    /// Whether memory of such rights can be far, and is worth to be: what the program may not touch
+    /// at all is address space mostly.
+    pub fn is_movable(&self, protection: Protection) -> bool {
+        protection.is_some() && self.way(protection) != Way::Nowhere
+    }
+
+    /// The registry is wrong about part of a range: the steward is to look at the mappings again.
+    pub fn mistrust(&self, start: usize, end: usize) {
+        *self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner) = (start, end);
+        self.layout.ring();
+    }
+
+    /// The range that the registry is wrong about, which is forgotten here.
+    pub fn take_mistrusted(&self) -> Option<(usize, usize)> {
+        let mut range = self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let (start, end) = std::mem::take(&mut *range);
+        (start < end).then_some((start, end))
+    }
+
+    /// For whoever must not wait for a lock.
+    pub fn note_given_up(&self, range: Range<usize>) {
+        if let Ok(mut given_up) = self.given_up.try_lock()
+            && given_up.len() < MAX_GIVEN_UP
+        {
+            given_up.push(range);
+        }
+    }
+
+    /// What was given up and applied at once since this was last asked.
+    pub fn take_given_up(&self, into: &mut Vec<Range<usize>>) {
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        into.append(&mut given_up);
+    }
+
+    /// Whether the evictor is moving a chunk out and has this page of it.
+    pub fn is_moved_out(&self, page: Page) -> bool {
+        let tray = self.filling.load(SeqCst);
+        if tray == NO_TRAY {
+            return false;
+        }
+        let frame = self.frames.tray_address(tray) + page.index % CHUNK_PAGES * PAGE_BYTES;
+        moves::occupied(&self.pagemap, frame, 1) != 0
+    }
+
+    /// A fork shares the process's pages from now on.
+    pub fn note_fork(&self) {
+        self.shares.store(true, Relaxed);
+        self.crew.note_shared_memory();
+    }
+
+    /// Whether waiting for the evictor would be in vain.
+    pub fn is_vain(&self) -> bool {
+        self.full.load(Relaxed) || self.barren.load(Relaxed) || self.refused.load(Relaxed)
+    }
+
+    pub fn count(&self, counter: Counter, amount: u64) {
+        self.slot.add(counter, amount);
+    }
+
+    /// Has the evictor move all of a range out soon.
+    pub fn retire(&self, start: usize, end: usize) {
+        if let Ok(mut retired) = self.retired.lock()
+            && retired.len() < MAX_RETIRED
+            && !retired.contains(&(start, end))
+        {
+            retired.push((start, end));
+        }
+        self.budget.kick();
+    }
+
+    /// The ranges to move out, which are forgotten here.
+    pub fn take_retired(&self) -> Vec<(usize, usize)> {
+        self.retired.lock().map(|mut retired| std::mem::take(&mut *retired)).unwrap_or_default()
+    }
+
+    /// Where a page's copy is, if its layer exists.
+    pub fn place(&self, page: Page, layer: usize) -> Option<SegmentPage> {
+        Some(SegmentPage { segment: self.layers.segment(layer)?, page: page.segment_page() })
+    }
+
+    /// Whether a copy of the page in a layer can be counted on: its blade is not known to be lost.
+    pub fn has_place(&self, page: Page, layer: usize) -> bool {
+        let segment = self.layers.segment(layer);
+        segment.is_some_and(|segment| self.pool.can_store(segment, page.superpage.id()))
+    }
+}
