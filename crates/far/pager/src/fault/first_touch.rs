@@ -5,8 +5,8 @@ use farpool_policy::reserve::MAX_ZERO_RUN;
 use farpool_uffd::{Event, Outcome};
 use farpool_units::{PAGE_BYTES, exactly};
 
-use super::FaultThread;
 use crate::core::{Mover, until_settled};
+use crate::fault::thread::FaultThread;
 use crate::space::Page;
 use crate::space::frames::{FrameRun, FrameSlot};
 use crate::space::page::{PageState, Phase};

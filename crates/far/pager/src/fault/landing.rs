@@ -6,8 +6,8 @@ use farpool_board::Counter;
 use farpool_pool::PageError;
 use farpool_units::{PAGE_BYTES, exactly};
 
-use super::{FaultThread, Flight, Frame};
 use crate::core::{Mover, move_pages, until_settled};
+use crate::fault::thread::{FaultThread, Flight, Frame};
 use crate::space::Page;
 use crate::space::frames::{FrameRun, FrameSlot};
 use crate::space::moves::Moved;

@@ -5,6 +5,7 @@ pub mod attached;
 pub(crate) mod blades;
 pub mod children;
 pub(crate) mod custody;
+pub(crate) mod fetcher;
 pub(crate) mod files;
 pub mod fork;
 pub(crate) mod identity;

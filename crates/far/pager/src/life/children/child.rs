@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::remains::{Lacking, Remains};
 use crate::abort::fail_closed;
-use crate::fault::fetch::FETCHED_AT_ONCE;
+use crate::life::fetcher::FETCHED_AT_ONCE;
 use crate::space::birth;
 use crate::space::layout::ORDER_TIME;
 use crate::space::order::{self, Next, Owed, Place};

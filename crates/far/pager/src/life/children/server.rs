@@ -14,7 +14,7 @@ use super::remains::Lacking;
 use super::{Children, Keeper, Order, SETTLED, elsewhere};
 use crate::core::Core;
 use crate::error::StartError;
-use crate::fault::fetch::Fetcher;
+use crate::life::fetcher::Fetcher;
 use crate::pager::Pager;
 use crate::space::page::MAX_LAYERS;
 

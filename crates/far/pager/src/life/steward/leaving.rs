@@ -8,7 +8,7 @@ use farpool_units::PAGE_BYTES;
 
 use super::Steward;
 use crate::core::{Core, Mover, until_settled};
-use crate::fault::fetch::FETCHED_AT_ONCE;
+use crate::life::fetcher::FETCHED_AT_ONCE;
 use crate::space::Page;
 use crate::space::page::Phase;
 use crate::space::registry::Registry;

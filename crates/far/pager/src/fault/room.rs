@@ -1,0 +1,101 @@
+//! Frames and allowance for pages that are to come, and how long a fault waits for them.
+
+use std::time::{Duration, Instant};
+
+use farpool_board::Counter;
+use farpool_units::exactly;
+
+use crate::fault::thread::FaultThread;
+use crate::space::frames::{FrameRun, FrameSlot};
+
+/// A fault waits at most this long, in total, for the evictor to free a frame.
+const FRAME_WAIT: Duration = Duration::from_millis(50);
+/// A fault waits at most this long for the allowance to be filled before it takes from the victim buffer.
+const ROOM_WAIT: Duration = Duration::from_millis(5);
+/// With a full pool, or with all memory pinned, hardly anything can be freed: the program is slowed, and goes
+/// over the limit.
+const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
+/// One look at the frames at least this often while waiting.
+const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
+/// The same while it is another process's turn, which lasts longer: the processor is that one's.
+const TURN_WAIT_STEP: Duration = Duration::from_millis(10);
+
+impl FaultThread {
+    /// Free frames, without waiting.
+    pub(super) fn frame_run(&self, wanted: usize) -> Option<FrameRun> {
+        let (run, _) = self.core.frames.take(wanted)?;
+        Some(run)
+    }
+
+    /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU when this
+    /// thread does not, is given the time to make room.
+    pub(super) fn spend(&mut self, pages: usize, waits: bool) -> bool {
+        let pages = exactly(pages);
+        let core = self.core;
+        if core.budget.try_spend(pages) {
+            return true;
+        }
+        let is_vain = core.is_vain() || core.leaving.load(std::sync::atomic::Ordering::Relaxed);
+        if !waits || !core.crew.is_solo() || core.gate.is_shut() || is_vain {
+            return false;
+        }
+        let deadline = Instant::now() + ROOM_WAIT;
+        loop {
+            let version = core.frames.version();
+            if core.budget.try_spend(pages) {
+                return true;
+            }
+            if Instant::now() >= deadline || core.gate.is_shut() {
+                return false;
+            }
+            core.budget.kick();
+            core.frames.wait(version, FRAME_WAIT_STEP);
+        }
+    }
+
+    /// How long to wait for a frame, and how long between two looks.
+    fn patience(&self) -> (Duration, Duration) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let core = self.core;
+        if core.leaving.load(Relaxed) {
+            // Nothing is moved out any more.
+            (Duration::ZERO, FRAME_WAIT_STEP)
+        } else if core.out_of_turn.load(Relaxed) {
+            (FRAME_WAIT, TURN_WAIT_STEP)
+        } else if core.least.load(Relaxed)
+            || core.refused.load(Relaxed)
+            || core.is_vain() && core.is_unmovable.load(Relaxed)
+        {
+            (Duration::ZERO, FRAME_WAIT_STEP)
+        } else if core.is_vain() {
+            (FRAME_WAIT_VAIN, FRAME_WAIT_STEP)
+        } else {
+            (FRAME_WAIT, FRAME_WAIT_STEP)
+        }
+    }
+
+    /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or cannot
+    /// be helped).
+    pub(super) fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
+        let (wait, step) = self.patience();
+        let deadline = Instant::now() + wait;
+        loop {
+            let version = self.core.frames.version();
+            if let Some((run, _)) = self.core.frames.take(1) {
+                return Some(run.first);
+            }
+            if self.core.budget.try_spend(1) {
+                return None;
+            }
+            if Instant::now() >= deadline || self.core.gate.is_shut() {
+                if may_overrun {
+                    self.core.count(Counter::Overruns, 1);
+                    self.core.budget.overdraw(1);
+                }
+                return None;
+            }
+            self.core.budget.kick();
+            self.core.frames.wait(version, step);
+        }
+    }
+}
