@@ -12,9 +12,9 @@
 use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
 
-use super::Evictor;
 use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
+use crate::evict::evictor::Evictor;
 use crate::space::frames::TRAY_BYTES;
 use crate::space::moves;
 

@@ -7,12 +7,13 @@ use farpool_board::Counter;
 use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
 
-use super::Evictor;
 use crate::abort::fail_closed;
 use crate::core::Mover;
-use crate::space::page::{PageState, Phase};
+use crate::evict::claim::Claim;
+use crate::evict::evictor::Evictor;
+use crate::space::page::Phase;
 use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, bits, runs};
-use crate::space::{Page, Superpage, moves};
+use crate::space::{Superpage, moves};
 use crate::sys;
 
 impl Evictor {
@@ -154,7 +155,7 @@ impl Evictor {
         }
         for index in bits(claim.mask()) {
             let cell = &superpage.pages[chunk * CHUNK_PAGES + index];
-            let before = claim.before[index];
+            let before = claim.before(index);
             let state = match (arrived & (1 << index) != 0, before.has_copy()) {
                 (false, _) => before,
                 (true, true) => before.with_phase(Phase::Victim),
@@ -168,75 +169,4 @@ impl Evictor {
     fn arrived(&self, tray: u16) -> u64 {
         moves::occupied(&self.core.pagemap, self.core.frames.tray_address(tray), CHUNK_PAGES)
     }
-}
-
-/// Pages of a chunk that the evictor owns for a moment.
-pub(crate) struct Claim {
-    /// Pages to move out.
-    taken: u64,
-    /// Pages between them that are not there.
-    gaps: u64,
-    before: [PageState; CHUNK_PAGES],
-}
-
-impl Claim {
-    fn mask(&self) -> u64 {
-        self.taken | self.gaps
-    }
-
-    /// Pages to move out.
-    pub(crate) fn taken(&self) -> u64 {
-        self.taken
-    }
-
-    /// The state a page had.
-    pub(crate) fn before(&self, index: usize) -> PageState {
-        self.before[index]
-    }
-
-    /// These pages give up their copies: something may be written to the copies' places.
-    pub(crate) fn give_up_copies(&mut self, superpage: &Superpage, pages: u64) {
-        for index in bits(pages) {
-            superpage.give_up_copy(self.before[index]);
-            self.before[index] = self.before[index].with_copy(false);
-        }
-    }
-
-    /// These pages are not the claim's any more; somebody else has set their states.
-    pub(crate) fn release(&mut self, pages: u64) {
-        self.taken &= !pages;
-        self.gaps &= !pages;
-    }
-
-    fn is_resident(&self, index: usize) -> bool {
-        self.taken & (1 << index) != 0
-    }
-}
-
-pub(super) fn claim(
-    superpage: &'static Superpage,
-    chunk: usize,
-    take: u64,
-    resident: u64,
-) -> Claim {
-    let mut claim = Claim { taken: 0, gaps: 0, before: [PageState::UNTOUCHED; CHUNK_PAGES] };
-    let (first, last) = (take.trailing_zeros() as usize, 63 - take.leading_zeros() as usize);
-    for index in first..=last {
-        let wanted = take & (1 << index) != 0;
-        let absent = resident & (1 << index) == 0;
-        let page = Page { superpage, index: chunk * CHUNK_PAGES + index };
-        let state = page.cell().load();
-        let claimable = match state.phase() {
-            Phase::Untouched => wanted || absent,
-            Phase::Resident => wanted,
-            Phase::Far => absent,
-            _ => false,
-        };
-        if claimable && page.cell().change(state, state.with_phase(Phase::Evicting)) {
-            claim.before[index] = state;
-            let set = if wanted { &mut claim.taken } else { &mut claim.gaps };
-            *set |= 1 << index;
-        }
-    }
-    claim
 }

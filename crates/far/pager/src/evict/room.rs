@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use farpool_pool::{BladeIndex, PageError, PoolError, SegmentHandle};
 
-use super::{Evictor, FULL_RETRY};
+use crate::evict::evictor::{Evictor, FULL_RETRY};
 use crate::space::Superpage;
 use crate::space::page::MAX_LAYERS;
 use crate::space::units::NO_TRAY;

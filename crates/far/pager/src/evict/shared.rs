@@ -16,42 +16,16 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use farpool_board::Counter;
-use farpool_pool::{BladeIndex, PageWrite};
+use farpool_pool::PageWrite;
 use farpool_units::PAGE_BYTES;
 
-use super::Evictor;
-use super::moving::Claim;
+use crate::evict::claim::Claim;
+use crate::evict::evictor::Evictor;
+use crate::evict::in_place::{IN_PLACE, InPlace};
 use crate::space::page::{PageState, Phase};
 use crate::space::units::{CHUNK_PAGES, bits, runs};
 use crate::space::{Page, Superpage};
 use crate::sys;
-
-/// Marks the tokens of pages that are written from where they are.
-const IN_PLACE: u64 = 1 << 32;
-
-/// What became of the pages under way.
-#[derive(Debug, Default)]
-pub struct InPlace {
-    /// The blade they were sent to.
-    blade: BladeIndex,
-    waiting: u64,
-    stored: u64,
-    /// There are copies of pages.
-    used: bool,
-}
-
-impl InPlace {
-    /// Takes the completion of such a page, and says which blade it is of; None: it is another's.
-    pub fn take(&mut self, token: u64, stored: bool) -> Option<BladeIndex> {
-        if token & IN_PLACE == 0 {
-            return None;
-        }
-        let bit = 1 << (token & 63);
-        self.waiting &= !bit;
-        self.stored |= if stored { bit } else { 0 };
-        Some(self.blade)
-    }
-}
 
 impl Evictor {
     /// Moves out the claimed pages of a chunk that another process maps too, and takes them from the claim.

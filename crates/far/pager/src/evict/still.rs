@@ -4,28 +4,21 @@
 //! program for, or until there is nothing else to move out.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
 
-use super::own::{Tried, Wanted};
-use super::{Evictor, MAX_TRAYS_IN_FLIGHT};
 use crate::abort::fail_closed;
-use crate::space::Superpage;
+use crate::evict::aside::Moved;
+use crate::evict::evictor::{Evictor, MAX_TRAYS_IN_FLIGHT};
+use crate::evict::wanted::{Tried, Wanted};
 use crate::space::maps::{self, Eligible};
 use crate::space::registry::Registry;
 use crate::space::units::{CHUNK_BYTES, chunk_bits, runs};
-use crate::space::way::Way;
-use crate::sys::standstill::{MAX_STANDING, PAUSE_PARTS};
+use crate::sys::standstill::MAX_STANDING;
 use crate::sys::{self, Protection};
 
-/// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
-const MOST_CHUNKS: usize = 64;
-/// Less than so much (1 MiB) is not worth a standstill.
-const LEAST_PAGES: u64 = 256;
-/// What is put aside waits so long at the most, if it is worth a standstill.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the keeper may take to stop the program.
 const ASKING_TIME: Duration = Duration::from_millis(300);
 /// So much is moved out at a standstill at the least (4 MiB), if it is there, though less is
@@ -33,38 +26,6 @@ const ASKING_TIME: Duration = Duration::from_millis(300);
 const WORTH_PAGES: i64 = 1024;
 /// No chunk is begun when the program has stood still for so long.
 const WORKING_TIME: Duration = Duration::from_millis(10);
-/// Instead of [`PAUSE_PARTS`] as long as more than this has to go (16 MiB): it loses a fifth.
-const SHORT_PAUSE_PARTS: u32 = 4;
-const MUCH_PAGES: i64 = 4096;
-/// The pause after a standstill that did not come, or in which nothing could be moved; twice as
-/// long after each further one, up to 32 s.
-const VAIN_PAUSE: Duration = Duration::from_secs(1);
-const MOST_DOUBLINGS: u32 = 6;
-
-/// What is put aside.
-#[derive(Debug)]
-pub(super) struct Aside {
-    chunks: Vec<usize>,
-    pages: u64,
-    since: Instant,
-    /// Nothing is done before.
-    not_before: Instant,
-    /// Standstills since the last one in which something was moved.
-    in_vain: u32,
-    /// What was moved out at the standstill and is still to be written.
-    moved: Vec<Moved>,
-    /// The mappings at the standstill that may not be written to, by address.
-    mappings: Vec<Eligible>,
-    began: Instant,
-}
-
-/// Pages of a chunk that are in a tray.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moved {
-    pub(super) superpage: &'static Superpage,
-    pub(super) tray: u16,
-    pub(super) layer: usize,
-}
 
 /// A piece of memory that has other rights for a moment.
 #[derive(Clone, Copy, Debug)]
@@ -77,69 +38,6 @@ struct Loan {
 /// Rights of parts of a chunk that are to be given back.
 #[derive(Debug)]
 pub(super) struct Loans(Vec<Loan>);
-
-impl Aside {
-    pub(super) fn new() -> Aside {
-        let now = Instant::now();
-        Aside {
-            chunks: Vec::with_capacity(MOST_CHUNKS),
-            pages: 0,
-            since: now,
-            not_before: now,
-            in_vain: 0,
-            moved: Vec::with_capacity(MOST_CHUNKS),
-            mappings: Vec::new(),
-            began: now,
-        }
-    }
-
-    /// Puts a chunk aside of which so many pages could be moved out.
-    pub(super) fn put(&mut self, number: usize, pages: u64) {
-        if self.chunks.is_empty() {
-            self.since = Instant::now();
-        }
-        if self.chunks.len() < MOST_CHUNKS && !self.chunks.contains(&number) {
-            self.chunks.push(number);
-            self.pages += pages;
-        }
-    }
-
-    /// Whether the program is to stand still now. `is_barren`: nothing else can be moved out.
-    fn is_due(&self, is_barren: bool) -> bool {
-        if self.pages < LEAST_PAGES {
-            return false;
-        }
-        let now = Instant::now();
-        let is_enough = is_barren
-            || self.chunks.len() == MOST_CHUNKS
-            || now.saturating_duration_since(self.since) >= PATIENCE;
-        is_enough && now >= self.not_before
-    }
-
-    fn take(&mut self) -> Vec<usize> {
-        self.pages = 0;
-        std::mem::take(&mut self.chunks)
-    }
-
-    /// The program runs for a while now: in the standstill so many pages were moved, and so many
-    /// have still to go.
-    fn rest(&mut self, moved: i64, left: i64) {
-        let now = Instant::now();
-        let pause = if moved > 0 {
-            self.in_vain = 0;
-            let parts = if left > MUCH_PAGES { SHORT_PAUSE_PARTS } else { PAUSE_PARTS };
-            now.saturating_duration_since(self.began) * parts
-        } else {
-            self.in_vain = (self.in_vain + 1).min(MOST_DOUBLINGS);
-            VAIN_PAUSE * (1 << (self.in_vain - 1))
-        };
-        self.not_before = now + pause;
-    }
-
-    pub(super) fn keep(&mut self, moved: Moved) {
-        self.moved.push(moved);
-    }
-}
 
 impl Evictor {
     /// Moves out what was put aside, about `wanted` pages, if it is time; returns how many it was.
@@ -243,77 +141,5 @@ impl Loans {
         if sys::protect(loan.start, loan.bytes, Protection::READ_WRITE).is_ok() {
             self.0.push(loan);
         }
-    }
-}
-
-/// The way in which pages of the chunk at `start` are moved out next, and which of `pages` go that
-/// way: first what moves while the program runs. Pure.
-pub(super) fn next_way(
-    registry: &Registry,
-    start: usize,
-    pages: u64,
-    way_of: impl Fn(Protection) -> Way,
-) -> (Way, u64) {
-    let mut next = (Way::Nowhere, 0);
-    for part in registry.overlapping(start, start + CHUNK_BYTES) {
-        let bits = chunk_bits(&(part.start..part.end), start) & pages;
-        let way = way_of(part.protection);
-        match (next.0, way) {
-            _ if bits == 0 || way == Way::Nowhere => {}
-            (before, _) if before == way => next.1 |= bits,
-            (Way::Nowhere | Way::Standstill, Way::Move(_)) | (Way::Nowhere, Way::Standstill) => {
-                next = (way, bits);
-            }
-            _ => {}
-        }
-    }
-    next
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::space::frames::Zone;
-    use crate::space::registry::Region;
-
-    #[test]
-    fn what_moves_while_the_program_runs_comes_first() {
-        let start = 8 * CHUNK_BYTES;
-        let mut registry = Registry::default();
-        let mut add = |pages: std::ops::Range<usize>, can_write, can_execute| {
-            let protection = Protection { can_write, can_execute, ..Protection::READ_WRITE };
-            let (start, end) = (start + pages.start * PAGE_BYTES, start + pages.end * PAGE_BYTES);
-            registry.insert(Region { start, end, protection, ..Region::default() });
-        };
-        add(0..4, false, false);
-        add(4..8, true, false);
-        add(8..12, true, true);
-        add(12..70, false, true);
-        let next = |pages, may_execute| {
-            next_way(&registry, start, pages, |protection| protection.way(may_execute))
-        };
-        assert_eq!(next(u64::MAX, true), (Way::Move(Zone::ReadWrite), 0xf0));
-        assert_eq!(next(!0xf0, true), (Way::Move(Zone::ReadWriteExecute), 0xf00));
-        assert_eq!(next(!0xff0, true), (Way::Standstill, !0xff0));
-        assert_eq!(next(!0xff0, false), (Way::Standstill, 0xf));
-        assert_eq!(next(!0xfff, false), (Way::Nowhere, 0));
-        assert_eq!(next(0, true), (Way::Nowhere, 0));
-    }
-
-    #[test]
-    fn little_is_no_reason_to_stop_the_program() {
-        let mut aside = Aside::new();
-        aside.put(1, LEAST_PAGES - 1);
-        assert!(!aside.is_due(true));
-        aside.put(1, 5);
-        assert!(!aside.is_due(true), "the same chunk");
-        aside.put(2, 5);
-        assert!(aside.is_due(true) && !aside.is_due(false));
-        (3..).take(MOST_CHUNKS).for_each(|number| aside.put(number, 64));
-        assert!(aside.is_due(false));
-        aside.rest(0, 0);
-        assert!(!aside.is_due(true), "it must run for a while");
-        assert_eq!(aside.take().len(), MOST_CHUNKS);
-        assert_eq!(aside.pages, 0);
     }
 }

@@ -4,9 +4,9 @@ use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageError, PageWrite};
 use farpool_units::{PAGE_BYTES, exactly};
 
-use super::Evictor;
 use crate::abort::fail_closed;
 use crate::core::{Mover, move_pages, until_settled};
+use crate::evict::evictor::Evictor;
 use crate::space::copies::{Leaving, leaving};
 use crate::space::frames::FrameSlot;
 use crate::space::page::Phase;

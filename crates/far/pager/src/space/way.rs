@@ -1,6 +1,8 @@
 //! How memory is moved out, by what the program may do with it. Pure.
 
 use crate::space::frames::Zone;
+use crate::space::registry::Registry;
+use crate::space::units::{CHUNK_BYTES, chunk_bits};
 use crate::sys::Protection;
 
 /// How pages are moved out.
@@ -29,9 +31,35 @@ impl Protection {
     }
 }
 
+/// The way in which pages of the chunk at `start` are moved out next, and which of `pages` go that
+/// way: first what moves while the program runs. Pure.
+pub(crate) fn next_way(
+    registry: &Registry,
+    start: usize,
+    pages: u64,
+    way_of: impl Fn(Protection) -> Way,
+) -> (Way, u64) {
+    let mut next = (Way::Nowhere, 0);
+    for part in registry.overlapping(start, start + CHUNK_BYTES) {
+        let bits = chunk_bits(&(part.start..part.end), start) & pages;
+        let way = way_of(part.protection);
+        match (next.0, way) {
+            _ if bits == 0 || way == Way::Nowhere => {}
+            (before, _) if before == way => next.1 |= bits,
+            (Way::Nowhere | Way::Standstill, Way::Move(_)) | (Way::Nowhere, Way::Standstill) => {
+                next = (way, bits);
+            }
+            _ => {}
+        }
+    }
+    next
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::registry::Region;
+    use farpool_units::PAGE_BYTES;
 
     #[test]
     fn what_may_be_written_to_moves_into_equal_frames_and_the_rest_at_a_standstill() {
@@ -52,5 +80,29 @@ mod tests {
             let expected = if can_execute { Way::Nowhere } else { way };
             assert_eq!(protection.way(false), expected);
         }
+    }
+
+    #[test]
+    fn what_moves_while_the_program_runs_comes_first() {
+        let start = 8 * CHUNK_BYTES;
+        let mut registry = Registry::default();
+        let mut add = |pages: std::ops::Range<usize>, can_write, can_execute| {
+            let protection = Protection { can_write, can_execute, ..Protection::READ_WRITE };
+            let (start, end) = (start + pages.start * PAGE_BYTES, start + pages.end * PAGE_BYTES);
+            registry.insert(Region { start, end, protection, ..Region::default() });
+        };
+        add(0..4, false, false);
+        add(4..8, true, false);
+        add(8..12, true, true);
+        add(12..70, false, true);
+        let next = |pages, may_execute| {
+            next_way(&registry, start, pages, |protection| protection.way(may_execute))
+        };
+        assert_eq!(next(u64::MAX, true), (Way::Move(Zone::ReadWrite), 0xf0));
+        assert_eq!(next(!0xf0, true), (Way::Move(Zone::ReadWriteExecute), 0xf00));
+        assert_eq!(next(!0xff0, true), (Way::Standstill, !0xff0));
+        assert_eq!(next(!0xff0, false), (Way::Standstill, 0xf));
+        assert_eq!(next(!0xfff, false), (Way::Nowhere, 0));
+        assert_eq!(next(0, true), (Way::Nowhere, 0));
     }
 }
