@@ -25,5 +25,5 @@ pub mod space;
 pub mod sys;
 
 pub use crate::error::StartError;
-pub use crate::pager::Pager;
+pub use crate::life::process::Pager;
 pub use crate::sys::is_internal_allocation;

@@ -1,58 +1,16 @@
 //! The pager of one process, as the program's own threads call it.
 
 use std::path::Path;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::Ordering::Relaxed;
 
-use farpool_board::{Board, ProcessState, Settings, Slot, WhenFull};
-use farpool_uffd::register_mode;
+use farpool_board::{Board, Settings, WhenFull};
 use farpool_units::exactly;
 
-use crate::core::{Core, Parts};
 use crate::error::StartError;
-use crate::life::custody::give_duplicate;
-use crate::life::files::{Files, LATE_FILES};
-use crate::life::fork::Inheritance;
-use crate::life::identity::claim_slot;
-use crate::life::requests::{Answer, Kind, Request, Requests};
-use crate::life::steward::{self, Steward};
-use crate::life::watch::{GrowthDoor, Watch};
-use crate::life::{activation, blades};
-use crate::space::Space;
+use crate::life::process::Pager;
+use crate::life::requests::{Answer, Kind, Request};
 use crate::space::registry::Registry;
-use crate::sys::rights::Rights;
 use crate::{abort, sys};
-
-/// A process whose far-eligible memory stays below this, and below a quarter of the limit, gets no
-/// pager at all: it costs nothing, and is counted by the keeper.
-const START_BYTES: u64 = 96 << 20;
-const START_PART: u64 = 4;
-
-/// The pager of one process.
-#[derive(Debug)]
-pub struct Pager {
-    pub(crate) board: &'static Board,
-    pub(crate) slot: AtomicPtr<Slot>,
-    pub(crate) settings: Settings,
-    pub(crate) space: Space,
-    /// While the process is native, threads of the program hold this while they use the registry.
-    pub(crate) doors: Mutex<()>,
-    /// When the process is active, only the pager's threads lock it, and a thread that forks: it waits for this
-    /// lock with the gate shut, so nobody who holds it may have a page of his own far.
-    pub(crate) registry: Mutex<Registry>,
-    pub(crate) requests: Requests,
-    pub(crate) inheritance: Inheritance,
-    pub(crate) rights: Rights,
-    pub(crate) growth: GrowthDoor,
-    pub(crate) active: AtomicBool,
-    pub(crate) steward_started: AtomicBool,
-    /// 1 once a forked child's pager serves faults.
-    pub(crate) ready: AtomicU32,
-    pub(crate) core: AtomicPtr<Core>,
-    pub(crate) start_bytes: u64,
-    pub(crate) board_path: &'static Path,
-}
 
 impl Pager {
     /// Prepares the pager of this process; starts no thread yet. The value lives for ever.
@@ -62,41 +20,9 @@ impl Pager {
         Pager::with_board(board, Box::leak(board_path.to_owned().into_boxed_path()))
     }
 
-    pub(crate) fn with_board(
-        board: &'static Board,
-        board_path: &'static Path,
-    ) -> Result<&'static Pager, StartError> {
-        let settings = board.header().settings();
-        let slot = claim_slot(board)?;
-        let start_bytes = START_BYTES.min(settings.limit_bytes / START_PART);
-        Ok(Box::leak(Box::new(Pager {
-            board,
-            slot: AtomicPtr::new(std::ptr::from_ref(slot).cast_mut()),
-            settings,
-            space: Space::new()?,
-            doors: Mutex::default(),
-            registry: Mutex::default(),
-            requests: Requests::new(),
-            inheritance: Inheritance::default(),
-            rights: Rights::default(),
-            growth: GrowthDoor::default(),
-            active: AtomicBool::new(false),
-            steward_started: AtomicBool::new(false),
-            ready: AtomicU32::new(0),
-            core: AtomicPtr::new(std::ptr::null_mut()),
-            start_bytes,
-            board_path,
-        })))
-    }
-
     /// The settings of the run.
     pub fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// Whether far memory is being served (true for good once it is).
-    pub fn is_active(&self) -> bool {
-        self.active.load(SeqCst)
     }
 
     /// Whether an allocation must fail because no blade has memory left and the user chose that.
@@ -243,127 +169,5 @@ impl Pager {
         // It may have become active while we waited. As long as we hold the lock it cannot: nothing is far then, our
         // stack neither, and the registry's lock is safe to hold.
         (!self.is_active()).then(|| change(&mut self.lock_registry()))
-    }
-
-    pub(crate) fn lock_doors(&self) -> MutexGuard<'_, ()> {
-        self.doors.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(crate) fn lock_registry(&self) -> MutexGuard<'_, Registry> {
-        // A panic aborts the process, so the lock is never poisoned.
-        self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(crate) fn slot(&self) -> &'static Slot {
-        // SAFETY: always points to a slot of the board, which lives for ever.
-        unsafe { &*self.slot.load(Acquire) }
-    }
-
-    pub(crate) fn core(&self) -> Option<&'static Core> {
-        // SAFETY: null or a leaked Core.
-        unsafe { self.core.load(Acquire).as_ref() }
-    }
-
-    pub(crate) fn set_active(&self) {
-        self.active.store(true, SeqCst);
-        self.growth.open();
-    }
-
-    pub(crate) fn start_steward(&'static self) {
-        if self.steward_started.swap(true, SeqCst) {
-            return;
-        }
-        self.spawn_steward(false);
-    }
-
-    pub(crate) fn spawn_steward(&'static self, inherits: bool) {
-        let body = Box::new(move || {
-            if let Err(error) = self.be_steward(inherits) {
-                if !inherits && !self.is_active() && error.is_lack_of_descriptors() {
-                    return self.stay_native();
-                }
-                abort::fail_closed(&format!("far memory cannot be used in this process: {error}"));
-            }
-        });
-        if let Err(error) = sys::spawn(c"farpool-steward", true, body) {
-            abort::fail_closed(&format!("the pager's thread cannot be started: {error}"));
-        }
-    }
-
-    /// Nothing was moved out, and the program can go on; the keeper names it, or ends it.
-    fn stay_native(&self) {
-        self.slot().set_state(ProcessState::Outside);
-        self.growth.open();
-    }
-
-    pub(crate) fn be_steward(&'static self, inherits: bool) -> Result<(), StartError> {
-        sys::leave_descriptor_table()?;
-        let mut watch = Watch::new()?;
-        // Opened at once: the program may drop the rights for it later.
-        let files = match Files::open() {
-            Err(StartError::Hidden { .. }) if !inherits => None,
-            files => Some(files?),
-        };
-        self.rights.set_opened();
-        sys::be_prompt(true);
-        if !inherits {
-            watch.while_small(self);
-        }
-        let files = match files {
-            Some(files) => files,
-            None => self.open_at_last(&mut watch)?,
-        };
-        let core = self.make_core(files, false)?;
-        activation::start_threads(self, core)?;
-        if inherits {
-            core.pool.set(blades::connect(core)?);
-            self.inheritance.attach(core)?;
-            core.note_fork();
-            steward::settle_inherited(self, core);
-            activation::activate(self, core);
-            self.ready.store(1, SeqCst);
-            sys::wake(&self.ready);
-        } else {
-            watch.until_near(self);
-            // What is found out before memory is registered harms nobody.
-            sys::find_room_for_files(LATE_FILES)?;
-            activation::activate(self, core);
-            core.pool.set(blades::connect(core)?);
-        }
-        sys::be_prompt(false);
-        give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;
-        Steward::new(self, core)?.serve()
-    }
-
-    /// A process whose files in /proc are root's may still become another program before it needs them: as most
-    /// of those do that changed their user and forked.
-    fn open_at_last(&self, watch: &mut Watch) -> Result<Files, StartError> {
-        watch.until_near(self);
-        Files::open()
-    }
-
-    /// `may_execute`: no seccomp filter keeps this process from having executable memory.
-    pub(crate) fn make_core(
-        &'static self,
-        files: Files,
-        may_execute: bool,
-    ) -> Result<&'static Core, StartError> {
-        let Files { uffd, pagemap, memory } = files;
-        let parts = Parts {
-            uffd,
-            pagemap,
-            memory,
-            settings: self.board.header().settings(),
-            board: self.board,
-            slot: self.slot(),
-            space: &self.space,
-            registry: &self.registry,
-            executes: may_execute && !sys::denies_execution(),
-        };
-        let core: &'static Core = Box::leak(Box::new(Core::new(parts)?));
-        let (start, bytes) = core.frames.range();
-        core.uffd.register(start, bytes, register_mode::MISSING)?;
-        self.core.store(std::ptr::from_ref(core).cast_mut(), SeqCst);
-        Ok(core)
     }
 }

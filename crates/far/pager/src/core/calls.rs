@@ -18,8 +18,8 @@ pub enum Mover {
     Steward(usize),
 }
 
-/// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for moves, whose
-/// count is not the whole truth: see [`crate::space::moves`].
+/// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for
+/// moves, whose count is not the whole truth: see [`crate::space::moves`].
 pub fn until_settled(
     core: &Core,
     mover: Mover,
@@ -59,8 +59,9 @@ impl Core {
     }
 }
 
-/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) neighbouring pages of the caller's from `from` to `to`, up to the first that
-/// cannot be moved. All pages of the source must be there. `wakes`: whoever waits for a page that arrived is woken.
+/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) neighbouring pages of the caller's
+/// from `from` to `to`, up to the first that cannot be moved. All pages of the source must be
+/// there. `wakes`: whoever waits for a page that arrived is woken.
 pub fn move_pages(
     core: &Core,
     mover: Mover,

@@ -10,13 +10,15 @@ use crate::sys;
 
 /// Lets a forking thread have the pager to itself.
 ///
-/// While the gate is shut, only faults of the forking thread are served, and none at all until the steward has
-/// brought everything to rest; others are passed over and woken afterwards, so that they are reported
-/// again. The page table and the states that a child inherits are therefore of one moment.
+/// While the gate is shut, only faults of the forking thread are served, and none at all until the
+/// steward has brought everything to rest; others are passed over and woken afterwards, so that
+/// they are reported again. The page table and the states that a child inherits are therefore of
+/// one moment.
 ///
-/// Nothing is noted of faults that are passed over, so a fault thread may be stopped anywhere. If it saw the gate
-/// shut, it had read its message before the gate opened; and the wake-up that follows the opening reaches
-/// every thread whose fault the kernel has reported until then, read or not. If it saw it open, it serves.
+/// Nothing is noted of faults that are passed over, so a fault thread may be stopped anywhere. If
+/// it saw the gate shut, it had read its message before the gate opened; and the wake-up that
+/// follows the opening reaches every thread whose fault the kernel has reported until then, read or
+/// not. If it saw it open, it serves.
 #[derive(Debug, Default)]
 pub struct Gate {
     /// Thread that may pass alone; 0 = open.
@@ -26,8 +28,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Enters for a fault of `thread`; false while somebody else holds the gate: the fault is then reported
-    /// again.
+    /// Enters for a fault of `thread`; false while somebody else holds the gate: the fault is then
+    /// reported again.
     pub fn enter(&self, thread: u32, _page_address: usize) -> bool {
         self.inside.fetch_add(1, SeqCst);
         let holder = self.holder.load(SeqCst);
@@ -46,8 +48,9 @@ impl Gate {
         self.holder.load(SeqCst) != 0
     }
 
-    /// Shuts the gate for all and waits until nobody is inside. The forking thread waits for the steward and
-    /// has no fault; a message of it that was read earlier and is only now looked at is stale.
+    /// Shuts the gate for all and waits until nobody is inside. The forking thread waits for the
+    /// steward and has no fault; a message of it that was read earlier and is only now looked at is
+    /// stale.
     pub fn shut(&self) {
         self.holder.store(NOBODY, SeqCst);
         while self.inside.load(SeqCst) != 0 {
@@ -104,8 +107,8 @@ mod tests {
         unsafe { std::ptr::read_volatile(address as *const u8) };
     }
 
-    /// Touching threads, two fault threads, and a gate that is shut and opened all the time: every fault is
-    /// served in the end.
+    /// Touching threads, two fault threads, and a gate that is shut and opened all the time: every
+    /// fault is served in the end.
     #[test]
     fn no_fault_is_forgotten_when_the_gate_opens() {
         let Some((uffd, area)) = registered() else { return };

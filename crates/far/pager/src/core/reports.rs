@@ -51,8 +51,8 @@ impl Core {
         }
     }
 
-    /// Says by how much local memory is over its limit because nothing can be moved out: at first, and whenever it is
-    /// twice as much.
+    /// Says by how much local memory is over its limit because nothing can be moved out: at first,
+    /// and whenever it is twice as much.
     pub fn report_overrun(&self) {
         let tree = Tree::read(self.board);
         let limit = limit_pages(self.board, &tree);
@@ -83,16 +83,17 @@ impl Core {
 }
 
 /// Whether this is the first report of the blade on the board.
-pub(crate) fn first_report(reported: &AtomicU32, blade: BladeIndex) -> bool {
+fn first_report(reported: &AtomicU32, blade: BladeIndex) -> bool {
     let bit = 1 << (u32::from(blade.0) % u32::BITS);
     reported.fetch_or(bit, SeqCst) & bit == 0
 }
 
-/// An overrun is worth a message from this part of the limit on: a fault may take a page more than there is.
+/// An overrun is worth a message from this part of the limit on: a fault may take a page more than
+/// there is.
 const OVERRUN_PART: u64 = 8;
 
 /// Whether an overrun is to be said, after one of `known_bytes` was.
-pub(crate) fn is_news(limit_bytes: u64, over_bytes: u64, known_bytes: u64) -> bool {
+fn is_news(limit_bytes: u64, over_bytes: u64, known_bytes: u64) -> bool {
     over_bytes > (limit_bytes / OVERRUN_PART).max(known_bytes.saturating_mul(2))
 }
 

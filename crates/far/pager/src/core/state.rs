@@ -31,7 +31,8 @@ use crate::sys::{Latch, Protection};
 /// Threads look at the deadlines of what they have in flight this often.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
-/// Ranges that wait to be moved out because the program advised it; what it advises beyond is not heeded.
+/// Ranges that wait to be moved out because the program advised it; what it advises beyond is not
+/// heeded.
 const MAX_RETIRED: usize = 4096;
 
 /// Of what the program gives up between two looks of the steward.
@@ -60,7 +61,8 @@ pub struct Core {
     pub registry: &'static Mutex<Registry>,
     /// A blade refused memory; allocations may have to fail.
     pub full: AtomicBool,
-    /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in vain.
+    /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in
+    /// vain.
     pub barren: AtomicBool,
     /// The process has no more than it may keep in any case: it gets what it needs without waiting.
     pub least: AtomicBool,
@@ -68,25 +70,28 @@ pub struct Core {
     pub out_of_turn: AtomicBool,
     /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
     pub(super) loss_reported: Mutex<bool>,
-    /// Pages were shared with a parent or a child: writing to them takes memory without a fault that the
-    /// pager sees.
+    /// Pages were shared with a parent or a child: writing to them takes memory without a fault
+    /// that the pager sees.
     pub shares: AtomicBool,
     /// Ranges the program gave up for now, for the evictor.
     retired: Mutex<Vec<(usize, usize)>>,
     /// Memory is registered.
     pub registered: Latch,
-    /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over the limit then is over
-    /// it for good, and nobody waits for room.
+    /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over
+    /// the limit then is over it for good, and nobody waits for room.
     pub is_unmovable: AtomicBool,
     /// Moments in which the program stands still.
     pub standstill: Standstill,
-    /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the limit.
+    /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the
+    /// limit.
     pub refused: AtomicBool,
     /// Everything is being brought in: nothing is moved out any more.
     pub leaving: AtomicBool,
-    /// A range that the registry has and that was found not to be registered, at least in part; (0, 0) = none.
+    /// A range that the registry has and that was found not to be registered, at least in part; (0,
+    /// 0) = none.
     mistrusted: Mutex<(usize, usize)>,
-    /// What the program gave up and was applied at once, for the steward to see; what is beyond its room is left out.
+    /// What the program gave up and was applied at once, for the steward to see; what is beyond its
+    /// room is left out.
     given_up: Mutex<Vec<Range<usize>>>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,

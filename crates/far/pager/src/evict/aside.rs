@@ -9,7 +9,7 @@ use crate::sys::standstill::PAUSE_PARTS;
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
 pub(super) const MOST_CHUNKS: usize = 64;
 /// Less than so much (1 MiB) is not worth a standstill.
-pub(super) const LEAST_PAGES: u64 = 256;
+const LEAST_PAGES: u64 = 256;
 /// What is put aside waits so long at the most, if it is worth a standstill.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Instead of [`PAUSE_PARTS`] as long as more than this has to go (16 MiB): it loses a fifth.
@@ -27,9 +27,9 @@ pub(super) struct Aside {
     pub(super) pages: u64,
     pub(super) since: Instant,
     /// Nothing is done before.
-    pub(super) not_before: Instant,
+    not_before: Instant,
     /// Standstills since the last one in which something was moved.
-    pub(super) in_vain: u32,
+    in_vain: u32,
     /// What was moved out at the standstill and is still to be written.
     pub(super) moved: Vec<Moved>,
     /// The mappings at the standstill that may not be written to, by address.

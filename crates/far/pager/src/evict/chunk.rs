@@ -18,7 +18,8 @@ use crate::space::registry::Registry;
 use crate::space::units::{CHUNK_BYTES, CHUNKS, NO_TRAY};
 use crate::space::way::{Way, next_way};
 
-/// The longest that a change of the address space is waited for at a time; the steward wakes who waits.
+/// The longest that a change of the address space is waited for at a time; the steward wakes who
+/// waits.
 const STEWARD_WAIT: Duration = Duration::from_millis(1);
 
 /// A chunk that is being moved out, and where to.
@@ -84,7 +85,8 @@ impl Evictor {
             return NOTHING;
         }
         if core.layout.is_behind() {
-            // The steward wants the lock, and would hardly get it from who takes it again and again.
+            // The steward wants the lock, and would hardly get it from who takes it again and
+            // again.
             core.layout.wait_for_steward(STEWARD_WAIT);
             return None;
         }
@@ -93,8 +95,8 @@ impl Evictor {
         if core.gate.is_shut() || core.leaving.load(SeqCst) {
             return None;
         }
-        // A fork since `may_write` has begun a new layer. From here on none can begin before the tray
-        // is written: it waits for the lock, and then for the tray.
+        // A fork since `may_write` has begun a new layer. From here on none can begin before the
+        // tray is written: it waits for the lock, and then for the tray.
         let layer = core.layers.current();
         if !has_memory(superpage, layer) {
             return NOTHING;

@@ -15,24 +15,27 @@ use crate::sys;
 
 /// Without anything to do the budget is looked at this often.
 const IDLE_STEP: Duration = Duration::from_millis(20);
-/// After a fork memory grows by copy-on-write, unseen: looked at often while it does (2 ms are 8 MB at 1 us a
-/// page), and more often than otherwise while it does not.
+/// After a fork memory grows by copy-on-write, unseen: looked at often while it does (2 ms are 8 MB
+/// at 1 us a page), and more often than otherwise while it does not.
 const GROWING_STEP: Duration = Duration::from_millis(2);
 const SHARING_STEP: Duration = Duration::from_millis(10);
 const MOST_STEPS: u32 = 16;
 /// When nothing could be evicted (all pinned, pool full), wait this long before the next try.
 const BACK_OFF: Duration = Duration::from_millis(5);
-/// The same when much of the memory cannot be moved at all, or no blade takes any: a lap costs up to a millisecond, so this is 2 % of a CPU.
+/// The same when much of the memory cannot be moved at all, or no blade takes any: a lap costs up
+/// to a millisecond, so this is 2 % of a CPU.
 const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
 /// In Solo the evictor works on the faulting thread's CPU, so much at a time (half a millisecond,
 /// or two if its pages are scattered), and pauses for so long unless it is called. All that is
 /// wanted at once: of random faults one in 130 met a round of 256 pages, which is more than one in
 /// a hundred with what else they meet.
 const BURST_PAGES: i64 = 512;
-/// Frames that are given back at a time: four dense trays, for which other processors are interrupted once.
+/// Frames that are given back at a time: four dense trays, for which other processors are
+/// interrupted once.
 const STEP_PAGES: i64 = 256;
 const BREATH: Duration = Duration::from_micros(100);
-/// A rest after rounds that found little ends when so much memory has come (2 MiB), which is looked at this often.
+/// A rest after rounds that found little ends when so much memory has come (2 MiB), which is looked
+/// at this often.
 const GROWN_PAGES: i64 = 512;
 const REST_STEP: Duration = Duration::from_millis(1);
 
@@ -136,8 +139,8 @@ impl Evictor {
         }
     }
 
-    /// Moves pages out and gives frames back to the kernel, so many of each, in turn: who waits for room has it after
-    /// the first step. Returns how many it was.
+    /// Moves pages out and gives frames back to the kernel, so many of each, in turn: who waits for
+    /// room has it after the first step. Returns how many it was.
     fn make_room(&mut self, evict_pages: i64, release_pages: i64) -> (i64, i64) {
         let (mut evicted, mut released) = (0, 0);
         while evicted < evict_pages {

@@ -1,4 +1,5 @@
-//! Goes over chunks: those that the victim policy chooses, and those that the program does not need soon.
+//! Goes over chunks: those that the victim policy chooses, and those that the program does not need
+//! soon.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
@@ -14,7 +15,8 @@ use crate::sys;
 
 /// Chunks looked at in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
-/// Frames of retired pages are released when there are so many: few calls, and the limit is not strained.
+/// Frames of retired pages are released when there are so many: few calls, and the limit is not
+/// strained.
 const RETIRED_FRAMES: i64 = 512;
 
 impl Evictor {
@@ -54,8 +56,8 @@ impl Evictor {
         evicted
     }
 
-    /// Moves out what the program said it does not need soon, all of it. What it says meanwhile waits for the next
-    /// time: the limit comes first.
+    /// Moves out what the program said it does not need soon, all of it. What it says meanwhile
+    /// waits for the next time: the limit comes first.
     pub(super) fn evict_retired(&mut self) {
         for (start, end) in self.core.take_retired() {
             let mut at = start & !(CHUNK_BYTES - 1);
@@ -84,7 +86,8 @@ impl Evictor {
         }
     }
 
-    /// Lets go of the chunk's pages in the victim buffer, for as long as it has some it is passed over.
+    /// Lets go of the chunk's pages in the victim buffer, for as long as it has some it is passed
+    /// over.
     fn empty_tray(&mut self, superpage: &'static Superpage, chunk: usize) {
         if superpage.trays[chunk].load(SeqCst) == NO_TRAY {
             return;
@@ -95,7 +98,8 @@ impl Evictor {
         self.core.frames.retire_all();
     }
 
-    /// Gives the oldest free frames back to the kernel, about `pages` of them; returns how many it was.
+    /// Gives the oldest free frames back to the kernel, about `pages` of them; returns how many it
+    /// was.
     pub(super) fn release(&mut self, pages: i64) -> i64 {
         let Some(least) = usize::try_from(pages).ok().filter(|least| *least > 0) else {
             return 0;

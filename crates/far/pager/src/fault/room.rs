@@ -10,10 +10,11 @@ use crate::space::frames::{FrameRun, FrameSlot};
 
 /// A fault waits at most this long, in total, for the evictor to free a frame.
 const FRAME_WAIT: Duration = Duration::from_millis(50);
-/// A fault waits at most this long for the allowance to be filled before it takes from the victim buffer.
+/// A fault waits at most this long for the allowance to be filled before it takes from the victim
+/// buffer.
 const ROOM_WAIT: Duration = Duration::from_millis(5);
-/// With a full pool, or with all memory pinned, hardly anything can be freed: the program is slowed, and goes
-/// over the limit.
+/// With a full pool, or with all memory pinned, hardly anything can be freed: the program is
+/// slowed, and goes over the limit.
 const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
 /// One look at the frames at least this often while waiting.
 const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
@@ -27,8 +28,8 @@ impl FaultThread {
         Some(run)
     }
 
-    /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU when this
-    /// thread does not, is given the time to make room.
+    /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU
+    /// when this thread does not, is given the time to make room.
     pub(super) fn spend(&mut self, pages: usize, waits: bool) -> bool {
         let pages = exactly(pages);
         let core = self.core;
@@ -74,8 +75,8 @@ impl FaultThread {
         }
     }
 
-    /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or cannot
-    /// be helped).
+    /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or
+    /// cannot be helped).
     pub(super) fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
         let (wait, step) = self.patience();
         let deadline = Instant::now() + wait;

@@ -1,4 +1,5 @@
-//! The life of a fault, from its message to the answer: the loops of the lead and of those who follow.
+//! The life of a fault, from its message to the answer: the loops of the lead and of those who
+//! follow.
 
 use farpool_board::{Counter, Fault};
 use farpool_uffd::{Event, Message};
@@ -44,7 +45,8 @@ impl FaultThread {
         }
     }
 
-    /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then it looks after the lead.
+    /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then it looks after
+    /// the lead.
     pub fn follow(mut self, cpu: usize, watches: bool) -> ! {
         sys::pin_to(cpu);
         let mut messages = [Message::default(); MESSAGES];

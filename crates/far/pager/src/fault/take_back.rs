@@ -28,8 +28,8 @@ impl FaultThread {
                 });
                 match copied.errno {
                     None | Some(libc::EEXIST) => {}
-                    // A change comes first; the thread tries again after it.
-                    // Or the mapping is gone, or just being moved; whoever does that sees to the state.
+                    // A change comes first; the thread tries again after it. Or the mapping is
+                    // gone, or just being moved; whoever does that sees to the state.
                     Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                         self.core.frames.put_back(page, state, slot);
                         self.wake(page);
@@ -62,8 +62,9 @@ impl FaultThread {
         true
     }
 
-    /// The evictor touched a page that it is moving out, and found nothing there: the program discarded it past us,
-    /// which leaves zeros. If it was the evictor that took the page away, zeros would be wrong data.
+    /// The evictor touched a page that it is moving out, and found nothing there: the program
+    /// discarded it past us, which leaves zeros. If it was the evictor that took the page away,
+    /// zeros would be wrong data.
     #[cold]
     pub(super) fn answer_evictor(&self, page: Page) {
         if self.core.is_moved_out(page) {

@@ -14,9 +14,9 @@ use crate::sys;
 use crate::sys::Stamp;
 
 /// Pages one thread can have requested at a time; at the limit it finishes those first.
-pub(super) const MAX_FLIGHTS: usize = 512;
+const MAX_FLIGHTS: usize = 512;
 /// Pages of a thread's own for fetches while there is no free frame; beyond, faults wait.
-pub(super) const STAGE_PAGES: usize = 64;
+const STAGE_PAGES: usize = 64;
 
 /// See [`crate::fault`].
 #[derive(Debug)]
@@ -116,7 +116,8 @@ impl FaultThread {
         }
     }
 
-    /// Gives the stage's memory back; nothing must be in flight. It counts against the limit, in each process.
+    /// Gives the stage's memory back; nothing must be in flight. It counts against the limit, in
+    /// each process.
     pub(super) fn release_stage(&mut self) {
         assert_eq!(self.free_stage.len(), STAGE_PAGES, "a page of the stage is in flight");
         // Locked by the program it stays, and is written over.

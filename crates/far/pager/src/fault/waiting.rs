@@ -9,8 +9,8 @@ use crate::core::EXPIRY_STEP;
 use crate::core::forget::give_up;
 use crate::fault::thread::FaultThread;
 
-/// In Solo the lead looks for an answer of a blade this long before it sleeps: about a round trip on
-/// a rack.
+/// In Solo the lead looks for an answer of a blade this long before it sleeps: about a round trip
+/// on a rack.
 const ANSWER_SPIN: Duration = Duration::from_micros(50);
 /// The memory of the pages of a thread's own is given back when there was no fault for this long.
 const STAGE_REST: Duration = Duration::from_millis(100);
@@ -30,8 +30,8 @@ impl FaultThread {
         }
     }
 
-    /// Sleeps until there is a fault, an answer of a blade, or a deadline to check, at most for `most`;
-    /// then takes in what blades have answered.
+    /// Sleeps until there is a fault, an answer of a blade, or a deadline to check, at most for
+    /// `most`; then takes in what blades have answered.
     pub(super) fn wait_for_anything(&mut self, most: Option<Duration>) {
         use rustix::event::{PollFd, PollFlags, Timespec};
         let uffd = &self.core.uffd;
@@ -75,8 +75,9 @@ impl FaultThread {
         }
     }
 
-    /// Waits until the steward has applied what the program changed: a fault after a change is served by what is
-    /// true after it. Pages that arrive meanwhile are far again, see [`crate::space::layout`].
+    /// Waits until the steward has applied what the program changed: a fault after a change is
+    /// served by what is true after it. Pages that arrive meanwhile are far again, see
+    /// [`crate::space::layout`].
     pub(super) fn await_changes(&mut self) {
         while self.core.layout.is_behind() {
             if self.lane.in_flight() > 0 {
@@ -91,8 +92,8 @@ impl FaultThread {
     }
 }
 
-/// Looks for [`ANSWER_SPIN`] whether one of the descriptors is ready. Under SCHED_IDLE that takes the CPU from
-/// nobody, and saves the wake-up of a CPU that has gone to sleep.
+/// Looks for [`ANSWER_SPIN`] whether one of the descriptors is ready. Under SCHED_IDLE that takes
+/// the CPU from nobody, and saves the wake-up of a CPU that has gone to sleep.
 fn is_soon_ready(fds: &mut [rustix::event::PollFd<'_>]) -> bool {
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let until = Instant::now() + ANSWER_SPIN;

@@ -16,7 +16,7 @@ use crate::error::StartError;
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::life::blades::Follower;
-use crate::pager::Pager;
+use crate::life::process::Pager;
 use crate::space::page::Phase;
 use crate::space::registry::{Region, Registry};
 use crate::space::units::SUPERPAGE_BYTES;

@@ -20,7 +20,7 @@ use crate::abort::fail_closed;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::identity::client_id;
-use crate::pager::Pager;
+use crate::life::process::Pager;
 use crate::sys;
 
 /// A blade that could not be connected to, or a move that found no room, is tried again after this time.

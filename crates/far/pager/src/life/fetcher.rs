@@ -28,8 +28,8 @@ impl Fetcher {
         self.memory + number * PAGE_BYTES
     }
 
-    /// Reads up to [`FETCHED_AT_ONCE`] pages, each to the address of its number; a None is passed over. Returns the bits
-    /// of those that came.
+    /// Reads up to [`FETCHED_AT_ONCE`] pages, each to the address of its number; a None is passed
+    /// over. Returns the bits of those that came.
     pub fn fetch(&mut self, places: impl Iterator<Item = Option<SegmentPage>>) -> u64 {
         let reads: Vec<PageRead> = (0..)
             .zip(places.take(FETCHED_AT_ONCE))

@@ -12,111 +12,14 @@
 //! registry's lock is not taken by threads of the program once memory can be far, and the preload library takes
 //! the C library's locks before the gate shuts.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicPtr, AtomicU32};
-use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
-use farpool_pool::FrozenToken;
-
-use crate::core::Core;
-use crate::error::StartError;
 use crate::life::identity::claim_slot;
+use crate::life::process::Pager;
 use crate::life::requests::{Kind, Request};
-use crate::pager::Pager;
-use crate::space::page::MAX_LAYERS;
 use crate::space::registry::Registry;
 use crate::{abort, sys};
-
-/// A parent waits at most so long for a child to attach its layers before it gives one of them up: the child died
-/// before, or there was none, for fork failed. A blade keeps the layers of a parent that died about as long.
-const CHILD_WAIT: Duration = Duration::from_secs(10);
-
-/// What a child needs from its parent, kept where the child finds its copy.
-#[derive(Debug, Default)]
-pub struct Inheritance {
-    tokens: Mutex<[Option<FrozenToken>; MAX_LAYERS]>,
-    /// Children that have not attached their layers yet: memory that the children share; null before the first.
-    expected: AtomicPtr<AtomicU32>,
-}
-
-impl Inheritance {
-    /// A child will come and attach layers.
-    pub fn expect_child(&self) -> Result<(), std::io::Error> {
-        let expected = match self.expected() {
-            Some(expected) => expected,
-            None => {
-                let counter = sys::map_shared_counter()?;
-                self.expected.store(std::ptr::from_ref(counter).cast_mut(), SeqCst);
-                counter
-            }
-        };
-        expected.fetch_add(1, SeqCst);
-        Ok(())
-    }
-
-    /// Whether all children have attached their layers: until then none may be given up.
-    pub fn is_settled(&self) -> bool {
-        self.expected().is_none_or(|expected| expected.load(SeqCst) == 0)
-    }
-
-    /// Waits until all children have attached their layers.
-    pub fn settle(&self) {
-        let until = Instant::now() + CHILD_WAIT;
-        while !self.is_settled() && Instant::now() < until {
-            sys::pause();
-        }
-        if let Some(expected) = self.expected() {
-            expected.store(0, SeqCst);
-        }
-    }
-
-    /// A child of a child will: the layers are expected to be attached once more.
-    pub fn expects_another(&self) {
-        if let Some(expected) = self.expected() {
-            expected.fetch_add(1, SeqCst);
-        }
-    }
-
-    /// A child that was expected has attached its layers, or needs none any more.
-    pub fn has_arrived(&self) {
-        if let Some(expected) = self.expected() {
-            // The parent may have given up waiting.
-            let _ = expected.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
-        }
-    }
-
-    /// The calling process, a child, has attached its layers. Its own children are none of its parent's.
-    fn arrive(&self) {
-        self.has_arrived();
-        self.expected.store(std::ptr::null_mut(), SeqCst);
-    }
-
-    fn expected(&self) -> Option<&'static AtomicU32> {
-        // SAFETY: null, or a counter that is never unmapped.
-        unsafe { self.expected.load(SeqCst).as_ref() }
-    }
-
-    pub fn set(&self, tokens: [Option<FrozenToken>; MAX_LAYERS]) {
-        if let Ok(mut kept) = self.tokens.lock() {
-            *kept = tokens;
-        }
-    }
-
-    /// Attaches the parent's layers under the numbers they had there.
-    pub fn attach(&self, core: &Core) -> Result<(), StartError> {
-        let Ok(tokens) = self.tokens.lock() else {
-            return Ok(());
-        };
-        for (layer, token) in tokens.iter().enumerate() {
-            if let Some(token) = token {
-                core.layers.set(layer, Some(core.pool.attach(token)?));
-            }
-        }
-        self.arrive();
-        Ok(())
-    }
-}
 
 /// A fork under way, from before it until after it in parent and child.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! What the pager does when the program gives rights up: see [`crate::sys::rights`].
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering::Relaxed;
 
-use crate::pager::Pager;
+use crate::life::process::Pager;
 use crate::sys::rights::{begin_broadcast, end_broadcast};
 
 impl Pager {
-    /// The program is about to give rights up, or part of its file system: opens first what they are needed for.
+    /// The program is about to give rights up, or part of its file system: opens first what they
+    /// are needed for.
     pub fn open_before_rights_go(&'static self) {
         if self.is_of_this_process() {
             self.start_steward();
@@ -32,11 +32,5 @@ impl Pager {
         end_broadcast();
         self.rights.unlock();
         result
-    }
-
-    /// A child of vfork runs on its parent's memory: the threads are not its own, and it soon becomes another program.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-        self.slot().pid.load(Relaxed) == pid
     }
 }

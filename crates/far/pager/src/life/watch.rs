@@ -8,7 +8,6 @@
 //! memory, waits until memory is registered ([`Pager::before_growth`]).
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -17,9 +16,9 @@ use farpool_policy::reserve;
 use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::error::StartError;
-use crate::pager::Pager;
+use crate::life::process::Pager;
 use crate::shared::budget::{self, Tree};
-use crate::sys::{self, Latch};
+use crate::sys::{self};
 
 /// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if
 /// the thread did nothing but touch new ones; programs do more with a page.
@@ -50,28 +49,6 @@ pub struct Watch {
     cpus: i64,
     /// Anonymous pages that were resident at the last look.
     pages: u64,
-}
-
-/// Where threads of the program wait before they make it grow.
-#[derive(Debug, Default)]
-pub struct GrowthDoor {
-    /// The program has started a thread. Without, nobody has to look further.
-    has_threads: AtomicBool,
-    is_awaited: AtomicBool,
-    registered: Latch,
-}
-
-impl GrowthDoor {
-    /// Memory is registered: who waits may go on.
-    pub fn open(&self) {
-        self.registered.open();
-    }
-
-    /// In a child of fork there is one thread, and nobody waits.
-    pub fn reset(&self) {
-        self.has_threads.store(false, SeqCst);
-        self.is_awaited.store(false, SeqCst);
-    }
 }
 
 impl Watch {

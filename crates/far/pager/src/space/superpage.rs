@@ -101,7 +101,8 @@ impl Page {
         1 << (self.index % CHUNK_PAGES)
     }
 
-    /// Notes that the page came back to the program; says whether it is the first time since uses are counted.
+    /// Notes that the page came back to the program; says whether it is the first time since uses
+    /// are counted.
     pub fn mark_used(self) -> bool {
         let before = self.superpage.used[self.chunk()].fetch_or(self.bit(), Ordering::Relaxed);
         before & self.bit() == 0

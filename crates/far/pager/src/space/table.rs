@@ -104,8 +104,8 @@ pub fn known_superpages(
 }
 
 pub(crate) fn descriptor(entry: &AtomicPtr<Superpage>) -> Option<&'static Superpage> {
-    // SAFETY: an entry is null or points to a descriptor of a slab, which is initialised before it is
-    // published, lives for ever, and consists of atomics.
+    // SAFETY: an entry is null or points to a descriptor of a slab, which is initialised before it
+    // is published, lives for ever, and consists of atomics.
     unsafe { entry.load(Ordering::Acquire).as_ref() }
 }
 
@@ -119,8 +119,8 @@ fn grow(spare: &mut Vec<&'static Superpage>) -> Option<()> {
     let base = sys::map_local(SLAB * size_of::<Superpage>()).ok()?;
     for index in (0..SLAB).rev() {
         let pointer = (base + index * size_of::<Superpage>()) as *const Superpage;
-        // SAFETY: inside the fresh mapping, aligned (the size is a multiple of the alignment), zeroed,
-        // which is a valid Superpage, and never unmapped.
+        // SAFETY: inside the fresh mapping, aligned (the size is a multiple of the alignment),
+        // zeroed, which is a valid Superpage, and never unmapped.
         spare.push(unsafe { &*pointer });
     }
     Some(())

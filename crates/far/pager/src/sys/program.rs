@@ -1,10 +1,12 @@
-//! The process whose memory is paged: its number, as this process and as its keeper see it, and its end.
+//! The process whose memory is paged: its number, as this process and as its keeper see it, and its
+//! end.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The process whose memory is paged; 0: the calling one. A sidecar is a process of its own in the program's memory.
+/// The process whose memory is paged; 0: the calling one. A sidecar is a process of its own in the
+/// program's memory.
 static PROGRAM: AtomicU32 = AtomicU32::new(0);
 
 /// The pager's threads are a sidecar's, and the program is this process.
@@ -59,7 +61,8 @@ pub fn end_program() -> ! {
     std::process::abort();
 }
 
-/// Ends the program of a sidecar, and not the sidecar: a child of the program may wait for pages of it.
+/// Ends the program of a sidecar, and not the sidecar: a child of the program may wait for pages of
+/// it.
 pub fn kill_program() {
     let program = sidecars_program().and_then(|pid| i32::try_from(pid).ok());
     if let Some(program) = program.and_then(rustix::process::Pid::from_raw) {

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use farpool_pool::Pool;
 
 use super::handover::Handover;
-use crate::StartError;
 use crate::core::Core;
+use crate::error::StartError;
 use crate::space::page::Phase;
 use crate::space::{Page, Space};
 

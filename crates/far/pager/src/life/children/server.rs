@@ -3,20 +3,23 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 
 use super::child::{Child, RUN_PAGES, Source};
+use super::elsewhere;
 use super::handover::{self, Handover};
 use super::remains::Lacking;
-use super::{Children, Keeper, Order, SETTLED, elsewhere};
 use crate::core::Core;
 use crate::error::StartError;
+use crate::life::children::orders::{Children, Keeper, Order, SETTLED};
 use crate::life::fetcher::Fetcher;
-use crate::pager::Pager;
+use crate::life::process::Pager;
 use crate::space::page::MAX_LAYERS;
+use crate::sys;
 
 /// Children that are served at a time: each is a descriptor to poll. One more gets all its pages at once.
 const MAX_CHILDREN: usize = 1024;
@@ -282,4 +285,40 @@ fn take_ceded(children: &mut Vec<Ceded>, number: u64) -> Vec<Ceded> {
 /// Takes the child of this number out of a list.
 fn take(children: &mut Vec<Child>, number: u64) -> Vec<Child> {
     children.extract_if(.., |child| child.number == number).collect()
+}
+
+impl Children {
+    /// Serves a child from now on. The thread for it is started with the first one.
+    pub fn serve(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+        child: Child,
+    ) -> Result<(), StartError> {
+        if !self.has_begun.swap(true, SeqCst)
+            && let Err(error) = self.begin(pager, core, keeper)
+        {
+            // Its userfaultfd may be the last: were it closed, the child would read zeros.
+            std::mem::forget(child);
+            return Err(error);
+        }
+        self.order(Order::Serve(Box::new(child)));
+        Ok(())
+    }
+
+    fn begin(
+        &'static self,
+        pager: &'static Pager,
+        core: &'static Core,
+        keeper: Keeper,
+    ) -> Result<(), StartError> {
+        let server = Server::new(pager, core, self, keeper)?;
+        let serve = move || {
+            sys::stand_back();
+            server.run()
+        };
+        sys::spawn(c"farpool-children", false, Box::new(serve))?;
+        Ok(())
+    }
 }

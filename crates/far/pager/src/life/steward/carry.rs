@@ -7,11 +7,11 @@
 use farpool_pool::PageRead;
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use crate::abort::fail_closed;
 use crate::core::{Mover, until_settled};
 use crate::life::activation::{fail_unregistered, learn, register};
 use crate::life::requests::Request;
+use crate::life::steward::state::Steward;
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::{Region, Registry};
 use crate::space::{Page, known_pages, moves};

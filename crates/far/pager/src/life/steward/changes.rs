@@ -14,12 +14,12 @@ use farpool_board::Counter;
 use farpool_uffd::{Change, register_mode};
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use super::leaving::Left;
 use crate::abort::{fail_closed, panic_if_asked};
 use crate::core::Core;
 use crate::life::activation::{learn, register};
 use crate::life::attached::{Attached, Sizes};
+use crate::life::steward::state::Steward;
 use crate::space::layout::ORDER_TIME;
 use crate::space::maps::{self, Eligible};
 use crate::space::order::Place;

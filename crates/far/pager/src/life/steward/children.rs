@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use crate::abort::fail_closed;
 use crate::life::attached::Attached;
 use crate::life::children::child::{Child, Inheritance};
 use crate::life::children::remains::Remains;
 use crate::life::children::server::Blades;
+use crate::life::steward::state::Steward;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::{Page, Superpage, birth, maps};
 use crate::sys;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use crate::core::{Core, Mover, until_settled};
 use crate::life::fetcher::FETCHED_AT_ONCE;
+use crate::life::steward::state::Steward;
 use crate::space::Page;
 use crate::space::page::Phase;
 use crate::space::registry::Registry;

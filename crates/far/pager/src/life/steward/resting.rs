@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use crate::life::activation::register;
 use crate::life::rest::PIECE_BYTES;
+use crate::life::steward::state::Steward;
 use crate::shared::budget::{Tree, limit_pages};
 use crate::space::page::{PageState, Phase};
 use crate::space::registry::Region;
@@ -40,30 +40,6 @@ const SHORT_TIME: Duration = Duration::from_millis(100);
 /// The first kernel that goes on with a madvise whose mapping was split while the event waited to be read. An older one
 /// leaves out what lies behind the split.
 const SPLITS_SAFELY: (u32, u32) = (6, 17);
-
-/// What the steward remembers of rests, beside which there are.
-#[derive(Debug)]
-pub(super) struct Watch {
-    looked: Instant,
-    short_since: Option<Instant>,
-    /// Ranges that were unregistered for a moment while the program did something.
-    disturbed: Vec<Range<usize>>,
-    /// Room for what was given up since the last look.
-    given_up: Vec<Range<usize>>,
-    threshold_bytes: usize,
-}
-
-impl Watch {
-    pub(super) fn new() -> Watch {
-        Watch {
-            looked: Instant::now(),
-            short_since: None,
-            disturbed: Vec::new(),
-            given_up: Vec::new(),
-            threshold_bytes: PIECE_BYTES,
-        }
-    }
-}
 
 impl Steward {
     /// Where rests would be unsafe there are none. Mappings shorter than `threshold_bytes` are not registered.

@@ -8,11 +8,11 @@
 
 use farpool_units::PAGE_BYTES;
 
-use super::Steward;
 use crate::abort::fail_closed;
 use crate::core::Mover;
 use crate::life::activation::{learn, register};
 use crate::life::attached::Attached;
+use crate::life::steward::state::Steward;
 use crate::space::maps::Eligible;
 use crate::space::page::Phase;
 use crate::space::units::SUPERPAGE_BYTES;

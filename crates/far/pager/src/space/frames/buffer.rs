@@ -101,9 +101,10 @@ impl Frames {
         self.free.load(Relaxed)
     }
 
-    /// Whether frames are handed out for other pages. Not where the program's calls are not seen: it may have given a
-    /// page to a pipe or a socket (vmsplice, MSG_ZEROCOPY), which hold on to the frame, not to the page, and would send
-    /// what comes into it next. UFFDIO_MOVE refuses pinned pages, and takes these.
+    /// Whether frames are handed out for other pages. Not where the program's calls are not seen:
+    /// it may have given a page to a pipe or a socket (vmsplice, MSG_ZEROCOPY), which hold on to
+    /// the frame, not to the page, and would send what comes into it next. UFFDIO_MOVE refuses
+    /// pinned pages, and takes these.
     pub fn recycles(&self) -> bool {
         self.recycles
     }

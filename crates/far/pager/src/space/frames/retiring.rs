@@ -31,7 +31,8 @@ impl Frames {
         queues.empties() == self.trays.len()
     }
 
-    /// True when no tray is being filled or written: what the buffer holds is on the blades, but for what is kept.
+    /// True when no tray is being filled or written: what the buffer holds is on the blades, but
+    /// for what is kept.
     pub fn is_at_rest(&self) -> bool {
         let Ok(queues) = self.queues.lock() else {
             return false;

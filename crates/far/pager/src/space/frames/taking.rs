@@ -1,5 +1,5 @@
-//! Free frames are taken, for other pages or to be released: their pages, if they still were victims, are
-//! only far then.
+//! Free frames are taken, for other pages or to be released: their pages, if they still were
+//! victims, are only far then.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -34,8 +34,8 @@ impl Frames {
         None
     }
 
-    /// Takes all free frames of the oldest trays, at least `least` in all if there are so many. Their pages are
-    /// only far from now on. Appends what was taken.
+    /// Takes all free frames of the oldest trays, at least `least` in all if there are so many.
+    /// Their pages are only far from now on. Appends what was taken.
     pub fn take_trays(&self, least: usize, taken: &mut Vec<TakenTray>) {
         let Ok(mut queues) = self.queues.lock() else { return };
         let mut count = 0;
@@ -205,7 +205,8 @@ mod tests {
         let (space, frames) =
             (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let page = space.page_or_new(0x1000_0000).expect("page");
-        // Both threads run when a turn begins: a sleeping barrier would let one finish before the other wakes.
+        // Both threads run when a turn begins: a sleeping barrier would let one finish before the
+        // other wakes.
         let turn = AtomicU64::new(0);
         let wait_for = |number: u64| {
             while turn.load(SeqCst) < number {

@@ -20,8 +20,8 @@ impl Frames {
             .flatten()
     }
 
-    /// Where the victim buffer holds a page that the caller has claimed from phase Victim, and whether
-    /// the frame has to stay (it is being written).
+    /// Where the victim buffer holds a page that the caller has claimed from phase Victim, and
+    /// whether the frame has to stay (it is being written).
     pub fn locate(&self, page: Page) -> Option<(FrameSlot, bool)> {
         let tray = page.superpage.trays[page.chunk()].load(Acquire);
         if tray == NO_TRAY {
@@ -32,8 +32,8 @@ impl Frames {
         Some((slot, stays))
     }
 
-    /// Whether the blade is still being sent something that was at this page. With the registry locked nothing
-    /// new is sent of a page that is no victim.
+    /// Whether the blade is still being sent something that was at this page. With the registry
+    /// locked nothing new is sent of a page that is no victim.
     pub fn is_being_written(&self, page: Page) -> bool {
         self.locate(page).is_some_and(|(_, stays)| stays)
     }
@@ -41,8 +41,8 @@ impl Frames {
     /// The frame at `slot` was moved into the program.
     pub fn moved_away(&self, slot: FrameSlot) {
         let entry = &self.trays[usize::from(slot.tray)];
-        // Busy meanwhile: `take_from`, which may have seen the slot filled, must not see a frame without a
-        // page and take it for a free one.
+        // Busy meanwhile: `take_from`, which may have seen the slot filled, must not see a frame
+        // without a page and take it for a free one.
         let was_busy = entry.busy.fetch_or(slot.bit(), SeqCst) & slot.bit() != 0;
         entry.valid.fetch_and(!slot.bit(), SeqCst);
         let filled = entry.filled.fetch_and(!slot.bit(), SeqCst);
@@ -61,8 +61,8 @@ impl Frames {
         entry.kept.fetch_and(!slot.bit(), SeqCst);
     }
 
-    /// The page at `slot`, which the caller has claimed, becomes a victim again. The evictor may have passed it over
-    /// when it wrote the tray, so the frame is its only copy.
+    /// The page at `slot`, which the caller has claimed, becomes a victim again. The evictor may
+    /// have passed it over when it wrote the tray, so the frame is its only copy.
     pub fn keep(&self, slot: FrameSlot) {
         self.trays[usize::from(slot.tray)].kept.fetch_or(slot.bit(), SeqCst);
     }

@@ -1,0 +1,12 @@
+//! The pager of a sidecar: a process of its own that shares the program's address space and nothing
+//! else.
+//!
+//! It learns of memory calls from userfaultfd's events ([`crate::space::layout`]) and of new memory
+//! from the kernel's list of mappings ([`crate::space::maps`]). Its own memory is in the same
+//! address space: it is known, never registered, and not inherited by the program's children.
+
+mod serve;
+mod state;
+
+pub(crate) use state::Sizes;
+pub use state::{Attached, Attachment};

@@ -1,0 +1,102 @@
+//! The steward: what it remembers, and how it keeps its lease.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::core::Core;
+use crate::error::StartError;
+use crate::life::fetcher::Fetcher;
+use crate::life::process::Pager;
+use crate::life::rest::{PIECE_BYTES, Rests};
+use crate::space::order::Owed;
+
+/// What the steward remembers of rests, beside which there are.
+#[derive(Debug)]
+pub(super) struct RestWatch {
+    pub(super) looked: Instant,
+    pub(super) short_since: Option<Instant>,
+    /// Ranges that were unregistered for a moment while the program did something.
+    pub(super) disturbed: Vec<Range<usize>>,
+    /// Room for what was given up since the last look.
+    pub(super) given_up: Vec<Range<usize>>,
+    pub(super) threshold_bytes: usize,
+}
+
+impl RestWatch {
+    pub(super) fn new() -> RestWatch {
+        RestWatch {
+            looked: Instant::now(),
+            short_since: None,
+            disturbed: Vec::new(),
+            given_up: Vec::new(),
+            threshold_bytes: PIECE_BYTES,
+        }
+    }
+}
+
+/// See [`crate::life::steward`].
+#[derive(Debug)]
+pub struct Steward {
+    pub(super) pager: &'static Pager,
+    pub(super) core: &'static Core,
+    /// Its memory also takes pages on their way from one place of the blade to another.
+    pub(super) fetcher: Fetcher,
+    lease_kept: Instant,
+    /// Superpages that were empty when their memory could not be given back, and when that was last
+    /// tried.
+    pub(super) empty: RefCell<BTreeSet<u32>>,
+    pub(super) emptied: Cell<Instant>,
+    /// When the order to leave was first seen.
+    pub(super) leaving_since: Option<Instant>,
+    /// When a frozen layer was last asked for again.
+    pub(super) thawed: Instant,
+    /// What else is still to come of moves that were applied.
+    pub(super) owed: Owed,
+    /// Mappings that were found while the program changed something, and what the layout's moves
+    /// were then: until pages have moved, they may be what is known later by another name.
+    pub(super) unsure: Vec<(Range<usize>, u64)>,
+    /// The program does not stand still for this thread before.
+    pub(super) no_standstill_before: Instant,
+    /// It was said that forks are refused.
+    pub(super) refusal_said: bool,
+    /// The program has moved memory (mremap).
+    pub(super) has_moved: bool,
+    pub(super) splits_said: bool,
+    /// What is not registered for a while.
+    pub(super) rests: Rests,
+    pub(super) resting: RestWatch,
+}
+
+impl Steward {
+    pub fn new(pager: &'static Pager, core: &'static Core) -> Result<Steward, StartError> {
+        let fetcher = Fetcher::new(core.pool.lane()?)?;
+        Ok(Steward {
+            pager,
+            core,
+            fetcher,
+            lease_kept: Instant::now(),
+            empty: RefCell::default(),
+            emptied: Cell::new(Instant::now()),
+            leaving_since: None,
+            owed: Owed::default(),
+            unsure: Vec::new(),
+            no_standstill_before: Instant::now(),
+            thawed: Instant::now(),
+            refusal_said: false,
+            has_moved: false,
+            splits_said: false,
+            rests: Rests::default(),
+            resting: RestWatch::new(),
+        })
+    }
+
+    /// Tells the blades now and then that this process lives.
+    pub(super) fn keep_lease(&mut self) {
+        if self.lease_kept.elapsed() >= self.core.pool.lease() / 3 {
+            self.core.pool.keep_alive();
+            self.lease_kept = Instant::now();
+        }
+    }
+}
