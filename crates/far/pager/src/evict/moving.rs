@@ -16,6 +16,18 @@ use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, bits, runs};
 use crate::space::{Superpage, moves};
 use crate::sys;
 
+/// How far the evictor is with a run of pages.
+struct Progress {
+    /// The page that is next.
+    next: usize,
+    /// Pages to try at a time.
+    most: usize,
+    /// The next page has been made this process's own.
+    unshared: bool,
+    /// Pages that the kernel refuses to move, one bit each.
+    refused: u64,
+}
+
 impl Evictor {
     /// Returns the pages that the kernel refuses to move, one bit each.
     pub(super) fn move_out(
@@ -42,75 +54,93 @@ impl Evictor {
     ) -> u64 {
         let program = superpage.base() + chunk * CHUNK_BYTES;
         let buffer = self.core.frames.tray_address(tray);
-        let core = self.core;
-        let mut refused = 0;
-        let mut refuse = |page: usize| {
-            core.count(Counter::Refused, 1);
-            superpage.hot[chunk].fetch_or(1 << page, Relaxed);
-            refused |= 1 << page;
-        };
-        let (mut next, mut most, mut unshared) = (run.start, CHUNK_PAGES, false);
         // As long as all that was asked for has gone, nothing can have gone uncounted.
         let mut is_certain = true;
-        while next < run.end {
-            if !claim.is_resident(next) {
-                next += 1;
+        let mut at = Progress { next: run.start, most: CHUNK_PAGES, unshared: false, refused: 0 };
+        while at.next < run.end {
+            if !claim.is_resident(at.next) {
+                at.next += 1;
                 continue;
             }
-            let (from, to) = (program + next * PAGE_BYTES, buffer + next * PAGE_BYTES);
-            let count = most.min(run.end - next);
+            let (from, to) = (program + at.next * PAGE_BYTES, buffer + at.next * PAGE_BYTES);
+            let count = at.most.min(run.end - at.next);
             let outcome =
                 self.core.step(Mover::Evictor, || self.take_out(to, from, count, is_certain));
             let moved = outcome.done_bytes / PAGE_BYTES;
             is_certain &= moved == count;
-            next += moved;
+            at.next += moved;
             if moved > 0 {
-                (most, unshared) = ((most * 2).min(CHUNK_PAGES), false);
+                (at.most, at.unshared) = ((at.most * 2).min(CHUNK_PAGES), false);
                 continue;
             }
             // Moved and not counted, or discarded past us: nothing is done to a page that is not there.
             let left = moves::occupied(&self.core.pagemap, from, count).trailing_zeros() as usize;
             if left > 0 {
-                next += left.min(count);
+                at.next += left.min(count);
                 continue;
             }
-            match outcome.errno {
-                // The program changes its address space: what was claimed may be out of date.
-                Some(libc::ECANCELED) => return refused,
-                Some(libc::ENOENT) if self.core.layout.follows() => {
-                    // A mapping that is just being moved is not found before the kernel says EAGAIN.
-                    if !self.core.uffd.is_changing() {
-                        self.core.mistrust(program, program + CHUNK_BYTES);
-                    }
-                    return refused;
-                }
-                Some(libc::EAGAIN) if self.core.layout.follows() => return refused,
-                None | Some(libc::EAGAIN) => {}
-                // A frame that nobody knows of would be taken for this page.
-                Some(libc::EEXIST) => {
-                    fail_closed(&format!("tray {tray}, page {next}: a frame is there already"))
-                }
-                // Shared since a fork: made this process's own, it can be moved. Pinned by the
-                // kernel for I/O: it stays EBUSY and stays where it is.
-                Some(libc::EBUSY) if self.core.layout.follows() => {
-                    self.busy |= 1 << next;
-                    refuse(next);
-                    next += 1;
-                }
-                Some(libc::EBUSY) if !unshared => {
-                    unshared = true;
-                    let _ = sys::unshare(from, PAGE_BYTES);
-                }
-                // More than one mapping: a smaller piece may be of one.
-                Some(errno) if errno != libc::EBUSY && count > 1 => most = count / 2,
-                // Locked, of other rights, or not the program's any more: it stays.
-                _ => {
-                    refuse(next);
-                    (next, unshared) = (next + 1, false);
-                }
+            if self.see_why(superpage, chunk, tray, &mut at, count, outcome.errno) {
+                break;
             }
         }
-        refused
+        at.refused
+    }
+
+    /// The kernel moved none of `count` pages, of which the first is there: decides by `errno` what
+    /// is tried next. True: nothing more of this run.
+    fn see_why(
+        &mut self,
+        superpage: &Superpage,
+        chunk: usize,
+        tray: u16,
+        at: &mut Progress,
+        count: usize,
+        errno: Option<i32>,
+    ) -> bool {
+        let program = superpage.base() + chunk * CHUNK_BYTES;
+        match errno {
+            // The program changes its address space: what was claimed may be out of date.
+            Some(libc::ECANCELED) => return true,
+            Some(libc::ENOENT) if self.core.layout.follows() => {
+                // A mapping that is just being moved is not found before the kernel says EAGAIN.
+                if !self.core.uffd.is_changing() {
+                    self.core.mistrust(program, program + CHUNK_BYTES);
+                }
+                return true;
+            }
+            Some(libc::EAGAIN) if self.core.layout.follows() => return true,
+            None | Some(libc::EAGAIN) => {}
+            // A frame that nobody knows of would be taken for this page.
+            Some(libc::EEXIST) => {
+                fail_closed(&format!("tray {tray}, page {}: a frame is there already", at.next))
+            }
+            // Shared since a fork: made this process's own, it can be moved. Pinned by the
+            // kernel for I/O: it stays EBUSY and stays where it is.
+            Some(libc::EBUSY) if self.core.layout.follows() => {
+                self.busy |= 1 << at.next;
+                self.refuse(superpage, chunk, at);
+            }
+            Some(libc::EBUSY) if !at.unshared => {
+                at.unshared = true;
+                let _ = sys::unshare(program + at.next * PAGE_BYTES, PAGE_BYTES);
+            }
+            // More than one mapping: a smaller piece may be of one.
+            Some(errno) if errno != libc::EBUSY && count > 1 => at.most = count / 2,
+            // Locked, of other rights, or not the program's any more: it stays.
+            _ => {
+                self.refuse(superpage, chunk, at);
+                at.unshared = false;
+            }
+        }
+        false
+    }
+
+    /// The next page stays.
+    fn refuse(&self, superpage: &Superpage, chunk: usize, at: &mut Progress) {
+        self.core.count(Counter::Refused, 1);
+        superpage.hot[chunk].fetch_or(1 << at.next, Relaxed);
+        at.refused |= 1 << at.next;
+        at.next += 1;
     }
 
     /// One move out of the program. Where it maps memory unseen, what is there may not be registered: touched after the

@@ -59,7 +59,7 @@ impl Zone {
     pub fn of_tray(tray: u16) -> Zone {
         let is_past = |zone: &&Zone| zone.first_tray() + zone.trays() <= usize::from(tray);
         let index = Zone::ALL.iter().take_while(is_past).count();
-        assert!(index < Zone::ALL.len(), "tray {tray} of {}", crate::space::frames::zones::TRAYS);
+        assert!(index < Zone::ALL.len(), "tray {tray} of {}", TRAYS);
         Zone::ALL[index]
     }
 }
