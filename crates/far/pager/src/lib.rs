@@ -1,17 +1,24 @@
-//! Page swapping inside a program: keeps the program's far memory within its part of the local limit,
-//! moves cold pages to blades and brings them back when they are touched.
+//! Page swapping inside a program: keeps the program's far memory within its part of the local
+//! limit, moves cold pages to blades and brings them back when they are touched.
 //!
-//! The pager is threads of the program itself, because UFFDIO_MOVE works only within one address space:
-//! * a *steward* ([`steward`]) changes which memory is far;
-//! * *fault threads* ([`serve`]), one for each CPU, answer page faults;
+//! The pager is threads of the program itself, because UFFDIO_MOVE works only within one address
+//! space:
+//! * a *steward* ([`life::steward`]) changes which memory is far;
+//! * *fault threads* ([`fault`]), one for each CPU, answer page faults;
 //! * an *evictor* ([`evict`]) keeps a reserve of free frames.
 //!
 //! They have a descriptor table of their own, so nothing the program closes is theirs, block all
-//! signals, and use local memory only. The program's own threads call the methods of [`Pager`], which
-//! hold no lock that a fault thread could need.
+//! signals, and use local memory only. The program's own threads call the methods of [`Pager`],
+//! which hold no lock that a fault thread could need.
 //!
-//! A process starts *native*: all is left to the kernel, and the registry only notes which ranges could be
-//! far. When the limit of the tree comes near it becomes *active*, once and for good.
+//! A process starts *native*: all is left to the kernel, and the registry only notes which ranges
+//! could be far. When the limit of the tree comes near it becomes *active*, once and for good.
+//!
+//! Folders import only what is below them, and files of a folder do not import each other in a
+//! circle. From the bottom: [`sys`] (what the kernel is asked for), [`abort`], [`space`] (pages,
+//! the victim buffer, the registry), [`shared`] and `core` (what all threads of a pager share),
+//! [`fault`] and [`evict`] beside each other, [`life`] (how a pager begins, follows the program,
+//! forks, hands over and leaves), `pager` (what the program's own threads call).
 
 pub mod abort;
 mod core;

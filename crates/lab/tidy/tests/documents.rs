@@ -28,7 +28,7 @@ fn links_of_documents_lead_somewhere() {
     require_none("links lead to files of the repository", &broken);
 }
 
-/// Paths of sources and documents that a text names, such as crates/far/pager/src/core.rs.
+/// Paths of sources and documents that a text names, such as crates/far/pager/src/core/state.rs.
 fn named_paths(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c)))
         .map(|word| word.trim_end_matches(['.', '/', '-']))

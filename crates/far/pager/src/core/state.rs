@@ -43,7 +43,7 @@ const MAX_GIVEN_UP: usize = 1024;
 pub struct Core {
     pub uffd: Uffd,
     pub pagemap: Pagemap,
-    /// The program's memory as a file, see [`sys::read_program`].
+    /// The program's memory as a file, see [`crate::sys::read_program`].
     pub memory: OwnedFd,
     pub pool: LatePool,
     pub frames: Frames,

@@ -71,7 +71,7 @@ pub struct Evictor {
     pub(super) round_began: Instant,
     /// The end of a mapping that is to be looked at before anything of it is moved out.
     pub(super) unseen_tail: Option<Range<usize>>,
-    /// Frames with poison in them, see [`locked`].
+    /// Frames with poison in them, see [`super::locked`].
     pub(super) poisoned: Vec<usize>,
 }
 
