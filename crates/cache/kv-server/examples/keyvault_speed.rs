@@ -269,7 +269,8 @@ fn main() -> Result<(), Error> {
         let rate = answered as f64 / start.elapsed().as_secs_f64();
         let each_ns = (processor_time() - cpu).as_nanos() / answered.max(1) as u128;
         println!(
-            "{address} depth {depth}, {value_bytes} bytes: {rate:.0} requests/s, p50 {} ns, p99 {} ns, client {each_ns} ns/request{}",
+            "{address} depth {depth}, {value_bytes} bytes: {rate:.0} requests/s, p50 {} ns, p99 {} \
+             ns, client {each_ns} ns/request{}",
             at(50),
             at(99),
             if leased > 0 { format!(", {leased} of {answered} leased") } else { String::new() }

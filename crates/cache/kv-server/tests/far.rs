@@ -259,8 +259,14 @@ fn every_command_finds_what_is_below() {
     with_blades(|address, blade| {
         let server = Running::start(2, address);
         let mut text = Text::connect(server.text);
-        text.send(b"set number 7 0 2\r\n41\r\nset word 1 0 2\r\nab\r\nset cas 0 0 1\r\nx\r\nset gone 0 0 1\r\nx\r\n");
-        text.send(b"set old 0 0 1\r\nx\r\nset touched 0 0 1\r\nx\r\nset meta 5 0 3\r\nabc\r\nset late 0 2 1\r\nx\r\n");
+        text.send(
+            b"set number 7 0 2\r\n41\r\nset word 1 0 2\r\nab\r\nset cas 0 0 1\r\nx\r\nset \
+            gone 0 0 1\r\nx\r\n",
+        );
+        text.send(
+            b"set old 0 0 1\r\nx\r\nset touched 0 0 1\r\nx\r\nset meta 5 0 3\r\nabc\r\nset \
+            late 0 2 1\r\nx\r\n",
+        );
         (0..8).for_each(|_| assert_eq!(text.line(), "STORED"));
         fill(&mut text, 40_000, 0);
         // In one go: what waits for an item does not overtake what waits before it.

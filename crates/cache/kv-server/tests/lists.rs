@@ -24,10 +24,14 @@ fn prefixes_are_counted_as_memcached_counts_them() {
         return;
     }
     let requests = "get early:1\r\nstats detail dump\r\nstats detail on\r\n\
-        get user:1 user:2 nothing\r\nset user:1 0 0 1\r\nx\r\nset user:2:deep 0 0 1\r\ny\r\nget user:1 user:2:deep\r\n\
-        set page:1 0 0 x\r\nadd page:1 0 0 1\r\nz\r\nadd page:1 0 0 1\r\nz\r\nreplace page:2 0 0 1\r\nz\r\n\
-        delete page:1\r\ndelete page:3\r\nincr page:4 1\r\ntouch page:5 1\r\ngat 0 page:6\r\nset plain 0 0 1\r\nz\r\n\
-        stats detail off\r\nget user:1\r\nset user:1 0 0 1\r\nx\r\nstats detail x\r\nstats detail\r\nversion\r\n";
+        get user:1 user:2 nothing\r\nset user:1 0 0 1\r\nx\r\nset user:2:deep 0 0 1\r\ny\r\nget \
+        user:1 user:2:deep\r\n\
+        set page:1 0 0 x\r\nadd page:1 0 0 1\r\nz\r\nadd page:1 0 0 1\r\nz\r\nreplace page:2 0 0 \
+        1\r\nz\r\n\
+        delete page:1\r\ndelete page:3\r\nincr page:4 1\r\ntouch page:5 1\r\ngat 0 page:6\r\nset \
+        plain 0 0 1\r\nz\r\n\
+        stats detail off\r\nget user:1\r\nset user:1 0 0 1\r\nx\r\nstats detail x\r\nstats \
+        detail\r\nversion\r\n";
     let told = |mut stream: std::os::unix::net::UnixStream| {
         let replies = ask(&mut stream, requests.as_bytes(), b"VERSION 1.6.18\r\n");
         let dump = ask(&mut stream, b"stats detail dump\r\n", b"END\r\n");
@@ -157,7 +161,10 @@ fn a_list_of_any_length_comes_whole_and_in_its_place() {
     let sender = std::thread::spawn(move || {
         writer.write_all(requests.as_bytes()).expect("the server takes requests");
         writer
-            .write_all(b"get 1 2 3\r\nlru_crawler metadump all\r\nget 4 5\r\nstats cachedump 1 3\r\nmn\r\n")
+            .write_all(
+                b"get 1 2 3\r\nlru_crawler metadump all\r\nget 4 5\r\nstats cachedump 1 \
+                3\r\nmn\r\n",
+            )
             .expect("the server takes requests");
     });
     let replies = common::talk::read_until(&mut stream, b"MN\r\n");
@@ -226,7 +233,8 @@ fn quotas_hold_over_all_threads_and_are_told() {
     }
     requests += &format!("set none:1 0 0 500\r\n{value}\r\nget other\r\nmn\r\n");
     let replies = ask(&mut stream, requests.as_bytes(), b"MN\r\n");
-    let wanted = "STORED\r\nSERVER_ERROR out of memory storing object\r\nVALUE other 0 1\r\nx\r\nEND\r\nMN\r\n";
+    let wanted = "STORED\r\nSERVER_ERROR out of memory storing object\r\nVALUE other 0 \
+        1\r\nx\r\nEND\r\nMN\r\n";
     assert_eq!(String::from_utf8_lossy(&replies), wanted);
     let told = ask(&mut stream, b"stats quotas\r\n", b"END\r\n");
     let told = String::from_utf8(told).expect("text");

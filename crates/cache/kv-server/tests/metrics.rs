@@ -92,7 +92,8 @@ fn figures_follow_what_was_done() {
         let counted = [("get", 12_000), ("hit", 6000), ("set", 2), ("delete", 1)];
         let line = |(command, count)| {
             format!(
-                "farpool_kv_prefix_commands_total{{prefix=\"user\",command=\"{command}\"}} {count}\n"
+                "farpool_kv_prefix_commands_total{{prefix=\"user\",command=\"{command}\"}} \
+                 {count}\n"
             )
         };
         let quota = "farpool_kv_quota_bytes{prefix=\"user:\",what=\"limit\"} 1048576\n";

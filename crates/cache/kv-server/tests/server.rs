@@ -27,9 +27,12 @@ fn stat(stream: &mut (impl Read + Write), name: &str) -> u64 {
 
 /// One request of each kind on keys of its own; without CAS numbers, which go on from stream to
 /// stream.
-const STREAM: &[u8] = b"set a 5 0 3\r\nabc\r\nadd a 0 0 1\r\nx\r\nget a nobody b\r\nappend a 0 0 2\r\nde\r\n\
-    ms b 4 T0 k O7\r\n\r\nxy\r\nmg b v s k\r\nincr n 1\r\nset n 0 0 2 noreply\r\n41\r\nincr n 1\r\nmn\r\n\
-    nonsense\r\nset toolong 0 0 3\r\nabcd\r\nmg Zm9v b v k N30\r\nma n v D8\r\ntouch a 0\nversion\r\n\
+const STREAM: &[u8] = b"set a 5 0 3\r\nabc\r\nadd a 0 0 1\r\nx\r\nget a nobody b\r\nappend a 0 0 \
+    2\r\nde\r\n\
+    ms b 4 T0 k O7\r\n\r\nxy\r\nmg b v s k\r\nincr n 1\r\nset n 0 0 2 noreply\r\n41\r\nincr n \
+    1\r\nmn\r\n\
+    nonsense\r\nset toolong 0 0 3\r\nabcd\r\nmg Zm9v b v k N30\r\nma n v D8\r\ntouch a \
+    0\nversion\r\n\
     get a b n Zm9v\r\nset big 0 0 2000000\r\n";
 
 fn after_data() -> Vec<u8> {

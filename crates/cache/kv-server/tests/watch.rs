@@ -44,9 +44,11 @@ fn told_until(stream: &mut UnixStream, last: &str) -> Vec<String> {
     told_while(stream, |text| text.contains(last))
 }
 
-const REQUESTS: &[u8] = b"set a 0 0 3\r\nabc\r\nget a\r\nget b\r\nadd a 0 0 1\r\nx\r\nadd c/%d 0 100 1\r\nx\r\n\
+const REQUESTS: &[u8] = b"set a 0 0 3\r\nabc\r\nget a\r\nget b\r\nadd a 0 0 1\r\nx\r\nadd c/%d 0 \
+    100 1\r\nx\r\n\
     incr n 1\r\ndelete d\r\ntouch t 1\r\nma u N0\r\nmd v\r\nme w\r\ngat 0 x\r\n\
-    replace zz 0 0 1\r\nx\r\nappend a 0 0 2\r\nde\r\ncas a 0 0 1 999999\r\nx\r\ncas none 0 0 1 1\r\nx\r\n\
+    replace zz 0 0 1\r\nx\r\nappend a 0 0 2\r\nde\r\ncas a 0 0 1 999999\r\nx\r\ncas none 0 0 1 \
+    1\r\nx\r\n\
     gets a c/%d\r\nset e 0 -1 1\r\nx\r\nget e\r\nmg a v\r\nms m 2\r\nhi\r\nget m\r\nmn\r\n";
 
 #[test]

@@ -105,7 +105,8 @@ proptest! {
     fn a_file_has_room_for_all_its_parts(megabytes in 1..2_000_000u64, shards in 1..64usize) {
         let Some(geometry) = Geometry::fitting(megabytes << 20, shards, 16) else { return Ok(()) };
         prop_assert!(geometry.file_bytes() <= megabytes << 20);
-        prop_assert!(geometry.control_at(shards) <= geometry.zones_at(0), "control parts end before zones");
+        prop_assert!(geometry.control_at(shards) <= geometry.zones_at(0), "control parts end \
+            before zones");
         let more = Geometry { zones_per_shard: geometry.zones_per_shard + 1, shards };
         prop_assert!(more.file_bytes() > megabytes << 20, "no more would fit");
     }

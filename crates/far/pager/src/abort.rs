@@ -11,8 +11,8 @@ const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
 #[cfg(any(debug_assertions, feature = "test-panics"))]
 static ASKED_FOR: std::sync::OnceLock<String> = std::sync::OnceLock::new();
 
-/// Has every later panic of this library end the program with a message of its own. The standard library's would go to
-/// descriptor 2 of the panicking thread, and the pager's threads have none.
+/// Has every later panic of this library end the program with a message of its own. The standard
+/// library's would go to descriptor 2 of the panicking thread, and the pager's threads have none.
 pub fn end_loudly() {
     std::panic::set_hook(Box::new(end));
     #[cfg(any(debug_assertions, feature = "test-panics"))]

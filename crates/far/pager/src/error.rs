@@ -16,13 +16,14 @@ pub enum StartError {
     #[error("{0}")]
     Address(String),
     #[error(
-        "/proc/self/{file} cannot be opened ({error}): the process has changed its user, or has forbidden looking \
-         into it (PR_SET_DUMPABLE), and forked after that; run farpool as the user that the process changes to"
+        "/proc/self/{file} cannot be opened ({error}): the process has changed its user, or has \
+         forbidden looking into it (PR_SET_DUMPABLE), and forked after that; run farpool as the \
+         user that the process changes to"
     )]
     Hidden { file: &'static str, error: std::io::Error },
     #[error(
-        "there is no /proc/self/{file} in the root directory of the process (chroot), and the pager \
-         needs it; mount /proc there (mount -t proc proc ROOT/proc)"
+        "there is no /proc/self/{file} in the root directory of the process (chroot), and the \
+         pager needs it; mount /proc there (mount -t proc proc ROOT/proc)"
     )]
     NoProc { file: &'static str },
     #[error("the kernel refused local memory or a thread to the pager: {0}")]
@@ -30,8 +31,8 @@ pub enum StartError {
     #[error("more processes than a run can have ({} at a time)", farpool_board::MAX_SLOTS)]
     TooManyProcesses,
     #[error(
-        "the file system of the run's board (/run/farpool, $XDG_RUNTIME_DIR/farpool or /tmp) has no room for another \
-         process; free some space on it (df)"
+        "the file system of the run's board (/run/farpool, $XDG_RUNTIME_DIR/farpool or /tmp) has \
+         no room for another process; free some space on it (df)"
     )]
     NoRoom,
 }

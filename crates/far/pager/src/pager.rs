@@ -116,8 +116,8 @@ impl Pager {
         (found.0 < found.1).then_some(found)
     }
 
-    /// Moves a mapping with everything in it, near and far, to the range of `bytes` at `to` (mremap);
-    /// whatever is mapped there is replaced. `keeps`: the old range stays mapped, empty.
+    /// Moves a mapping with everything in it, near and far, to the range of `bytes` at `to`
+    /// (mremap); whatever is mapped there is replaced. `keeps`: the old range stays mapped, empty.
     pub fn carry(
         &self,
         start: usize,
@@ -130,8 +130,8 @@ impl Pager {
         self.requests.call(Request { kind: Kind::Carry, start, end, extra: to, more }).map(|_| ())
     }
 
-    /// Lets the kernel move or resize a mapping, while nothing of the process can become far; the new
-    /// range takes the old one's place. None: something is far, see [`Pager::carry`].
+    /// Lets the kernel move or resize a mapping, while nothing of the process can become far; the
+    /// new range takes the old one's place. None: something is far, see [`Pager::carry`].
     pub fn remap_natively(
         &self,
         old: (usize, usize),
@@ -166,8 +166,8 @@ impl Pager {
         }
         let _signals = sys::SignalGuard::block_all();
         let _doors = self.lock_doors();
-        // It may have become active while we waited. As long as we hold the lock it cannot: nothing is far then, our
-        // stack neither, and the registry's lock is safe to hold.
+        // It may have become active while we waited. As long as we hold the lock it cannot: nothing
+        // is far then, our stack neither, and the registry's lock is safe to hold.
         (!self.is_active()).then(|| change(&mut self.lock_registry()))
     }
 }

@@ -46,13 +46,15 @@ pub(crate) fn attach(
         worker.add_flash(flash, findings.promises, clock);
     }
     if damaged_zones > 0 {
-        tracing::error!(%path, damaged_zones, "what lay in these zones is lost: they are not what was written");
+        tracing::error!(%path, damaged_zones, "what lay in these zones is lost: they are not what \
+            was written");
     }
     if not_taken > 0 {
         tracing::warn!(
             %path,
             items = not_taken,
-            "there is too little memory to point at these items on flash: they are dropped; give more --memory"
+            "there is too little memory to point at these items on flash: they are dropped; give \
+             more --memory"
         );
     }
     if items > 0 {

@@ -258,7 +258,8 @@ mod tests {
                 let item = values[at].as_ref().map(|value| Item { client_flags: 0, cas: 1, value });
                 gatherings.take(*id, index, item);
                 let overhead = open.iter().filter(|it| !it.2).count() * (PART_BYTES + FOUND_BYTES + 600);
-                prop_assert!(gatherings.kept_bytes <= kept_max + overhead, "{} bytes", gatherings.kept_bytes);
+                prop_assert!(gatherings.kept_bytes <= kept_max + overhead, "{} \
+                    bytes", gatherings.kept_bytes);
                 let (id, values, is_done) = &mut open[number];
                 let Some(gathering) = gatherings.finished(*id) else { continue };
                 prop_assert!(!*is_done, "answered twice");

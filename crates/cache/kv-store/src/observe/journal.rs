@@ -184,7 +184,8 @@ impl Journal {
         self.note(
             Kinds::MUTATIONS,
             format_args!(
-                "item_store key={key} status={status} cmd={command} ttl={ttl_s} clsid=1 cfd={client} size={value_bytes}"
+                "item_store key={key} status={status} cmd={command} ttl={ttl_s} clsid=1 \
+                 cfd={client} size={value_bytes}"
             ),
         );
     }

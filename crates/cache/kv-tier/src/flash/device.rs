@@ -191,7 +191,8 @@ pub(super) fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
         Err(Errno::INVAL) => {
             tracing::warn!(
                 path = %path.display(),
-                "this file system has no direct I/O: flash is read and written through the page cache"
+                "this file system has no direct I/O: flash is read and written through the page \
+                 cache"
             );
             Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
         }

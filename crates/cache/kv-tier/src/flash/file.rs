@@ -76,13 +76,15 @@ pub(super) struct Part {
 #[derive(Debug, thiserror::Error)]
 pub enum Unclosed {
     #[error(
-        "the device did not take the book-keeping ({0}): it stays in memory, where the next start finds it unless the machine goes down"
+        "the device did not take the book-keeping ({0}): it stays in memory, where the next start \
+         finds it unless the machine goes down"
     )]
     Kept(std::io::Error),
     #[error("the device did not take the book-keeping ({0}): the next start begins empty")]
     GivenUp(std::io::Error),
     #[error(
-        "the device took neither the book-keeping nor that it did not ({0}): begin with --flash-reset"
+        "the device took neither the book-keeping nor that it did not ({0}): begin with \
+         --flash-reset"
     )]
     Unsure(std::io::Error),
 }
@@ -283,7 +285,8 @@ impl FlashFile {
             (Ok(()), Some(live)) => {
                 let path = live.path().to_owned();
                 if let Err(error) = live.remove() {
-                    tracing::warn!(path = %path.display(), %error, "book-keeping that nobody needs any more stays in memory");
+                    tracing::warn!(path = %path.display(), %error, "book-keeping that nobody needs \
+                        any more stays in memory");
                 }
                 Ok(())
             }
@@ -407,7 +410,9 @@ fn place_in_memory(
         (Err(reason), Books::Preferably(_)) => {
             tracing::warn!(
                 path = %settings.path.display(), bytes, reason,
-                "flash's book-keeping finds no place in memory and stays in the flash: a file system that hangs will make the server hang; name a tmpfs with room (--flash-books)"
+                "flash's book-keeping finds no place in memory and stays in the flash: a file \
+                 system that hangs will make the server hang; name a tmpfs with room \
+                 (--flash-books)"
             );
             Ok(None)
         }

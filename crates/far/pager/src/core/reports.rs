@@ -30,8 +30,9 @@ impl Core {
             let blades: Vec<String> = if lost.is_empty() { all() } else { lost };
             let blades = blades.join(", ");
             sys::say(&format!(
-                "far memory is lost: {reason}; page {} of segment {}, blade {blades}. Touching a lost page \
-                 stops the program with SIGBUS; nothing is ever made up. Restart the blade, then the program.",
+                "far memory is lost: {reason}; page {} of segment {}, blade {blades}. Touching a \
+                 lost page stops the program with SIGBUS; nothing is ever made up. Restart the \
+                 blade, then the program.",
                 page.segment_page(),
                 self.layers.current(),
             ));
@@ -45,8 +46,9 @@ impl Core {
     pub fn report_blade(&self, blade: BladeIndex, reason: &dyn std::fmt::Display) {
         if first_report(&self.board.header().blades_reported, blade) {
             sys::say(&format!(
-                "{reason}. What it would have taken goes to other blades or stays in local memory, also over the \
-                 limit; it is tried again now and then. `farpool blades` gives the run another one."
+                "{reason}. What it would have taken goes to other blades or stays in local memory, \
+                 also over the limit; it is tried again now and then. `farpool blades` gives the \
+                 run another one."
             ));
         }
     }
@@ -64,8 +66,9 @@ impl Core {
             && said.compare_exchange(known_bytes, over_bytes, SeqCst, Relaxed).is_ok()
         {
             sys::say(&format!(
-                "local memory is {over_bytes} bytes over its limit of {limit_bytes} bytes, for no blade takes pages. \
-                 Give the run another blade (farpool blades), or a larger limit (farpool limit)."
+                "local memory is {over_bytes} bytes over its limit of {limit_bytes} bytes, for no \
+                 blade takes pages. Give the run another blade (farpool blades), or a larger limit \
+                 (farpool limit)."
             ));
         }
     }
@@ -75,8 +78,8 @@ impl Core {
         self.full.store(true, Relaxed);
         if self.board.header().full_reported.swap(1, SeqCst) == 0 {
             sys::say(&format!(
-                "{error}. The program goes on with the far memory it has; give it more with --quota, more \
-                 blades, or a larger --local."
+                "{error}. The program goes on with the far memory it has; give it more with \
+                 --quota, more blades, or a larger --local."
             ));
         }
     }

@@ -1,9 +1,10 @@
-//! Where the evictor should work, by how many neighbouring pages it finds: see [`crate::shared::crew`].
+//! Where the evictor should work, by how many neighbouring pages it finds: see
+//! [`crate::shared::crew`].
 
 use crate::shared::crew::Crew;
 
-/// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on the lead's:
-/// an interrupt costs as much as about ten pages. Judged after so many pages.
+/// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on
+/// the lead's: an interrupt costs as much as about ten pages. Judged after so many pages.
 const DENSE_RUN: u32 = 16;
 const SPARSE_RUN: u32 = 8;
 const DENSITY_SAMPLE: u32 = 512;

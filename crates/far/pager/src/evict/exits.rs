@@ -8,8 +8,8 @@
 //! rights than a program of root. The preloaded library keeps stacks local as a whole.
 //!
 //! So before a page at the end of a mapping is moved out for the first time it is looked at, twice
-//! if need be: a thread that is being made touches the page before it writes that first word. A look
-//! fails if the program has dropped the page meanwhile.
+//! if need be: a thread that is being made touches the page before it writes that first word. A
+//! look fails if the program has dropped the page meanwhile.
 
 use std::ops::Range;
 use std::time::Instant;

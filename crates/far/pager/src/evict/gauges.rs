@@ -1,5 +1,5 @@
-//! What a process's evictor tells the board about it: what is far, in the buffer, the pager's own, and what could be
-//! moved out. Each is counted as often as it changes and as its counting costs.
+//! What a process's evictor tells the board about it: what is far, in the buffer, the pager's own,
+//! and what could be moved out. Each is counted as often as it changes and as its counting costs.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -20,8 +20,9 @@ const SHARED_STEP: Duration = Duration::from_millis(50);
 /// often where that would take more than this part of a processor.
 const THERE_STEP: Duration = Duration::from_millis(10);
 const THERE_PART: u32 = 50;
-/// Below this the pages that could be moved out are counted one by one: much of so small a process is code, stacks
-/// and tables of the C library. Above, whatever is resident and mapped as far memory passes for it.
+/// Below this the pages that could be moved out are counted one by one: much of so small a process
+/// is code, stacks and tables of the C library. Above, whatever is resident and mapped as far
+/// memory passes for it.
 const SMALL_PROCESS_PAGES: u64 = 4096;
 
 /// Pages that came back and are out again are counted this often: a look at each of them.
@@ -124,7 +125,8 @@ impl Gauges {
             self.there_pages = self.besides.there(outside_buffer_pages);
             return;
         }
-        // Not waited for: the steward holds it while it waits, before a fork, for the evictor's writes.
+        // Not waited for: the steward holds it while it waits, before a fork, for the evictor's
+        // writes.
         let Ok(registry) = core.registry.try_lock() else { return };
         if is_small {
             let began = Instant::now();

@@ -1,9 +1,10 @@
 //! The evictor: one thread that keeps a reserve of free frames.
 //!
 //! It walks the program's chunks in the order of the victim policy. For each chunk it takes:
-//! 1. `claim`: the pages to move out go into phase Evicting; far and never-touched pages between them
-//!    are claimed too, so that one UFFDIO_MOVE can take the whole stretch, holes and all;
-//! 2. `move_out`: the kernel takes the pages out of the program, atomically, so no write can be lost;
+//! 1. `claim`: the pages to move out go into phase Evicting; far and never-touched pages between
+//!    them are claimed too, so that one UFFDIO_MOVE can take the whole stretch, holes and all;
+//! 2. `move_out`: the kernel takes the pages out of the program, atomically, so no write can be
+//!    lost;
 //! 3. `settle`: what arrived in the tray (the page map says) is in phase Victim;
 //! 4. `write`: the victims go to the blade; when all are acknowledged the tray's frames are free.
 //!

@@ -42,8 +42,9 @@ impl Evictor {
         })
     }
 
-    /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known to be
-    /// far, and the kernel moves pieces of one mapping only: gaps of other mappings are never touched.
+    /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known
+    /// to be far, and the kernel moves pieces of one mapping only: gaps of other mappings are never
+    /// touched.
     fn move_run(
         &mut self,
         superpage: &Superpage,
@@ -73,7 +74,8 @@ impl Evictor {
                 (at.most, at.unshared) = ((at.most * 2).min(CHUNK_PAGES), false);
                 continue;
             }
-            // Moved and not counted, or discarded past us: nothing is done to a page that is not there.
+            // Moved and not counted, or discarded past us: nothing is done to a page that is not
+            // there.
             let left = moves::occupied(&self.core.pagemap, from, count).trailing_zeros() as usize;
             if left > 0 {
                 at.next += left.min(count);
@@ -143,10 +145,11 @@ impl Evictor {
         at.next += 1;
     }
 
-    /// One move out of the program. Where it maps memory unseen, what is there may not be registered: touched after the
-    /// move, it would read as zeros. The kernel moves within one mapping only, so whether the first page's is registered
-    /// is asked first (ENOENT: it is not; a page that is there cannot be filled). The lock of the layout is held, and no
-    /// mapping that is registered goes before the event of it has been read.
+    /// One move out of the program. Where it maps memory unseen, what is there may not be
+    /// registered: touched after the move, it would read as zeros. The kernel moves within one
+    /// mapping only, so whether the first page's is registered is asked first (ENOENT: it is not; a
+    /// page that is there cannot be filled). The lock of the layout is held, and no mapping that is
+    /// registered goes before the event of it has been read.
     ///
     /// Asking fills a page that is not there. That is right where the program has just dropped it;
     /// one that the last call moved and did not count must not be filled. `is_certain`: there is
@@ -176,7 +179,8 @@ impl Evictor {
         let arrived = self.arrived(tray);
         if arrived & !claim.mask() != 0 {
             fail_closed(&format!(
-                "tray {tray} of the victim buffer holds frames {arrived:#x} where only {:#x} can be",
+                "tray {tray} of the victim buffer holds frames {arrived:#x} where only {:#x} can \
+                 be",
                 claim.mask()
             ));
         }

@@ -1,21 +1,26 @@
 //! Moving out, under a sidecar, pages that a fork shares with another process.
 //!
-//! UFFDIO_MOVE takes only pages of one process. The preloaded library lets such pages go where they are
-//! ([`super::shared`]), which a sidecar must not: its own MADV_DONTNEED would be an event like one of the program's,
-//! and the kernel lets go of the address space's lock until that is read, and looks the mapping up anew after it. By
-//! then the program can have something else there, which would be dropped.
+//! UFFDIO_MOVE takes only pages of one process. The preloaded library lets such pages go where they
+//! are ([`super::shared`]), which a sidecar must not: its own MADV_DONTNEED would be an event like
+//! one of the program's, and the kernel lets go of the address space's lock until that is read, and
+//! looks the mapping up anew after it. By then the program can have something else there, which
+//! would be dropped.
 //!
-//! So such pages are made this process's own first, by copying. That takes memory just when it is short: right after a
-//! fork each process would have a copy of all that they share, if it were not moved out at once. Hence one chunk at a
-//! time:
-//! 1. the pages to be taken of a chunk are known, and some of them are shared: nothing is claimed, the lock is left;
-//! 2. nothing is on its way to a blade, for the steward, which faults may have to wait for, may wait for that;
-//! 3. the pages are made the process's own, as by a write of the program: this can wait for a fault, if the program has
-//!    dropped a page meanwhile, and does nothing to what the page holds;
-//! 4. the same pages of the chunk are moved out like any others, and nothing else is before they are.
+//! So such pages are made this process's own first, by copying. That takes memory just when it is
+//! short: right after a fork each process would have a copy of all that they share, if it were not
+//! moved out at once. Hence one chunk at a time:
+//! 1. the pages to be taken of a chunk are known, and some of them are shared: nothing is claimed,
+//!    the lock is left;
+//! 2. nothing is on its way to a blade, for the steward, which faults may have to wait for, may
+//!    wait for that;
+//! 3. the pages are made the process's own, as by a write of the program: this can wait for a
+//!    fault, if the program has dropped a page meanwhile, and does nothing to what the page holds;
+//! 4. the same pages of the chunk are moved out like any others, and nothing else is before they
+//!    are.
 //!
-//! Invariant: of each process at most one chunk has been copied and not moved out. Between 3 and 4 anything may happen
-//! to the pages: step 4 takes what is there then. What a fork has shared again meanwhile stays for the next time.
+//! Invariant: of each process at most one chunk has been copied and not moved out. Between 3 and 4
+//! anything may happen to the pages: step 4 takes what is there then. What a fork has shared again
+//! meanwhile stays for the next time.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,8 +38,9 @@ impl Evictor {
         self.chunk_start(number).map_or(0, |start| shared_pages(&self.core.pagemap, start) & pages)
     }
 
-    /// The pages of a chunk that the kernel has just refused to move. If others map them too, this process shares pages
-    /// without a fork that was told of: it has shared them since before it had a pager.
+    /// The pages of a chunk that the kernel has just refused to move. If others map them too, this
+    /// process shares pages without a fork that was told of: it has shared them since before it had
+    /// a pager.
     pub(super) fn take_busy(&mut self, number: usize) -> u64 {
         let busy = std::mem::take(&mut self.busy);
         if busy != 0 && !self.core.shares.load(Relaxed) && self.shared_pages(number, busy) != 0 {
@@ -43,12 +49,13 @@ impl Evictor {
         busy
     }
 
-    /// Makes pages of a chunk this process's own, so that they can be moved. To be called without a lock or a claim, see
-    /// the module's description.
+    /// Makes pages of a chunk this process's own, so that they can be moved. To be called without a
+    /// lock or a claim, see the module's description.
     ///
-    /// Pages that could not be moved are pinned by the kernel for I/O, and stay so; or another process has them, too, or
-    /// had them until it wrote to its own copies, since a fork or because KSM has merged them. The page map does not tell
-    /// these apart: a page that only this process has left is still not its own until it is written to.
+    /// Pages that could not be moved are pinned by the kernel for I/O, and stay so; or another
+    /// process has them, too, or had them until it wrote to its own copies, since a fork or because
+    /// KSM has merged them. The page map does not tell these apart: a page that only this process
+    /// has left is still not its own until it is written to.
     pub(super) fn make_own(&mut self, number: usize, pages: u64) {
         let Some(start) = self.chunk_start(number).filter(|_| pages != 0) else { return };
         self.drain();
@@ -63,7 +70,8 @@ impl Evictor {
         }
     }
 
-    /// Moves out what has been made the process's own for that. None: not now; it comes first the next time.
+    /// Moves out what has been made the process's own for that. None: not now; it comes first the
+    /// next time.
     pub(super) fn move_own(&mut self) -> Option<i64> {
         let Some(own) = self.own else { return Some(0) };
         let tried = self.try_chunk(own.number, Wanted::These(own.take))?;
@@ -86,8 +94,8 @@ fn shared_pages(pagemap: &Pagemap, start: usize) -> u64 {
     if shared == 0 { 0 } else { shared & !zero_pages(pagemap, start) }
 }
 
-/// The pages of a chunk that are the kernel's one page of zeros: they can be moved as they are, and take no memory
-/// before they are written to.
+/// The pages of a chunk that are the kernel's one page of zeros: they can be moved as they are, and
+/// take no memory before they are written to.
 fn zero_pages(pagemap: &Pagemap, start: usize) -> u64 {
     let mut ranges = [PageRange::default(); CHUNK_PAGES];
     let found = pagemap.scan(start, start + CHUNK_BYTES, category::ZERO_PAGE, &mut ranges);

@@ -1,8 +1,9 @@
-//! Blades that are there and do not take pages: full though they gave the memory, a store that fails, a descriptor that
-//! cannot be written to.
+//! Blades that are there and do not take pages: full though they gave the memory, a store that
+//! fails, a descriptor that cannot be written to.
 //!
-//! What such a blade refuses goes back into the program, from where it would be sent again at once, for ever. So the
-//! blade is left alone for a while, longer after each further refusal, and then tried with little.
+//! What such a blade refuses goes back into the program, from where it would be sent again at once,
+//! for ever. So the blade is left alone for a while, longer after each further refusal, and then
+//! tried with little.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,8 @@ use farpool_pool::{BladeIndex, MAX_BLADES};
 
 /// How long a blade is left alone after its first refusal.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The pause doubles up to this. A try costs some 300 us of a processor (64 pages out and back), and an operator who
-/// mends a blade sees it used again within this time.
+/// The pause doubles up to this. A try costs some 300 us of a processor (64 pages out and back),
+/// and an operator who mends a blade sees it used again within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
 /// See the module's description.
@@ -32,7 +33,8 @@ impl Refusals {
         self.blades.iter().all(Option::is_none)
     }
 
-    /// The blade has refused a page. Answers to pages that were sent before it was left alone tell nothing new.
+    /// The blade has refused a page. Answers to pages that were sent before it was left alone tell
+    /// nothing new.
     pub fn refuse(&mut self, blade: BladeIndex, now: Instant) {
         let Some(entry) = self.blades.get_mut(usize::from(blade.0)) else { return };
         let pause = match *entry {
@@ -53,7 +55,8 @@ impl Refusals {
         self.of(blade).is_none_or(|refusal| now >= refusal.until)
     }
 
-    /// Whether the blade has refused again when it was tried again: it will hardly take anything soon.
+    /// Whether the blade has refused again when it was tried again: it will hardly take anything
+    /// soon.
     pub fn is_lasting(&self, blade: BladeIndex) -> bool {
         self.of(blade).is_some_and(|refusal| refusal.pause > FIRST_PAUSE)
     }
@@ -102,7 +105,8 @@ mod tests {
                 }
             }
             let seconds = (now - start).as_secs();
-            prop_assert!(u64::from(tries) <= 6 + seconds / LONGEST_PAUSE.as_secs(), "{tries} in {seconds} s");
+            prop_assert!(u64::from(tries) <= 6 + seconds / LONGEST_PAUSE.as_secs(), "{tries} in \
+                {seconds} s");
         }
     }
 }

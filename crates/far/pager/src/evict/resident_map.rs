@@ -1,5 +1,6 @@
-//! Which pages of the superpage that the evictor is at are resident, by the kernel's page map: one look serves
-//! all its chunks. It may be out of date by [`MAP_LIFE`]; the page states decide what is really taken.
+//! Which pages of the superpage that the evictor is at are resident, by the kernel's page map: one
+//! look serves all its chunks. It may be out of date by [`MAP_LIFE`]; the page states decide what
+//! is really taken.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,8 @@ impl ResidentMap {
         self.chunks[chunk]
     }
 
-    /// How many chunks after this one, which was just asked for and is empty, are empty too, as far as the map goes.
+    /// How many chunks after this one, which was just asked for and is empty, are empty too, as far
+    /// as the map goes.
     pub(crate) fn empty_after(&self, chunk: usize) -> usize {
         empty_after(&self.chunks, chunk)
     }

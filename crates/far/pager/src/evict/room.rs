@@ -20,8 +20,9 @@ impl Evictor {
         are_refused
     }
 
-    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a blade that is lost or takes
-    /// none stay local: to send them there would only bring them back, over and over.
+    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a blade that
+    /// is lost or takes none stay local: to send them there would only bring them back, over and
+    /// over.
     pub(super) fn may_write(&mut self, superpage: &Superpage) -> bool {
         let layer = self.core.layers.current();
         if has_memory(superpage, layer) {
@@ -50,8 +51,8 @@ impl Evictor {
         })
     }
 
-    /// A superpage whose blade is lost or takes no pages, and which has nothing there, gets memory on another one if
-    /// there is one. False: it stays as it is.
+    /// A superpage whose blade is lost or takes no pages, and which has nothing there, gets memory
+    /// on another one if there is one. False: it stays as it is.
     #[cold]
     fn rehouse(&mut self, segment: SegmentHandle, superpage: &Superpage) -> bool {
         let (core, now) = (self.core, Instant::now());

@@ -1,17 +1,19 @@
 //! Evicting pages that a fork shares with another process.
 //!
-//! UFFDIO_MOVE takes only pages of one process. Making them its own first, by copying, would take memory just
-//! when it is short: right after a fork each process would copy what all of them share. So such pages are
-//! written to the blade while they stay where they are, protected against writing, and then let go:
+//! UFFDIO_MOVE takes only pages of one process. Making them its own first, by copying, would take
+//! memory just when it is short: right after a fork each process would copy what all of them share.
+//! So such pages are written to the blade while they stay where they are, protected against
+//! writing, and then let go:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
 //! 3. those that are still shared now are copied, written to the blade, and acknowledged;
 //! 4. the mapping is dropped, and only then is the phase Far.
 //!
-//! The kernel cannot write to them for a device either (O_DIRECT, io_uring): it pins a page for that only after
-//! making it the process's own, and can no longer do so once it is protected. One that became the process's own
-//! before that may be pinned, and what the device writes would be lost with the mapping: hence the second look
-//! in step 3. The registry's lock is held all the time, so no fork and no unmapping comes between.
+//! The kernel cannot write to them for a device either (O_DIRECT, io_uring): it pins a page for
+//! that only after making it the process's own, and can no longer do so once it is protected. One
+//! that became the process's own before that may be pinned, and what the device writes would be
+//! lost with the mapping: hence the second look in step 3. The registry's lock is held all the
+//! time, so no fork and no unmapping comes between.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -28,8 +30,8 @@ use crate::space::{Page, Superpage};
 use crate::sys;
 
 impl Evictor {
-    /// Moves out the claimed pages of a chunk that another process maps too, and takes them from the claim.
-    /// Returns how many there were. The registry must be locked.
+    /// Moves out the claimed pages of a chunk that another process maps too, and takes them from
+    /// the claim. Returns how many there were. The registry must be locked.
     pub(crate) fn write_shared(
         &mut self,
         superpage: &'static Superpage,
@@ -67,7 +69,8 @@ impl Evictor {
         i64::from(count)
     }
 
-    /// Protects those of the pages that another process maps too, and still does when they are protected.
+    /// Protects those of the pages that another process maps too, and still does when they are
+    /// protected.
     fn protect_shared(&self, start: usize, pages: u64) -> u64 {
         let shared = || self.core.pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0);
         let protected = self.protect(start, shared() & pages);
@@ -145,7 +148,8 @@ impl Evictor {
         let blade = blade.unwrap_or_default();
         self.in_place = InPlace { used: true, blade, ..InPlace::default() };
         writes.iter().for_each(|write| self.in_place.waiting |= 1 << (write.token & 63));
-        // SAFETY: `copies` is this thread's own memory, and nothing touches it before all are acknowledged.
+        // SAFETY: `copies` is this thread's own memory, and nothing touches it before all are
+        // acknowledged.
         let sent = unsafe { self.lane.write(&writes) };
         self.writes = writes;
         if let Err(error) = sent {

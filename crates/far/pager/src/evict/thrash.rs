@@ -1,10 +1,12 @@
-//! Telling that a tree thrashes: its processes do little but bring pages in, which push each other's out.
+//! Telling that a tree thrashes: its processes do little but bring pages in, which push each
+//! other's out.
 //!
-//! From what is counted anyway: a process is stalled if it fetched many pages lately and had hardly any CPU time for
-//! each, as much as a fetch takes by itself. One stalled process may simply have more data than memory. When there are
-//! more of them than the CPUs could run, each of which would have room alone, they are better served one after
-//! the other ([`crate::shared::turn`]): 20 sorting PostgreSQL connections at a quarter of their memory were not done after 150
-//! seconds and six million fetches, each with 5 MiB.
+//! From what is counted anyway: a process is stalled if it fetched many pages lately and had hardly
+//! any CPU time for each, as much as a fetch takes by itself. One stalled process may simply have
+//! more data than memory. When there are more of them than the CPUs could run, each of which would
+//! have room alone, they are better served one after the other ([`crate::shared::turn`]): 20
+//! sorting PostgreSQL connections at a quarter of their memory were not done after 150 seconds and
+//! six million fetches, each with 5 MiB.
 
 use std::time::Duration;
 
@@ -17,13 +19,14 @@ use crate::sys;
 
 /// A process is looked at once in this time.
 const WINDOW_MS: u32 = 100;
-/// Fetches in a window that are worth a thought: with fewer, a process is waiting for something else.
+/// Fetches in a window that are worth a thought: with fewer, a process is waiting for something
+/// else.
 const LEAST_FETCHES: u64 = 50;
-/// CPU time for each fetch, below which a process does little else: a fetch with its eviction takes 10 to 60 us of
-/// the CPUs, more with many processes than with few.
+/// CPU time for each fetch, below which a process does little else: a fetch with its eviction takes
+/// 10 to 60 us of the CPUs, more with many processes than with few.
 const STALLED_CPU: Duration = Duration::from_micros(100);
-/// The tree thrashes if it has more stalled processes than this for each CPU: even if they had memory they would wait
-/// for a CPU longer than they ran.
+/// The tree thrashes if it has more stalled processes than this for each CPU: even if they had
+/// memory they would wait for a CPU longer than they ran.
 const STALLED_PROCESSES_OF_CPU: i64 = 2;
 /// And fetches so much for each CPU in a window that a good part of the CPU's time goes there.
 const FETCHES_OF_CPU: i64 = 1_000;
@@ -37,7 +40,8 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Whether the process should ask for a turn; looks once in a while, and publishes what it sees.
+    /// Whether the process should ask for a turn; looks once in a while, and publishes what it
+    /// sees.
     pub fn wants_turn(&mut self, core: &Core, now_ms: u32) -> bool {
         let (slot, board) = (core.slot, core.board);
         let fetches = slot.get(Counter::DemandFetches);
@@ -55,8 +59,8 @@ impl Stall {
         wants_turn(&tree, limit, at_most(own), cpus)
     }
 
-    /// When a window is over: the fetches in it, or 0 if the process was not stalled. `fetches` and `cpu` are the
-    /// process's counts so far; the time may start anywhere and wraps.
+    /// When a window is over: the fetches in it, or 0 if the process was not stalled. `fetches` and
+    /// `cpu` are the process's counts so far; the time may start anywhere and wraps.
     fn look(&mut self, now_ms: u32, fetches: u64, cpu: impl FnOnce() -> Duration) -> Option<u64> {
         let since_ms = *self.since_ms.get_or_insert(now_ms);
         let elapsed_ms = now_ms.wrapping_sub(since_ms);

@@ -51,7 +51,8 @@ impl Evictor {
         let before = std::mem::replace(&mut self.unacknowledged[usize::from(tray)], unacknowledged);
         assert_eq!(before, 0, "tray {tray} is written a second time");
         self.trays_in_flight += 1;
-        // SAFETY: the frames of a tray in flight belong to the evictor until its pages are acknowledged.
+        // SAFETY: the frames of a tray in flight belong to the evictor until its pages are
+        // acknowledged.
         if let Err(error) = unsafe { self.lane.write(&self.writes) } {
             sys::say(&format!("an eviction could not be sent: {error}"));
             let failed = std::mem::take(&mut self.writes);
@@ -62,8 +63,8 @@ impl Evictor {
         }
     }
 
-    /// Whether a victim, whose frame stays where it is meanwhile, has to be written: its copy, if there is one, is
-    /// given up then, before anything can be written to the copy's place.
+    /// Whether a victim, whose frame stays where it is meanwhile, has to be written: its copy, if
+    /// there is one, is given up then, before anything can be written to the copy's place.
     fn must_write(&mut self, page: Page, slot: FrameSlot, layer: usize) -> bool {
         let (core, state) = (self.core, page.cell().load());
         match leaving(state) {
@@ -71,7 +72,8 @@ impl Evictor {
             Leaving::Return => return false,
             Leaving::Compare => {}
         }
-        // SAFETY: the frame is there, and nobody writes to it, as long as it is marked as being written.
+        // SAFETY: the frame is there, and nobody writes to it, as long as it is marked as being
+        // written.
         let bytes = unsafe { &*(core.frames.address(slot) as *const [u8; PAGE_BYTES]) };
         let unchanged = core.copies.matches(page, bytes);
         core.copies.set_wanted(self.clean.compared(unchanged));
@@ -152,7 +154,8 @@ impl Evictor {
                     self.core.frames.invalidate(slot);
                     page.cell().store(state.with_phase(Phase::Resident));
                 }
-                // A change comes first, or the mapping is gone, and whoever unmaps it clears the state.
+                // A change comes first, or the mapping is gone, and whoever unmaps it clears the
+                // state.
                 Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                     self.core.frames.keep(slot);
                     page.cell().store(state);

@@ -30,8 +30,8 @@ impl FaultThread {
         if self.reads.is_empty() {
             return;
         }
-        // SAFETY: each target is a frame that this thread has taken for the page and gives away only in
-        // `land`, after the completion.
+        // SAFETY: each target is a frame that this thread has taken for the page and gives away
+        // only in `land`, after the completion.
         if let Err(error) = unsafe { self.lane.read(&self.reads) } {
             self.fail_reads(&error);
         }
@@ -54,8 +54,8 @@ impl FaultThread {
         }
     }
 
-    /// Gives each claimed page a frame, in neighbouring ones where there are any; prefetches that get none
-    /// are dropped. Fills `reads`.
+    /// Gives each claimed page a frame, in neighbouring ones where there are any; prefetches that
+    /// get none are dropped. Fills `reads`.
     fn assign_frames(&mut self, started: Stamp) {
         let mut next = 0;
         let is_copied = self.claimed.len() < LEAST_MOVED_PAGES || !self.core.frames.recycles();

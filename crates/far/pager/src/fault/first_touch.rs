@@ -62,8 +62,8 @@ impl FaultThread {
         if self.dropped & (1 << offset) == 0 { PageState::UNTOUCHED } else { PageState::DROPPED }
     }
 
-    /// The state of a page of the claimed run that is there already: it was touched before its memory was registered,
-    /// or the kernel has yet to drop it.
+    /// The state of a page of the claimed run that is there already: it was touched before its
+    /// memory was registered, or the kernel has yet to drop it.
     fn already_there(&self, offset: usize) -> PageState {
         let untouched = self.unfilled(offset);
         if untouched.phase() == Phase::Dropped {
@@ -73,8 +73,8 @@ impl FaultThread {
         }
     }
 
-    /// New memory while there is an allowance; else free frames, which have to be cleared. Returns how many
-    /// pages were filled.
+    /// New memory while there is an allowance; else free frames, which have to be cleared. Returns
+    /// how many pages were filled.
     fn copy_zeros(&mut self, page: Page, run: usize) -> usize {
         if self.spend(run, true) {
             return self.place_zeros(page, run);
@@ -110,7 +110,8 @@ impl FaultThread {
             } else if offset == 0 {
                 self.copy_cleared(page, slot);
             } else {
-                // The run may end in another mapping, even in the victim buffer: nothing is forced into it.
+                // The run may end in another mapping, even in the victim buffer: nothing is forced
+                // into it.
                 self.core.frames.give_back(slot);
                 page.cell().store(self.unfilled(offset));
             }

@@ -85,7 +85,8 @@ impl FaultThread {
         count
     }
 
-    /// Copies the first flight, from this stage page, and those that follow it in the program and in the stage alike.
+    /// Copies the first flight, from this stage page, and those that follow it in the program and
+    /// in the stage alike.
     fn copy_run(&mut self, flights: &[Flight], stage: usize) -> usize {
         let first = flights[0];
         let follows = |(offset, flight): &(usize, &Flight)| {
@@ -165,7 +166,8 @@ impl FaultThread {
 
     /// Remembers a fetched page by the bytes at `source`, which are still this thread's.
     fn remember(&self, page: Page, source: usize) {
-        // SAFETY: a frame or stage page that a flight of this thread holds; nobody else writes to it.
+        // SAFETY: a frame or stage page that a flight of this thread holds; nobody else writes to
+        // it.
         self.core.copies.remember(page, unsafe { &*(source as *const [u8; PAGE_BYTES]) });
     }
 
@@ -183,15 +185,15 @@ impl FaultThread {
         );
     }
 
-    /// A page that was being fetched is no longer far. Counted only now: as long as the count is not 0, the
-    /// blade's memory stays.
+    /// A page that was being fetched is no longer far. Counted only now: as long as the count is
+    /// not 0, the blade's memory stays.
     fn leave_blade(&self, page: Page, state: PageState) {
         page.cell().store(state);
         page.superpage.leave_blade();
     }
 
-    /// The latency of fetches ends right before the page is mapped: the woken thread may take this CPU at
-    /// once, and what comes after is its time.
+    /// The latency of fetches ends right before the page is mapped: the woken thread may take this
+    /// CPU at once, and what comes after is its time.
     fn record_arrivals(&self, flights: &[Flight]) {
         for flight in flights.iter().filter(|flight| flight.demand) {
             self.record(flight.started, true);
@@ -229,8 +231,8 @@ impl FaultThread {
         }
     }
 
-    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the states
-    /// must be set first.
+    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the
+    /// states must be set first.
     pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
         let (to, from) = (page.address(), self.core.frames.address(slot));
         let wakes = !self.core.gate.is_shut();

@@ -1,11 +1,13 @@
-//! A process becomes active: its far-eligible memory is registered with userfaultfd, and from then on faults are
-//! served and pages are moved out. This happens once, in this order:
+//! A process becomes active: its far-eligible memory is registered with userfaultfd, and from then
+//! on faults are served and pages are moved out. This happens once, in this order:
 //! 1. the pager's threads are started, and wait for a pool ([`start_threads`]);
-//! 2. memory is registered: whoever touches a new page waits, so nothing grows any more ([`activate`]);
+//! 2. memory is registered: whoever touches a new page waits, so nothing grows any more
+//!    ([`activate`]);
 //! 3. the pool is connected to ([`crate::shared::late_pool`]), and the threads go to work.
 //!
-//! Starting a thread takes locks of the C library, and its beginning reads the program's memory: a thread of the program
-//! may hold those, or have that far, once memory is registered. So 1 comes before 2.
+//! Starting a thread takes locks of the C library, and its beginning reads the program's memory: a
+//! thread of the program may hold those, or have that far, once memory is registered. So 1 comes
+//! before 2.
 
 use farpool_board::{Counter, ProcessState};
 use farpool_uffd::{PageRange, category, register_mode};
@@ -23,8 +25,8 @@ use crate::space::units::SUPERPAGE_BYTES;
 use crate::space::{Page, known_pages};
 use crate::sys;
 
-/// Starts the fault threads, one for each CPU, the evictor and the follower of the blades, and returns when all are
-/// past the C library's beginning of a thread.
+/// Starts the fault threads, one for each CPU, the evictor and the follower of the blades, and
+/// returns when all are past the C library's beginning of a thread.
 pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), StartError> {
     let cpus = core.crew.cpus();
     let wanted = core.settings.pager_threads as usize;
@@ -92,8 +94,9 @@ pub fn begin_to_move(core: &Core) {
     core.registered.open();
 }
 
-/// Registers a range with userfaultfd and makes its resident superpages known to the evictor. False: it
-/// stays local, and nothing of it was moved out; who holds pages of it must end the process.
+/// Registers a range with userfaultfd and makes its resident superpages known to the evictor.
+/// False: it stays local, and nothing of it was moved out; who holds pages of it must end the
+/// process.
 pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
     let mode = register_mode::MISSING | register_mode::WP;
     if let Err(error) = core.uffd.register(region.start, region.bytes(), mode) {
@@ -101,8 +104,8 @@ pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
         // there: it stays local.
         core.count(Counter::Refused, 1);
         registry.remove(region.start, region.end);
-        // EBUSY: another userfaultfd has it, the program's own or one that a child is still given its pages by. The
-        // kernel would end that registration, too.
+        // EBUSY: another userfaultfd has it, the program's own or one that a child is still given
+        // its pages by. The kernel would end that registration, too.
         if error.raw_os_error() != Some(libc::EBUSY) {
             let _ = core.uffd.unregister(region.start, region.bytes());
         }

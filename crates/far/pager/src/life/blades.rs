@@ -1,8 +1,9 @@
-//! The blades of this process: follows the board's table ([`farpool_board::BladeTable`]) with a thread of its
-//! own, which connects to new blades and moves everything away from those that shall be left.
+//! The blades of this process: follows the board's table ([`farpool_board::BladeTable`]) with a
+//! thread of its own, which connects to new blades and moves everything away from those that shall
+//! be left.
 //!
-//! What this process has done is on its slot of the board, bit by bit; the keeper waits for it before it lets a
-//! blade go.
+//! What this process has done is on its slot of the board, bit by bit; the keeper waits for it
+//! before it lets a blade go.
 
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -23,17 +24,20 @@ use crate::life::identity::client_id;
 use crate::life::process::Pager;
 use crate::sys;
 
-/// A blade that could not be connected to, or a move that found no room, is tried again after this time.
+/// A blade that could not be connected to, or a move that found no room, is tried again after this
+/// time.
 const RETRY: Duration = Duration::from_millis(500);
-/// A process so young copies no frozen memory that it shares: most children end soon, and their copy with them.
+/// A process so young copies no frozen memory that it shares: most children end soon, and their
+/// copy with them.
 const GROWN_UP: Duration = Duration::from_secs(2);
 /// While a child may still attach what was frozen on a blade, it is asked for this often.
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
 const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
 
-/// Connects to the blades that the board names: also to those to be left, for a parent's layers may lie there. One that
-/// cannot be used is left out, and tried again later: nothing of this process is there.
+/// Connects to the blades that the board names: also to those to be left, for a parent's layers may
+/// lie there. One that cannot be used is left out, and tried again later: nothing of this process
+/// is there.
 pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
     // From here on the keeper knows that this process may use what it reads now.
     core.slot.blades_version.store(CONNECTING, SeqCst);
@@ -137,8 +141,8 @@ impl Follower {
                 }
                 // Never connected to it: nothing of this process is there.
                 (None, _) => {}
-                // The keeper gave the entry up before we did: what is left there is lost when its blade
-                // says so.
+                // The keeper gave the entry up before we did: what is left there is lost when its
+                // blade says so.
                 (Some(_), _) => self.core.pool.set_leaving(index, true),
             }
         }
@@ -171,8 +175,8 @@ impl Follower {
         }
     }
 
-    /// Moves one superpage off each blade that shall be left. When to come again: at once, after a time, or when
-    /// the table changes.
+    /// Moves one superpage off each blade that shall be left. When to come again: at once, after a
+    /// time, or when the table changes.
     fn move_away(&mut self) -> Option<Duration> {
         let mut soon = self.later.iter().flatten().next().map(|_| RETRY);
         for at in 0..BLADE_ENTRIES {

@@ -8,8 +8,9 @@ use farpool_uffd::Uffd;
 /// Name of the keeper's socket, beside the board.
 const CUSTODY_SOCKET: &str = "keeper.sock";
 
-/// Leaves a duplicate of the userfaultfd with the keeper, so that it outlives this process if its memory
-/// does (a child of vfork). Without a keeper to take it (the board is used on its own) nothing is done.
+/// Leaves a duplicate of the userfaultfd with the keeper, so that it outlives this process if its
+/// memory does (a child of vfork). Without a keeper to take it (the board is used on its own)
+/// nothing is done.
 pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Error> {
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -26,7 +27,8 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
     let keeper = farpool_pool::peer_user(socket.as_fd())?;
     if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(format!(
-            "{} is served by user {}, neither this user nor root, and does not get this program's userfaultfd",
+            "{} is served by user {}, neither this user nor root, and does not get this program's \
+             userfaultfd",
             path.display(),
             keeper
         )));

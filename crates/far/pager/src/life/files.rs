@@ -26,6 +26,7 @@ impl Files {
     }
 }
 
-/// Descriptors that are opened when memory is registered already: to the blades, the keeper, and the steward's own. With
-/// one fewer a pager with a private blade was stopped; other blades take more.
+/// Descriptors that are opened when memory is registered already: to the blades, the keeper, and
+/// the steward's own. With one fewer a pager with a private blade was stopped; other blades take
+/// more.
 pub(crate) const LATE_FILES: usize = 4;

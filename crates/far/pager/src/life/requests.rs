@@ -1,8 +1,8 @@
 //! What the program's threads ask the steward for.
 //!
 //! A thread of the program must never hold a lock that a fault thread could need, nor change page
-//! states itself: its very stack may be far. So it fills a cell here, wakes the steward, and sleeps until
-//! the cell is done. Cells are fixed; nothing allocates.
+//! states itself: its very stack may be far. So it fills a cell here, wakes the steward, and sleeps
+//! until the cell is done. Cells are fixed; nothing allocates.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -24,7 +24,8 @@ const DONE: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// The range is far from now on; it continues a mapping that ends at the third argument, if that is not 0.
+    /// The range is far from now on; it continues a mapping that ends at the third argument, if
+    /// that is not 0.
     Add = 1,
     /// The range is about to be unmapped or mapped over: forget its pages.
     Remove = 2,
@@ -35,8 +36,8 @@ pub enum Kind {
     Unpin = 5,
     /// Move the range's pages out soon (MADV_PAGEOUT, MADV_COLD).
     Retire = 6,
-    /// Move the mapping to another address (mremap): third argument the address, fourth the new length,
-    /// whose lowest bit says that the old range stays mapped.
+    /// Move the mapping to another address (mremap): third argument the address, fourth the new
+    /// length, whose lowest bit says that the old range stays mapped.
     Carry = 7,
     /// A thread (first argument) is about to fork.
     PrepareFork = 8,
@@ -44,9 +45,11 @@ pub enum Kind {
     FinishFork = 9,
     /// Which part of the range is the first that may be far? The only kind with an answer.
     FindFar = 10,
-    /// Whether a fork could share what is far with a child; it fails with the errno for `fork` if not.
+    /// Whether a fork could share what is far with a child; it fails with the errno for `fork` if
+    /// not.
     MayFork = 11,
-    /// A child of fork gets nothing of the range (MADV_DONTFORK), or all again if the third argument is 0.
+    /// A child of fork gets nothing of the range (MADV_DONTFORK), or all again if the third
+    /// argument is 0.
     Unshare = 12,
 }
 
@@ -97,8 +100,8 @@ struct Cell {
 #[derive(Debug)]
 pub struct Requests {
     bell: AtomicU32,
-    /// For both ends of a fork only: between them all other cells may be taken by threads that wait for its
-    /// end.
+    /// For both ends of a fork only: between them all other cells may be taken by threads that wait
+    /// for its end.
     fork: Cell,
     cells: [Cell; CELLS],
 }
@@ -270,7 +273,8 @@ mod tests {
         steward.join().expect("steward");
     }
 
-    /// More threads than there are cells wait for the end of a fork; the forking thread still gets through.
+    /// More threads than there are cells wait for the end of a fork; the forking thread still gets
+    /// through.
     #[test]
     fn a_fork_ends_though_all_cells_are_taken() {
         let requests: &'static Requests = Box::leak(Box::new(Requests::new()));

@@ -1,10 +1,11 @@
 //! Which parts of registered memory rest: are not registered for a while. Pure.
 //!
-//! On registered memory each madvise(DONTNEED) costs two context switches, and each page that is taken again a fault.
-//! Memory that is given up and taken again all the time stays local anyway, so it gains nothing from being registered.
-//! It is watched in pieces. One that was given up so often that its events have cost more than two changes of its
-//! registration rests, if nothing of it is away: its calls and its faults are the kernel's alone. Nothing tells when it
-//! is used less, so a rest ends after a time, which gets longer each time the piece turns out to be used as before.
+//! On registered memory each madvise(DONTNEED) costs two context switches, and each page that is
+//! taken again a fault. Memory that is given up and taken again all the time stays local anyway, so
+//! it gains nothing from being registered. It is watched in pieces. One that was given up so often
+//! that its events have cost more than two changes of its registration rests, if nothing of it is
+//! away: its calls and its faults are the kernel's alone. Nothing tells when it is used less, so a
+//! rest ends after a time, which gets longer each time the piece turns out to be used as before.
 //!
 //! What rests may grow without a fault that the pager sees. So it is a part of the limit at most
 //! ([`Rests::may_begin`]), and what is missing of it counts as if it were there
@@ -23,13 +24,15 @@ pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 /// An event costs about 10 us, each page that is taken again a fault of some 5; to unregister and
 /// to register again cost about 10 us each. Fewer would be what any allocator does once.
 const HOT_EVENTS: u32 = 4;
-/// The events must come within this time. What is given up less often is not worth the mappings that a rest makes.
+/// The events must come within this time. What is given up less often is not worth the mappings
+/// that a rest makes.
 const HOT_TIME: Duration = Duration::from_secs(1);
 /// An event of more pieces is dear by itself: the kernel drops a thousand pages in 50 us.
 const MOST_PIECES_OF_EVENT: usize = 16;
 /// A piece that was hot and could not rest for so long must become hot again.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The first rest, and the longest: at the end of each the events of [`HOT_EVENTS`] are paid again, some 0.5 ms.
+/// The first rest, and the longest: at the end of each the events of [`HOT_EVENTS`] are paid again,
+/// some 0.5 ms.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(32);
 /// Pieces that are watched at a time; beyond, those that were not given up lately are forgotten.
@@ -133,7 +136,8 @@ impl Rests {
         self.resting.insert(piece, now + heat.rest);
     }
 
-    /// The pieces whose rest is over, as ranges; all of them if memory `is_short`. They do not rest any more.
+    /// The pieces whose rest is over, as ranges; all of them if memory `is_short`. They do not rest
+    /// any more.
     pub fn take_due(&mut self, now: Instant, is_short: bool) -> Vec<Range<usize>> {
         let is_due = |until: Instant| is_short || self.is_over || until <= now;
         let due: BTreeSet<usize> = self

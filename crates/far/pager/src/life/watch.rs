@@ -1,11 +1,12 @@
 //! Watching the resident set of a native process until the limit of its tree comes near.
 //!
-//! Memory grows as fast as its CPUs can touch it, so what counts is how soon the watching thread runs when its
-//! pause is over: see [`crate::sys::be_prompt`]. That is not all. It also needs the lock of the address space, behind
-//! whoever else waits for that, and each of those goes on with its own turn on a CPU once it had the lock: 38 threads
-//! that started at once kept it waiting for 41 ms, and grew by 2 MiB each meanwhile. So the margin that is kept
-//! grows with the threads that want the CPUs, and a thread that is about to make more of them, or to map more
-//! memory, waits until memory is registered ([`Pager::before_growth`]).
+//! Memory grows as fast as its CPUs can touch it, so what counts is how soon the watching thread
+//! runs when its pause is over: see [`crate::sys::be_prompt`]. That is not all. It also needs the
+//! lock of the address space, behind whoever else waits for that, and each of those goes on with
+//! its own turn on a CPU once it had the lock: 38 threads that started at once kept it waiting for
+//! 41 ms, and grew by 2 MiB each meanwhile. So the margin that is kept grows with the threads that
+//! want the CPUs, and a thread that is about to make more of them, or to map more memory, waits
+//! until memory is registered ([`Pager::before_growth`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,25 +21,27 @@ use crate::life::process::Pager;
 use crate::shared::budget::{self, Tree};
 use crate::sys::{self};
 
-/// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if
-/// the thread did nothing but touch new ones; programs do more with a page.
+/// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread
+/// that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if the thread did nothing but
+/// touch new ones; programs do more with a page.
 const TURN_PAGES: i64 = 1024;
 /// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
 /// touching huge pages.
 const GROWTH_PAGES_PER_MS: i64 = 2_500;
 /// Between two looks at the resident set, at the least and at the most.
 const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
-/// A process whose resident memory stays below this, and below 1/32 of the limit, gets no threads to serve faults.
+/// A process whose resident memory stays below this, and below 1/32 of the limit, gets no threads
+/// to serve faults.
 const SMALL_BYTES: u64 = 4 << 20;
 const SMALL_PART: u64 = 32;
 /// Near the limit of the tree every process with so much memory has to give.
 const WORTH_BYTES: u64 = 1 << 20;
-/// Small processes are looked at this often while they grow, and while they do not. First touches take at
-/// least a microsecond a page, so one grows by 40 MB at most before it is noticed.
+/// Small processes are looked at this often while they grow, and while they do not. First touches
+/// take at least a microsecond a page, so one grows by 40 MB at most before it is noticed.
 const SMALL_STEP: Duration = Duration::from_millis(2);
 const SMALL_REST: Duration = Duration::from_millis(10);
-/// A thread of the program waits at most so long until memory is registered. It takes milliseconds; longer only if
-/// the thread itself holds what the pager's threads need to begin.
+/// A thread of the program waits at most so long until memory is registered. It takes milliseconds;
+/// longer only if the thread itself holds what the pager's threads need to begin.
 const GROWTH_WAIT: Duration = Duration::from_secs(1);
 
 /// What the steward watches a native process with.
@@ -57,8 +60,8 @@ impl Watch {
         Ok(Watch { statm: budget::open_statm()?, tasks: sys::open_own_tasks()?, cpus, pages: 0 })
     }
 
-    /// Returns when the process may have to give up memory: most processes of a tree never do, and are over before
-    /// they would have the threads for it.
+    /// Returns when the process may have to give up memory: most processes of a tree never do, and
+    /// are over before they would have the threads for it.
     pub fn while_small(&mut self, pager: &Pager) {
         let small = (pager.settings.limit_bytes / SMALL_PART).min(SMALL_BYTES) / PAGE_BYTES as u64;
         loop {
@@ -98,7 +101,8 @@ impl Watch {
         pause
     }
 
-    /// Publishes what is resident and how many threads make it grow; says whether it grew since the last look.
+    /// Publishes what is resident and how many threads make it grow; says whether it grew since the
+    /// last look.
     fn look(&mut self, pager: &Pager) -> bool {
         let resident = budget::read_resident(&self.statm).unwrap_or_default();
         let slot = pager.slot();
@@ -121,8 +125,9 @@ impl Pager {
         }
     }
 
-    /// A thread of the program is about to start another one, or has mapped new memory. If the process has more
-    /// threads than CPUs and what they can touch unseen may pass the limit, it waits until memory is registered.
+    /// A thread of the program is about to start another one, or has mapped new memory. If the
+    /// process has more threads than CPUs and what they can touch unseen may pass the limit, it
+    /// waits until memory is registered.
     pub fn before_growth(&self) {
         let watched = self.steward_started.load(SeqCst) && !self.is_active();
         if !watched || !self.growth.has_threads.load(SeqCst) || !self.is_of_this_process() {

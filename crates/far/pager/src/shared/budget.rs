@@ -1,7 +1,7 @@
 //! How much local memory this process may still take: its part of the one limit of the tree.
 //!
-//! The kernel's own count of resident pages is the truth; the pager does not keep a second one. Between
-//! two looks at it, threads spend from an allowance.
+//! The kernel's own count of resident pages is the truth; the pager does not keep a second one.
+//! Between two looks at it, threads spend from an allowance.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,7 +15,8 @@ use farpool_units::{PAGE_BYTES, at_most};
 use crate::shared::turn::Turn;
 use crate::sys;
 
-/// The processes whose turn it is not keep this part of the limit free for the one whose turn it is.
+/// The processes whose turn it is not keep this part of the limit free for the one whose turn it
+/// is.
 const TURN_ROOM_PART: i64 = 32;
 
 /// Resident pages of a process as the kernel counts them.
@@ -38,8 +39,8 @@ pub struct Tree {
     /// Processes that do little but fetch, and what they fetched lately.
     pub stalled_processes: i64,
     pub stalled_fetches: i64,
-    /// Pages of files and shared memory, which are counted at most as half of the limit: programs need
-    /// some memory besides their code, and the kernel can drop most of these pages by itself.
+    /// Pages of files and shared memory, which are counted at most as half of the limit: programs
+    /// need some memory besides their code, and the kernel can drop most of these pages by itself.
     pub shared_pages: i64,
 }
 
@@ -59,8 +60,8 @@ pub struct Budget {
     elsewhere_pages: AtomicU64,
     /// Pages that can be taken without a fault that the pager sees: they count as if they were.
     unseen_pages: AtomicU64,
-    /// What may be spent in all, and what was: both only count on, so that nothing spent while the allowance is
-    /// set anew is forgotten.
+    /// What may be spent in all, and what was: both only count on, so that nothing spent while the
+    /// allowance is set anew is forgotten.
     granted_pages: AtomicI64,
     spent_pages: AtomicI64,
     low_pages: AtomicI64,
@@ -173,10 +174,11 @@ impl Budget {
         self.unseen_pages.store(pages, Relaxed);
     }
 
-    /// Counts anew which part of the anonymous pages counts with the other processes that a fork shares them with.
-    /// Twenty children of one parent would else be counted as twenty times what nobody has written to since. The
-    /// kernel walks all page tables for it, and pages may be written to at any time afterwards, so this is for
-    /// small processes, now and then; others, `counts` false, count in full.
+    /// Counts anew which part of the anonymous pages counts with the other processes that a fork
+    /// shares them with. Twenty children of one parent would else be counted as twenty times what
+    /// nobody has written to since. The kernel walks all page tables for it, and pages may be
+    /// written to at any time afterwards, so this is for small processes, now and then; others,
+    /// `counts` false, count in full.
     pub fn look_at_shared(&self, counts: bool) {
         let read = |smaps| if counts { read_elsewhere_pages(smaps) } else { None };
         self.elsewhere_pages.store(self.smaps.as_ref().and_then(read).unwrap_or(0), Relaxed);
@@ -195,8 +197,8 @@ pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) ->
     reserve::decide(low, &standing)
 }
 
-/// As [`decide`], for the process whose turn it is: all that is free is its own, and it gives nothing up unless
-/// nobody else can. Pure.
+/// As [`decide`], for the process whose turn it is: all that is free is its own, and it gives
+/// nothing up unless nobody else can. Pure.
 fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
     let headroom = limit - tree.counted_pages(limit);
     let missing = (-headroom).max(0);
@@ -206,8 +208,8 @@ fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64,
     (headroom.max(0), Work { evict_pages, release_pages })
 }
 
-/// As [`decide`], for the others: together they keep room for the one whose turn it is, who could give up `theirs`
-/// and does not. Pure.
+/// As [`decide`], for the others: together they keep room for the one whose turn it is, who could
+/// give up `theirs` and does not. Pure.
 fn decide_out_of_turn(
     limit: i64,
     tree: &Tree,
@@ -370,8 +372,8 @@ mod tests {
     }
 
     proptest! {
-        /// Together the processes release at least what is missing, as far as they can, and never promise more than
-        /// there is.
+        /// Together the processes release at least what is missing, as far as they can, and never
+        /// promise more than there is.
         #[test]
         fn shares_cover_what_is_missing(
             limit in 1_000_i64..100_000, over in -50_000_i64..50_000,

@@ -1,26 +1,28 @@
 //! Which fault threads listen, and where they run.
 //!
-//! A wake-up of another CPU costs several times a fault (a halted virtual CPU needs 10 to 50 µs), so a
-//! fault must be answered on the CPU where it happened, by one thread:
+//! A wake-up of another CPU costs several times a fault (a halted virtual CPU needs 10 to 50 µs),
+//! so a fault must be answered on the CPU where it happened, by one thread:
 //!
-//! * **Solo**: the *lead* alone listens. It follows the faulting thread to its CPU, and the evictor comes
-//!   along, unless it finds pages in long runs: each run that is moved costs an interrupt of every other CPU that
-//!   runs the process, which is dearer than moving a page. On the lead's CPU both run under SCHED_IDLE: a CPU on which only such threads run counts as idle for
-//!   the scheduler, so the woken program thread stays where it is instead of being moved to an idle CPU. They
-//!   are preempted at once; the lead finds the next fault ready when the program thread blocks again, and
-//!   sleeps for a burst of the evictor when the allowance is used up.
-//! * **Crowd**: all fault threads listen, each bound to one CPU, under the normal policy, and the evictor runs
-//!   where it likes. For programs that keep all CPUs busy: there the lead would starve, and no CPU is idle to
-//!   be moved to.
+//! * **Solo**: the *lead* alone listens. It follows the faulting thread to its CPU, and the evictor
+//!   comes along, unless it finds pages in long runs: each run that is moved costs an interrupt of
+//!   every other CPU that runs the process, which is dearer than moving a page. On the lead's CPU
+//!   both run under SCHED_IDLE: a CPU on which only such threads run counts as idle for the
+//!   scheduler, so the woken program thread stays where it is instead of being moved to an idle
+//!   CPU. They are preempted at once; the lead finds the next fault ready when the program thread
+//!   blocks again, and sleeps for a burst of the evictor when the allowance is used up.
+//! * **Crowd**: all fault threads listen, each bound to one CPU, under the normal policy, and the
+//!   evictor runs where it likes. For programs that keep all CPUs busy: there the lead would
+//!   starve, and no CPU is idle to be moved to.
 //!
-//! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to Crowd, for good if the
-//! privilege is lost.
+//! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to
+//! Crowd, for good if the privilege is lost.
 //!
-//! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither lead nor
-//! evictor got anywhere between two looks though a fault waits, or the lead owes somebody a page and waits for a
-//! CPU, it calls the crowd; after a while Solo is tried again. Measured on the development machine (2 virtual CPUs, one thread faulting, median): both pinned to
-//! one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows under the normal policy
-//! 76 µs.
+//! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither
+//! lead nor evictor got anywhere between two looks though a fault waits, or the lead owes somebody
+//! a page and waits for a CPU, it calls the crowd; after a while Solo is tried again. Measured on
+//! the development machine (2 virtual CPUs, one thread faulting, median): both pinned to one CPU
+//! 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows under the normal
+//! policy 76 µs.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -36,20 +38,23 @@ const CROWD: u32 = 1;
 /// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
 const CROWD_ONLY: u32 = 2;
 
-/// A lead that had to sleep so many times in a row may be on another CPU than its program thread; then it asks,
-/// which costs more than a fault. Each time it was on the right one it asks half as often, up to the last.
+/// A lead that had to sleep so many times in a row may be on another CPU than its program thread;
+/// then it asks, which costs more than a fault. Each time it was on the right one it asks half as
+/// often, up to the last.
 const FIRST_PATIENCE: u32 = 2;
 const LONGEST_PATIENCE: u32 = 64;
 /// No CPU.
 const NOWHERE: usize = usize::MAX;
-/// The first spell of Crowd lasts so long; each that follows closely lasts twice as long, up to the last.
+/// The first spell of Crowd lasts so long; each that follows closely lasts twice as long, up to the
+/// last.
 const FIRST_SPELL: Duration = Duration::from_millis(50);
 const LONGEST_SPELL: Duration = Duration::from_millis(1600);
-/// In Solo the watch looks again so soon after a vain look; each time all was well it takes twice as long, up to
-/// the last: its waking on another CPU can draw the program's thread there.
+/// In Solo the watch looks again so soon after a vain look; each time all was well it takes twice
+/// as long, up to the last: its waking on another CPU can draw the program's thread there.
 const WATCH_STEP: Duration = Duration::from_millis(2);
 const LONGEST_STEP: Duration = Duration::from_millis(64);
-/// So many looks in a row without progress are starvation; one may be a virtual CPU that the host took away.
+/// So many looks in a row without progress are starvation; one may be a virtual CPU that the host
+/// took away.
 const STARVED_LOOKS: u32 = 2;
 /// A member of the crowd asks so often whether it is still wanted.
 pub const MEMBER_STEP: Duration = Duration::from_millis(20);
@@ -65,8 +70,8 @@ pub struct Crew {
     /// The evictor has dense chunks to move: it works on another CPU.
     evictor_apart: AtomicBool,
     memory_is_shared: AtomicBool,
-    /// Keeps off the CPU where the others work: it is of the normal policy, so the scheduler would move the
-    /// program's thread away.
+    /// Keeps off the CPU where the others work: it is of the normal policy, so the scheduler would
+    /// move the program's thread away.
     watcher: AtomicU32,
     /// Messages the lead has read, and chunks the evictor has seen to.
     progress: AtomicU64,
@@ -75,8 +80,8 @@ pub struct Crew {
     /// The lead has read a message, or waits for a blade: a thread of the program may wait for it.
     lead_owes: AtomicBool,
     cpus: Vec<usize>,
-    /// There is more than one CPU and fault thread, and the kernel lets us change policies back and forth
-    /// (root, or CAP_SYS_NICE).
+    /// There is more than one CPU and fault thread, and the kernel lets us change policies back and
+    /// forth (root, or CAP_SYS_NICE).
     may_go_solo: AtomicBool,
 }
 
@@ -144,8 +149,8 @@ impl Crew {
         }
     }
 
-    /// Puts the lead under SCHED_IDLE, if the calling thread can take it out again. The signals by which it could lose
-    /// the right meanwhile (see [`crate::sys::rights`]) wait.
+    /// Puts the lead under SCHED_IDLE, if the calling thread can take it out again. The signals by
+    /// which it could lose the right meanwhile (see [`crate::sys::rights`]) wait.
     fn make_lead_idle(&self) {
         let _signals = sys::SignalGuard::block_all();
         if !sys::may_change_policy() {
@@ -159,8 +164,8 @@ impl Crew {
         }
     }
 
-    /// The process is about to change its user: what is under SCHED_IDLE could not be taken out of it afterwards, and
-    /// would starve.
+    /// The process is about to change its user: what is under SCHED_IDLE could not be taken out of
+    /// it afterwards, and would starve.
     pub fn leave_solo_for_good(&self) {
         self.mode.store(CROWD_ONLY, SeqCst);
         let lead = self.lead.load(SeqCst);
@@ -207,8 +212,8 @@ impl Crew {
         }
     }
 
-    /// The lead has read `count` messages, the first of `thread`; `waited`: it had to sleep for them, so
-    /// the thread may be on another CPU.
+    /// The lead has read `count` messages, the first of `thread`; `waited`: it had to sleep for
+    /// them, so the thread may be on another CPU.
     pub fn advance(&self, follow: &mut Follow, count: usize, thread: u32, waited: bool) {
         self.has_progressed(count as u64);
         if !self.is_solo() {
@@ -239,16 +244,16 @@ impl Crew {
         self.is_solo() && !self.evictor_apart.load(Relaxed)
     }
 
-    /// Sends the evictor to another CPU, or back to the lead's. Neighbouring pages are moved together, with one
-    /// interrupt for all of them: that pays.
+    /// Sends the evictor to another CPU, or back to the lead's. Neighbouring pages are moved
+    /// together, with one interrupt for all of them: that pays.
     pub fn set_evictor_apart(&self, apart: bool) {
         if self.evictor_apart.swap(apart, SeqCst) != apart {
             self.place_evictor();
         }
     }
 
-    /// A fork has shared pages: writing to them takes memory without a fault, so the evictor must get its time
-    /// even when no fault waits for it.
+    /// A fork has shared pages: writing to them takes memory without a fault, so the evictor must
+    /// get its time even when no fault waits for it.
     pub fn note_shared_memory(&self) {
         if !self.memory_is_shared.swap(true, SeqCst) {
             self.place_evictor();
@@ -271,8 +276,8 @@ impl Crew {
         }
     }
 
-    /// Looks after the lead until it starves; then the crowd is called. In Crowd, goes back to Solo when it is
-    /// time, and looks on, or returns.
+    /// Looks after the lead until it starves; then the crowd is called. In Crowd, goes back to Solo
+    /// when it is time, and looks on, or returns.
     pub fn watch(&self, watch: &mut Watch, uffd: &Uffd) {
         if !self.may_go_solo.load(Relaxed) {
             return;
@@ -302,7 +307,8 @@ impl Crew {
         let rounds = self.lead_rounds.load(Relaxed);
         let lead_stands = rounds == watch.seen_rounds;
         watch.seen_rounds = rounds;
-        // Its CPU is another's, whatever the evictor achieves meanwhile, and also when it has read the message.
+        // Its CPU is another's, whatever the evictor achieves meanwhile, and also when it has read
+        // the message.
         let lacks_cpu = || {
             (self.lead_owes.load(Relaxed) || has_fault(uffd))
                 && sys::is_runnable(self.lead.load(Relaxed))

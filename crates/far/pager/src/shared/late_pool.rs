@@ -1,5 +1,6 @@
-//! The pool of a process, which is connected to only after its memory is registered: when the limit comes near, growth
-//! must stop at once, and a blade takes its time to answer (10 to 200 ms were seen with 64 threads growing on 2 CPUs).
+//! The pool of a process, which is connected to only after its memory is registered: when the limit
+//! comes near, growth must stop at once, and a blade takes its time to answer (10 to 200 ms were
+//! seen with 64 threads growing on 2 CPUs).
 
 use std::ops::Deref;
 use std::sync::OnceLock;
@@ -18,7 +19,8 @@ pub struct LatePool {
 }
 
 impl LatePool {
-    /// Gives the pool, connected to these blades, to all who wait for it. Only the first one counts.
+    /// Gives the pool, connected to these blades, to all who wait for it. Only the first one
+    /// counts.
     pub fn set(&self, (pool, blades): (Pool, Blades)) {
         let _ = self.pool.set((pool, blades));
         self.connected.open();

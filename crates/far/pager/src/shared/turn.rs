@@ -1,12 +1,14 @@
 //! Turns for the processes of a tree that thrashes.
 //!
-//! When many processes fault at once and none can keep the pages it works on, each page is moved out again before
-//! its process has come back to it, and all of them together get next to nothing done. Then one process at a time is
-//! served: for a turn it gives nothing up and gets what is free, and the others make room for it. With its pages
-//! around it, it does in one turn what would have taken minutes.
+//! When many processes fault at once and none can keep the pages it works on, each page is moved
+//! out again before its process has come back to it, and all of them together get next to nothing
+//! done. Then one process at a time is served: for a turn it gives nothing up and gets what is
+//! free, and the others make room for it. With its pages around it, it does in one turn what would
+//! have taken minutes.
 //!
-//! A process asks for a turn when it went over the limit for want of anything to move out, which happens only
-//! then, or when it sees the tree thrash ([`crate::evict::thrash`]). Turns are noted on the board, in one word: whose it is, and until when.
+//! A process asks for a turn when it went over the limit for want of anything to move out, which
+//! happens only then, or when it sees the tree thrash ([`crate::evict::thrash`]). Turns are noted
+//! on the board, in one word: whose it is, and until when.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,8 +35,9 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Whose turn it is now; takes it if nobody has it and this process needs it: its overruns, so many so far,
-    /// have grown, or it `wants` one. The time may start anywhere and wraps, but is the same for all processes.
+    /// Whose turn it is now; takes it if nobody has it and this process needs it: its overruns, so
+    /// many so far, have grown, or it `wants` one. The time may start anywhere and wraps, but is
+    /// the same for all processes.
     pub fn look(
         &mut self,
         word: &AtomicU64,

@@ -1,5 +1,5 @@
-//! A child is born: from the moment on at which the event of the fork is read, the keeper has a duplicate of its
-//! userfaultfd. If this process ended before that, the child would read zeros.
+//! A child is born: from the moment on at which the event of the fork is read, the keeper has a
+//! duplicate of its userfaultfd. If this process ended before that, the child would read zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -44,7 +44,8 @@ struct Parent {
 
 static PARENT: OnceLock<Parent> = OnceLock::new();
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
-/// Numbers of children whose events were read and not applied, by the descriptors of their userfaultfds.
+/// Numbers of children whose events were read and not applied, by the descriptors of their
+/// userfaultfds.
 static UNAPPLIED: Mutex<BTreeMap<RawFd, u64>> = Mutex::new(BTreeMap::new());
 
 /// Has births noted in `unsettled`, and then told to the keeper. The first call counts.
@@ -64,7 +65,8 @@ pub fn announce(uffd: &OwnedFd) -> u64 {
 
 /// As [`announce`], for a child that is served later.
 pub fn announce_unapplied(descriptor: RawFd) {
-    // SAFETY: the kernel made the descriptor for this process when the event was read, and nobody has closed it.
+    // SAFETY: the kernel made the descriptor for this process when the event was read, and nobody
+    // has closed it.
     let uffd = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let duplicate = uffd.try_clone_to_owned().unwrap_or_else(|error| {
         fail_closed(&format!("a child's userfaultfd cannot be given to the keeper: {error}"))

@@ -1,4 +1,5 @@
-//! Which pages are on the blade as they are here, so that they can leave without being written again.
+//! Which pages are on the blade as they are here, so that they can leave without being written
+//! again.
 //!
 //! The kernel cannot say so in time: whether a page was written (write protection, soft-dirty bits)
 //! and taking it out of the program are two steps, and a write can fall between. Protecting each
@@ -7,13 +8,14 @@
 //! compared when it has been taken out and can change no more. A page that was written and holds
 //! the same bytes again is recognised too.
 //!
-//! A page's state says that a layer has a copy of it ([`crate::space::page::PageState::has_copy`]); the digest here says what the
-//! copy is. Invariant: nobody writes to the place of a copy before the state has given it up.
+//! A page's state says that a layer has a copy of it ([`crate::space::page::PageState::has_copy`]);
+//! the digest here says what the copy is. Invariant: nobody writes to the place of a copy before
+//! the state has given it up.
 //!
-//! Two pages pass for the same with a chance of 2^-128 each time: the digests are XXH3 of 128 bits under a secret
-//! of 192 random bytes that each process makes for itself, so nobody can prepare pages that collide. The
-//! place of the page goes into what is remembered: digests share a table of fixed size, and one that was
-//! overwritten by another page's matches nothing.
+//! Two pages pass for the same with a chance of 2^-128 each time: the digests are XXH3 of 128 bits
+//! under a secret of 192 random bytes that each process makes for itself, so nobody can prepare
+//! pages that collide. The place of the page goes into what is remembered: digests share a table of
+//! fixed size, and one that was overwritten by another page's matches nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -27,16 +29,18 @@ use crate::space::page::{PageState, Phase};
 use crate::space::superpage::Page;
 use crate::sys;
 
-/// Digests of a process: 2 MiB of addresses, of which only what is used takes memory. With more local memory than
-/// 512 MiB some are overwritten before they are compared; those pages are written.
+/// Digests of a process: 2 MiB of addresses, of which only what is used takes memory. With more
+/// local memory than 512 MiB some are overwritten before they are compared; those pages are
+/// written.
 const DIGESTS: usize = 1 << 17;
 /// Bytes of the secret: what XXH3 uses at most.
 const SECRET_BYTES: usize = 192;
-/// Spreads a page's number over 128 bits, injectively: odd. The digits are those of the golden ratio.
+/// Spreads a page's number over 128 bits, injectively: odd. The digits are those of the golden
+/// ratio.
 const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
-/// A digest with its page's number, or zeros. Its halves are written one after the other; one of two digests
-/// matches nothing.
+/// A digest with its page's number, or zeros. Its halves are written one after the other; one of
+/// two digests matches nothing.
 #[derive(Debug)]
 #[repr(C)]
 struct Digest([AtomicU64; 2]);
@@ -48,7 +52,8 @@ pub enum Leaving {
     Write,
     /// It need not be written if it is as its copy.
     Compare,
-    /// It is on its way back into the program and keeps its copy: a write would change what the copy is.
+    /// It is on its way back into the program and keeps its copy: a write would change what the
+    /// copy is.
     Return,
 }
 
@@ -74,13 +79,15 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// `runs`: whether pages that arrive in runs are worth remembering. Over `shm` they are not: written in a row, a
-    /// page costs hardly more than a digest, and the fault thread is what a scan waits for.
+    /// `runs`: whether pages that arrive in runs are worth remembering. Over `shm` they are not:
+    /// written in a row, a page costs hardly more than a digest, and the fault thread is what a
+    /// scan waits for.
     pub fn new(runs: bool) -> Result<Copies, std::io::Error> {
         let base = sys::map_local(DIGESTS * size_of::<Digest>())?;
         // Huge pages would take the whole table at once.
         sys::advise(base, DIGESTS * size_of::<Digest>(), libc::MADV_NOHUGEPAGE).ok();
-        // SAFETY: the mapping is fresh, zeroed, page-aligned, never unmapped, and digests are atomics.
+        // SAFETY: the mapping is fresh, zeroed, page-aligned, never unmapped, and digests are
+        // atomics.
         let digests = unsafe { std::slice::from_raw_parts(base as *const Digest, DIGESTS) };
         Ok(Copies {
             digests,
@@ -168,8 +175,8 @@ mod tests {
         assert!(!other.matches(page, &bytes));
     }
 
-    /// Written while it is taken back, the blade would have other bytes than those that were remembered; and the
-    /// program may make the page what it was.
+    /// Written while it is taken back, the blade would have other bytes than those that were
+    /// remembered; and the program may make the page what it was.
     #[test]
     fn a_page_that_returns_with_its_copy_is_not_written() {
         let victim = PageState::UNTOUCHED.with_layer(2).with_phase(Phase::Victim);
@@ -182,7 +189,8 @@ mod tests {
         }
     }
 
-    /// Pages that share an entry, with the same bytes: what one was remembered by says nothing of the other.
+    /// Pages that share an entry, with the same bytes: what one was remembered by says nothing of
+    /// the other.
     #[test]
     fn an_overwritten_digest_matches_nothing() {
         let (space, copies) = (Space::new().expect("space"), Copies::new(true).expect("copies"));

@@ -1,10 +1,10 @@
 //! Giving frames back to the kernel without an event.
 //!
 //! The victim buffer is registered with the userfaultfd that tells of the program's memory calls
-//! (see [`crate::space::layout`]): whoever drops memory of it would wait until the event of that is read.
-//! So frames are not registered for the moment in which they are dropped. Moving them to memory
-//! without events first costs 3 us a page where they are scattered, and 10 to 14 us while another
-//! processor runs the program; this costs 0.3 and 0.6 us.
+//! (see [`crate::space::layout`]): whoever drops memory of it would wait until the event of that is
+//! read. So frames are not registered for the moment in which they are dropped. Moving them to
+//! memory without events first costs 3 us a page where they are scattered, and 10 to 14 us while
+//! another processor runs the program; this costs 0.3 and 0.6 us.
 
 use farpool_uffd::{Pagemap, Uffd, register_mode};
 

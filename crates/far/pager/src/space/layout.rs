@@ -1,16 +1,23 @@
-//! The program changes its address space while pages are on their way, and userfaultfd's events tell of it.
+//! The program changes its address space while pages are on their way, and userfaultfd's events
+//! tell of it.
 //!
-//! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its event is read,
-//! and then goes on at once. What the pager knows of the range is out of date from then on. So:
-//! * pages are moved or copied into the program or out of it under a shared hold of the turnstile, each call of the
-//!   kernel for itself; messages are read under an exclusive one, which goes before new shared ones;
-//! * a change that was read is queued under the same hold, and the steward applies it to the page states;
-//! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is served.
+//! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its
+//! event is read, and then goes on at once. What the pager knows of the range is out of date from
+//! then on. So:
+//! * pages are moved or copied into the program or out of it under a shared hold of the turnstile,
+//!   each call of the kernel for itself; messages are read under an exclusive one, which goes
+//!   before new shared ones;
+//! * a change that was read is queued under the same hold, and the steward applies it to the page
+//!   states;
+//! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is
+//!   served.
 //!
-//! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN (`mmap_changing`), to
-//! every range registered with the same userfaultfd: hence trays are registered with the program's.
+//! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN
+//! (`mmap_changing`), to every range registered with the same userfaultfd: hence trays are
+//! registered with the program's.
 //!
-//! Where no events are asked for (the preloaded library stands in front of the calls) entering costs nothing.
+//! Where no events are asked for (the preloaded library stands in front of the calls) entering
+//! costs nothing.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,14 +35,15 @@ use crate::space::birth;
 use crate::space::order::{self, Next, Place};
 use crate::sys;
 
-/// Changes and postponed faults for which there is room without allocating: each of the program's threads waits for
-/// one of either at a time.
+/// Changes and postponed faults for which there is room without allocating: each of the program's
+/// threads waits for one of either at a time.
 const ROOM: usize = 4096;
 /// Messages taken with one read by [`Layout::take_in`].
 const MESSAGES: usize = 8;
 
-/// A thread that has freed a place tells of it within microseconds, or when it gets a processor again. In a program whose
-/// threads change its memory all the time there may never be a moment at which all of it is read.
+/// A thread that has freed a place tells of it within microseconds, or when it gets a processor
+/// again. In a program whose threads change its memory all the time there may never be a moment at
+/// which all of it is read.
 pub const ORDER_TIME: Duration = Duration::from_secs(1);
 
 /// A change takes some 10 us until it is read, and much longer only if its thread has no processor.
@@ -55,9 +63,11 @@ pub struct Layout {
     state: Mutex<State>,
     /// Changes that were read and not applied yet.
     unapplied: AtomicU32,
-    /// Children that were read of and have not got their pages yet. Until they have, this process must not end.
+    /// Children that were read of and have not got their pages yet. Until they have, this process
+    /// must not end.
     children: AtomicU32,
-    /// Counts calls that moved or filled pages. Each shows that at that moment nothing was done that is not applied.
+    /// Counts calls that moved or filled pages. Each shows that at that moment nothing was done
+    /// that is not applied.
     moves: AtomicU64,
     /// Counts what was applied; waited for by fault threads.
     applied: AtomicU32,
@@ -115,7 +125,8 @@ impl Layout {
         self.follows
     }
 
-    /// Leave to move pages; None while a change waits to be applied. To be held for one call of the kernel.
+    /// Leave to move pages; None while a change waits to be applied. To be held for one call of the
+    /// kernel.
     pub fn enter(&self) -> Option<Entry<'_>> {
         if !self.follows {
             return Some(Entry { _shared: None });
@@ -142,8 +153,9 @@ impl Layout {
         self.moves.load(SeqCst)
     }
 
-    /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind that which concerns
-    /// the page at `address`. A move is told of twice: what it has left has always gone by then.
+    /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind
+    /// that which concerns the page at `address`. A move is told of twice: what it has left has
+    /// always gone by then.
     pub fn step_of_steward(&self, address: usize, operation: impl FnOnce() -> Outcome) -> Outcome {
         if !self.follows {
             return operation();
@@ -162,9 +174,9 @@ impl Layout {
         }
     }
 
-    /// Reads waiting messages; changes among them are queued. Returns how many messages there are in
-    /// `buffer`. `give_up` is asked to apply at once that a range is dropped, if nothing waits to be
-    /// applied before; it must not wait for anything.
+    /// Reads waiting messages; changes among them are queued. Returns how many messages there are
+    /// in `buffer`. `give_up` is asked to apply at once that a range is dropped, if nothing waits
+    /// to be applied before; it must not wait for anything.
     pub fn read(
         &self,
         uffd: &Uffd,
@@ -182,8 +194,8 @@ impl Layout {
     }
 
     /// For who cannot go on before the change that the kernel is waiting to tell of is read. The
-    /// threads of faults that are read with it touch their pages again, so that whoever sleeps until
-    /// there is a fault hears of it. `give_up`: see [`Layout::read`].
+    /// threads of faults that are read with it touch their pages again, so that whoever sleeps
+    /// until there is a fault hears of it. `give_up`: see [`Layout::read`].
     pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
         if !self.follows {
             return;
@@ -266,11 +278,12 @@ impl Layout {
         }
     }
 
-    // ---- the steward's side ----------------------------------------------------------------------
+    // ---- the steward's side
+    // ----------------------------------------------------------------------
 
-    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until [`Layout::has_applied`].
-    /// `look`: what is known of a range. None: there is none, or it has to wait for one that was
-    /// not read yet.
+    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until
+    /// [`Layout::has_applied`]. `look`: what is known of a range. None: there is none, or it has to
+    /// wait for one that was not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
         {
             let mut state = self.lock();
@@ -294,7 +307,8 @@ impl Layout {
             Next::Nothing | Next::Wait => return None,
             Next::Apply(at) => at,
             Next::Ambiguous => fail_closed(
-                "threads have moved memory to one place at a time, and what came first is not known",
+                "threads have moved memory to one place at a time, and what came first is not \
+                 known",
             ),
         };
         let mut state = self.lock();
@@ -319,7 +333,8 @@ impl Layout {
         self.children.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a child still has to get its pages. Whoever has read of one and not counted it yet has the lock.
+    /// Whether a child still has to get its pages. Whoever has read of one and not counted it yet
+    /// has the lock.
     pub fn owes_children(&self) -> bool {
         let _state = self.lock();
         self.children.load(SeqCst) != 0
@@ -363,14 +378,16 @@ impl Layout {
     }
 }
 
-/// An empty queue goes on at its beginning, so that one of few entries takes little of the memory it has reserved.
+/// An empty queue goes on at its beginning, so that one of few entries takes little of the memory
+/// it has reserved.
 fn begin_anew<T>(queue: &mut VecDeque<T>) {
     if queue.is_empty() {
         queue.clear();
     }
 }
 
-/// Whether a page at this address may be another one after the change, or must be as it is before. Pure.
+/// Whether a page at this address may be another one after the change, or must be as it is before.
+/// Pure.
 fn concerns(change: Change, address: usize) -> bool {
     match change {
         // The child has what was there at the fork.

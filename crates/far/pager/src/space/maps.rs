@@ -57,8 +57,8 @@ pub fn parse(line: &str) -> Option<Mapping<'_>> {
 }
 
 impl Mapping<'_> {
-    /// Whether it is memory that could be far, whatever rights the program has to it just now: anonymous, private, and
-    /// not the kernel's or a stack that grows.
+    /// Whether it is memory that could be far, whatever rights the program has to it just now:
+    /// anonymous, private, and not the kernel's or a stack that grows.
     fn is_anonymous(&self) -> bool {
         let is_plain =
             self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:");
@@ -66,8 +66,9 @@ impl Mapping<'_> {
     }
 }
 
-/// The ranges of a list that can be far, without the pager's own (`own`: start and end, in order). Mappings shorter
-/// than `threshold_bytes` stay local. Lines that cannot be read are passed over: what they map stays local.
+/// The ranges of a list that can be far, without the pager's own (`own`: start and end, in order).
+/// Mappings shorter than `threshold_bytes` stay local. Lines that cannot be read are passed over:
+/// what they map stays local.
 pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> Vec<Eligible> {
     let mut found = Vec::new();
     for mapping in text.lines().filter_map(parse).filter(Mapping::is_anonymous) {
@@ -75,7 +76,8 @@ pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> V
         if mapping.end - mapping.start < threshold_bytes {
             continue;
         }
-        // The kernel joins neighbouring mappings of equal rights: the pager's may be part of a line.
+        // The kernel joins neighbouring mappings of equal rights: the pager's may be part of a
+        // line.
         let mut from = mapping.start;
         for (start, end) in own {
             if *end <= from || *start >= mapping.end {
@@ -119,7 +121,8 @@ pub fn is_registered(details: &str, address: usize) -> bool {
     false
 }
 
-/// The ranges of a detailed list (/proc/PID/smaps) that a child of fork finds empty (MADV_WIPEONFORK).
+/// The ranges of a detailed list (/proc/PID/smaps) that a child of fork finds empty
+/// (MADV_WIPEONFORK).
 pub fn wiped_on_fork(details: &str) -> Vec<(usize, usize)> {
     let mut range = None;
     let mut wiped = Vec::new();

@@ -1,10 +1,11 @@
 //! Moving frames with UFFDIO_MOVE, and learning which of them really moved.
 //!
-//! On Linux 6.18 a move that meets a page under migration (compaction, NUMA balancing, huge pages) moves pages
-//! that it does not count: it keeps the EAGAIN of the page it waited for, moves that page and what follows, starts
-//! again at the same place, and finds it taken. The caller sees a short count with EAGAIN, then EEXIST, though the
-//! pages have moved. So after every answer but a plain success the page map of the source says what is where. A page
-//! of the source belongs to the caller, so nothing but the move can have taken it away.
+//! On Linux 6.18 a move that meets a page under migration (compaction, NUMA balancing, huge pages)
+//! moves pages that it does not count: it keeps the EAGAIN of the page it waited for, moves that
+//! page and what follows, starts again at the same place, and finds it taken. The caller sees a
+//! short count with EAGAIN, then EEXIST, though the pages have moved. So after every answer but a
+//! plain success the page map of the source says what is where. A page of the source belongs to the
+//! caller, so nothing but the move can have taken it away.
 //!
 //! Invariant: a page is reported as gone if and only if the source has no page there any more.
 
@@ -32,7 +33,8 @@ impl Moved {
     }
 }
 
-/// The pages of `[start, start + count)` that are there; the process ends if the kernel does not say.
+/// The pages of `[start, start + count)` that are there; the process ends if the kernel does not
+/// say.
 pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
     pagemap
         .occupied_pages(start, count)
@@ -48,8 +50,8 @@ pub fn first_occupied(pagemap: &Pagemap, start: usize, end: usize) -> Option<usi
     }
 }
 
-/// Moves `count` pages; `move_from` tries to move all pages from the n-th on, `again` is called before it is tried again,
-/// `there` says which the source still has.
+/// Moves `count` pages; `move_from` tries to move all pages from the n-th on, `again` is called
+/// before it is tried again, `there` says which the source still has.
 pub(crate) fn settle_moves(
     count: usize,
     mut move_from: impl FnMut(usize) -> Outcome,

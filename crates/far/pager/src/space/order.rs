@@ -1,18 +1,21 @@
 //! In which order changes of an address space are applied. Pure.
 //!
-//! The kernel tells of a change after it has let go of the lock of the address space, and each thread for itself: a
-//! thread that unmaps a range, or moves it away, may be overtaken by another one that gets the same addresses meanwhile
-//! and moves memory there. Both are told, the later one first. Taken by their word, what is known of the memory that
-//! was moved in would be forgotten with what was there before, and far pages of it would read as zeros.
+//! The kernel tells of a change after it has let go of the lock of the address space, and each
+//! thread for itself: a thread that unmaps a range, or moves it away, may be overtaken by another
+//! one that gets the same addresses meanwhile and moves memory there. Both are told, the later one
+//! first. Taken by their word, what is known of the memory that was moved in would be forgotten
+//! with what was there before, and far pages of it would read as zeros.
 //!
-//! What shows it is a move to addresses of which something is still known: nothing can be mapped where something is
-//! mapped, and a thread that moves memory over other memory (MREMAP_FIXED) tells of that one's end first. So such a move
-//! comes after the change that has freed its place. If that was not read before the move's thread had told all of it, the
-//! move waits until everything that was done is read: the thread may have gone on, and done something else to the place.
-//! Meanwhile the kernel refuses to move pages.
+//! What shows it is a move to addresses of which something is still known: nothing can be mapped
+//! where something is mapped, and a thread that moves memory over other memory (MREMAP_FIXED) tells
+//! of that one's end first. So such a move comes after the change that has freed its place. If that
+//! was not read before the move's thread had told all of it, the move waits until everything that
+//! was done is read: the thread may have gone on, and done something else to the place. Meanwhile
+//! the kernel refuses to move pages.
 //!
-//! A move is told twice: where the memory went, then that its old place is not mapped any more. Another thread may have
-//! moved memory to that place in between. So the second message of a move is expected, and means nothing ([`Owed`]).
+//! A move is told twice: where the memory went, then that its old place is not mapped any more.
+//! Another thread may have moved memory to that place in between. So the second message of a move
+//! is expected, and means nothing ([`Owed`]).
 //!
 //! All of this is for programs of several threads: what a single one does is told in its order.
 
@@ -52,7 +55,8 @@ pub fn next(
     all_read: bool,
 ) -> Next {
     let mut at = 0;
-    // Each step goes to another change that was overtaken; in a circle nothing would have freed anything.
+    // Each step goes to another change that was overtaken; in a circle nothing would have freed
+    // anything.
     for _ in 0..=changes.len() {
         let Some(change) = changes.get(at) else { return Next::Nothing };
         let Change::Moved { to, bytes, .. } = *change else { return Next::Apply(at) };
@@ -64,7 +68,8 @@ pub fn next(
         let frees = |other: &usize| {
             *other != at && frees(&changes[*other], &place) && !is_second(changes, *other)
         };
-        // Until it has told the rest of a move its thread is in the call, and nobody else knows of the new place.
+        // Until it has told the rest of a move its thread is in the call, and nobody else knows of
+        // the new place.
         let second = (at + 1..changes.len()).find(|other| is_second_of(&changes[*other], change));
         if let Some(certain) = (0..second.unwrap_or(0)).find(frees) {
             at = certain;
@@ -117,8 +122,9 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// A move was applied. `stamp` changes whenever the kernel has moved or filled pages: it does so only when all that
-    /// was done is read. A move may have no second message (MREMAP_DONTUNMAP).
+    /// A move was applied. `stamp` changes whenever the kernel has moved or filled pages: it does
+    /// so only when all that was done is read. A move may have no second message
+    /// (MREMAP_DONTUNMAP).
     pub fn note(&mut self, from: usize, bytes: usize, stamp: u64) {
         self.places.retain(|(_, noted)| *noted == stamp);
         self.places.push((from..from + bytes, stamp));
@@ -237,7 +243,8 @@ mod tests {
         );
     }
 
-    /// Of two that say the same only one is the rest of the move; the other may have freed the place before.
+    /// Of two that say the same only one is the rest of the move; the other may have freed the
+    /// place before.
     #[test]
     fn each_move_has_one_second_message() {
         let changes = [moved(1, 2), unmapped(1), moved(2, 3), unmapped(2)];
@@ -261,7 +268,8 @@ mod tests {
         }
     }
 
-    /// A system call of a thread: what it has not told yet. Nobody else knows where it has moved memory to.
+    /// A system call of a thread: what it has not told yet. Nobody else knows where it has moved
+    /// memory to.
     struct Call {
         untold: VecDeque<Change>,
         to: usize,
@@ -295,8 +303,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
-        /// Threads unmap pages, and move pages to where nothing is mapped; each tells of it when it gets to it. Whatever
-        /// does not mean two things must end as it truly is.
+        /// Threads unmap pages, and move pages to where nothing is mapped; each tells of it when it
+        /// gets to it. Whatever does not mean two things must end as it truly is.
         #[test]
         fn what_is_told_late_changes_nothing(
             steps in proptest::collection::vec((0usize..6, 0usize..9, any::<bool>()), 1..24),

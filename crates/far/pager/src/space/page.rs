@@ -1,8 +1,9 @@
 //! The state of one page, in one byte.
 //!
 //! Invariant: a page's state is changed before the kernel's page table is, never after, so that a
-//! fault can never be answered from a state that is already untrue. The thread that moves a page into
-//! a transient phase ([`Phase::Evicting`], [`Phase::Fetching`]) owns the page until it moves it on.
+//! fault can never be answered from a state that is already untrue. The thread that moves a page
+//! into a transient phase ([`Phase::Evicting`], [`Phase::Fetching`]) owns the page until it moves
+//! it on.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
@@ -31,8 +32,9 @@ pub enum Phase {
     Fetching = 5,
     /// Its only copy is gone. Touching it is a SIGBUS.
     Lost = 6,
-    /// The program has said that it drops the page (madvise), and the kernel may be about to: a page that is there may
-    /// have the old contents for a while yet, and must not be moved out. A page that is missing reads as zeros.
+    /// The program has said that it drops the page (madvise), and the kernel may be about to: a
+    /// page that is there may have the old contents for a while yet, and must not be moved out. A
+    /// page that is missing reads as zeros.
     Dropped = 7,
 }
 
@@ -43,8 +45,9 @@ impl Phase {
     }
 }
 
-/// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that the page was
-/// far. Bit 7: the layer holds a copy of the page, though the page is here; it may be out of date ([`crate::space::copies`]).
+/// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that
+/// the page was far. Bit 7: the layer holds a copy of the page, though the page is here; it may be
+/// out of date ([`crate::space::copies`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageState(u8);
 
@@ -84,8 +87,8 @@ impl PageState {
         is_right.then_some(state)
     }
 
-    /// The layer that holds the page; means something in the phases `Far`, `Fetching` and `Victim`, and where there
-    /// is a copy.
+    /// The layer that holds the page; means something in the phases `Far`, `Fetching` and `Victim`,
+    /// and where there is a copy.
     pub fn layer(self) -> usize {
         usize::from(self.0 >> LAYER_SHIFT) & (MAX_LAYERS - 1)
     }

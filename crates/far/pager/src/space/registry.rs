@@ -238,8 +238,8 @@ mod tests {
     }
 
     proptest! {
-        /// The registry against an array that says for each address: not far, or far and whether it is pinned and
-        /// unshared.
+        /// The registry against an array that says for each address: not far, or far and whether it
+        /// is pinned and unshared.
         #[test]
         fn behaves_like_an_array(steps in steps()) {
             let mut registry = Registry::default();

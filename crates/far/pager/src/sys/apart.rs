@@ -1,9 +1,11 @@
-//! Where a sidecar's memory lies in the program's address space: apart from all that is the program's.
+//! Where a sidecar's memory lies in the program's address space: apart from all that is the
+//! program's.
 //!
-//! A program may unmap memory and map at the same place a moment later (MAP_FIXED): alone in its address space it knows
-//! that nothing has come there meanwhile. But such a hole is just what the kernel chooses for a new mapping. So a
-//! sidecar's image is put into the middle of the largest gap, and what the sidecar maps later behind it. Addresses are
-//! not used again: there are some 10^13 bytes of them.
+//! A program may unmap memory and map at the same place a moment later (MAP_FIXED): alone in its
+//! address space it knows that nothing has come there meanwhile. But such a hole is just what the
+//! kernel chooses for a new mapping. So a sidecar's image is put into the middle of the largest
+//! gap, and what the sidecar maps later behind it. Addresses are not used again: there are some
+//! 10^13 bytes of them.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +20,8 @@ pub fn begin(start: usize) {
     let _ = NEXT.compare_exchange(0, start, Relaxed, Relaxed);
 }
 
-/// Where to map so many bytes: a wish, of which the kernel departs if anything is there. 0: wherever it likes.
+/// Where to map so many bytes: a wish, of which the kernel departs if anything is there. 0:
+/// wherever it likes.
 pub fn address(bytes: usize) -> usize {
     let pages = bytes.div_ceil(PAGE_BYTES);
     let taken = NEXT.fetch_update(Relaxed, Relaxed, |next| {

@@ -23,8 +23,8 @@ static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held while memory is mapped and noted, so that a sidecar's list of its own memory is whole.
 static MAPPING: Mutex<()> = Mutex::new(());
 
-/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's is not inherited by the program's
-/// children.
+/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's is not
+/// inherited by the program's children.
 pub fn map_local(bytes: usize) -> Result<usize, Error> {
     let is_sidecar = sidecars_program().is_some();
     // Elsewhere a lock could be inherited by a child of the program.
@@ -61,15 +61,16 @@ pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     Ok(base? as usize)
 }
 
-/// A counter, at 0, that this process shares with its children. Never unmapped. The program's children are none of a
-/// sidecar's.
+/// A counter, at 0, that this process shares with its children. Never unmapped. The program's
+/// children are none of a sidecar's.
 pub fn map_shared_counter() -> Result<&'static AtomicU32, Error> {
     if sidecars_program().is_some() {
         return Ok(Box::leak(Box::default()));
     }
     let flags = MapFlags::SHARED;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice; zeroed and aligned, which is a valid counter.
+    // SAFETY: a fresh mapping at an address of the kernel's choice; zeroed and aligned, which is a
+    // valid counter.
     unsafe {
         let base = rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, protection, flags)?;
         Ok(&*base.cast::<AtomicU32>())
@@ -110,7 +111,8 @@ pub fn denies_execution() -> bool {
     unsafe { libc::prctl(PR_GET_MDWE, 0, 0, 0, 0) > 0 }
 }
 
-/// The program's memory as a file: pages are read through it whatever rights the program has to them.
+/// The program's memory as a file: pages are read through it whatever rights the program has to
+/// them.
 pub fn open_memory() -> Result<OwnedFd, Error> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
     Ok(rustix::fs::open("/proc/self/mem", flags, rustix::fs::Mode::empty())?)
@@ -146,7 +148,8 @@ const FIRST_BYTES: usize = 16 << 10;
 
 /// Reads a file of /proc from its beginning to its end.
 pub fn read_whole(file: &OwnedFd) -> Result<String, Error> {
-    // Not filled with zeros first: what is not read to takes no memory, which counts against the limit.
+    // Not filled with zeros first: what is not read to takes no memory, which counts against the
+    // limit.
     let mut text = Vec::with_capacity(FIRST_BYTES);
     loop {
         text.reserve(PIECE_BYTES);
@@ -180,14 +183,15 @@ pub fn open_own_tasks() -> Result<OwnedFd, Error> {
     Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?)
 }
 
-/// How many threads there are in such a folder: each is a link more than the two that every folder has.
+/// How many threads there are in such a folder: each is a link more than the two that every folder
+/// has.
 pub fn count_tasks(tasks: &OwnedFd) -> u64 {
     #[allow(clippy::useless_conversion)] // It has 32 bits on aarch64.
     rustix::fs::fstat(tasks).map_or(1, |stat| u64::from(stat.st_nlink).saturating_sub(2))
 }
 
-/// Copies pages of the program to `to`; returns how many. Its threads may take the right to read them away at any
-/// time, so the pager never reads them itself.
+/// Copies pages of the program to `to`; returns how many. Its threads may take the right to read
+/// them away at any time, so the pager never reads them itself.
 pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> usize {
     let Ok(offset) = libc::off_t::try_from(from) else { return 0 };
     // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
@@ -196,8 +200,9 @@ pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> u
     at_most::<usize, _>(read) / PAGE_BYTES
 }
 
-/// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager needs for itself
-/// is tried so often, with a pause each time, before the program has to end for it.
+/// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager
+/// needs for itself is tried so often, with a pause each time, before the program has to end for
+/// it.
 const TRIES: u32 = 200;
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 

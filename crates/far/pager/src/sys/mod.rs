@@ -1,7 +1,8 @@
 //! The pager's own memory, futexes and threads: everything that must not go through the program's
 //! interposed functions.
 //!
-//! `unsafe` of this crate lives here and below, in [`crate::space`], in [`crate::space::frames`] and in [`crate::sys::rights`].
+//! `unsafe` of this crate lives here and below, in [`crate::space`], in [`crate::space::frames`]
+//! and in [`crate::sys::rights`].
 
 pub mod apart;
 mod clocks;

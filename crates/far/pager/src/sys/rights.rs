@@ -1,14 +1,16 @@
 //! A program that gives rights up, while the pager's threads run in the same process.
 //!
 //! Two things must be seen to:
-//! * what the pager needs rights for is opened before: the steward may just have been started, or not yet;
-//! * glibc has every thread make the same call (setuid and its like), by a signal, and aborts the process when one
-//!   of them fares otherwise than the caller. User and group ids are the same in all threads, but capabilities and
-//!   securebits belong to each thread: a program that keeps its capabilities (PR_SET_KEEPCAPS) keeps its own only.
-//!   So the pager's threads take over the caller's right before they make the call.
+//! * what the pager needs rights for is opened before: the steward may just have been started, or
+//!   not yet;
+//! * glibc has every thread make the same call (setuid and its like), by a signal, and aborts the
+//!   process when one of them fares otherwise than the caller. User and group ids are the same in
+//!   all threads, but capabilities and securebits belong to each thread: a program that keeps its
+//!   capabilities (PR_SET_KEEPCAPS) keeps its own only. So the pager's threads take over the
+//!   caller's right before they make the call.
 //!
-//! The handler of that signal is glibc's; ours stands before it. It runs on threads of the pager that may hold any
-//! lock, so it only makes system calls.
+//! The handler of that signal is glibc's; ours stands before it. It runs on threads of the pager
+//! that may hold any lock, so it only makes system calls.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -86,7 +88,8 @@ impl Rights {
         TAKING_OVER.store(false, SeqCst);
     }
 
-    /// Lets no other thread change rights. False: the calling thread has it already (initgroups asks modules that may do anything).
+    /// Lets no other thread change rights. False: the calling thread has it already (initgroups
+    /// asks modules that may do anything).
     pub fn lock(&self) -> bool {
         let thread = thread_id();
         while let Err(holder) = self.changing.compare_exchange(0, thread, Acquire, Relaxed) {
@@ -148,7 +151,8 @@ extern "C" fn on_broadcast(signal: c_int, info: *mut c_void, context: *mut c_voi
         take_over();
     }
     let next = NEXT_HANDLER.load(SeqCst);
-    // SAFETY: glibc's handler of this signal, found in its own action (SA_SIGINFO), which is never unloaded.
+    // SAFETY: glibc's handler of this signal, found in its own action (SA_SIGINFO), which is never
+    // unloaded.
     unsafe { std::mem::transmute::<usize, Handler>(next)(signal, info, context) }
 }
 
@@ -161,16 +165,16 @@ fn publish_own() {
     SECUREBITS.store(securebits().unwrap_or(UNKNOWN), SeqCst);
 }
 
-/// Gives the calling thread, one of the pager's, the rights that were published. What the kernel refuses stays as it
-/// is: glibc will say.
+/// Gives the calling thread, one of the pager's, the rights that were published. What the kernel
+/// refuses stays as it is: glibc will say.
 fn take_over() {
     // SAFETY: the errno of this thread, which the interrupted code may be about to read.
     let errno = unsafe { *libc::__errno_location() };
     let wanted = SECUREBITS.load(SeqCst);
     let known = securebits().filter(|_| wanted != UNKNOWN);
     let differing = known.map_or(0, |own| own ^ wanted);
-    // SAFETY: plain numbers; changes only the calling thread. The first call needs a right that may go with the
-    // capabilities, so they come last.
+    // SAFETY: plain numbers; changes only the calling thread. The first call needs a right that may
+    // go with the capabilities, so they come last.
     unsafe {
         if differing & !KEEP_CAPS != 0 {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, wanted, 0, 0, 0);

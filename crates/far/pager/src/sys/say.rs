@@ -13,10 +13,11 @@ pub fn set_sayer(sayer: fn(&str)) {
     let _ = SAYER.set(sayer);
 }
 
-/// Writes a message to the program's standard error, wherever that goes by now; never waits for a reader.
+/// Writes a message to the program's standard error, wherever that goes by now; never waits for a
+/// reader.
 ///
-/// The pager holds none of the program's descriptors open (a reader at the other end of a pipe would
-/// wait for ever), so it looks for the program's descriptor 2 anew for each message.
+/// The pager holds none of the program's descriptors open (a reader at the other end of a pipe
+/// would wait for ever), so it looks for the program's descriptor 2 anew for each message.
 pub fn say(message: &str) {
     if let Some(sayer) = SAYER.get() {
         return sayer(message);
@@ -27,11 +28,11 @@ pub fn say(message: &str) {
     }
 }
 
-/// Writes to the very file or socket that the program has open, so that what it writes next comes behind
-/// the message and not over it. False if it is something else (a write to a terminal or a named pipe could wait,
-/// and O_NONBLOCK would be set for the program too) or cannot be had: the program closed it, its main
-/// thread has ended, pidfd_getfd(2) is forbidden. A process may always look into itself: neither Yama nor
-/// a program that is not dumpable forbids it.
+/// Writes to the very file or socket that the program has open, so that what it writes next comes
+/// behind the message and not over it. False if it is something else (a write to a terminal or a
+/// named pipe could wait, and O_NONBLOCK would be set for the program too) or cannot be had: the
+/// program closed it, its main thread has ended, pidfd_getfd(2) is forbidden. A process may always
+/// look into itself: neither Yama nor a program that is not dumpable forbids it.
 fn write_to_same_file(line: &[u8]) -> bool {
     use rustix::fs::FileType;
     use rustix::net::SendFlags;

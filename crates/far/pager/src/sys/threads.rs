@@ -73,8 +73,8 @@ pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
 /// The calling thread's turn on a CPU when it asks for none too long ones.
 const PROMPT_SLICE_NS: u64 = 100_000;
 
-/// Who asks for a thread's real-time priority where this process may not give it itself: a sidecar's keeper. Told the
-/// thread, and whether it shall have it.
+/// Who asks for a thread's real-time priority where this process may not give it itself: a
+/// sidecar's keeper. Told the thread, and whether it shall have it.
 static BROKER: OnceLock<fn(u32, bool)> = OnceLock::new();
 
 /// Has priorities asked for by `broker`. The first call counts.
@@ -82,10 +82,10 @@ pub fn set_broker(broker: fn(u32, bool)) {
     let _ = BROKER.set(broker);
 }
 
-/// Has the calling thread run at once when it wakes, however many of the program's threads want the CPUs, or
-/// like any other thread again. The lowest real-time priority needs a privilege (CAP_SYS_NICE or RLIMIT_RTPRIO);
-/// without it short turns are asked for, which the kernel grants soon (from Linux 6.12 on; before, it does not
-/// know them).
+/// Has the calling thread run at once when it wakes, however many of the program's threads want the
+/// CPUs, or like any other thread again. The lowest real-time priority needs a privilege
+/// (CAP_SYS_NICE or RLIMIT_RTPRIO); without it short turns are asked for, which the kernel grants
+/// soon (from Linux 6.12 on; before, it does not know them).
 pub fn be_prompt(prompt: bool) {
     let priority = i32::from(prompt);
     let policy = if prompt { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
@@ -121,8 +121,8 @@ pub fn stand_back() {
     }
 }
 
-/// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a privilege
-/// (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
+/// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a
+/// privilege (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
 pub fn may_change_policy() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     const NICE_0: u64 = 20;
@@ -156,7 +156,8 @@ fn thread_stat(thread: u32, buffer: &mut [u8]) -> Option<impl Iterator<Item = &[
     use rustix::fs::{Mode, OFlags};
     use std::io::Write;
     let mut path = [0_u8; 64];
-    // The last byte stays 0, which ends the path. Any thread's name leads to its process, also to another one.
+    // The last byte stays 0, which ends the path. Any thread's name leads to its process, also to
+    // another one.
     write!(&mut path[..63], "/proc/{thread}/task/{thread}/stat").ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -188,8 +189,8 @@ pub fn is_internal_allocation() -> bool {
 }
 
 thread_local! {
-    /// This is one of the pager's threads. Plain and without a destructor, so that the C library has nothing to do
-    /// for it.
+    /// This is one of the pager's threads. Plain and without a destructor, so that the C library
+    /// has nothing to do for it.
     static IS_PAGER: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -201,16 +202,18 @@ pub fn is_pager_thread() -> bool {
 /// Work of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
-/// Starts a detached thread with all signals blocked, so that no handler of the program ever runs on it.
+/// Starts a detached thread with all signals blocked, so that no handler of the program ever runs
+/// on it.
 ///
 /// Not `std::thread`: that one allocates thread-local state through destructors of the C library,
 /// whose memory is the program's and may be far.
 ///
-/// The latch it returns opens when the thread's body begins. The C library's own beginning of a thread reads the
-/// locale, which may be far: a thread that is to serve faults must be past that before memory is registered.
+/// The latch it returns opens when the thread's body begins. The C library's own beginning of a
+/// thread reads the locale, which may be far: a thread that is to serve faults must be past that
+/// before memory is registered.
 ///
-/// `prompt`: it runs at once, see [`be_prompt`], if the process may have that; else it waits for its turn on a CPU
-/// like any other.
+/// `prompt`: it runs at once, see [`be_prompt`], if the process may have that; else it waits for
+/// its turn on a CPU like any other.
 pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<Arc<Latch>, Error> {
     let begun = Arc::<Latch>::default();
     let argument = Box::into_raw(Box::new(Start { name, body, begun: begun.clone() }));
@@ -313,8 +316,8 @@ extern "C" fn entry(argument: *mut libc::c_void) -> *mut libc::c_void {
     std::ptr::null_mut()
 }
 
-/// Blocks every signal for the calling thread until dropped: a handler that ran while the thread holds
-/// the registry's lock could need that lock itself.
+/// Blocks every signal for the calling thread until dropped: a handler that ran while the thread
+/// holds the registry's lock could need that lock itself.
 #[derive(Debug)]
 pub struct SignalGuard {
     before: u64,

@@ -46,11 +46,12 @@ pub struct Attachment {
     pub uffd: Uffd,
     /// Process id of the program.
     pub program: u32,
-    /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that there is when it is
-    /// called.
+    /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that
+    /// there is when it is called.
     pub own_ranges: fn() -> Vec<(usize, usize)>,
     pub keeper: Keeper,
-    /// `uffd` is one that the program got by fork, and its parent's pager hands over with this where its pages are.
+    /// `uffd` is one that the program got by fork, and its parent's pager hands over with this
+    /// where its pages are.
     pub inherited: Option<OwnedFd>,
     /// Open files of this process in /proc, where it may not open them itself.
     pub pagemap: Option<OwnedFd>,
@@ -64,7 +65,8 @@ pub struct Attachment {
 pub(crate) struct Sizes {
     pub(crate) mapped: u64,
     pub(crate) resident: u64,
-    /// Private and writable: a reservation that becomes memory (mprotect, or a mapping over it) shows only here.
+    /// Private and writable: a reservation that becomes memory (mprotect, or a mapping over it)
+    /// shows only here.
     pub(crate) data: u64,
 }
 
@@ -94,8 +96,8 @@ impl Attached {
         self.pager.core().is_some_and(|core| core.layout.owes_children())
     }
 
-    /// Whether pages may be away: without a pager the program, or a child of it, would read zeros. It takes no lock and
-    /// allocates nothing.
+    /// Whether pages may be away: without a pager the program, or a child of it, would read zeros.
+    /// It takes no lock and allocates nothing.
     pub fn may_owe_pages(&self) -> bool {
         let has_pool = |core: &Core| core.pool.is_set();
         self.has_claimed.load(SeqCst) || self.pager.core().is_some_and(has_pool)
@@ -135,7 +137,8 @@ impl Attached {
     /// As [`Attached::eligible`], with mappings of at least so many bytes.
     pub(crate) fn eligible_from(&self, bytes: usize) -> Result<Vec<Eligible>, std::io::Error> {
         let text = sys::read_whole(&self.list)?;
-        // After the list was read: what was mapped for it, or by another thread meanwhile, is among these.
+        // After the list was read: what was mapped for it, or by another thread meanwhile, is among
+        // these.
         let own = self.all_own_ranges();
         Ok(maps::eligible(&text, &own, bytes))
     }

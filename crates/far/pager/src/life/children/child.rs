@@ -1,10 +1,11 @@
-//! One child of the program, which its parent's pager serves: a page that was far at the fork is fetched when the child
-//! touches it.
+//! One child of the program, which its parent's pager serves: a page that was far at the fork is
+//! fetched when the child touches it.
 //!
-//! Where a thread of the child touches a missing page it waits, as in any program with a userfaultfd. What the child
-//! does to its own address space comes as events: a page that it has dropped stays dropped, one that it has moved
-//! arrives at the new place. While such an event waits to be read the kernel refuses to fill pages (EAGAIN): what the
-//! child lacks at an address is looked up again then.
+//! Where a thread of the child touches a missing page it waits, as in any program with a
+//! userfaultfd. What the child does to its own address space comes as events: a page that it has
+//! dropped stays dropped, one that it has moved arrives at the new place. While such an event waits
+//! to be read the kernel refuses to fill pages (EAGAIN): what the child lacks at an address is
+//! looked up again then.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -26,7 +27,8 @@ use crate::space::layout::ORDER_TIME;
 use crate::space::order::{self, Next, Owed, Place};
 use crate::space::page::Phase;
 
-/// A child has so long to exec before its pages are shared with it, unless it needs one of them earlier.
+/// A child has so long to exec before its pages are shared with it, unless it needs one of them
+/// earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
 const EXEC_STEP: Duration = Duration::from_micros(200);
 /// A child may take so long to change its address space, until the event of it is there.
@@ -194,8 +196,8 @@ impl Child {
         self.serve(RUN_PAGES, source);
     }
 
-    /// Gives it the pages that whoever takes over from here would not find: those that it lacks elsewhere than at the
-    /// fork, and those that no blade has.
+    /// Gives it the pages that whoever takes over from here would not find: those that it lacks
+    /// elsewhere than at the fork, and those that no blade has.
     pub fn settle_special(&mut self, source: &mut impl Source) {
         while !self.is_gone
             && let Some(address) = self.next_to_settle()
@@ -229,8 +231,8 @@ impl Child {
         }
     }
 
-    /// Fetches the page that the child lacks at `address`, and up to `most` in all with those that follow, and copies
-    /// them to it.
+    /// Fetches the page that the child lacks at `address`, and up to `most` in all with those that
+    /// follow, and copies them to it.
     fn fill(&mut self, address: usize, most: usize, source: &mut impl Source) {
         let places = (0..most).map(|number| address + number * PAGE_BYTES);
         let wanted: Vec<(usize, Lacking)> =
@@ -268,8 +270,8 @@ impl Child {
         lacking.state.phase() == Phase::Far && !self.inherited.local.contains_key(&lacking.source)
     }
 
-    /// Copies a page to where the child lacks it; false: it does not any more, or the child is changing its address
-    /// space, and a fault there is served again.
+    /// Copies a page to where the child lacks it; false: it does not any more, or the child is
+    /// changing its address space, and a fault there is served again.
     fn copy(&mut self, place: usize, bytes: usize, lacking: Lacking) -> bool {
         if self.inherited.remains.get(place) != Some(lacking) {
             return false;
@@ -322,9 +324,10 @@ impl Child {
         fail_closed("a child's address space does not settle");
     }
 
-    /// Whether a page could not be filled because the child is just changing its address space, which is to be read
-    /// first. The kernel says so (EAGAIN), but where it begins to look before the change and finds no mapping after it
-    /// (ENOENT): the page is not gone then, mremap has moved it.
+    /// Whether a page could not be filled because the child is just changing its address space,
+    /// which is to be read first. The kernel says so (EAGAIN), but where it begins to look before
+    /// the change and finds no mapping after it (ENOENT): the page is not gone then, mremap has
+    /// moved it.
     fn is_too_early(&self, outcome: Outcome) -> bool {
         match outcome.errno {
             Some(libc::EAGAIN) => true,
@@ -333,7 +336,8 @@ impl Child {
         }
     }
 
-    /// A page was filled, or need not be: its mapping is gone (ENOENT; MADV_DONTFORK), or it is there.
+    /// A page was filled, or need not be: its mapping is gone (ENOENT; MADV_DONTFORK), or it is
+    /// there.
     fn check(&mut self, address: usize, outcome: Outcome) {
         match outcome.errno {
             None => {}
@@ -381,7 +385,8 @@ impl Child {
         self.changes_wait_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
     }
 
-    /// Follows what the child did, as far as its order is known. While that is not so the kernel fills no pages.
+    /// Follows what the child did, as far as its order is known. While that is not so the kernel
+    /// fills no pages.
     fn follow_changes(&mut self, is_settled: bool) {
         loop {
             let remains = &self.inherited.remains;
@@ -396,7 +401,8 @@ impl Child {
                 Next::Nothing | Next::Wait => return,
                 Next::Apply(at) => at,
                 Next::Ambiguous => fail_closed(
-                    "threads of a child have moved memory to one place at a time, and what came first is not known",
+                    "threads of a child have moved memory to one place at a time, and what came \
+                     first is not known",
                 ),
             };
             self.changes_wait_since = None;

@@ -1,4 +1,5 @@
-//! What the pager of a forked child needs to take over from its parent's: where the pages are that the child lacks.
+//! What the pager of a forked child needs to take over from its parent's: where the pages are that
+//! the child lacks.
 //!
 //! Both pagers number superpages alike, for the number is the superpage's place in every segment.
 
@@ -22,12 +23,13 @@ type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
 pub struct Handover {
     /// What opens each layer that a page lies in.
     pub layers: [Option<FrozenToken>; MAX_LAYERS],
-    /// Addresses of the superpages, by their numbers; and what the child lacks of each, if anything.
+    /// Addresses of the superpages, by their numbers; and what the child lacks of each, if
+    /// anything.
     pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
 }
 
-/// Whether the child is the caller's to serve from now on: of all who have this memory that is who asks first. A seal
-/// is set once.
+/// Whether the child is the caller's to serve from now on: of all who have this memory that is who
+/// asks first. A seal is set once.
 pub fn claim(memory: &OwnedFd) -> bool {
     rustix::fs::fcntl_add_seals(memory, SealFlags::SEAL).is_ok()
 }

@@ -121,8 +121,8 @@ pub struct Keeper {
 #[derive(Debug)]
 pub(super) enum Order {
     Serve(Box<Child>),
-    /// Get a child ready for a sidecar of its own; the answer is its [`super::handover::Handover`], in
-    /// memory. The error [`SETTLED`] alone means that it needs none.
+    /// Get a child ready for a sidecar of its own; the answer is its [`super::handover::Handover`],
+    /// in memory. The error [`SETTLED`] alone means that it needs none.
     Cede {
         number: u64,
         answer: Sender<Result<OwnedFd, String>>,

@@ -1,8 +1,9 @@
-//! What a forked child still lacks: the pages that were far at the fork, and that it has not got, dropped or unmapped
-//! since. Pure.
+//! What a forked child still lacks: the pages that were far at the fork, and that it has not got,
+//! dropped or unmapped since. Pure.
 //!
-//! A child's own children lack what it lacks: they share the table until one of them changes it. A page that the child
-//! has moved (mremap) is kept apart, with the place that its contents come from.
+//! A child's own children lack what it lacks: they share the table until one of them changes it. A
+//! page that the child has moved (mremap) is kept apart, with the place that its contents come
+//! from.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,8 +14,8 @@ use farpool_units::PAGE_BYTES;
 use crate::space::page::{PageState, Phase};
 use crate::space::units::{SUPERPAGE_BYTES, SUPERPAGE_PAGES};
 
-/// The pages of one superpage: those that the child lacks are in phase Far (with their layer) or Lost, all others
-/// Untouched.
+/// The pages of one superpage: those that the child lacks are in phase Far (with their layer) or
+/// Lost, all others Untouched.
 #[derive(Clone, Debug)]
 struct Piece {
     pages: Box<[PageState]>,
@@ -40,7 +41,8 @@ pub struct Lacking {
 }
 
 impl Remains {
-    /// The child lacks these pages of a superpage, which is new here: `pages` in phase Far or Lost, others are not heeded.
+    /// The child lacks these pages of a superpage, which is new here: `pages` in phase Far or Lost,
+    /// others are not heeded.
     pub fn add(&mut self, base: usize, pages: impl Iterator<Item = PageState>) {
         let mut piece =
             Piece { pages: vec![PageState::UNTOUCHED; SUPERPAGE_PAGES].into(), lacking: 0 };

@@ -21,14 +21,16 @@ use crate::life::process::Pager;
 use crate::space::page::MAX_LAYERS;
 use crate::sys;
 
-/// Children that are served at a time: each is a descriptor to poll. One more gets all its pages at once.
+/// Children that are served at a time: each is a descriptor to poll. One more gets all its pages at
+/// once.
 const MAX_CHILDREN: usize = 1024;
 /// How often it is looked whether a child has ended, of which nothing tells.
 const LOOK_STEP: Duration = Duration::from_millis(100);
 
-/// What a child is given cannot be moved out before it has a sidecar of its own. While memory is short it gets that
-/// within this time, if it ever does; until then its faults are answered with one page each, and with pauses: some
-/// MB/s, where it would otherwise pass the limit by what it reads.
+/// What a child is given cannot be moved out before it has a sidecar of its own. While memory is
+/// short it gets that within this time, if it ever does; until then its faults are answered with
+/// one page each, and with pauses: some MB/s, where it would otherwise pass the limit by what it
+/// reads.
 const MODEST_TIME: Duration = Duration::from_secs(2);
 const MODEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -176,8 +178,8 @@ impl Server {
         gone.into_iter().for_each(|ceded| self.let_go(ceded.child));
     }
 
-    /// Whoever would tell what became of those that were ceded has ended: the ones whose own pagers have not begun are
-    /// served here again.
+    /// Whoever would tell what became of those that were ceded has ended: the ones whose own pagers
+    /// have not begun are served here again.
     fn reclaim(&mut self) {
         for Ceded { child, memory } in std::mem::take(&mut self.ceded) {
             if handover::claim(&memory) {
@@ -217,7 +219,8 @@ impl Server {
         self.core.layout.has_settled_child();
     }
 
-    /// Gets a child ready for its own pager: all that is told of it is heeded, and where its pages are is written down.
+    /// Gets a child ready for its own pager: all that is told of it is heeded, and where its pages
+    /// are is written down.
     fn cede(&mut self, number: u64) -> Result<OwnedFd, String> {
         if self.must_finish {
             return Err("it is given all its pages".into());

@@ -1,8 +1,8 @@
 //! mremap: a mapping moves, and what the pager holds of it follows.
 //!
-//! Between unregistering the old range and registering the new one the program's threads see plain memory. So
-//! the pages that are elsewhere are taken out of the fault threads' hands first, at both ends, and what
-//! comes to lie at their places meanwhile is dropped.
+//! Between unregistering the old range and registering the new one the program's threads see plain
+//! memory. So the pages that are elsewhere are taken out of the fault threads' hands first, at both
+//! ends, and what comes to lie at their places meanwhile is dropped.
 
 use farpool_pool::PageRead;
 use farpool_units::PAGE_BYTES;
@@ -18,13 +18,14 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
 impl Steward {
-    /// Moves a mapping: the kernel moves what is resident, with its rights and huge pages; what is far or in
-    /// the buffer follows it. The registry is locked, so nothing is moved out meanwhile.
+    /// Moves a mapping: the kernel moves what is resident, with its rights and huge pages; what is
+    /// far or in the buffer follows it. The registry is locked, so nothing is moved out meanwhile.
     pub(super) fn carry(&mut self, registry: &mut Registry, carry: &Carry) -> Result<(), i32> {
         let held = self.hold(carry)?;
         let (old_bytes, flags) =
             (carry.end - carry.start, if carry.keeps { libc::MREMAP_DONTUNMAP } else { 0 });
-        // The kernel moves several mappings at once unless a userfaultfd is there: it stops half way then.
+        // The kernel moves several mappings at once unless a userfaultfd is there: it stops half
+        // way then.
         let _ = self.core.uffd.unregister(carry.start, old_bytes);
         if let Err(errno) = sys::remap(carry.start, old_bytes, carry.bytes, flags, carry.to) {
             for part in registry.overlapping(carry.start, carry.end) {
@@ -67,8 +68,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Takes all pages of the range that are not mapped in the program out of the hands of the fault
-    /// threads, with the states they had.
+    /// Takes all pages of the range that are not mapped in the program out of the hands of the
+    /// fault threads, with the states they had.
     fn hold(&self, carry: &Carry) -> Result<Vec<Held>, i32> {
         let mut held = Vec::new();
         let end = carry.start + carry.carried_bytes();
@@ -96,8 +97,8 @@ impl Steward {
         Ok(held)
     }
 
-    /// The pages stay where they are. Victims go back into the program: the evictor may have passed them
-    /// over when it wrote their tray, so that their frames are the only copies.
+    /// The pages stay where they are. Victims go back into the program: the evictor may have passed
+    /// them over when it wrote their tray, so that their frames are the only copies.
     fn let_go(&self, held: Vec<Held>) {
         for Held { page, state, .. } in held {
             self.drop_stray(page);
@@ -113,7 +114,8 @@ impl Steward {
         }
     }
 
-    /// Drops what the kernel may have mapped at a page that is elsewhere, while it was not registered.
+    /// Drops what the kernel may have mapped at a page that is elsewhere, while it was not
+    /// registered.
     fn drop_stray(&self, page: Page) {
         let (start, end) = (page.address(), page.address() + PAGE_BYTES);
         if moves::first_occupied(&self.core.pagemap, start, end).is_some() {
@@ -148,7 +150,8 @@ impl Steward {
         copied
     }
 
-    /// A far page is far at `target` too; where no blade has room for it, it comes into the program.
+    /// A far page is far at `target` too; where no blade has room for it, it comes into the
+    /// program.
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
         self.read_page(PageRead { at: from, into: self.fetcher.memory as *mut u8, token: 0 })?;
@@ -169,8 +172,8 @@ impl Steward {
         stored.or_else(|_| self.copy_in(held.target, self.fetcher.memory))
     }
 
-    /// Follows a mapping that the kernel has moved already; what is resident has moved with it. Faults are served again
-    /// as soon as the pages that have not are in the steward's hands.
+    /// Follows a mapping that the kernel has moved already; what is resident has moved with it.
+    /// Faults are served again as soon as the pages that have not are in the steward's hands.
     pub(super) fn follow_move(&mut self, from: usize, to: usize, bytes: usize) {
         let carry = Carry { start: from, end: from + bytes, to, bytes, keeps: false };
         let pager = self.pager;
@@ -217,7 +220,8 @@ impl Steward {
         self.forget(from, from + bytes);
     }
 
-    /// As [`Steward::carry_victim`], by way of the blade: no change of the address space can come between.
+    /// As [`Steward::carry_victim`], by way of the blade: no change of the address space can come
+    /// between.
     fn carry_buffered(&mut self, held: &Held) -> Result<(), i32> {
         let Some((slot, _)) = self.core.frames.locate(held.page) else {
             return Err(libc::EFAULT);
@@ -240,8 +244,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Waits until the evictor's write of what was at the page before is over: it travels on another connection
-    /// and could arrive after this thread's.
+    /// Waits until the evictor's write of what was at the page before is over: it travels on
+    /// another connection and could arrive after this thread's.
     fn await_eviction(&self, page: Page) {
         while self.core.frames.is_being_written(page) {
             self.core.budget.kick();
@@ -282,8 +286,9 @@ struct Held {
     target: Page,
 }
 
-/// Takes a page that was just forgotten out of the hands of the fault threads: a run of first touches that
-/// began in the mapping below may have claimed it for a moment, and then sets its state.
+/// Takes a page that was just forgotten out of the hands of the fault threads: a run of first
+/// touches that began in the mapping below may have claimed it for a moment, and then sets its
+/// state.
 fn own(page: Page) {
     loop {
         let state = page.cell().load();
@@ -309,7 +314,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::SeqCst;
 
-    /// A fault thread claims the page for a run of first touches and lets go of it again, all the while.
+    /// A fault thread claims the page for a run of first touches and lets go of it again, all the
+    /// while.
     #[test]
     fn a_run_of_first_touches_does_not_overwrite_a_page_that_arrives() {
         let space: &'static Space = Box::leak(Box::new(Space::new().expect("space")));

@@ -1,9 +1,10 @@
-//! The steward of a sidecar: applies what the program did to its address space, as userfaultfd's events tell it, and
-//! finds new memory in the kernel's list of mappings.
+//! The steward of a sidecar: applies what the program did to its address space, as userfaultfd's
+//! events tell it, and finds new memory in the kernel's list of mappings.
 //!
-//! The order matters: a mapping is looked for only when all changes that were read are applied, so that what is found at
-//! an address is not taken for what was there before. A change that is not read yet is no danger: until it is, the
-//! kernel refuses to move pages (see [`crate::space::layout`]).
+//! The order matters: a mapping is looked for only when all changes that were read are applied, so
+//! that what is found at an address is not taken for what was there before. A change that is not
+//! read yet is no danger: until it is, the kernel refuses to move pages (see
+//! [`crate::space::layout`]).
 
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -30,8 +31,9 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 use crate::sys::standstill::PAUSE_PARTS;
 
-/// The sizes of the address space and of the resident set are looked at this often; memory that was mapped since is
-/// unknown for so long. One thread can touch some 5 MB meanwhile, or twice that with huge pages.
+/// The sizes of the address space and of the resident set are looked at this often; memory that was
+/// mapped since is unknown for so long. One thread can touch some 5 MB meanwhile, or twice that
+/// with huge pages.
 const LOOK_STEP: Duration = Duration::from_millis(2);
 /// The same when nothing has changed for [`QUIET_AFTER`].
 const QUIET_STEP: Duration = Duration::from_millis(20);
@@ -67,8 +69,8 @@ struct Looks {
 }
 
 impl Steward {
-    /// Serves until the program ends, or until the pager is told to leave: then everything is in the program, and nothing
-    /// is registered any more.
+    /// Serves until the program ends, or until the pager is told to leave: then everything is in
+    /// the program, and nothing is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
         self.prepare_rests(attached.threshold_bytes());
         let now = Instant::now();
@@ -161,8 +163,8 @@ impl Steward {
                 return self.follow_move(from, to, bytes);
             }
             Change::Forked { descriptor } => {
-                // SAFETY: the kernel made the descriptor for this process when the event was read, and the change is
-                // applied once.
+                // SAFETY: the kernel made the descriptor for this process when the event was read,
+                // and the change is applied once.
                 let uffd = unsafe { OwnedFd::from_raw_fd(descriptor) };
                 self.share_with_child(attached, uffd);
             }
@@ -171,13 +173,14 @@ impl Steward {
     }
 
     /// Whether a range is as it was, though its end was told of. Since Linux 6.12 it is told of an
-    /// mmap over the range, too, that fails in the end, for want of memory or of room under a limit.
+    /// mmap over the range, too, that fails in the end, for want of memory or of room under a
+    /// limit.
     ///
-    /// That its memory is registered does not show it: nothing tells of a mapping that grows, where it
-    /// is or while it is moved, over what has just gone. What does is a page that is there, before
-    /// and after the question: where memory has come anew there is none, for no fault is served until
-    /// that is applied. Without one it has gone: far memory of which nothing is here is lost in an
-    /// mmap over it that fails.
+    /// That its memory is registered does not show it: nothing tells of a mapping that grows, where
+    /// it is or while it is moved, over what has just gone. What does is a page that is there,
+    /// before and after the question: where memory has come anew there is none, for no fault is
+    /// served until that is applied. Without one it has gone: far memory of which nothing is here
+    /// is lost in an mmap over it that fails.
     fn has_stayed(&self, start: usize, end: usize) -> bool {
         let (core, registered) = (self.core, self.pager.lock_registry().overlapping(start, end));
         let is_away = |part: &Region| {
@@ -208,8 +211,8 @@ impl Steward {
         self.kernel_has(address).unwrap_or_else(|| self.list_has(address))
     }
 
-    /// The kernel's answer, which it gives only at a moment at which all that was done is read; None:
-    /// there was no such moment.
+    /// The kernel's answer, which it gives only at a moment at which all that was done is read;
+    /// None: there was no such moment.
     fn kernel_has(&self, address: usize) -> Option<bool> {
         let (core, until) = (self.core, Instant::now() + ASKING_TIME);
         while !core.layout.is_moved_to(address) {
@@ -227,8 +230,8 @@ impl Steward {
         Some(false)
     }
 
-    /// The same from the list of mappings. Memory may have been moved there that was not told of yet:
-    /// its thread has told before [`ORDER_TIME`] is over.
+    /// The same from the list of mappings. Memory may have been moved there that was not told of
+    /// yet: its thread has told before [`ORDER_TIME`] is over.
     fn list_has(&self, address: usize) -> bool {
         let details = sys::read_file("/proc/self/smaps");
         let details =
@@ -247,7 +250,8 @@ impl Steward {
         false
     }
 
-    /// Looks for memory that was mapped since the last look, if the address space has changed its size.
+    /// Looks for memory that was mapped since the last look, if the address space has changed its
+    /// size.
     fn look(&mut self, attached: &'static Attached, looks: &mut Looks) {
         let sizes = attached.sizes();
         let before = std::mem::replace(&mut looks.sizes, sizes);
@@ -311,7 +315,8 @@ fn is_of_this_pager(core: &Core, page: usize) -> bool {
 const UNMOVABLE_PART: u64 = 4;
 
 impl Steward {
-    /// Notes whether much of the memory is locked, or of rights that the victim buffer does not have.
+    /// Notes whether much of the memory is locked, or of rights that the victim buffer does not
+    /// have.
     fn look_at_unmovable(&self) {
         let registry = self.pager.lock_registry();
         let pinned = registry.iter().filter(|region| region.pinned);
@@ -325,20 +330,23 @@ impl Steward {
 }
 
 impl Steward {
-    /// `splits`: mappings that the kernel keeps apart from their neighbours. It does not tell of an mremap that fails.
+    /// `splits`: mappings that the kernel keeps apart from their neighbours. It does not tell of an
+    /// mremap that fails.
     fn look_at_splits(&mut self, splits: usize) {
         self.core.slot.set(Counter::SplitMappings, splits as u64);
         if splits > 0 && self.has_moved && !std::mem::replace(&mut self.splits_said, true) {
             sys::say(&format!(
-                "the program moves memory (mremap), and {splits} of its mappings lie beside others that they would be \
-                 one with, were they not watched: to move or resize several of them at once fails with EFAULT"
+                "the program moves memory (mremap), and {splits} of its mappings lie beside others \
+                 that they would be one with, were they not watched: to move or resize several of \
+                 them at once fails with EFAULT"
             ));
         }
     }
 }
 
-/// Registers memory that is new, and notes which may be moved out. False: there was no moment at rest, and it has to be
-/// done again; unless `keeps`, for nothing would be held to the limit in a program that changes its memory all the time.
+/// Registers memory that is new, and notes which may be moved out. False: there was no moment at
+/// rest, and it has to be done again; unless `keeps`, for nothing would be held to the limit in a
+/// program that changes its memory all the time.
 fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: bool) -> bool {
     let found = match attached.eligible() {
         Ok(found) => found,
@@ -365,8 +373,8 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
         awake.filter(|_| core.is_movable(range.protection)).collect()
     };
     let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
-    // Of a mapping that is half known, by what was there before, half would be registered: the kernel could not move it
-    // as one (mremap).
+    // Of a mapping that is half known, by what was there before, half would be registered: the
+    // kernel could not move it as one (mremap).
     if !keeps && found.iter().any(is_new) && !core.layout.is_at_rest(&core.uffd) {
         return false;
     }
@@ -385,8 +393,8 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             registry.set_protection(range.start, range.end, protection, pinned);
         }
     }
-    // What was moved to a new place since the list was made must not pass for what was there before, see
-    // [`crate::space::order`]. It stays registered, and is found again.
+    // What was moved to a new place since the list was made must not pass for what was there
+    // before, see [`crate::space::order`]. It stays registered, and is found again.
     let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
     if !added.is_empty() && is_certain {
         // What is unmapped from here on may be what was found.

@@ -1,7 +1,8 @@
-//! The steward at a fork: takes down what is far, freezes it, and has the child served ([`crate::life::children`]).
+//! The steward at a fork: takes down what is far, freezes it, and has the child served
+//! ([`crate::life::children`]).
 //!
-//! The change is not applied yet, so nothing moves: the page states are those of the fork. A child that execs, as most
-//! do, needs nothing: it is given a moment for that.
+//! The change is not applied yet, so nothing moves: the page states are those of the fork. A child
+//! that execs, as most do, needs nothing: it is given a moment for that.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,7 +24,8 @@ use crate::sys;
 
 /// Layers that stay free for what is moved out after a fork; one of a child's own is another.
 const SPARE_LAYERS: usize = 2;
-/// A frozen layer that nobody shares any more is asked for again this often: each time is a request to the blades.
+/// A frozen layer that nobody shares any more is asked for again this often: each time is a request
+/// to the blades.
 pub(super) const THAW_STEP: Duration = Duration::from_secs(1);
 
 impl Steward {
@@ -52,7 +54,8 @@ impl Steward {
         }
     }
 
-    /// Gives a child, and those that it has meanwhile, all that they lack. Nothing moves before that is done.
+    /// Gives a child, and those that it has meanwhile, all that they lack. Nothing moves before
+    /// that is done.
     fn finish(&mut self, attached: &'static Attached, child: Child) {
         let mut unfinished = vec![child];
         while let Some(mut child) = unfinished.pop() {
@@ -72,7 +75,8 @@ impl Steward {
         self.core.layout.has_settled_child();
     }
 
-    /// Notes what is far now. What is in the buffer is on the blades, too, once nothing is on its way there.
+    /// Notes what is far now. What is in the buffer is on the blades, too, once nothing is on its
+    /// way there.
     fn take_down(&self) -> Inheritance {
         // Nothing is moved out while the lock is held.
         let registry = self.pager.lock_registry();
@@ -101,8 +105,8 @@ impl Steward {
         Inheritance { remains, local: Arc::new(local) }
     }
 
-    /// The state of a page as a child has it: Far where the child does not have the page. Pages that no blade has are
-    /// copied to `local`.
+    /// The state of a page as a child has it: Far where the child does not have the page. Pages
+    /// that no blade has are copied to `local`.
     fn state_for_child(
         &self,
         page: Page,
@@ -163,8 +167,8 @@ impl Steward {
         unused.into_iter().for_each(|layer| self.drop_layer(layer));
     }
 
-    /// Makes a frozen layer writable again that no child shares any more: so the layers do not become more with every
-    /// fork.
+    /// Makes a frozen layer writable again that no child shares any more: so the layers do not
+    /// become more with every fork.
     pub(super) fn thaw_unshared(&mut self) {
         let core = self.core;
         let wants_one = core.layers.current() == MAX_LAYERS && core.layers.live().next().is_some();

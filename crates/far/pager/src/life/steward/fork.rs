@@ -26,7 +26,8 @@ impl Steward {
         self.core.pool.may_share().map_err(|error| {
             if !std::mem::replace(&mut self.refusal_said, true) {
                 sys::say(&format!(
-                    "fork fails with ENOMEM from now on, for far memory cannot be shared with a child: {error}"
+                    "fork fails with ENOMEM from now on, for far memory cannot be shared with a \
+                     child: {error}"
                 ));
             }
             libc::ENOMEM

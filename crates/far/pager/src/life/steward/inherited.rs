@@ -1,11 +1,12 @@
 //! What a forked child does with the states it inherits, before its memory is registered.
 //!
-//! The kernel copies the address space, the table of states among it, one mapping after the other; what is
-//! copied already changes no more until the end. When fork is called the gate is shut, nothing is on its way, and
-//! only faults of the forking thread are served. It waits for its own faults. But a message of it may be
-//! stale: read by a fault thread that was then preempted, while another one served the page. Served in the
-//! middle of a fork, it leaves states that are not of the same moment as the page table. The page table
-//! decides then: a page arrives before its mapping is copied, or after all of them.
+//! The kernel copies the address space, the table of states among it, one mapping after the other;
+//! what is copied already changes no more until the end. When fork is called the gate is shut,
+//! nothing is on its way, and only faults of the forking thread are served. It waits for its own
+//! faults. But a message of it may be stale: read by a fault thread that was then preempted, while
+//! another one served the page. Served in the middle of a fork, it leaves states that are not of
+//! the same moment as the page table. The page table decides then: a page arrives before its
+//! mapping is copied, or after all of them.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -36,8 +37,8 @@ fn is_present(core: &Core, page: Page) -> bool {
 }
 
 /// Drops pages that are far and present. Until the child's handler runs nothing is registered, and
-/// glibc clears the thread-specific data of the parent's other threads: where that lies in far memory, a
-/// page of zeros now hides the neighbours' contents.
+/// glibc clears the thread-specific data of the parent's other threads: where that lies in far
+/// memory, a page of zeros now hides the neighbours' contents.
 fn drop_strays(core: &Core, region: Region) {
     let mut ranges = [PageRange::default(); 64];
     let mut from = region.start;
@@ -63,9 +64,9 @@ fn drop_page(page: Page) {
     }
 }
 
-/// Ends the phase Fetching, whose owners are not in this process: a page that had not arrived is far again if
-/// it came from there; any other is the program's (a missing one of those reads as zeros, as before). Counts
-/// far pages and copies anew.
+/// Ends the phase Fetching, whose owners are not in this process: a page that had not arrived is
+/// far again if it came from there; any other is the program's (a missing one of those reads as
+/// zeros, as before). Counts far pages and copies anew.
 fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
     for superpage in (0..space.count()).filter_map(|id| space.by_id(id)) {
         let (mut far_pages, mut copies) = (0, 0);

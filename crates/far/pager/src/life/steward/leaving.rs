@@ -1,5 +1,5 @@
-//! The pager leaves the program: everything that is far or in the victim buffer comes in, and nothing is registered any
-//! more. Faults are served all the while.
+//! The pager leaves the program: everything that is far or in the victim buffer comes in, and
+//! nothing is registered any more. Faults are served all the while.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -53,7 +53,8 @@ impl Steward {
             return (since.elapsed() > VAIN_TIME).then_some(Left::Stuck { pages: left });
         }
         let registry = self.pager.lock_registry();
-        // The evictor may have moved something out behind us, in the round that it was in; from here on it moves nothing.
+        // The evictor may have moved something out behind us, in the round that it was in; from
+        // here on it moves nothing.
         if self.core.layout.is_behind() || self.is_anything_away() {
             return None;
         }
@@ -71,7 +72,8 @@ impl Steward {
         pages.any(|cell| !is_there(cell.load().phase()))
     }
 
-    /// A touch of a lost page must stay a SIGBUS: whoever lost it may not have come to that. False: not yet.
+    /// A touch of a lost page must stay a SIGBUS: whoever lost it may not have come to that. False:
+    /// not yet.
     fn is_poisoned(&self, page: Page) -> bool {
         let poisoned = until_settled(self.core, Mover::Evictor, |_| {
             self.core.uffd.poison(page.address(), PAGE_BYTES)

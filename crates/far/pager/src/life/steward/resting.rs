@@ -1,20 +1,23 @@
-//! The steward lets pieces of memory rest that the program gives up and takes again all the time, see [`crate::life::rest`].
+//! The steward lets pieces of memory rest that the program gives up and takes again all the time,
+//! see [`crate::life::rest`].
 //!
 //! A piece begins to rest in this order:
 //! 1. nothing has been done to the address space that is not applied, so what is known of the piece
 //!    is of what is there;
 //! 2. the registry is locked, so that nothing is moved out; nothing of the piece is away;
-//! 3. it is unregistered. The kernel wakes who waits for a page of it; a fault that was read and is served later fills
-//!    nothing, and wakes its thread;
-//! 4. if nothing was done meanwhile, the registry and the page states forget it. Else it is registered again as it was.
+//! 3. it is unregistered. The kernel wakes who waits for a page of it; a fault that was read and is
+//!    served later fills nothing, and wakes its thread;
+//! 4. if nothing was done meanwhile, the registry and the page states forget it. Else it is
+//!    registered again as it was.
 //!
-//! While it rests the pager knows nothing of it. When its rest is over it is found in the list of mappings, like memory
-//! that is new.
+//! While it rests the pager knows nothing of it. When its rest is over it is found in the list of
+//! mappings, like memory that is new.
 //!
-//! A thread that drops pages (madvise) goes on when its event is read, and drops them some time after. So the states of
-//! pages in phase Dropped outlast a rest: such a page must not be moved out while it may still be dropped. That is over
-//! when the page has been missing once: what is there later was written since, and a drop that hits it is one that came
-//! before. On registered memory a fault shows that; here the page map is looked at.
+//! A thread that drops pages (madvise) goes on when its event is read, and drops them some time
+//! after. So the states of pages in phase Dropped outlast a rest: such a page must not be moved out
+//! while it may still be dropped. That is over when the page has been missing once: what is there
+//! later was written since, and a drop that hits it is one that came before. On registered memory a
+//! fault shows that; here the page map is looked at.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -33,16 +36,18 @@ use crate::space::units::CHUNK_PAGES;
 use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
-/// What rests may grow unseen; how much is missing of it is looked at this often. A piece takes 1 us.
+/// What rests may grow unseen; how much is missing of it is looked at this often. A piece takes 1
+/// us.
 const UNSEEN_STEP: Duration = Duration::from_millis(20);
 /// Memory has been short for so long, and there was nothing to move out: rests end.
 const SHORT_TIME: Duration = Duration::from_millis(100);
-/// The first kernel that goes on with a madvise whose mapping was split while the event waited to be read. An older one
-/// leaves out what lies behind the split.
+/// The first kernel that goes on with a madvise whose mapping was split while the event waited to
+/// be read. An older one leaves out what lies behind the split.
 const SPLITS_SAFELY: (u32, u32) = (6, 17);
 
 impl Steward {
-    /// Where rests would be unsafe there are none. Mappings shorter than `threshold_bytes` are not registered.
+    /// Where rests would be unsafe there are none. Mappings shorter than `threshold_bytes` are not
+    /// registered.
     pub(super) fn prepare_rests(&mut self, threshold_bytes: usize) {
         self.resting.threshold_bytes = threshold_bytes;
         if sys::kernel_version().is_none_or(|version| version < SPLITS_SAFELY) {
@@ -148,7 +153,8 @@ impl Steward {
             && known_pages(self.core.space, piece.start, piece.end).all(may_rest)
     }
 
-    /// Whether far memory has come to a place that was unregistered when it came: whoever touched it read zeros.
+    /// Whether far memory has come to a place that was unregistered when it came: whoever touched
+    /// it read zeros.
     pub(super) fn was_disturbed(&self, start: usize, end: usize) -> bool {
         self.resting.disturbed.iter().any(|range| range.start < end && start < range.end)
     }
@@ -164,7 +170,8 @@ impl Steward {
         }
     }
 
-    /// Pages of a range that rests that are missing were dropped, if they were to be. Returns how many are missing.
+    /// Pages of a range that rests that are missing were dropped, if they were to be. Returns how
+    /// many are missing.
     fn settle_dropped(&self, range: &Range<usize>) -> usize {
         let mut missing = 0;
         let registry = self.pager.lock_registry();

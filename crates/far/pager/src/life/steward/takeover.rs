@@ -1,10 +1,10 @@
-//! The steward of a forked child begins: which of the pages that its parent's pager handed over the child still has, its
-//! mappings say.
+//! The steward of a forked child begins: which of the pages that its parent's pager handed over the
+//! child still has, its mappings say.
 //!
-//! A page is the child's only if its mapping was registered with the userfaultfd that came with the fork: memory that the
-//! parent kept from its children (MADV_DONTFORK) is not there, and what the child has mapped since may lie at the same
-//! addresses. So before new mappings are registered one far page of each is brought in, which the kernel refuses where
-//! the mapping is not registered.
+//! A page is the child's only if its mapping was registered with the userfaultfd that came with the
+//! fork: memory that the parent kept from its children (MADV_DONTFORK) is not there, and what the
+//! child has mapped since may lie at the same addresses. So before new mappings are registered one
+//! far page of each is brought in, which the kernel refuses where the mapping is not registered.
 
 use farpool_units::PAGE_BYTES;
 
@@ -20,8 +20,8 @@ use crate::space::way::Way;
 use crate::space::{Page, known_pages};
 
 impl Steward {
-    /// Fills the registry and registers what is new, and forgets far pages that the child does not have. Faults are served already; nothing is moved
-    /// out yet.
+    /// Fills the registry and registers what is new, and forgets far pages that the child does not
+    /// have. Faults are served already; nothing is moved out yet.
     pub(crate) fn adopt_mappings(&mut self, attached: &'static Attached) {
         let mappings = self.settled_mappings(attached);
         for superpage in (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id)) {
@@ -38,7 +38,8 @@ impl Steward {
                 let region = mapping.region(self.core.way(mapping.protection) == Way::Nowhere);
                 registry.insert(region);
                 if has_far {
-                    // Registered since the fork; unmapped meanwhile, it could not be registered again.
+                    // Registered since the fork; unmapped meanwhile, it could not be registered
+                    // again.
                     learn(self.core, region);
                 } else {
                     register(self.core, &mut registry, region);
@@ -47,8 +48,8 @@ impl Steward {
         }
     }
 
-    /// All mappings, at a moment at which the page states know of every change of them: while one is not read the kernel
-    /// refuses to fill pages, and says so before anything else.
+    /// All mappings, at a moment at which the page states know of every change of them: while one
+    /// is not read the kernel refuses to fill pages, and says so before anything else.
     fn settled_mappings(&mut self, attached: &'static Attached) -> Vec<Eligible> {
         loop {
             self.apply_all(attached);

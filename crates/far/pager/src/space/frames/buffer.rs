@@ -91,8 +91,8 @@ impl Frames {
             [&entry.filled, &entry.valid, &entry.writing, &entry.busy].map(|it| it.load(SeqCst));
         let page = self.page_of(entry, index).map(|page| page.cell().load());
         format!(
-            "frame {index} of tray {tray}, filled {filled:#x}, valid {valid:#x}, writing {writing:#x}, \
-             busy {busy:#x}, page {page:?}"
+            "frame {index} of tray {tray}, filled {filled:#x}, valid {valid:#x}, writing \
+             {writing:#x}, busy {busy:#x}, page {page:?}"
         )
     }
 

@@ -3,10 +3,10 @@
 //! It is a range of addresses cut into trays of 64 slots. The evictor moves a chunk's pages into an
 //! empty tray, writes them to the blade, and queues the tray: its frames are now free, yet still
 //! hold the pages. A fault on such a page takes it back (a second chance without network); a fault
-//! that needs frames takes the oldest ones, whose pages are then only far. A run of fetched pages is read
-//! into such frames and they are moved into the program, so they go round without the kernel's
-//! allocator (FluidMem's idea with stock kernels' UFFDIO_MOVE). Lone pages are copied into new memory
-//! instead, and the evictor gives the oldest trays back to the kernel for it.
+//! that needs frames takes the oldest ones, whose pages are then only far. A run of fetched pages
+//! is read into such frames and they are moved into the program, so they go round without the
+//! kernel's allocator (FluidMem's idea with stock kernels' UFFDIO_MOVE). Lone pages are copied into
+//! new memory instead, and the evictor gives the oldest trays back to the kernel for it.
 //!
 //! Bits of a tray, one for each slot:
 //! * `filled`: a frame is mapped at the slot;

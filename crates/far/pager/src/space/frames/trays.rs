@@ -22,13 +22,14 @@ pub struct Tray {
 pub fn table(count: usize) -> Result<&'static [Tray], std::io::Error> {
     let base = sys::map_local(count * size_of::<Tray>())?;
     sys::advise(base, count * size_of::<Tray>(), libc::MADV_NOHUGEPAGE).ok();
-    // SAFETY: the mapping is fresh, page-aligned and never unmapped; its zeros are an empty tray's atomics.
+    // SAFETY: the mapping is fresh, page-aligned and never unmapped; its zeros are an empty tray's
+    // atomics.
     Ok(unsafe { std::slice::from_raw_parts(base as *const Tray, count) })
 }
 
 impl Tray {
-    /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away sets it
-    /// before he clears the others.
+    /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away
+    /// sets it before he clears the others.
     pub fn is_free(&self, index: usize) -> bool {
         let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);
         self.filled.load(SeqCst) & !taken & (1 << index) != 0
