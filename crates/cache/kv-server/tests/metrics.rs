@@ -18,6 +18,18 @@ fn scrape(at: SocketAddr, path: &str) -> String {
     text
 }
 
+const SETS: &str = "set user:1 0 0 1\r\nx\r\nset user:2 0 0 1\r\nx\r\ndelete user:9\r\n";
+
+/// Sends the requests on a connection of their own, and waits until all are answered.
+fn ask_all(server: SocketAddr, requests: &str) {
+    let mut client = TcpStream::connect(server).unwrap();
+    let mut sender = client.try_clone().unwrap();
+    let requests = format!("{requests}quit\r\n");
+    let writer = std::thread::spawn(move || sender.write_all(requests.as_bytes()).unwrap());
+    client.read_to_string(&mut String::new()).unwrap();
+    writer.join().unwrap();
+}
+
 #[test]
 fn figures_follow_what_was_done() {
     let any = "127.0.0.1:0".parse().unwrap();
@@ -63,29 +75,14 @@ fn figures_follow_what_was_done() {
         std::thread::yield_now();
     }
     assert!(!scrape(metrics, "/metrics").contains("prefix_commands"), "no key had a prefix");
-    let mut client = TcpStream::connect(text).unwrap();
-    let reads = "get hot\r\n".repeat(20_000);
-    let writer = std::thread::spawn({
-        let mut client = client.try_clone().unwrap();
-        move || client.write_all(format!("{reads}quit\r\n").as_bytes()).unwrap()
-    });
-    client.read_to_string(&mut String::new()).unwrap();
-    writer.join().unwrap();
+    ask_all(text, &"get hot\r\n".repeat(20_000));
     let start = Instant::now();
     while !scrape(metrics, "/keys").contains("\"key\":\"hot\"") {
         assert!(start.elapsed() < Duration::from_secs(20), "{}", scrape(metrics, "/keys"));
         std::thread::yield_now();
     }
     // Enough for a curve of its own, on whichever shard.
-    let mut client = TcpStream::connect(text).unwrap();
-    let rounds = "get user:1 user:2 user:3 user:4\r\n".repeat(3000);
-    let sets = "set user:1 0 0 1\r\nx\r\nset user:2 0 0 1\r\nx\r\ndelete user:9\r\n";
-    let writer = std::thread::spawn({
-        let mut client = client.try_clone().unwrap();
-        move || client.write_all(format!("{sets}{rounds}quit\r\n").as_bytes()).unwrap()
-    });
-    client.read_to_string(&mut String::new()).unwrap();
-    writer.join().unwrap();
+    ask_all(text, &format!("{SETS}{}", "get user:1 user:2 user:3 user:4\r\n".repeat(3000)));
     let start = Instant::now();
     loop {
         let (scraped, keys) = (scrape(metrics, "/metrics"), scrape(metrics, "/keys"));

@@ -118,6 +118,7 @@ impl Run {
         Ok(found)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(&mut self, number: usize, step: &Step) -> Result<(), TestCaseError> {
         let now_s = self.store.now_s();
         let expiry = |expires_in_s| if expires_in_s == 0 { 0 } else { now_s + expires_in_s };

@@ -114,6 +114,7 @@ impl Run {
         Ok(found)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(&mut self, number: usize, step: &Step) -> Result<(), TestCaseError> {
         let now_s = self.store.now_s();
         match *step {

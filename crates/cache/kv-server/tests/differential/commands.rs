@@ -228,6 +228,7 @@ fn plain() -> impl Strategy<Value = Draft> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "one line or two for each command")]
 fn admin() -> impl Strategy<Value = Draft> {
     let fixed = vec![
         "version",
