@@ -34,8 +34,9 @@ pub fn get_one(
     shard.store.note_read(found);
 }
 
+/// Counts a read by whether it touches, and whether it hit.
 #[inline]
-fn count_get(shard: &mut Shard, touches: bool, hit: bool) {
+pub(crate) fn count_get(shard: &mut Shard, touches: bool, hit: bool) {
     let counts = &mut shard.counts;
     match (touches, hit) {
         (false, true) => {

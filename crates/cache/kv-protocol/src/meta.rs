@@ -87,7 +87,7 @@ fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
         is_new = found.is_some();
     }
     let Some(found) = found else {
-        count_read(shard, touches, false);
+        classic::count_get(shard, touches, false);
         if opaque_is_too_long(&request.words) {
             push_line(out, OPAQUE_TOO_LONG);
         } else if !flags.quiet {
@@ -103,33 +103,11 @@ fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
             if !flags.no_update {
                 shard.store.note_read(found);
             }
-            count_read(shard, touches, true);
+            classic::count_get(shard, touches, true);
         }
         Err(reason) => {
             out.truncate(start);
             push_line(out, reason);
-        }
-    }
-}
-
-fn count_read(shard: &mut Shard, touches: bool, hit: bool) {
-    let counts = &mut shard.counts;
-    match (touches, hit) {
-        (true, true) => {
-            counts.cmd_touch += 1;
-            counts.touch_hits += 1;
-        }
-        (true, false) => {
-            counts.cmd_touch += 1;
-            counts.touch_misses += 1;
-        }
-        (false, true) => {
-            counts.cmd_get += 1;
-            counts.get_hits += 1;
-        }
-        (false, false) => {
-            counts.cmd_get += 1;
-            counts.get_misses += 1;
         }
     }
 }

@@ -7,3 +7,4 @@ mod lease;
 pub(crate) mod light;
 mod port;
 pub(crate) mod ports;
+mod turns;

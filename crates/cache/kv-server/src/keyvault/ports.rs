@@ -3,18 +3,14 @@
 use std::time::Duration;
 
 use farpool_keyvault::arbiter::LeastRecentlyGranted;
-use farpool_units::exactly;
 use rustix::event::epoll;
 use smallvec::SmallVec;
 
-use super::light::{BATCH, Source};
 use super::port::Port;
 use crate::clients::Clients;
-use crate::clients::connection::{Client, CloseReason, Phase};
+use crate::clients::connection::{Client, Phase};
 use crate::clients::sockets::Connection;
-use crate::mail::mailbox::ConnectionId;
 use crate::me::{Me, TOKEN_BELL};
-use crate::worker::Worker;
 
 /// A client tells nobody when it makes room in its ring of answers: how often one that was full is
 /// checked.
@@ -24,11 +20,11 @@ const FULL_RING_LOOK: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     /// In the order of their turns.
-    turns: LeastRecentlyGranted,
+    pub(super) turns: LeastRecentlyGranted,
     /// Of them, those that are over.
-    ended: Vec<usize>,
+    pub(super) ended: Vec<usize>,
     /// Frames of the ring that is served now.
-    frames: Vec<u8>,
+    pub(super) frames: Vec<u8>,
     /// Whether rings had requests since the last look at the time.
     are_busy: bool,
 }
@@ -76,7 +72,7 @@ impl Ports {
     }
 
     /// Notes a connection whose other side broke the rules.
-    fn check(&mut self, clients: &Clients, number: usize) {
+    pub(super) fn check(&mut self, clients: &Clients, number: usize) {
         let is_over = clients.get(number).is_some_and(|connection| {
             connection.client.phase == Phase::Closing && connection.light.is_some()
         });
@@ -114,73 +110,6 @@ impl Ports {
             {
                 each(client, port);
             }
-        }
-    }
-}
-
-impl Worker {
-    /// Looks at every ring once, least recently granted first. True if any had a request.
-    pub(crate) fn serve_ports(&mut self) -> bool {
-        let mut turns = std::mem::take(&mut self.ports.turns);
-        let any = turns.round(|number| self.serve_port(number as usize));
-        turns.members().for_each(|number| self.ports.check(&self.clients, number as usize));
-        self.ports.turns = turns;
-        any
-    }
-
-    fn serve_port(&mut self, number: usize) -> bool {
-        let Some(connection) = self.clients.get_mut(number) else { return false };
-        if connection.client.is_ring_full {
-            // Who does not take his answers is not asked for more requests.
-            return self.push_held(number);
-        }
-        if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
-            return false;
-        }
-        let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
-            return false;
-        };
-        if !port.has_frame() {
-            return false;
-        }
-        let mut frames = std::mem::take(&mut self.ports.frames);
-        frames.clear();
-        let mut is_broken = port.take_frames(BATCH, &mut frames);
-        let Some(mut connection) = self.clients.take(number) else { return false };
-        connection.client.last_active_s = self.shard.clock.now_s();
-        let id = ConnectionId { number: exactly(number), generation: connection.generation };
-        let done = self.serve_light(&mut connection, id, (&frames, Source::Ring));
-        is_broken |= done < frames.len();
-        self.ports.frames = frames;
-        is_broken |= !self.clients.finish(&mut connection, &mut self.me.counts)
-            || !connection.watch(number, &self.me.epoll);
-        if is_broken {
-            connection.client.phase = Phase::Closing;
-        }
-        self.clients.put(number, connection);
-        true
-    }
-
-    /// Gives a client that has made room the answers that wait for it. True if it had made some.
-    fn push_held(&mut self, number: usize) -> bool {
-        let port = self.clients.get_mut(number).and_then(|it| it.light.as_mut()?.port.as_mut());
-        if !port.is_some_and(Port::push_held) {
-            return false;
-        }
-        let Some(mut connection) = self.clients.take(number) else { return false };
-        // What it sent meanwhile over the socket has its turn again.
-        if !self.clients.finish(&mut connection, &mut self.me.counts)
-            || !connection.watch(number, &self.me.epoll)
-        {
-            connection.client.phase = Phase::Closing;
-        }
-        self.clients.put(number, connection);
-        true
-    }
-
-    pub(crate) fn close_ended_ports(&mut self) {
-        while let Some(number) = self.ports.ended.pop() {
-            self.close(number, CloseReason::Normal);
         }
     }
 }

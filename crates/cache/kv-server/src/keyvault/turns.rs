@@ -1,0 +1,77 @@
+//! The turns of a thread's connections in shared memory: requests are taken from their rings, and
+//! answers that waited for room go out.
+
+use farpool_units::exactly;
+
+use super::light::{BATCH, Source};
+use super::port::Port;
+use crate::clients::connection::{CloseReason, Phase};
+use crate::mail::mailbox::ConnectionId;
+use crate::worker::Worker;
+
+impl Worker {
+    /// Looks at every ring once, least recently granted first. True if any had a request.
+    pub(crate) fn serve_ports(&mut self) -> bool {
+        let mut turns = std::mem::take(&mut self.ports.turns);
+        let any = turns.round(|number| self.serve_port(number as usize));
+        turns.members().for_each(|number| self.ports.check(&self.clients, number as usize));
+        self.ports.turns = turns;
+        any
+    }
+
+    fn serve_port(&mut self, number: usize) -> bool {
+        let Some(connection) = self.clients.get_mut(number) else { return false };
+        if connection.client.is_ring_full {
+            // Who does not take his answers is not asked for more requests.
+            return self.push_held(number);
+        }
+        if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
+            return false;
+        }
+        let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
+            return false;
+        };
+        if !port.has_frame() {
+            return false;
+        }
+        let mut frames = std::mem::take(&mut self.ports.frames);
+        frames.clear();
+        let mut is_broken = port.take_frames(BATCH, &mut frames);
+        let Some(mut connection) = self.clients.take(number) else { return false };
+        connection.client.last_active_s = self.shard.clock.now_s();
+        let id = ConnectionId { number: exactly(number), generation: connection.generation };
+        let done = self.serve_light(&mut connection, id, (&frames, Source::Ring));
+        is_broken |= done < frames.len();
+        self.ports.frames = frames;
+        is_broken |= !self.clients.finish(&mut connection, &mut self.me.counts)
+            || !connection.watch(number, &self.me.epoll);
+        if is_broken {
+            connection.client.phase = Phase::Closing;
+        }
+        self.clients.put(number, connection);
+        true
+    }
+
+    /// Gives a client that has made room the answers that wait for it. True if it had made some.
+    fn push_held(&mut self, number: usize) -> bool {
+        let port = self.clients.get_mut(number).and_then(|it| it.light.as_mut()?.port.as_mut());
+        if !port.is_some_and(Port::push_held) {
+            return false;
+        }
+        let Some(mut connection) = self.clients.take(number) else { return false };
+        // What it sent meanwhile over the socket has its turn again.
+        if !self.clients.finish(&mut connection, &mut self.me.counts)
+            || !connection.watch(number, &self.me.epoll)
+        {
+            connection.client.phase = Phase::Closing;
+        }
+        self.clients.put(number, connection);
+        true
+    }
+
+    pub(crate) fn close_ended_ports(&mut self) {
+        while let Some(number) = self.ports.ended.pop() {
+            self.close(number, CloseReason::Normal);
+        }
+    }
+}
