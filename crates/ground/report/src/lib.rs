@@ -14,7 +14,8 @@
 //!     Column::right("ratio").decimals(3),
 //! ]);
 //! table.row([16.into(), 0.54.into()]);
-//! let plot = LinePlot::new("Peak of sums", Axis::log2("pool size"), Axis::linear("ratio").from_zero())
+//! let (across, up) = (Axis::log2("pool size"), Axis::linear("ratio").from_zero());
+//! let plot = LinePlot::new("Peak of sums", across, up)
 //!     .describe("The larger the pool, the less memory it needs")
 //!     .line(Line::new("memory", [(1.0, 1.0), (16.0, 0.54)]).band([(1.0, 1.0), (0.5, 0.6)]));
 //! let page = Page::new("Pools", provenance).finding("A pool of 16 pays").table(table).plot(plot);

@@ -4,7 +4,8 @@
 //! ```text
 //! budget      = (supply - other) * (1 - margin)
 //! stack       = cores * core + network + port + max(floor, memory per GB/s * GB/s)
-//! stacks      = least of: ports, board share * board / (package of stack + package of port), budget / stack
+//! stacks      = least of: ports, board share * board / (package of stack + package of port),
+//!               budget / stack
 //! power       = other + stacks * stack / (1 - margin)
 //! ```
 //!

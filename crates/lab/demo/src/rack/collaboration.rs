@@ -174,8 +174,17 @@ mod tests {
 
     #[test]
     fn what_a_daemon_says_is_understood() {
-        let answer = "HTTP/1.0 200 OK\r\ncontent-type: \
-                      application/json\r\n\r\n{\"class\":\"client\",\"offered_bytes\":5,\"lent_used_bytes\":7,\"borrowed\":[{\"node\":\"192.0.2.3:7070\",\"bytes\":16,\"state\":\"ready\"},{\"node\":\"B\",\"bytes\":8,\"state\":\"moving\"}]}";
+        let body = serde_json::json!({
+            "class": "client",
+            "offered_bytes": 5,
+            "lent_used_bytes": 7,
+            "borrowed": [
+                { "node": "192.0.2.3:7070", "bytes": 16, "state": "ready" },
+                { "node": "B", "bytes": 8, "state": "moving" },
+            ],
+        });
+        let answer = format!("HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{body}");
+        let answer = answer.as_str();
         let said = parse(answer).expect("a body");
         let mut status = Status::default();
         collaboration().hear("B", &said, &mut status);

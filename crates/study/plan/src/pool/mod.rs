@@ -5,7 +5,8 @@
 //! of them needs
 //!
 //! ```text
-//! memory(pool) = sum of local(vm)  +  max over time of [ sum of max(0, used(vm, t) - local(vm)) ] * blades / (blades - 1)
+//! memory(pool) = sum of local(vm)
+//!              + max over time of [ sum of max(0, used(vm, t) - local(vm)) ] * blades / (blades - 1)
 //! local(vm)    = local share * peak(vm)
 //! ```
 //!
