@@ -188,12 +188,12 @@ fn numbers_on_the_wire_are_the_documented_ones() {
     }
     let text = include_str!("../../../../docs/contributors/protocol.md");
     for code in ErrorCode::ALL {
-        let row = format!("| {} | {code:?} |", code.number());
-        assert!(text.contains(&row), "docs/contributors/protocol.md lacks {row:?}");
+        let entry = format!("\n- **{} {code:?}**\n", code.number());
+        assert!(text.contains(&entry), "docs/contributors/protocol.md lacks {entry:?}");
     }
     for opcode in Opcode::ALL {
-        let row = format!("| {} | {opcode:?} |", opcode.number());
-        assert!(text.contains(&row), "docs/contributors/protocol.md lacks {row:?}");
+        let entry = format!("\n- **{} {opcode:?}**\n", opcode.number());
+        assert!(text.contains(&entry), "docs/contributors/protocol.md lacks {entry:?}");
     }
 }
 
