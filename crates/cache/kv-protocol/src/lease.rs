@@ -7,7 +7,7 @@ use farpool_keyvault::message::{LEASES_RELEASED_MAX, LeaseIds, LeasedItem};
 use farpool_units::exactly;
 
 use super::Shard;
-use super::light::{self, AnswerHead};
+use super::keyvault::{self, AnswerHead};
 use farpool_kv_store::Found;
 use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::lease::Lease;
@@ -98,9 +98,9 @@ pub fn answer_get(
     HashedKey { key, hash }: HashedKey<'_>,
     out: &mut Vec<u8>,
 ) {
-    light::answer_by(head, out, |out| match light::read(shard, key, hash) {
+    keyvault::answer_by(head, out, |out| match keyvault::read(shard, key, hash) {
         Some(found) if push_lease(shard, table, found, out) => Status::Ok,
-        Some(found) => light::push_item(shard, found, out),
+        Some(found) => keyvault::push_item(shard, found, out),
         None => Status::NotFound,
     });
 }
@@ -136,5 +136,5 @@ pub fn answer_release(
         shard.store.release(lease);
         released += 1;
     }
-    light::answer_status(head, Status::Ok, &released.to_le_bytes(), out);
+    keyvault::answer_status(head, Status::Ok, &released.to_le_bytes(), out);
 }

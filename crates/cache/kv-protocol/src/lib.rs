@@ -4,8 +4,8 @@
 
 pub mod classic;
 pub mod command;
+pub mod keyvault;
 pub mod lease;
-pub mod light;
 pub mod listing;
 pub mod meta;
 pub mod reply;

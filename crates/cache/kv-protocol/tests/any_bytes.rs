@@ -1,7 +1,7 @@
 //! Spoiled streams, as many as a test has time for; fuzz/ goes on from here.
 
 mod exercise;
-mod exercise_light;
+mod exercise_keyvault;
 
 use farpool_keyvault::frame::{Header, Opcode, begin, finish};
 use proptest::prelude::*;
@@ -117,6 +117,6 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        exercise_light::answer_any(&bytes, exercise::policy_of(policy));
+        exercise_keyvault::answer_any(&bytes, exercise::policy_of(policy));
     }
 }

@@ -51,7 +51,7 @@ struct Client {
 }
 
 enum Link {
-    Light { connection: Connection, leases: Option<Leases> },
+    KeyVault { connection: Connection, leases: Option<Leases> },
     Text { stream: TcpStream, out: Vec<u8>, input: Vec<u8>, unanswered: usize, reply: Vec<u8> },
 }
 
@@ -63,7 +63,7 @@ fn is_right(value: &[u8], bytes: usize) -> bool {
 impl Client {
     fn connect(address: &str, shard: u16, value_bytes: usize) -> Result<Self, Error> {
         let value = vec![FILL; value_bytes];
-        let (light, is_leasing) = match address.split_once(':') {
+        let (keyvault, is_leasing) = match address.split_once(':') {
             Some(("text", at)) => {
                 let stream = TcpStream::connect(at)?;
                 stream.set_nodelay(true)?;
@@ -82,23 +82,23 @@ impl Client {
             }
         };
         // Memory needs no checksums; sockets have them here, the text protocol never.
-        let unchecked = matches!(light, Address::Shared(_));
+        let unchecked = matches!(keyvault, Address::Shared(_));
         let connection = if is_leasing {
-            Connection::connect_leasing(&light, shard, 1024, unchecked, 0)?
+            Connection::connect_leasing(&keyvault, shard, 1024, unchecked, 0)?
         } else {
-            Connection::connect(&light, shard, 1024, unchecked)?
+            Connection::connect(&keyvault, shard, 1024, unchecked)?
         };
         let leases = connection.leases().cloned();
         if is_leasing && leases.is_none() {
             return Err("the server gives no leases: start it with --keyvault-leases".into());
         }
-        Ok(Self { value, link: Link::Light { connection, leases } })
+        Ok(Self { value, link: Link::KeyVault { connection, leases } })
     }
 
     fn set(&mut self, key: &[u8]) -> Result<(), Error> {
         let value = &self.value[..];
         match &mut self.link {
-            Link::Light { connection, .. } => {
+            Link::KeyVault { connection, .. } => {
                 let mode = SetMode::Set;
                 connection.send(&Request::Set {
                     mode,
@@ -123,10 +123,10 @@ impl Client {
 
     fn get(&mut self, key: &[u8]) -> Result<(), Error> {
         match &mut self.link {
-            Link::Light { connection, leases: None } => {
+            Link::KeyVault { connection, leases: None } => {
                 connection.send(&Request::Get { key })?;
             }
-            Link::Light { connection, leases: Some(_) } => {
+            Link::KeyVault { connection, leases: Some(_) } => {
                 connection.send(&Request::GetLease { key })?;
             }
             Link::Text { out, unanswered, .. } => {
@@ -141,14 +141,14 @@ impl Client {
 
     fn shards(&self) -> usize {
         match &self.link {
-            Link::Light { connection, .. } => usize::from(connection.granted().shard),
+            Link::KeyVault { connection, .. } => usize::from(connection.granted().shard),
             Link::Text { .. } => 1,
         }
     }
 
     fn unanswered(&self) -> usize {
         match &self.link {
-            Link::Light { connection, .. } => connection.unanswered() as usize,
+            Link::KeyVault { connection, .. } => connection.unanswered() as usize,
             Link::Text { unanswered, .. } => *unanswered,
         }
     }
@@ -156,7 +156,7 @@ impl Client {
     /// Whether one more request may be sent: RELEASEs take credits, too.
     fn has_credit(&self) -> bool {
         match &self.link {
-            Link::Light { connection, .. } => connection.has_credit(),
+            Link::KeyVault { connection, .. } => connection.has_credit(),
             Link::Text { .. } => true,
         }
     }
@@ -174,7 +174,7 @@ impl Client {
     fn exchange(&mut self, gets: bool) -> Result<(usize, usize), Error> {
         let value_bytes = self.value.len();
         match &mut self.link {
-            Link::Light { connection, leases } => {
+            Link::KeyVault { connection, leases } => {
                 let (mut answered, mut leased) = (0, 0);
                 connection.flush()?;
                 connection.receive(|answer| {

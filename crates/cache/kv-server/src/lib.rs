@@ -29,7 +29,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
-pub use farpool_kv_tier::flash::{Books, FlashError, FlashFile, FlashSettings};
+pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{
     FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
 };

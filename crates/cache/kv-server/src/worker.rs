@@ -15,15 +15,15 @@ use crate::below::{Below, Gathered, Parked};
 use crate::clients::Clients;
 use crate::clients::connection::CloseReason;
 use crate::duties::{Duties, LOWER_LOOK, TICK};
-use crate::keyvault::light::Light;
-use crate::keyvault::ports::Ports;
+use crate::keyvault::ring_clients::RingClients;
+use crate::keyvault::state::KeyVaultState;
 use crate::mail::Mail;
 use crate::mail::mailbox::{Message, Origin};
 use crate::me::{Me, TOKEN_BELL, TOKEN_LOWER, TOKEN_WAKE};
 use crate::settings::Shared;
 use crate::watch::journal;
 use crate::watch::report::{ShardReport, TierReport};
-use farpool_kv_protocol::light::AnswerHead;
+use farpool_kv_protocol::keyvault::AnswerHead;
 use farpool_kv_protocol::{CommandCounts, Shard};
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::index::Tier;
@@ -50,7 +50,7 @@ pub struct Worker {
     pub(crate) shard: Shard,
     pub(crate) clients: Clients,
     pub(crate) mail: Mail,
-    pub(crate) ports: Ports,
+    pub(crate) ring_clients: RingClients,
     /// The tiers below memory.
     pub(crate) below: Option<Below>,
     duties: Duties,
@@ -86,7 +86,7 @@ impl Worker {
             shard,
             clients: Clients::new(),
             mail,
-            ports: Ports::default(),
+            ring_clients: RingClients::default(),
             below: None,
             duties: Duties::new(Instant::now()),
         };
@@ -128,7 +128,7 @@ impl Worker {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut looks = 0u32;
         loop {
-            if !self.ports.is_empty() {
+            if !self.ring_clients.is_empty() {
                 self.look_at_rings();
                 looks += 1;
                 if looks < LOOKS {
@@ -163,7 +163,7 @@ impl Worker {
     #[inline]
     fn look_at_rings(&mut self) {
         if self.serve_ports() {
-            self.ports.note_busy();
+            self.ring_clients.note_busy();
             self.mail.send(&self.me);
         }
         self.close_ended_ports();
@@ -180,7 +180,7 @@ impl Worker {
         let waited = epoll::wait(&self.me.epoll, room, wait.as_ref());
         self.me.mailbox().wake_up();
         if sleeps {
-            self.ports.wake_up(&mut self.clients);
+            self.ring_clients.wake_up(&mut self.clients);
         }
         match waited {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -193,7 +193,7 @@ impl Worker {
         if self.duties.take_tick(now) {
             self.tick(now);
         }
-        if has_events || self.ports.take_busy() {
+        if has_events || self.ring_clients.take_busy() {
             self.duties.note_work(now);
         }
         journal::keep(&mut self.shard.store, &self.me.shared.watchers);
@@ -221,13 +221,13 @@ impl Worker {
     /// How long to wait, and whether the rings were told that nobody looks meanwhile.
     fn wait_limit(&mut self) -> (Option<Timespec>, bool) {
         let mut spin = Duration::from_micros(self.me.shared.settings.spin_us);
-        if !self.ports.is_empty() {
+        if !self.ring_clients.is_empty() {
             spin = spin.max(RING_SPIN);
         }
-        if self.ports.are_busy() || self.duties.has_just_worked(spin) {
+        if self.ring_clients.are_busy() || self.duties.has_just_worked(spin) {
             return (Some(AT_ONCE), false);
         }
-        let Some(rings_limit) = self.ports.fall_asleep(&mut self.clients) else {
+        let Some(rings_limit) = self.ring_clients.fall_asleep(&mut self.clients) else {
             return (Some(AT_ONCE), true);
         };
         let limit = match &self.below {
@@ -263,7 +263,8 @@ impl Worker {
     fn close_idle(&mut self, now_s: u32, idle_timeout_s: u32) {
         for number in 0..self.clients.numbers() {
             let is_idle = self.clients.get(number).is_some_and(|connection| {
-                let is_reading = connection.light.as_ref().is_some_and(Light::holds_leases);
+                let is_reading =
+                    connection.keyvault.as_ref().is_some_and(KeyVaultState::holds_leases);
                 let idle_s = now_s.saturating_sub(connection.client.last_active_s);
                 idle_s >= idle_timeout_s && !is_reading
             });

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_kv_server::{Books, FlashError, FlashSettings, Server, ServerError, Settings, Shared};
+use farpool_kv_server::{
+    Bookkeeping, FlashError, FlashSettings, Server, ServerError, Settings, Shared,
+};
 use farpool_kv_tier::flash::layout::{Superblock, Use};
 
 const MEMORY_BYTES: usize = 16 << 20;
@@ -49,7 +51,7 @@ fn settings(path: &Path, threads: usize) -> Settings {
             bytes: FLASH_BYTES,
             reset: false,
             write_bytes_per_s: None,
-            books: Books::Only(path.with_file_name(BOOKS)),
+            books: Bookkeeping::Only(path.with_file_name(BOOKS)),
         }),
         ..Settings::default()
     }

@@ -124,7 +124,7 @@ fn everything_works_over_every_transport() {
 }
 
 #[test]
-fn text_and_light_clients_see_the_same_items() {
+fn text_and_keyvault_clients_see_the_same_items() {
     let server = Running::start(2);
     let mut text = TcpStream::connect(server.text).unwrap();
     let mut light = Client::connect(&Address::Tcp(server.tcp)).unwrap();

@@ -13,7 +13,7 @@ use farpool_kv_store::record::{self, Record};
 use farpool_kv_tier::flash::layout::{Superblock, Use};
 use farpool_kv_tier::flash::opening::Dropped;
 use farpool_kv_tier::flash::{
-    self, Books, Flash, FlashError, FlashFile, FlashMemory, FlashSettings, Step,
+    self, Bookkeeping, Flash, FlashError, FlashFile, FlashMemory, FlashSettings, Step,
 };
 use farpool_kv_tier::log::Judge;
 use tempfile::TempDir;
@@ -102,10 +102,10 @@ impl World {
 
     fn settings_of(&self, path: &Path) -> FlashSettings {
         let books = if self.is_in_memory {
-            Books::Only(self.memory.path().to_owned())
+            Bookkeeping::Only(self.memory.path().to_owned())
         } else {
             // This one is not in memory.
-            Books::Preferably(vec![self.disk.path().to_owned()])
+            Bookkeeping::Preferably(vec![self.disk.path().to_owned()])
         };
         let path = path.to_owned();
         FlashSettings { path, bytes: 48 << 20, reset: false, write_bytes_per_s: None, books }
@@ -431,9 +431,9 @@ fn book_keeping_moves_into_memory_and_out_of_it_between_two_lives() {
 #[test]
 fn a_directory_that_is_not_in_memory_is_refused_when_it_was_asked_for() {
     let world = World::new(true);
-    let books = Books::Only(world.disk.path().to_owned());
+    let books = Bookkeeping::Only(world.disk.path().to_owned());
     let settings = FlashSettings { books, ..world.settings_of(&world.path()) };
     let refused = FlashFile::open(&settings, 1, NOW_UNIX_S).map(|_| ()).unwrap_err();
-    let FlashError::Books { .. } = &refused else { panic!("{refused}") };
+    let FlashError::Bookkeeping { .. } = &refused else { panic!("{refused}") };
     assert!(refused.to_string().contains("tmpfs"), "{refused}");
 }

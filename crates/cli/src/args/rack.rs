@@ -138,7 +138,7 @@ pub struct NodeSettings {
 const WITH_CONTROLLER: [&str; 4] = ["control", "donate", "compute_brick", "memory_brick"];
 
 /// A node that has no controller; what else it is told means the same as with one. It speaks UDP at
-/// the address of `--listen tcp://`, and `--token-file` is what its door asks for.
+/// the address of `--listen tcp://`, and `--token-file` is what its REST interface asks for.
 #[derive(Debug, Args)]
 pub struct CollaborateArgs {
     /// Lend to and borrow from other nodes without a controller
@@ -179,15 +179,16 @@ pub struct CollaborateArgs {
     /// Where its programs ask (farpool run --pool http://IP:PORT)
     #[arg(
         long,
+        alias = "door",
         value_name = "IP:PORT",
         default_value = "127.0.0.1:7081",
         requires = "collaborate", conflicts_with_all = WITH_CONTROLLER
     )]
-    pub door: SocketAddr,
-    /// Allow a door beyond loopback: requests then travel unencrypted, and a token is needed
-    #[arg(long)]
+    pub rest: SocketAddr,
+    /// Allow --rest beyond loopback: requests then travel unencrypted, and a token is needed
+    #[arg(long, alias = "allow-remote-door")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
-    pub allow_remote_door: bool,
+    pub allow_remote_rest: bool,
     /// Remembers the last start, so that a clock that goes back does no harm
     #[arg(long, value_name = "FILE")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use farpool_acms::Thresholds;
-use farpool_collaborate::{CollaborateOptions, Collaborator, Ending, Observation};
-use farpool_memory::MemoryFiles;
+use farpool_host::MemoryFiles;
+use farpool_peer::{CollaborateOptions, Collaborator, Ending, Observation};
 use farpool_wire::Address;
 use rustix::process::geteuid;
 use serde_json::json;
@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::NodeArgs;
-use crate::commands::courtesy;
+use crate::commands::donor_protection;
 use crate::commands::lending::{busy_rate, drain_timeout, host_name, listen};
 use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
@@ -28,7 +28,7 @@ pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
     logging::start()?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let node = Collaborator::start(options, observe)?;
-    courtesy::keep(Arc::clone(node.blade()), busy_rate)?;
+    donor_protection::keep(Arc::clone(node.blade()), busy_rate)?;
     say(&node, args.json)?;
     let ending = Ending::default();
     let asked = ending.clone();
@@ -72,9 +72,9 @@ fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
         arbitration: how.arbitration,
         lease: how.lease.0,
         reclaim_deadline: how.reclaim_deadline.0,
-        door: how.door,
+        rest: how.rest,
         token: read_token(settings.token_file.as_deref())?,
-        allow_remote_door: how.allow_remote_door,
+        allow_remote_rest: how.allow_remote_rest,
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         state_file: how.state_file.clone(),
         drain_timeout: drain_timeout(settings),
@@ -100,7 +100,7 @@ fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn say(node: &Collaborator, json: bool) -> anyhow::Result<()> {
-    let mut listen = vec![format!("http://{}", node.door()), format!("udp://{}", node.address())];
+    let mut listen = vec![format!("http://{}", node.rest()), format!("udp://{}", node.address())];
     listen.extend(node.blade_addresses().iter().map(ToString::to_string));
     say_ready(&match json {
         true => {

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use farpool_kv_server::auth::Credentials;
 use farpool_kv_server::{
-    Books, FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings,
+    Bookkeeping, FarSettings, FarSource, FlashSettings, PoolOptions, Server, Settings,
 };
 use farpool_units::{MIB, at_most};
 use farpool_wire::Address;
@@ -262,7 +262,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         let rate = args.flash_write_rate.map(|Size(bytes)| bytes as f64);
         flash.write_bytes_per_s = rate;
         if let Some(directory) = &args.flash_books {
-            flash.books = Books::Only(directory.clone());
+            flash.books = Bookkeeping::Only(directory.clone());
         }
     }
     Ok(settings)
@@ -296,7 +296,7 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
 
 fn flash(part: &FlashPart) -> FlashSettings {
     let path = part.path.clone();
-    let books = Books::Preferably(books_directories());
+    let books = Bookkeeping::Preferably(books_directories());
     FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None, books }
 }
 

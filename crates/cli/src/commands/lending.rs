@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farpool_policy::courtesy::BUSY_BYTES_PER_S_PER_PROCESSOR;
+use farpool_policy::donor_protection::BUSY_BYTES_PER_S_PER_PROCESSOR;
 use farpool_wire::Address;
 
 use crate::args::NodeSettings;

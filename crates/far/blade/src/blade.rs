@@ -15,7 +15,7 @@ mod grants;
 pub use grants::{CapacityError, Revoked};
 
 use crate::config::BladeConfig;
-use crate::courtesy::Courtesy;
+use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::memory::{SegmentMemory, Store, is_full};
 use crate::table::{
@@ -52,7 +52,7 @@ pub struct Blade {
     orders: Mutex<()>,
     gates: Gates,
     pub(crate) counters: Counters,
-    pub(crate) courtesy: Courtesy,
+    pub(crate) donor_protection: DonorProtection,
 }
 
 /// What a blade counts, without a lock.
@@ -133,7 +133,7 @@ impl Blade {
             orders: Mutex::default(),
             gates: Gates::default(),
             counters: Counters::default(),
-            courtesy: Courtesy::default(),
+            donor_protection: DonorProtection::default(),
         })
     }
 

@@ -13,7 +13,7 @@
 
 mod blade;
 mod config;
-mod courtesy;
+mod donor_protection;
 mod gate;
 mod memory;
 mod server;

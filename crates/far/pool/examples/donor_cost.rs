@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use farpool_blade::{BladeConfig, Server};
-use farpool_policy::courtesy::{BUSY_BYTES_PER_S_PER_PROCESSOR, ProcessorSight};
+use farpool_policy::donor_protection::{BUSY_BYTES_PER_S_PER_PROCESSOR, ProcessorSight};
 use farpool_pool::{
     Address, Lane, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES, SegmentHandle,
     SegmentPage,

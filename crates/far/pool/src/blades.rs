@@ -1,7 +1,7 @@
 //! The blades of a pool: they come, are left, and go; some are lost.
 //!
 //! Invariants:
-//! - A slot is filled when the blade's books are there; both change under the ledger's lock.
+//! - A slot is filled when the blade's account are there; both change under the ledger's lock.
 //! - A blade is removed only when no superpage of a live segment lies on it, or is half moved
 //!   there.
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use farpool_fabric::{ClientId, Control, Session};
 use farpool_wire::{Address, Purpose};
 
-use crate::books::Books;
+use crate::account::Account;
 use crate::map::Place;
 use crate::shared::{Blade, SegmentState, Shared};
 use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
@@ -29,7 +29,7 @@ impl Pool {
     /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does
     /// not answer.
     pub fn add_blade(&self, spec: &BladeSpec) -> Result<BladeIndex, PoolError> {
-        let free = self.ledger().books.iter().position(Option::is_none);
+        let free = self.ledger().accounts.iter().position(Option::is_none);
         let full = PoolError::BladeCount { given: MAX_BLADES + 1, limit: MAX_BLADES };
         let blade = blade_index(free.ok_or(full)?);
         self.add_blade_at(blade, spec)?;
@@ -51,10 +51,10 @@ impl Pool {
         let blade = Blade::new(&self.shared, spec, client);
         let control = Control::connect(Arc::clone(&blade.session), CONTROL_SLOT)?;
         let mut ledger = self.ledger();
-        if ledger.books[number].is_some() {
+        if ledger.accounts[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.books[number] = Some(Books::new(control, spec.address.clone()));
+        ledger.accounts[number] = Some(Account::new(control, spec.address.clone()));
         slot.fill(blade);
         Ok(())
     }
@@ -62,15 +62,15 @@ impl Pool {
     /// Says whether the blade shall be left: no new memory is taken from it, and a
     /// [`Mover`](crate::Mover) moves away what lies there.
     pub fn set_leaving(&self, blade: BladeIndex, leaving: bool) {
-        if let Some(books) = self.ledger().books_of(blade) {
-            books.is_leaving = leaving;
+        if let Some(account) = self.ledger().account_of(blade) {
+            account.is_leaving = leaving;
         }
     }
 
     /// The blade gives memory and takes no pages: others are asked for memory first.
     pub fn set_refusing(&self, blade: BladeIndex) {
-        if let Some(books) = self.ledger().books_of(blade) {
-            books.is_full = true;
+        if let Some(account) = self.ledger().account_of(blade) {
+            account.is_full = true;
         }
     }
 
@@ -97,8 +97,8 @@ impl Pool {
             return Err(PoolError::InUse { address: self.describe(blade), superpages });
         }
         let moved = ledger.moved(number);
-        if let Some(mut books) = ledger.books[number].take() {
-            books.goodbye(moved);
+        if let Some(mut account) = ledger.accounts[number].take() {
+            account.goodbye(moved);
             self.shared.blades[number].empty();
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Pool {
     /// left.
     pub fn lease(&self) -> Duration {
         let ledger = self.ledger();
-        ledger.books.iter().flatten().map(Books::lease).min().unwrap_or(Duration::MAX)
+        ledger.accounts.iter().flatten().map(Account::lease).min().unwrap_or(Duration::MAX)
     }
 
     /// Makes sure that every blade still has a connection of ours; to be called about every third
@@ -152,19 +152,19 @@ impl Pool {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {
             let moved = ledger.moved(blade);
-            let Some(books) = &mut ledger.books[blade] else { continue };
-            if let Ok(false) = books.keep_alive(moved) {
-                match books.address {
+            let Some(account) = &mut ledger.accounts[blade] else { continue };
+            if let Ok(false) = account.keep_alive(moved) {
+                match account.address {
                     Address::Shm(_) => self.lose_control(blade, LAPSED_BUT_HELD),
                     _ => self.shared.blades[blade].lose(LAPSED),
                 }
             }
-            self.note_loss(blade, books);
+            self.note_loss(blade, account);
         }
     }
 
-    pub(crate) fn note_loss(&self, blade: usize, books: &Books) {
-        if let Some(reason) = books.loss() {
+    pub(crate) fn note_loss(&self, blade: usize, account: &Account) {
+        if let Some(reason) = account.loss() {
             self.lose_control(blade, &reason);
         }
     }

@@ -7,8 +7,8 @@
 //! After fork the child calls [`Pool::forget_after_fork`] on its copy, connects a pool of its own
 //! under a new client id, and attaches the segments its parent froze.
 
+mod account;
 mod blades;
-mod books;
 mod error;
 mod lane;
 mod map;

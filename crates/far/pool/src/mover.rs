@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PageNumber;
 
-use crate::books::{Books, PartKey, PartRole, parts};
+use crate::account::{Account, PartKey, PartRole, parts};
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
 use crate::pool::Ledger;
@@ -186,7 +186,7 @@ impl<'a> Mover<'a> {
             return Errand::Copy;
         }
         let key = PartKey::of(handle, at.part);
-        let original = ledger.books_of(at.blade).and_then(|books| books.any_token(key));
+        let original = ledger.account_of(at.blade).and_then(|account| account.any_token(key));
         drop(ledger);
         original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
     }
@@ -217,21 +217,21 @@ impl<'a> Mover<'a> {
                     |it: &Place| it.blade == at.blade && PartKey::of(handle, it.part) == key;
                 segment.map().iter().any(|(_, place)| is_of(&place))
             };
-            if let Some(books) = ledger.books_of(at.blade) {
+            if let Some(account) = ledger.account_of(at.blade) {
                 let left = PartKey::all(handle).filter(|key| !is_there(*key));
-                left.for_each(|key| books.set_role(key, PartRole::Superseded));
+                left.for_each(|key| account.set_role(key, PartRole::Superseded));
             }
             return true;
         }
         for (blade, key) in attached {
-            if let Some(books) = ledger.books_of(blade) {
+            if let Some(account) = ledger.account_of(blade) {
                 // Nothing points there; an error means that there is nothing to give up.
-                let _ = books.detach(key);
+                let _ = account.detach(key);
             }
         }
         let original = ledger
-            .books_of(at.blade)
-            .and_then(|books| books.any_token(PartKey::of(handle, at.part)));
+            .account_of(at.blade)
+            .and_then(|account| account.any_token(PartKey::of(handle, at.part)));
         if let Some(original) = original.filter(|_| !is_whole) {
             desk.forget(original.token.0);
         }
@@ -248,16 +248,16 @@ impl<'a> Mover<'a> {
     ) -> (Vec<(BladeIndex, PartKey)>, BTreeMap<u32, Place>) {
         let (mut attached, mut places) = (Vec::new(), BTreeMap::new());
         for (blade, _, token) in copy.iter() {
-            let Some(books) = ledger.books_of(blade) else { continue };
-            let free = parts().find(|which| !books.has_part(PartKey::of(handle, *which)));
+            let Some(account) = ledger.account_of(blade) else { continue };
+            let free = parts().find(|which| !account.has_part(PartKey::of(handle, *which)));
             let Some(which) = free else { continue };
             let key = PartKey::of(handle, which);
             let put = |sma, rmma| {
                 places.insert(sma, Place::at(blade, which, rmma));
             };
             // What could not be attached is missing for the caller.
-            let _ = books.attach(key, token, put);
-            if let Some((id, file)) = books.part(key) {
+            let _ = account.attach(key, token, put);
+            if let Some((id, file)) = account.part(key) {
                 self.pool.segment(handle).set_part(blade, which, id, file);
                 attached.push((blade, key));
             }
@@ -279,11 +279,11 @@ impl<'a> Mover<'a> {
         let is_frozen = segment.state() == SegmentState::Frozen;
         let new = {
             let mut ledger = pool.ledger();
-            let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |books| {
-                if is_frozen { books.filling_part(handle) } else { Some(0) }
+            let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |account| {
+                if is_frozen { account.filling_part(handle) } else { Some(0) }
             })?;
-            if let Some(books) = ledger.books_of(new.blade).filter(|_| is_frozen) {
-                books.set_role(PartKey::of(handle, new.part), PartRole::Filling);
+            if let Some(account) = ledger.account_of(new.blade).filter(|_| is_frozen) {
+                account.set_role(PartKey::of(handle, new.part), PartRole::Filling);
             }
             new
         };
@@ -466,8 +466,9 @@ impl<'a> Mover<'a> {
         let mut ledger = pool.ledger();
         let mut must_wait = false;
         for handle in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
-            let has_part = |books: &Books| PartKey::all(handle).any(|key| books.has_part(key));
-            let is_there = ledger.books_of(from).is_some_and(|books| has_part(books));
+            let has_part =
+                |account: &Account| PartKey::all(handle).any(|key| account.has_part(key));
+            let is_there = ledger.account_of(from).is_some_and(|account| has_part(account));
             let is_needed = pool.segment(handle).map().iter().any(|(_, at)| at.blade == from);
             if !is_there || is_needed {
                 continue; // what is half moved stays
@@ -476,8 +477,8 @@ impl<'a> Mover<'a> {
                 must_wait = true;
                 continue;
             }
-            if let Some(books) = ledger.books_of(from) {
-                PartKey::all(handle).try_for_each(|key| books.detach(key))?;
+            if let Some(account) = ledger.account_of(from) {
+                PartKey::all(handle).try_for_each(|key| account.detach(key))?;
             }
         }
         if must_wait {
@@ -502,20 +503,20 @@ impl<'a> Mover<'a> {
     ) -> Result<(), PoolError> {
         let mut copy = FrozenToken::NONE;
         for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut copy.blades) {
-            let Some(books) = ledger.books_of(blade) else { continue };
+            let Some(account) = ledger.account_of(blade) else { continue };
             for (into, key) in into.iter_mut().zip(PartKey::all(handle)) {
-                if books.is_filling(key) {
-                    books.freeze(key)?;
-                    books.set_role(key, PartRole::Own);
-                    *into = books.token(key);
+                if account.is_filling(key) {
+                    account.freeze(key)?;
+                    account.set_role(key, PartRole::Own);
+                    *into = account.token(key);
                 }
             }
         }
         let is_copied = copy.iter().next().is_some();
-        if let Some(books) = ledger.books_of(from).filter(|_| is_copied) {
+        if let Some(account) = ledger.account_of(from).filter(|_| is_copied) {
             for key in PartKey::all(handle) {
-                if let Some(original) = books.token(key) {
-                    books.set_role(key, PartRole::Superseded);
+                if let Some(original) = account.token(key) {
+                    account.set_role(key, PartRole::Superseded);
                     desk.announce(original.token.0, &copy);
                 }
             }

@@ -14,7 +14,7 @@ use farpool_fabric::{CallError, DescriptorSet};
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
-use crate::books::{Books, PartKey, Thawed, parts};
+use crate::account::{Account, PartKey, Thawed, parts};
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
 use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
@@ -45,8 +45,8 @@ const _: () = assert!(size_of::<Pool>() <= 4096);
 #[derive(Debug)]
 pub(crate) struct Ledger {
     /// One per slot of a blade.
-    /// On the heap: a pool is handed on by threads with small stacks, and books are 2 KiB each.
-    pub(crate) books: Box<[Option<Books>]>,
+    /// On the heap: a pool is handed on by threads with small stacks, and accounts are 2 KiB each.
+    pub(crate) accounts: Box<[Option<Account>]>,
     /// Superpages of each segment that count against the quota: those we asked for.
     charged_superpages: [u64; MAX_SEGMENTS],
     /// Places that superpages have left and that their blade did not take back at once.
@@ -80,7 +80,7 @@ impl Pool {
     pub fn new(config: PoolConfig) -> Pool {
         let descriptors = Arc::new(DescriptorSet::default());
         let ledger = Ledger {
-            books: (0..MAX_BLADES).map(|_| None).collect(),
+            accounts: (0..MAX_BLADES).map(|_| None).collect(),
             charged_superpages: [0; MAX_SEGMENTS],
             unfreed: Vec::new(),
             clocks: Vec::new(),
@@ -198,21 +198,21 @@ impl Pool {
         ledger: &mut Ledger,
         s: SegmentHandle,
         sma: u32,
-        part_on: impl Fn(&Books) -> Option<u8>,
+        part_on: impl Fn(&Account) -> Option<u8>,
     ) -> Result<Place, PoolError> {
         let mut refusals: [Option<CallError>; MAX_BLADES] = [const { None }; MAX_BLADES];
-        while let Some((blade, part, books)) = ledger.best_blade(&refusals, &part_on) {
+        while let Some((blade, part, account)) = ledger.best_blade(&refusals, &part_on) {
             let key = PartKey::of(s, part);
-            match books.allocate(key, sma) {
+            match account.allocate(key, sma) {
                 Ok(rmma) => {
-                    if let Some((id, file)) = books.part(key) {
+                    if let Some((id, file)) = account.part(key) {
                         self.segment(s).set_part(blade_index(blade), part, id, file);
                     }
                     return Ok(Place::at(blade_index(blade), part, rmma));
                 }
                 Err(error) => {
-                    books.is_full = true;
-                    self.note_loss(blade, books);
+                    account.is_full = true;
+                    self.note_loss(blade, account);
                     refusals[blade] = Some(error);
                 }
             }
@@ -286,11 +286,11 @@ impl Pool {
             // Half here and half there since a blade was lost; the other half goes with its blade.
             self.shared.records()[usize::from(record)].end();
         }
-        let Some(books) = ledger.books_of(place.blade) else {
+        let Some(account) = ledger.account_of(place.blade) else {
             return Ok(());
         };
-        let freed = books.free(PartKey::of(s, place.part), sma);
-        self.note_loss(usize::from(place.blade.0), books);
+        let freed = account.free(PartKey::of(s, place.part), sma);
+        self.note_loss(usize::from(place.blade.0), account);
         if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
             // Forgotten here, it would be given memory a second time, perhaps on another blade.
             self.segment(s).map().set(sma, Some(place));
@@ -334,18 +334,18 @@ impl Pool {
         ledger.wait_for_lanes();
         for blade in 0..MAX_BLADES {
             let has_places = self.has_places_on(s, blade_index(blade));
-            let Some(books) = &mut ledger.books[blade] else { continue };
-            if let Err(error) = PartKey::all(s).try_for_each(|key| books.freeze(key)) {
-                self.note_loss(blade, books);
-                if books.loss().is_some() && !has_places {
+            let Some(account) = &mut ledger.accounts[blade] else { continue };
+            if let Err(error) = PartKey::all(s).try_for_each(|key| account.freeze(key)) {
+                self.note_loss(blade, account);
+                if account.loss().is_some() && !has_places {
                     // Nothing of the segment goes with the blade, and nobody shall look for it
                     // there.
-                    PartKey::all(s).for_each(|key| drop(books.detach(key)));
+                    PartKey::all(s).for_each(|key| drop(account.detach(key)));
                     continue;
                 }
-                for books in ledger.books[..=blade].iter_mut().flatten() {
+                for account in ledger.accounts[..=blade].iter_mut().flatten() {
                     // What cannot be undone shows as refused writes, never as wrong data.
-                    PartKey::all(s).for_each(|key| drop(books.thaw(key)));
+                    PartKey::all(s).for_each(|key| drop(account.thaw(key)));
                 }
                 self.segment(s).set_state(SegmentState::Writable);
                 return Err(error.into());
@@ -363,14 +363,14 @@ impl Pool {
         for number in 0..MAX_BLADES {
             let moved = ledger.moved(number);
             let is_needed = self.superpages_on(blade_index(number)) > 0;
-            let Some(books) = &mut ledger.books[number] else { continue };
-            let answer = books.keep_alive(moved);
-            self.note_loss(number, books);
+            let Some(account) = &mut ledger.accounts[number] else { continue };
+            let answer = account.keep_alive(moved);
+            self.note_loss(number, account);
             match answer {
                 Ok(true) => {}
                 _ if !is_needed => {}
                 Ok(false) => {
-                    let (address, reason) = (books.address.to_string(), LAPSED.to_owned());
+                    let (address, reason) = (account.address.to_string(), LAPSED.to_owned());
                     return Err(PoolError::BladeLost { address, reason });
                 }
                 Err(error) => return Err(error.into()),
@@ -402,7 +402,7 @@ impl Pool {
         }
         self.publish_parts(&ledger, s);
         ledger.wait_for_lanes();
-        ledger.books.iter_mut().flatten().for_each(Books::close_retired);
+        ledger.accounts.iter_mut().flatten().for_each(Account::close_retired);
         ledger.charged_superpages[s.index()] = self.segment(s).map().iter().count() as u64;
         self.segment(s).set_state(SegmentState::Writable);
         Ok(true)
@@ -413,25 +413,25 @@ impl Pool {
         let mut thawed: Vec<(usize, PartKey)> = Vec::new();
         let mut failed = None;
         for blade in 0..MAX_BLADES {
-            let Some(books) = &mut ledger.books[blade] else { continue };
+            let Some(account) = &mut ledger.accounts[blade] else { continue };
             for key in PartKey::all(s) {
-                if failed.is_some() || !books.has_part(key) {
+                if failed.is_some() || !account.has_part(key) {
                     continue;
                 }
-                match books.thaw(key) {
+                match account.thaw(key) {
                     Ok(Thawed::Writable) => thawed.push((blade, key)),
                     Ok(Thawed::StillShared) => failed = Some(Ok(false)),
                     Err(error) => failed = Some(Err(error.into())),
                 }
             }
-            self.note_loss(blade, books);
+            self.note_loss(blade, account);
         }
         let Some(failed) = failed else {
             return Ok(true);
         };
         for (blade, key) in thawed {
-            if let Some(books) = &mut ledger.books[blade] {
-                books.freeze(key)?;
+            if let Some(account) = &mut ledger.accounts[blade] {
+                account.freeze(key)?;
             }
         }
         failed
@@ -462,9 +462,9 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let map = self.segment(handle).map();
         for (blade, part, token) in token.iter() {
-            let books = ledger.books_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
+            let account = ledger.account_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
             let mut twice = None;
-            books.attach(PartKey::of(handle, part), token, |sma, rmma| {
+            account.attach(PartKey::of(handle, part), token, |sma, rmma| {
                 twice = twice.or(map.get(sma).map(|_| sma));
                 map.set(sma, Some(Place::at(blade, part, rmma)));
             })?;
@@ -500,15 +500,15 @@ impl Pool {
         ledger.unfreed.retain(|(handle, ..)| *handle != s);
         ledger.wait_for_lanes();
         let mut last = None;
-        for (number, books) in ledger.books.iter_mut().enumerate() {
-            let Some(books) = books else { continue };
+        for (number, account) in ledger.accounts.iter_mut().enumerate() {
+            let Some(account) = account else { continue };
             let blade = blade_index(number);
             let ours = segment.map().iter().filter(|(_, place)| place.blade == blade).count();
             for key in PartKey::all(s) {
-                last = books.detach(key).err().or(last);
+                last = account.detach(key).err().or(last);
             }
-            books.give_back(ours as u64);
-            self.note_loss(number, books);
+            account.give_back(ours as u64);
+            self.note_loss(number, account);
         }
         for record in segment.map().iter().filter_map(|(_, place)| place.record) {
             self.shared.records()[usize::from(record)].end();
@@ -530,8 +530,8 @@ impl Pool {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {
             let moved = ledger.moved(blade);
-            if let Some(books) = &mut ledger.books[blade] {
-                books.goodbye(moved);
+            if let Some(account) = &mut ledger.accounts[blade] {
+                account.goodbye(moved);
             }
         }
     }
@@ -569,9 +569,9 @@ impl Pool {
     }
 
     fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
-        for (number, books) in ledger.books.iter().enumerate() {
+        for (number, account) in ledger.accounts.iter().enumerate() {
             for which in parts() {
-                let part = books.as_ref().and_then(|books| books.part(PartKey::of(s, which)));
+                let part = account.as_ref().and_then(|account| account.part(PartKey::of(s, which)));
                 if let Some((id, file)) = part {
                     self.segment(s).set_part(blade_index(number), which, id, file);
                 }
@@ -600,17 +600,17 @@ impl Ledger {
     fn best_blade(
         &mut self,
         asked: &[Option<CallError>],
-        part_on: impl Fn(&Books) -> Option<u8>,
-    ) -> Option<(usize, u8, &mut Books)> {
-        let all = self.books.iter_mut().enumerate();
-        let all = all.filter_map(|(number, books)| Some((number, books.as_mut()?)));
-        let candidates = all.filter_map(|(number, books)| {
-            let part = part_on(books)?;
-            (asked[number].is_none() && !books.is_leaving).then_some((number, part, books))
+        part_on: impl Fn(&Account) -> Option<u8>,
+    ) -> Option<(usize, u8, &mut Account)> {
+        let all = self.accounts.iter_mut().enumerate();
+        let all = all.filter_map(|(number, account)| Some((number, account.as_mut()?)));
+        let candidates = all.filter_map(|(number, account)| {
+            let part = part_on(account)?;
+            (asked[number].is_none() && !account.is_leaving).then_some((number, part, account))
         });
-        candidates.min_by_key(|(number, _, books)| {
-            let used_bytes = u128::from(books.allocated_superpages + 1) << 64;
-            (books.is_full, used_bytes / u128::from(books.capacity_bytes().max(1)), *number)
+        candidates.min_by_key(|(number, _, account)| {
+            let used_bytes = u128::from(account.allocated_superpages + 1) << 64;
+            (account.is_full, used_bytes / u128::from(account.capacity_bytes().max(1)), *number)
         })
     }
 
@@ -626,29 +626,29 @@ impl Ledger {
     pub(crate) fn free_rest(&mut self) {
         let mut unfreed = std::mem::take(&mut self.unfreed);
         unfreed.retain(|(handle, superpage, place)| {
-            let Some(books) = self.books_of(place.blade) else { return false };
+            let Some(account) = self.account_of(place.blade) else { return false };
             let key = PartKey::of(*handle, place.part);
-            let freed = books.free(key, *superpage);
-            matches!(freed, Err(CallError::Refused { .. })) && books.has_part(key)
+            let freed = account.free(key, *superpage);
+            matches!(freed, Err(CallError::Refused { .. })) && account.has_part(key)
         });
         self.unfreed = unfreed;
     }
 
     /// Whether the mover copies the frozen segment, as it is, from one blade to another.
     pub(crate) fn is_copying(&self, s: SegmentHandle) -> bool {
-        let is_filling = |books: &Books| PartKey::all(s).any(|key| books.is_filling(key));
-        self.books.iter().flatten().any(is_filling)
+        let is_filling = |account: &Account| PartKey::all(s).any(|key| account.is_filling(key));
+        self.accounts.iter().flatten().any(is_filling)
     }
 
-    pub(crate) fn books_of(&mut self, blade: BladeIndex) -> Option<&mut Books> {
-        self.books.get_mut(usize::from(blade.0))?.as_mut()
+    pub(crate) fn account_of(&mut self, blade: BladeIndex) -> Option<&mut Account> {
+        self.accounts.get_mut(usize::from(blade.0))?.as_mut()
     }
 
     fn token(&self, s: SegmentHandle) -> FrozenToken {
         let mut token = FrozenToken::NONE;
-        for (of_blade, books) in token.blades.iter_mut().zip(&self.books) {
+        for (of_blade, account) in token.blades.iter_mut().zip(&self.accounts) {
             for (token, which) in of_blade.iter_mut().zip(parts()) {
-                *token = books.as_ref().and_then(|books| books.token(PartKey::of(s, which)));
+                *token = account.as_ref().and_then(|account| account.token(PartKey::of(s, which)));
             }
         }
         token

@@ -21,7 +21,6 @@ use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::custody::end_orphans;
 use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
 use crate::holder::{memory_folder, share_memory};
 use crate::keeper::{self, Keeper};
@@ -34,6 +33,7 @@ use crate::sidecars::{self, News, Ward};
 use crate::stillness;
 use crate::strain::Strain;
 use crate::talk::printable;
+use crate::uffd_guardian::end_orphans;
 use crate::waits::is_over;
 use crate::wards::{self, LEAVE, Wards};
 use crate::{Door, RunError, RunOptions, dialing, needs, stats};

@@ -18,7 +18,6 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::blades::RunBlades;
-use crate::custody::{CUSTODY_SOCKET, Custody};
 use crate::dialing;
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::door::{self, Door, Means};
@@ -34,6 +33,7 @@ use crate::say::say;
 use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
+use crate::uffd_guardian::{UFFD_GUARDIAN_SOCKET, UffdGuardian};
 use crate::wards::{self, Wards};
 use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
@@ -85,9 +85,9 @@ fn run_recorded(
     let board_path = directory.join(BOARD);
     blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
     let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
-    let custody_path = directory.join(CUSTODY_SOCKET);
-    let custody = Custody::start(&custody_path)
-        .map_err(|error| RunError::Directory { path: custody_path, error })?;
+    let guardian_path = directory.join(UFFD_GUARDIAN_SOCKET);
+    let uffd_guardian = UffdGuardian::start(&guardian_path)
+        .map_err(|error| RunError::Directory { path: guardian_path, error })?;
     open_to_others(&directory)?;
     let kernel = |what| move |error| RunError::Kernel { what, error };
     become_subreaper().map_err(kernel("the keeper cannot adopt the program's children"))?;
@@ -110,7 +110,7 @@ fn run_recorded(
         .map_err(|error| program::ProgramError::NotStarted { path: path.clone(), error })?;
     child.store(program, Relaxed);
     let recording = recorder.map(|recorder| recorder.start(&board));
-    let mut keeper = Keeper::new(board, Some(custody), Strain::new(door, options.quiet));
+    let mut keeper = Keeper::new(board, Some(uffd_guardian), Strain::new(door, options.quiet));
     if wards.is_some() {
         wards::be_prompt();
     }
@@ -154,7 +154,7 @@ fn choose(options: &RunOptions, program: &Path) -> Result<Way, RunError> {
 pub(crate) struct Keeper {
     board: Arc<Board>,
     /// The processes hand their userfaultfds over; those of sidecars are kept with these.
-    custody: Option<Custody>,
+    uffd_guardian: Option<UffdGuardian>,
     gone: ProcessStatistics,
     peak: Peak,
     /// Where the board is.
@@ -168,10 +168,14 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn new(board: Arc<Board>, custody: Option<Custody>, strain: Strain) -> Keeper {
+    pub(crate) fn new(
+        board: Arc<Board>,
+        uffd_guardian: Option<UffdGuardian>,
+        strain: Strain,
+    ) -> Keeper {
         Keeper {
             board,
-            custody,
+            uffd_guardian,
             gone: ProcessStatistics::empty(),
             peak: Peak::default(),
             folder: directory::base(),
@@ -252,7 +256,7 @@ impl Keeper {
                     slot.set(Counter::SharedPages, has.shared_pages);
                 }
                 Some(_) => {}
-                // It has ended, or cannot: see custody.
+                // It has ended, or cannot: see uffd_guardian.
                 None => somebody_ended = true,
             }
         }
@@ -283,8 +287,8 @@ impl Keeper {
             self.gone.add(&process);
         }
         self.board.copies().sweep(is_alive);
-        if let Some(custody) = &self.custody {
-            custody.sweep(is_alive);
+        if let Some(uffd_guardian) = &self.uffd_guardian {
+            uffd_guardian.sweep(is_alive);
         }
     }
 
@@ -490,7 +494,7 @@ pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    for name in [BOARD, BLADE_SOCKET, CUSTODY_SOCKET] {
+    for name in [BOARD, BLADE_SOCKET, UFFD_GUARDIAN_SOCKET] {
         let path = directory.join(name);
         if path.exists() {
             let permissions = std::fs::Permissions::from_mode(0o666);

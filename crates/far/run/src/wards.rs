@@ -21,7 +21,6 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::births::Births;
 use crate::brakes::Brakes;
-use crate::custody::end_orphans;
 use crate::directory::is_in_another_run;
 use crate::door::Means;
 use crate::holder::{Holder, share_memory};
@@ -34,6 +33,7 @@ use crate::say::say;
 use crate::sidecar_error::SidecarError;
 use crate::sidecars::{self, News, UNTOLD, Ward};
 use crate::stillness;
+use crate::uffd_guardian::end_orphans;
 use crate::warden::Retired;
 use common::CommonCount;
 pub(crate) use common::shared_bytes;

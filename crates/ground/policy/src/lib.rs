@@ -14,7 +14,7 @@
 //!   only whether it is resident and whether it was taken back soon after it left.
 //! * [`prefetch`]: which pages a faulting thread will want next.
 //! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
-//! * [`courtesy`]: when a blade holds back for the programs of its own host.
+//! * [`donor_protection`]: when a blade holds back for the programs of its own host.
 //! * [`reserve`]: how much memory is kept free, and when the evictor works.
 //! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that make them.
 //!
@@ -23,7 +23,7 @@
 mod bits;
 pub mod cache;
 pub mod clean;
-pub mod courtesy;
+pub mod donor_protection;
 mod list;
 pub mod prefetch;
 pub mod ranking;

@@ -10,7 +10,7 @@ const PURE: [&str; 6] = [
     "crates/ground/policy/src",
     "crates/protocol/wire/src",
     "crates/rack/acms/src",
-    "crates/rack/rack/src",
+    "crates/rack/placement/src",
     "crates/study/plan/src",
 ];
 /// Longest line of a comment, in characters: rustfmt holds code to it, and leaves comments as they

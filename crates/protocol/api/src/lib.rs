@@ -1,5 +1,5 @@
 //! The controller's REST interface: its types, a blocking client, and what a client does about its
-//! answers ([`seats`], pure, and [`tenant`]).
+//! answers ([`placements`], pure, and [`tenant`]).
 //!
 //! One place for both sides, so that a field cannot mean two things. Sizes are bytes, rates bytes
 //! per second, times milliseconds, each named so. Ids are chosen by the one who creates, so every
@@ -12,9 +12,9 @@
 mod answers;
 mod client;
 mod ids;
+pub mod placements;
 mod problem;
 mod rack;
-pub mod seats;
 mod segments;
 pub mod tenant;
 

@@ -1,7 +1,7 @@
 //! A program's part in a pool, whoever gives the memory: a controller or a node that collaborates.
 //!
 //! It joins, asks for memory in as many pieces as the pool has it, reports and hears. What it does
-//! about what it hears is [`crate::seats`]'s.
+//! about what it hears is [`crate::placements`]'s.
 
 use std::time::Duration;
 

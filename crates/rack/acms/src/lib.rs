@@ -19,14 +19,16 @@
 //!   these.
 
 mod arbitration;
+mod borrower;
+mod broadcast_timing;
 mod bytes_io;
 mod classify;
-mod client;
 mod config;
 mod datagram;
 mod harvest;
 mod identity;
 mod ids;
+mod lender;
 pub mod limits;
 mod membership;
 pub mod message;
@@ -36,8 +38,6 @@ mod peers;
 mod ratio;
 mod rng;
 mod rumours;
-mod say;
-mod server;
 #[cfg(feature = "sim")]
 pub mod sim;
 

@@ -381,54 +381,54 @@ impl Member {
         self.node.rumours.offers(now).map(|offer| (offer.origin, offer.bytes))
     }
 
-    /// Server: what may be lent in all.
+    /// Lender: what may be lent in all.
     #[must_use]
     pub fn offered_bytes(&self) -> u64 {
-        self.node.server.harvest.offered_bytes
+        self.node.lender.harvest.offered_bytes
     }
 
-    /// Server: what is reserved or bound.
+    /// Lender: what is reserved or bound.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.node.server.held_bytes()
+        self.node.lender.held_bytes()
     }
 
-    /// Server: what is bound.
+    /// Lender: what is bound.
     #[must_use]
     pub fn bound_bytes(&self) -> u64 {
-        self.node.server.bound_bytes()
+        self.node.lender.bound_bytes()
     }
 
-    /// Server: what of it is being reclaimed.
+    /// Lender: what of it is being reclaimed.
     #[must_use]
     pub fn reclaiming_bytes(&self) -> u64 {
-        self.node.server.reclaiming_bytes()
+        self.node.lender.reclaiming_bytes()
     }
 
-    /// Server: the bound grants, their clients and sizes.
+    /// Lender: the bound grants, their clients and sizes.
     pub fn bound(&self) -> impl Iterator<Item = (GrantId, NodeId, u64)> {
         let server = self.node.config.node;
         self.node
-            .server
+            .lender
             .bound()
             .map(move |(epoch, client, bytes)| (GrantId { server, epoch }, client, bytes))
     }
 
-    /// Client: what it wants from others in all.
+    /// Borrower: what it wants from others in all.
     #[must_use]
     pub fn wanted_bytes(&self) -> u64 {
-        self.node.client.wanted_bytes()
+        self.node.borrower.wanted_bytes()
     }
 
-    /// Client: what it may use and shall not move out of.
+    /// Borrower: what it may use and shall not move out of.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
-        self.node.client.usable_bytes()
+        self.node.borrower.usable_bytes()
     }
 
-    /// Client: the grants that may still hold its data.
+    /// Borrower: the grants that may still hold its data.
     pub fn in_use(&self) -> impl Iterator<Item = (GrantId, GrantKey)> {
-        self.node.client.in_use()
+        self.node.borrower.in_use()
     }
 }
 

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 
+use crate::borrower::{Borrower, Offered};
+use crate::broadcast_timing::{AskClock, OfferClock};
 use crate::classify::{Class, MemoryUse};
-use crate::client::{Client, Offered};
 use crate::config::Config;
 use crate::harvest::{lend_limit_bytes, next_harvest};
 use crate::ids::{GrantId, Incarnation, NodeId, Peer};
+use crate::lender::Lender;
 use crate::limits::{
     BROADCAST_PERIOD, REPLIES_WANTED, ROUND, ROUND_FANOUT, ROUND_FANOUT_IDLE, TICK, VALID_PERIODS,
     WANT_ROOM_PERMILLE,
@@ -25,8 +27,6 @@ use crate::peers::Peers;
 use crate::ratio::{Ratio, Side};
 use crate::rng::{Keys, Rng};
 use crate::rumours::Rumours;
-use crate::say::{AskClock, OfferClock};
-use crate::server::Server;
 
 /// The collaboration's state machine, without membership.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub(crate) struct AcmsNode {
     lends_no_more: bool,
     pub(crate) ratio: Ratio,
     pub(crate) rumours: Rumours,
-    pub(crate) server: Server,
-    pub(crate) client: Client,
+    pub(crate) lender: Lender,
+    pub(crate) borrower: Borrower,
     offer_clock: OfferClock,
     ask_clock: AskClock,
     now: Duration,
@@ -70,8 +70,8 @@ impl AcmsNode {
             lends_no_more: false,
             ratio: Ratio::new(),
             rumours: Rumours::default(),
-            server: Server::new(),
-            client: Client::new(),
+            lender: Lender::new(),
+            borrower: Borrower::new(),
             offer_clock: OfferClock::new(),
             ask_clock: AskClock::new(),
             now,
@@ -86,7 +86,8 @@ impl AcmsNode {
     }
 
     pub(crate) fn next_wakeup(&self) -> Duration {
-        let waits = !self.server.is_idle() || !self.client.is_idle() || self.class == Class::Server;
+        let waits =
+            !self.lender.is_idle() || !self.borrower.is_idle() || self.class == Class::Server;
         if waits { self.tick_at.min(self.round_at) } else { self.round_at }
     }
 
@@ -110,7 +111,7 @@ impl AcmsNode {
 
     pub(crate) fn on_evacuated(&mut self, grant: GrantId, now: Duration) {
         let now = self.clock(now);
-        self.client.on_evacuated(grant, now, &mut self.out);
+        self.borrower.on_evacuated(grant, now, &mut self.out);
     }
 
     pub(crate) fn lend_no_more(&mut self, now: Duration) {
@@ -125,8 +126,8 @@ impl AcmsNode {
             true => 0,
             false => lend_limit_bytes(&self.config.thresholds, self.class, &usage),
         };
-        self.server.harvest = next_harvest(self.server.harvest, limit, usage.total_bytes, now);
-        self.server.shrink(limit, &self.config, now, &mut self.out);
+        self.lender.harvest = next_harvest(self.lender.harvest, limit, usage.total_bytes, now);
+        self.lender.shrink(limit, &self.config, now, &mut self.out);
     }
 
     /// A client wants what its use has beyond MEM_MAX_LOW; others want nothing unless told.
@@ -135,7 +136,7 @@ impl AcmsNode {
             (Class::Client, Some(usage)) => {
                 let fits = self.config.thresholds.max_low_bytes(usage.total_bytes);
                 let need = usage.used_bytes.saturating_sub(fits);
-                steady_want(self.client.wanted_bytes(), need, usage.total_bytes)
+                steady_want(self.borrower.wanted_bytes(), need, usage.total_bytes)
             }
             _ => 0,
         };
@@ -144,7 +145,7 @@ impl AcmsNode {
             (Some(bytes), _) => bytes,
             (None, _) => derived,
         };
-        self.client.want(wanted, now, &mut self.out);
+        self.borrower.want(wanted, now, &mut self.out);
     }
 
     pub(crate) fn on_tick(&mut self, now: Duration) {
@@ -161,9 +162,9 @@ impl AcmsNode {
 
     fn tick(&mut self, now: Duration) {
         self.update_lending(now);
-        self.server.on_tick(now, &mut self.out);
-        self.server.serve(&self.config, now, &mut self.keys, &mut self.out);
-        for silent in self.client.on_tick(&self.config, now, &mut self.out) {
+        self.lender.on_tick(now, &mut self.out);
+        self.lender.serve(&self.config, now, &mut self.keys, &mut self.out);
+        for silent in self.borrower.on_tick(&self.config, now, &mut self.out) {
             self.rumours.drop_offer(silent);
         }
         self.seek(now);
@@ -183,7 +184,7 @@ impl AcmsNode {
     /// Servers' side of broadcasting: OFFERING_MEM. What was offered is taken back on either side.
     fn offer(&mut self, now: Duration) {
         let lends = self.class == Class::Server && self.ratio.side() == Side::Servers;
-        let free = if lends { self.server.unbound_bytes() } else { 0 };
+        let free = if lends { self.lender.unbound_bytes() } else { 0 };
         if let Some(period) = self.offer_clock.poll(free, now) {
             let bytes = if free < SUPERPAGE_BYTES { 0 } else { free };
             let valid = period * 2 * VALID_PERIODS;
@@ -193,18 +194,18 @@ impl AcmsNode {
 
     /// Client's side: ask servers whose offers are known, else broadcast REQUESTING_MEM.
     fn seek(&mut self, now: Duration) {
-        if self.client.shortfall_bytes() == 0 {
+        if self.borrower.shortfall_bytes() == 0 {
             self.ask_clock.served();
             if std::mem::take(&mut self.ask_clock.is_out) {
                 self.request(0, BROADCAST_PERIOD, 0, now);
             }
             return;
         }
-        if !self.client.is_free_to_ask() || !self.ask_clock.may_ask(now) {
+        if !self.borrower.is_free_to_ask() || !self.ask_clock.may_ask(now) {
             return;
         }
-        let Self { client, rumours, config, rng, out, .. } = self;
-        if client.ask(rumours, config, now, rng, out) {
+        let Self { borrower, rumours, config, rng, out, .. } = self;
+        if borrower.ask(rumours, config, now, rng, out) {
             self.ask_clock.asked(now, &mut self.rng);
             return;
         }
@@ -213,12 +214,12 @@ impl AcmsNode {
             Side::Servers => BROADCAST_PERIOD,
         };
         if let Some((attempt, period)) = self.ask_clock.poll_broadcast(patience, now) {
-            self.request(self.client.shortfall_bytes(), period, attempt, now);
+            self.request(self.borrower.shortfall_bytes(), period, attempt, now);
         }
     }
 
     fn request(&mut self, bytes: u64, period: Duration, attempt: u8, now: Duration) {
-        let number = self.client.next_request();
+        let number = self.borrower.next_request();
         self.say(RumourKind::Request, number.0, bytes, period * 2, attempt, now);
     }
 
@@ -254,8 +255,8 @@ impl AcmsNode {
             Ordering::Less => false,
             Ordering::Equal => true,
             Ordering::Greater => {
-                self.server.on_incarnation(node, life, &mut self.out);
-                self.client.on_incarnation(node, life, &mut self.out);
+                self.lender.on_incarnation(node, life, &mut self.out);
+                self.borrower.on_incarnation(node, life, &mut self.out);
                 self.rumours.forget_before(node, life);
                 true
             }
@@ -265,7 +266,7 @@ impl AcmsNode {
     /// One message of `from`, already checked to be for this node.
     pub(crate) fn on_message(&mut self, from: Peer, message: Message, now: Duration) {
         let now = self.clock(now);
-        let Self { config, out, server, client, .. } = self;
+        let Self { config, out, lender, borrower, .. } = self;
         match message {
             Message::Rumours(mood, rumours) => {
                 if self.ratio.hear(&mood) {
@@ -275,41 +276,41 @@ impl AcmsNode {
             }
             Message::Request { request, bytes, zone } => {
                 let asked = (bytes, zone, false);
-                server.on_request(from, request, asked, (config, now), out);
+                lender.on_request(from, request, asked, (config, now), out);
                 self.serve_first_come(now);
             }
             Message::Grant { request, epoch, bytes, key, hold_ms: _, zone, blade } => {
                 let offered = Offered { server: from, request, epoch, bytes, key, zone, blade };
-                client.on_grant(offered, config, now, out);
+                borrower.on_grant(offered, config, now, out);
             }
             Message::Ack { epoch, bytes, sent_ms } => {
-                server.on_ack(&from, (epoch, bytes, sent_ms), config, now, out);
+                lender.on_ack(&from, (epoch, bytes, sent_ms), config, now, out);
             }
             Message::Renew { sent_ms, epochs } => {
-                server.on_renew(&from, (sent_ms, &epochs), config, now, out);
+                lender.on_renew(&from, (sent_ms, &epochs), config, now, out);
             }
             Message::Lease { sent_ms, lease_ms, epochs } => {
-                client.on_lease(&from, (sent_ms, lease_ms, &epochs), now, out);
+                borrower.on_lease(&from, (sent_ms, lease_ms, &epochs), now, out);
             }
             Message::Nack { reason: crate::message::NackReason::Declined, epoch, .. } => {
-                server.on_declined(&from, epoch);
+                lender.on_declined(&from, epoch);
             }
             Message::Nack { reason, request, epoch, left_bytes } => {
-                client.on_nack(&from, reason, (request, epoch), out);
+                borrower.on_nack(&from, reason, (request, epoch), out);
                 self.rumours.set_left(from.node, from.incarnation, left_bytes);
             }
             Message::Reclaim { epoch, left_ms } => {
-                client.on_reclaim(&from, (epoch, left_ms), now, out);
+                borrower.on_reclaim(&from, (epoch, left_ms), now, out);
             }
-            Message::Released { epoch } => server.on_released(&from, epoch, out),
-            Message::Freed { epoch } => client.on_freed(&from, epoch),
+            Message::Released { epoch } => lender.on_released(&from, epoch, out),
+            Message::Freed { epoch } => borrower.on_freed(&from, epoch),
             Message::Hello | Message::Welcome | Message::Gossip(_) => {}
         }
     }
 
     fn serve_first_come(&mut self, now: Duration) {
         if self.config.arbitration == crate::Arbitration::Fcfs {
-            self.server.serve(&self.config, now, &mut self.keys, &mut self.out);
+            self.lender.serve(&self.config, now, &mut self.keys, &mut self.out);
         }
     }
 
@@ -327,7 +328,7 @@ impl AcmsNode {
 
     /// All servers hear a broadcast request; only a few shall answer, by chance.
     fn on_broadcast_request(&mut self, rumour: &Rumour, now: Duration) {
-        if self.class != Class::Server || self.server.free_bytes() < SUPERPAGE_BYTES {
+        if self.class != Class::Server || self.lender.free_bytes() < SUPERPAGE_BYTES {
             return;
         }
         let answers = u64::from(REPLIES_WANTED) << rumour.attempt.min(crate::limits::ATTEMPT_MAX);
@@ -339,7 +340,7 @@ impl AcmsNode {
         let client = Peer { node, incarnation, addr };
         let asked = (rumour.bytes, rumour.zone, true);
         let number = crate::ids::RequestNo(rumour.seq);
-        self.server.on_request(client, number, asked, (&self.config, now), &mut self.out);
+        self.lender.on_request(client, number, asked, (&self.config, now), &mut self.out);
         self.serve_first_come(now);
     }
 }

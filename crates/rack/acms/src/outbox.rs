@@ -34,7 +34,7 @@ pub enum MoveReason {
 /// What the shell has to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Server: the blade shall serve this grant.
+    /// Lender: the blade shall serve this grant.
     GrantMade {
         /// The grant.
         grant: GrantId,
@@ -45,7 +45,7 @@ pub enum Action {
         /// What the client will show, together with the grant's epoch.
         key: GrantKey,
     },
-    /// Client: the blade at `blade` may be added to the pool.
+    /// Borrower: the blade at `blade` may be added to the pool.
     GrantUsable {
         /// The grant; its epoch is the fencing number.
         grant: GrantId,
@@ -56,9 +56,9 @@ pub enum Action {
         /// How much.
         bytes: u64,
     },
-    /// Client: move the data to another grant, to local memory or, last, to a spill file, then call
-    /// `on_evacuated`. Comes again with an earlier deadline when the server turns a release into
-    /// a reclaim.
+    /// Borrower: move the data to another grant, to local memory or, last, to a spill file, then
+    /// call `on_evacuated`. Comes again with an earlier deadline when the server turns a release
+    /// into a reclaim.
     MoveOut {
         /// The grant.
         grant: GrantId,
@@ -67,14 +67,14 @@ pub enum Action {
         /// Why.
         reason: MoveReason,
     },
-    /// Server: take the memory back now; the blade refuses this epoch from here on.
+    /// Lender: take the memory back now; the blade refuses this epoch from here on.
     Revoke {
         /// The grant.
         grant: GrantId,
         /// Why.
         reason: RevokeReason,
     },
-    /// Client: the memory is gone, with all that was still on it.
+    /// Borrower: the memory is gone, with all that was still on it.
     GrantLost {
         /// The grant.
         grant: GrantId,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farpool_rack::Graph;
+use farpool_placement::Graph;
 use farpool_switch::SwitchError;
 use farpool_units::at_most;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};

@@ -1,6 +1,6 @@
 //! The rack's controller: who gets which far memory, over which path, at which rate.
 //!
-//! * `model`: the state and all its changes, pure; wraps `farpool_rack::Allocator`.
+//! * `model`: the state and all its changes, pure; wraps `farpool_placement::Allocator`.
 //! * `reconcile`: what is due next, from intent and observation; pure.
 //! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
 //! * `core`: the state under its lock, durable before it is told.
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use axum::serve::ListenerExt;
 use farpool_http::bearer::is_token;
-use farpool_rack::{Graph, SwitchKind};
+use farpool_placement::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
 
@@ -133,7 +133,7 @@ pub enum ControlError {
     },
     /// The topology has a mistake.
     #[error("the topology: {0}")]
-    Topology(#[from] farpool_rack::topology::TopologyError),
+    Topology(#[from] farpool_placement::topology::TopologyError),
     /// Circuits could not be set up.
     #[error("nothing drives circuit switch {0}; without that no segment over it gets ready")]
     NoDriver(String),
@@ -176,7 +176,7 @@ fn read_topology(source: Option<&TopologySource>) -> Result<Option<Graph>, Contr
         Some(TopologySource::Path(path)) => std::fs::read_to_string(path)
             .map_err(|source| ControlError::TopologyFile { path: path.clone(), source })?,
     };
-    let topology = farpool_rack::topology::read(&text)?;
+    let topology = farpool_placement::topology::read(&text)?;
     for warning in &topology.warnings {
         tracing::warn!("the topology: {warning}");
     }

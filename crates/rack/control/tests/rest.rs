@@ -360,7 +360,7 @@ fn pages_and_events_can_be_taken_up_again() {
     assert_eq!(rest, all[5..]);
     assert!(api.topology_drawing().unwrap().contains("n0.memory"));
     let toml = api.topology_toml().unwrap();
-    assert_eq!(farpool_rack::topology::read(&toml).unwrap().graph.memories().len(), 1);
+    assert_eq!(farpool_placement::topology::read(&toml).unwrap().graph.memories().len(), 1);
     assert_eq!(api.topology().unwrap().memory[0].node.as_deref(), Some("n0"));
 }
 

@@ -15,7 +15,7 @@ use farpool_wire::Address;
 use crate::agent::Agent;
 use crate::lender::Lender;
 use crate::shared::{Shared, Wish};
-use farpool_memory::MemoryFiles;
+use farpool_host::MemoryFiles;
 
 /// How long signing off may take after the time to drain is over; then the daemon ends without.
 const LEAVE_GRACE: Duration = Duration::from_secs(3);

@@ -10,7 +10,7 @@ use farpool_units::SUPERPAGE_BYTES;
 
 use crate::pressure::{Lending, next_offer};
 use crate::shared::{Shared, Wish};
-use farpool_memory::MemoryFiles;
+use farpool_host::MemoryFiles;
 
 /// Time between two looks: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which the
 /// share of a machine of 1 GiB that is never lent covers. One look reads a few small files.

@@ -14,7 +14,7 @@ use farpool_acms::{
     Class, HARVEST_MARGIN_PERMILLE, Harvest, MemoryUse, PRESSURE_RESUME_PERMILLE,
     PRESSURE_STOP_PERMILLE, Thresholds, next_harvest,
 };
-use farpool_memory::{MemoryLevel, MemorySight};
+use farpool_host::{MemoryLevel, MemorySight};
 use farpool_units::SUPERPAGE_BYTES;
 
 /// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any

@@ -167,7 +167,7 @@ impl Worker {
                 }
                 self.answer_gathering(gathering, own);
             }
-            Parked::Request | Parked::Light { .. } => {
+            Parked::Request | Parked::KeyVault { .. } => {
                 debug_assert!(false, "only plain reads are answered so");
             }
         }
@@ -219,7 +219,9 @@ impl Worker {
             self.reply(request.origin, own, |worker, out| match request.what {
                 Parked::GetKey(read) => get_key(&mut worker.shard, key, read, out),
                 Parked::Request => worker.answer_forwarded(&request.bytes, out),
-                Parked::Light { checked } => worker.answer_passed_on(&request.bytes, checked, out),
+                Parked::KeyVault { checked } => {
+                    worker.answer_passed_on(&request.bytes, checked, out)
+                }
                 Parked::Part { .. } => {}
             });
             self.settle_victims();

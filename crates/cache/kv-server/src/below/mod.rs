@@ -26,7 +26,7 @@ use crate::mail::mailbox::{GetKey, Origin};
 use crate::me::TOKEN_LOWER;
 use crate::watch::report::TierAnswers;
 use farpool_kv_protocol::Shard;
-use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_protocol::keyvault::{self, AnswerHead};
 use farpool_kv_store::Store;
 use farpool_kv_store::index::{ItemAt, Tier};
 use farpool_kv_store::key::HashedKey;
@@ -47,7 +47,7 @@ pub(crate) enum Parked {
     /// Any other request: its bytes.
     Request,
     /// A KeyVault frame.
-    Light { checked: bool },
+    KeyVault { checked: bool },
     /// One key of a MULTIGET.
     Part { gathering: GatheringId, index: u16 },
 }
@@ -348,8 +348,8 @@ impl Below {
         key: HashedKey<'_>,
         (id, index): (GatheringId, u16),
     ) {
-        let found = light::read(shard, key.key, key.hash);
-        let item = found.map(|found| light::item_of(shard, found));
+        let found = keyvault::read(shard, key.key, key.hash);
+        let item = found.map(|found| keyvault::item_of(shard, found));
         self.gatherings.take(id, index, item);
     }
 }
@@ -359,6 +359,6 @@ const fn is_plain(request: &ParkedRequest) -> bool {
     match request.what {
         Parked::GetKey(read) => read.flags.touch.is_none(),
         Parked::Part { .. } => true,
-        Parked::Request | Parked::Light { .. } => false,
+        Parked::Request | Parked::KeyVault { .. } => false,
     }
 }

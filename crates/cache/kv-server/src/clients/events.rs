@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::connection::{Client, CloseReason, Phase};
 use super::sockets::{Connection, READ_BYTES};
-use crate::keyvault::light::{Light, Source};
+use crate::keyvault::state::{KeyVaultState, Source};
 use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told};
 use crate::watch::journal;
 use crate::worker::Worker;
@@ -45,9 +45,9 @@ impl Worker {
         let is_known = self.me.shared.settings.credentials.is_none();
         let (now_s, item_bytes_max) = (self.shard.clock.now_s(), self.me.limits.item_bytes_max);
         let client = Client::new(is_known, now_s, item_bytes_max);
-        let light = (protocol == Protocol::KeyVault).then(Light::default);
+        let keyvault = (protocol == Protocol::KeyVault).then(KeyVaultState::default);
         let mut connection =
-            Connection { socket, client, generation, interest, is_local, light, moves_to: None };
+            Connection { socket, client, generation, interest, is_local, keyvault, moves_to: None };
         journal::note_opened(&mut self.shard.store, &connection);
         let mut is_open = true;
         if !input.is_empty() {
@@ -71,12 +71,12 @@ impl Worker {
     /// Closes a connection; what it was promised is lost with it.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
-        if let Some(light) = &mut connection.light {
-            light.end_leases(&mut self.shard);
+        if let Some(keyvault) = &mut connection.keyvault {
+            keyvault.end_leases(&mut self.shard);
         }
         let id = ConnectionId { number: number_of(number), generation: connection.generation };
         journal::note_closed(&mut self.shard.store, &self.me, id, &connection, reason);
-        self.ports.leave(&self.me, id.number, &connection);
+        self.ring_clients.leave(&self.me, id.number, &connection);
         self.clients.return_number(id.number);
         self.me.counts.connections -= 1;
         self.me.shared.connections.fetch_sub(1, Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl Worker {
         if let Some(to) = connection.moves_to {
             return self.hand_over(number, connection, to);
         }
-        self.ports.join(&self.me, number_of(number), &connection);
+        self.ring_clients.join(&self.me, number_of(number), &connection);
         let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
         let is_refused = connection.client.is_refused;
         let is_open = is_open && !is_done && connection.watch(number, &self.me.epoll);
@@ -126,8 +126,8 @@ impl Worker {
     /// Serves bytes in the client's protocol. Returns how many are done.
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
         journal::note_client(&mut self.shard.store, Some(connection));
-        if connection.light.is_some() {
-            self.serve_light(connection, id, (input, Source::Socket))
+        if connection.keyvault.is_some() {
+            self.serve_keyvault(connection, id, (input, Source::Socket))
         } else {
             self.serve(connection, id, input)
         }
@@ -217,10 +217,10 @@ impl Worker {
                 let bytes = &batch.bytes[start..entry.end];
                 start = entry.end;
                 match &mut connection {
-                    Some(Connection { light: Some(light), client, .. }) => {
+                    Some(Connection { keyvault: Some(keyvault), client, .. }) => {
                         let has_come = !matches!(entry.what, Answer::Parked);
                         client.awaited = client.awaited.saturating_sub(usize::from(has_come));
-                        self.take_light_answer(light, entry, bytes)
+                        self.take_keyvault_answer(keyvault, entry, bytes)
                     }
                     Some(connection) => self.take_answer(&mut connection.client, entry, bytes),
                     None => {}

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::Clients;
 use super::connection::Client;
-use crate::keyvault::light::Light;
+use crate::keyvault::state::KeyVaultState;
 use crate::watch::report::ThreadCounts;
 
 /// What one read takes at most. It also bounds what one connection can ask before others have their
@@ -28,7 +28,7 @@ pub(crate) struct Connection {
     pub(crate) interest: epoll::EventFlags,
     pub(crate) is_local: bool,
     /// What it needs if it speaks KeyVault.
-    pub(crate) light: Option<Light>,
+    pub(crate) keyvault: Option<KeyVaultState>,
     /// The thread that is to serve it from now on.
     pub(crate) moves_to: Option<usize>,
 }
@@ -56,12 +56,16 @@ impl Connection {
 impl Clients {
     /// Puts the answers made so far into the connection's ring, if it has one. Those that are too
     /// long for it stay, for the socket.
-    pub(crate) fn push_answers(&mut self, client: &mut Client, light: Option<&mut Light>) {
-        if let Some(port) = light.and_then(|light| light.port.as_mut()) {
-            let long = port.push_all(&self.out);
+    pub(crate) fn push_answers(
+        &mut self,
+        client: &mut Client,
+        keyvault: Option<&mut KeyVaultState>,
+    ) {
+        if let Some(ring_client) = keyvault.and_then(|keyvault| keyvault.ring_client.as_mut()) {
+            let long = ring_client.push_all(&self.out);
             self.out.clear();
             self.out.extend_from_slice(&long);
-            client.is_ring_full = port.holds_answers();
+            client.is_ring_full = ring_client.holds_answers();
         }
     }
 
@@ -71,7 +75,7 @@ impl Clients {
         connection: &mut Connection,
         counts: &mut ThreadCounts,
     ) -> bool {
-        self.push_answers(&mut connection.client, connection.light.as_mut());
+        self.push_answers(&mut connection.client, connection.keyvault.as_mut());
         let is_due = connection.client.replies.settle(&mut self.out, &mut self.spare);
         !is_due || self.send(connection, counts)
     }

@@ -14,14 +14,14 @@ use farpool_keyvault::share::RingSizes;
 use farpool_units::exactly;
 use smallvec::SmallVec;
 
-use super::light::{BATCH, Light, Source};
+use super::state::{BATCH, KeyVaultState, Source};
 use crate::below::{Gathered, Parked};
 use crate::clients::connection::{Client, Phase};
 use crate::clients::sockets::{Connection, OUT_BYTES_MAX};
 use crate::mail::mailbox::{Answer, Ask, Batch, ConnectionId, Entry, Origin, Ticket};
 use crate::worker::Worker;
+use farpool_kv_protocol::keyvault::{self, AnswerHead};
 use farpool_kv_protocol::lease;
-use farpool_kv_protocol::light::{self, AnswerHead};
 use farpool_kv_store::key::HashedKey;
 
 /// The most requests that one connection may have unanswered.
@@ -77,7 +77,7 @@ fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, Frame
 
 impl Worker {
     /// Answers the frames that `input` holds. Returns how many bytes are done.
-    pub(crate) fn serve_light(
+    pub(crate) fn serve_keyvault(
         &mut self,
         connection: &mut Connection,
         id: ConnectionId,
@@ -87,7 +87,7 @@ impl Worker {
             connection.client.has_turn_left = !input.is_empty();
             return 0;
         }
-        let Some(mut state) = connection.light.take() else { return input.len() };
+        let Some(mut state) = connection.keyvault.take() else { return input.len() };
         let mut at = 0;
         connection.client.has_turn_left = false;
         while at < input.len()
@@ -109,12 +109,12 @@ impl Worker {
                 break;
             }
         }
-        connection.light = Some(state);
+        connection.keyvault = Some(state);
         at
     }
 
     /// Gives the client the answers made so far. False if no more can be sent now.
-    fn put_down(&mut self, connection: &mut Connection, state: &mut Light) -> bool {
+    fn put_down(&mut self, connection: &mut Connection, state: &mut KeyVaultState) -> bool {
         self.clients.push_answers(&mut connection.client, Some(state));
         self.clients.send(connection, &mut self.me.counts) && connection.client.unsent.is_empty()
     }
@@ -123,7 +123,7 @@ impl Worker {
     fn serve_frames(
         &mut self,
         connection: &mut Connection,
-        state: &mut Light,
+        state: &mut KeyVaultState,
         id: ConnectionId,
         input: &[u8],
     ) -> usize {
@@ -137,7 +137,7 @@ impl Worker {
             let read = match Header::read(frame, !state.unchecked) {
                 Ok(header) if self.is_read_here(state, &header, hash) => {
                     let key = HashedKey { key: &frame[HEADER_BYTES..], hash };
-                    light::answer_get(
+                    keyvault::answer_get(
                         &mut self.shard,
                         state.head(&header),
                         key,
@@ -167,7 +167,7 @@ impl Worker {
     /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's
     /// memory answers.
     #[inline]
-    fn is_read_here(&self, state: &Light, header: &Header, hash: u64) -> bool {
+    fn is_read_here(&self, state: &KeyVaultState, header: &Header, hash: u64) -> bool {
         (header.opcode, header.status) == (Opcode::Get, None)
             && hash != 0
             && self.me.owns(hash)
@@ -211,7 +211,7 @@ impl Worker {
     fn refuse_frame(
         &mut self,
         client: &mut Client,
-        state: &Light,
+        state: &KeyVaultState,
         error: &FrameError,
         frame: &[u8],
     ) {
@@ -232,13 +232,13 @@ impl Worker {
         if status == Status::Malformed {
             client.phase = Phase::Closing;
         }
-        light::answer_status(state.head(&header), status, b"", &mut self.clients.out);
+        keyvault::answer_status(state.head(&header), status, b"", &mut self.clients.out);
     }
 
     fn answer_frame(
         &mut self,
         connection: &mut Connection,
-        state: &mut Light,
+        state: &mut KeyVaultState,
         id: ConnectionId,
         asked: &Asked<'_>,
     ) {
@@ -246,15 +246,15 @@ impl Worker {
         let head = state.head(header);
         if !state.has_greeted && !matches!(request, Request::Hello(_)) {
             connection.client.phase = Phase::Closing;
-            return light::answer_status(head, Status::Malformed, b"", &mut self.clients.out);
+            return keyvault::answer_status(head, Status::Malformed, b"", &mut self.clients.out);
         }
         match *request {
             Request::Hello(hello) => {
                 self.greet(connection, state, id, (header, hello), asked.frame)
             }
             // A second time, the bells of the first would be watched for ever.
-            Request::Share { .. } if !connection.is_local || state.port.is_some() => {
-                light::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
+            Request::Share { .. } if !connection.is_local || state.ring_client.is_some() => {
+                keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
             }
             Request::Share { request_bytes, answer_bytes } => {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
@@ -263,14 +263,14 @@ impl Worker {
                     && connection.client.unsent.is_empty()
                     && state.share(&connection.socket, header, sizes);
                 if !is_shared {
-                    light::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
+                    keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
                 }
             }
             Request::Flush { delay_s } => {
                 connection.client.awaited += self.me.shared.shards() - 1;
                 self.flush(state, id, header, delay_s);
             }
-            Request::Noop => light::answer_status(head, Status::Ok, b"", &mut self.clients.out),
+            Request::Noop => keyvault::answer_status(head, Status::Ok, b"", &mut self.clients.out),
             Request::Leases { bytes_min } => {
                 // What is ready goes first; only then does the descriptor travel with its own
                 // bytes.
@@ -280,7 +280,7 @@ impl Worker {
                     && connection.client.unsent.is_empty()
                     && state.lease(&connection.socket, header, &self.shard.store, bytes_min);
                 if !is_granted {
-                    light::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
+                    keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
                 }
             }
             Request::Release(ids) => match &mut state.leases {
@@ -288,7 +288,9 @@ impl Worker {
                     let shard = &mut self.shard;
                     lease::answer_release(shard, leases, head, ids, &mut self.clients.out);
                 }
-                None => light::answer_status(head, Status::Unsupported, b"", &mut self.clients.out),
+                None => {
+                    keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out)
+                }
             },
             _ => {
                 let is_owed = self.answer_on_keys(state, id, asked);
@@ -299,22 +301,27 @@ impl Worker {
 
     /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that
     /// has its keys. True if the answer is still to come.
-    fn answer_on_keys(&mut self, state: &mut Light, id: ConnectionId, asked: &Asked<'_>) -> bool {
+    fn answer_on_keys(
+        &mut self,
+        state: &mut KeyVaultState,
+        id: ConnectionId,
+        asked: &Asked<'_>,
+    ) -> bool {
         let Asked { header, request, hash, frame } = asked;
         let head = state.head(header);
         let checked = head.checked;
         let shards = self.me.shared.shards();
         let owner = self.me.owner_of(*hash);
         if let Request::MultiGet(keys) = *request
-            && let Some(other) = light::foreign_key_owner(keys, owner, shards)
+            && let Some(other) = keyvault::foreign_key_owner(keys, owner, shards)
         {
             let other = exactly::<u16, _>(other).to_le_bytes();
-            light::answer_status(head, Status::WrongShard, &other, &mut self.clients.out);
+            keyvault::answer_status(head, Status::WrongShard, &other, &mut self.clients.out);
             return false;
         }
         let address = id.address(Ticket(0));
         if owner != self.me.number {
-            self.mail.ask(owner, address, Ask::Light { checked }, |bytes| {
+            self.mail.ask(owner, address, Ask::KeyVault { checked }, |bytes| {
                 bytes.extend_from_slice(frame);
             });
             self.me.counts.forwarded += 1;
@@ -332,7 +339,7 @@ impl Worker {
             },
             _ => {
                 if let Some(key) = self.key_below(request, *hash) {
-                    self.park(key, origin, Parked::Light { checked }, frame);
+                    self.park(key, origin, Parked::KeyVault { checked }, frame);
                     return true;
                 }
             }
@@ -343,7 +350,7 @@ impl Worker {
                 let key = HashedKey { key, hash: *hash };
                 lease::answer_get(shard, leases, head, key, out);
             }
-            _ => light::answer(shard, head, request, *hash, out),
+            _ => keyvault::answer(shard, head, request, *hash, out),
         }
         false
     }
@@ -357,7 +364,7 @@ impl Worker {
     }
 
     /// Has another thread's frame wait if it must. True if it does, or is answered already.
-    pub(crate) fn park_light_ask(
+    pub(crate) fn park_keyvault_ask(
         &mut self,
         origin: Origin,
         frame: &[u8],
@@ -378,14 +385,14 @@ impl Worker {
             return true;
         }
         let Some(key) = self.key_below(&request, hash) else { return false };
-        self.park(key, origin, Parked::Light { checked }, frame);
+        self.park(key, origin, Parked::KeyVault { checked }, frame);
         true
     }
 
     fn greet(
         &mut self,
         connection: &mut Connection,
-        state: &mut Light,
+        state: &mut KeyVaultState,
         id: ConnectionId,
         (header, hello): (&Header, Hello),
         frame: &[u8],
@@ -396,7 +403,7 @@ impl Worker {
         if hello.version != VERSION || state.has_greeted || is_elsewhere && wanted >= shards {
             connection.client.phase = Phase::Closing;
             let head = AnswerHead { header, checked: true };
-            return light::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
+            return keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
         }
         if is_elsewhere {
             // That shard's thread reads this greeting again.
@@ -421,14 +428,20 @@ impl Worker {
         state.unchecked = hello.unchecked;
     }
 
-    fn flush(&mut self, state: &mut Light, id: ConnectionId, header: &Header, delay_s: u32) {
+    fn flush(
+        &mut self,
+        state: &mut KeyVaultState,
+        id: ConnectionId,
+        header: &Header,
+        delay_s: u32,
+    ) {
         let at_s = if delay_s == 0 { 0 } else { self.shard.clock.now_s().saturating_add(delay_s) };
         let ask = Ask::Flush { at_s };
         self.me.counts.flush_commands += 1;
         self.do_for_all(ask);
         let others = self.me.shared.shards() - 1;
         if others == 0 {
-            return light::answer_status(
+            return keyvault::answer_status(
                 state.head(header),
                 Status::Ok,
                 b"",
@@ -444,18 +457,18 @@ impl Worker {
     /// Answers a frame that another thread passed on.
     pub(crate) fn answer_passed_on(&mut self, frame: &[u8], checked: bool, out: &mut Vec<u8>) {
         match read_frame(frame, false) {
-            Ok(it) if light::is_on_keys(it.header.opcode) => {
+            Ok(it) if keyvault::is_on_keys(it.header.opcode) => {
                 let head = AnswerHead { header: &it.header, checked };
-                light::answer(&mut self.shard, head, &it.request, it.hash, out);
+                keyvault::answer(&mut self.shard, head, &it.request, it.hash, out);
             }
             _ => debug_assert!(false, "frames are checked before they are passed on"),
         }
     }
 
     /// Takes what another shard answered to a connection of this kind.
-    pub(crate) fn take_light_answer(
+    pub(crate) fn take_keyvault_answer(
         &mut self,
-        state: &mut Light,
+        state: &mut KeyVaultState,
         entry: &Entry<Answer>,
         bytes: &[u8],
     ) {
@@ -471,7 +484,7 @@ impl Worker {
                 state.passed_on[at].1 -= 1;
                 if state.passed_on[at].1 == 0 {
                     let (header, _) = state.passed_on.swap_remove(at);
-                    light::answer_status(
+                    keyvault::answer_status(
                         state.head(&header),
                         Status::Ok,
                         b"",

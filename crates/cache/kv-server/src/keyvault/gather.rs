@@ -13,7 +13,7 @@ use farpool_keyvault::message::{FOUND_BYTES, Item, begin_found, finish_found};
 use farpool_units::exactly;
 
 use crate::mail::mailbox::Origin;
-use farpool_kv_protocol::light::{self, AnswerHead};
+use farpool_kv_protocol::keyvault::{self, AnswerHead};
 
 /// What one thread keeps of answers that are not whole, in bytes: four of the longest. Beyond it
 /// answers stop early.
@@ -71,7 +71,7 @@ impl Gathering {
     /// Appends the answer.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         let head = AnswerHead { header: &self.header, checked: self.checked };
-        light::answer_by(head, out, |out| {
+        keyvault::answer_by(head, out, |out| {
             if self.is_too_large {
                 return Status::TooLarge;
             }

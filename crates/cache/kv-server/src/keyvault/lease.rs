@@ -10,12 +10,12 @@ use farpool_kv_protocol::lease::{LEASES_MAX, LeaseTable};
 use farpool_kv_store::Store;
 use farpool_units::exactly;
 
-use super::light::Light;
+use super::state::KeyVaultState;
 
-impl Light {
+impl KeyVaultState {
     /// Whether leases may be asked for: once, and before the connection moves into rings.
     pub(super) const fn may_lease(&self) -> bool {
-        self.port.is_none() && self.leases.is_none()
+        self.ring_client.is_none() && self.leases.is_none()
     }
 
     /// Hands out the memory of a shard's items, to be read, if the server is set up for it. False

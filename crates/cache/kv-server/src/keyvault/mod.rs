@@ -4,7 +4,7 @@
 mod frames;
 pub(crate) mod gather;
 mod lease;
-pub(crate) mod light;
-mod port;
-pub(crate) mod ports;
+mod ring_client;
+pub(crate) mod ring_clients;
+pub(crate) mod state;
 mod turns;

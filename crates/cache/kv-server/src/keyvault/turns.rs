@@ -3,8 +3,8 @@
 
 use farpool_units::exactly;
 
-use super::light::{BATCH, Source};
-use super::port::Port;
+use super::ring_client::RingClient;
+use super::state::{BATCH, Source};
 use crate::clients::connection::{CloseReason, Phase};
 use crate::mail::mailbox::ConnectionId;
 use crate::worker::Worker;
@@ -12,10 +12,10 @@ use crate::worker::Worker;
 impl Worker {
     /// Looks at every ring once, least recently granted first. True if any had a request.
     pub(crate) fn serve_ports(&mut self) -> bool {
-        let mut turns = std::mem::take(&mut self.ports.turns);
+        let mut turns = std::mem::take(&mut self.ring_clients.turns);
         let any = turns.round(|number| self.serve_port(number as usize));
-        turns.members().for_each(|number| self.ports.check(&self.clients, number as usize));
-        self.ports.turns = turns;
+        turns.members().for_each(|number| self.ring_clients.check(&self.clients, number as usize));
+        self.ring_clients.turns = turns;
         any
     }
 
@@ -28,21 +28,23 @@ impl Worker {
         if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
             return false;
         }
-        let Some(port) = connection.light.as_mut().and_then(|light| light.port.as_mut()) else {
+        let Some(ring_client) =
+            connection.keyvault.as_mut().and_then(|keyvault| keyvault.ring_client.as_mut())
+        else {
             return false;
         };
-        if !port.has_frame() {
+        if !ring_client.has_frame() {
             return false;
         }
-        let mut frames = std::mem::take(&mut self.ports.frames);
+        let mut frames = std::mem::take(&mut self.ring_clients.frames);
         frames.clear();
-        let mut is_broken = port.take_frames(BATCH, &mut frames);
+        let mut is_broken = ring_client.take_frames(BATCH, &mut frames);
         let Some(mut connection) = self.clients.take(number) else { return false };
         connection.client.last_active_s = self.shard.clock.now_s();
         let id = ConnectionId { number: exactly(number), generation: connection.generation };
-        let done = self.serve_light(&mut connection, id, (&frames, Source::Ring));
+        let done = self.serve_keyvault(&mut connection, id, (&frames, Source::Ring));
         is_broken |= done < frames.len();
-        self.ports.frames = frames;
+        self.ring_clients.frames = frames;
         is_broken |= !self.clients.finish(&mut connection, &mut self.me.counts)
             || !connection.watch(number, &self.me.epoll);
         if is_broken {
@@ -54,8 +56,9 @@ impl Worker {
 
     /// Gives a client that has made room the answers that wait for it. True if it had made some.
     fn push_held(&mut self, number: usize) -> bool {
-        let port = self.clients.get_mut(number).and_then(|it| it.light.as_mut()?.port.as_mut());
-        if !port.is_some_and(Port::push_held) {
+        let ring_client =
+            self.clients.get_mut(number).and_then(|it| it.keyvault.as_mut()?.ring_client.as_mut());
+        if !ring_client.is_some_and(RingClient::push_held) {
             return false;
         }
         let Some(mut connection) = self.clients.take(number) else { return false };
@@ -70,7 +73,7 @@ impl Worker {
     }
 
     pub(crate) fn close_ended_ports(&mut self) {
-        while let Some(number) = self.ports.ended.pop() {
+        while let Some(number) = self.ring_clients.ended.pop() {
             self.close(number, CloseReason::Normal);
         }
     }

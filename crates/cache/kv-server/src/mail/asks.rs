@@ -63,8 +63,8 @@ impl Worker {
                 }
                 (Parked::GetKey(read), bytes.to_vec(), hash)
             }
-            Ask::Light { checked } => {
-                return self.park_light_ask(origin, bytes, checked, answers);
+            Ask::KeyVault { checked } => {
+                return self.park_keyvault_ask(origin, bytes, checked, answers);
             }
             Ask::Request => match self.forwarded_below(bytes) {
                 Some((key, hash)) => (Parked::Request, key, hash),
@@ -127,7 +127,7 @@ impl Worker {
                 answers.push(entry.address, Answer::Bytes, |out| self.answer_forwarded(bytes, out));
                 return;
             }
-            Ask::Light { checked } => {
+            Ask::KeyVault { checked } => {
                 answers.push(entry.address, Answer::Bytes, |out| {
                     self.answer_passed_on(bytes, checked, out)
                 });
@@ -192,7 +192,7 @@ impl Worker {
             | Ask::GetKeys { .. }
             | Ask::Store { .. }
             | Ask::Request
-            | Ask::Light { .. }
+            | Ask::KeyVault { .. }
             | Ask::List { .. }
             | Ask::Drop => {}
         }

@@ -86,7 +86,7 @@ pub enum Ask {
     /// Any other request on one key: its bytes are the request, data included.
     Request,
     /// A KeyVault frame: its bytes are the frame.
-    Light { checked: bool },
+    KeyVault { checked: bool },
     /// Take out what the key has: its bytes are the key. There is no reply.
     Drop,
     /// `flush_all` from this second of the clock on.

@@ -20,7 +20,7 @@ use super::layout::{
 };
 use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
 use super::opening::{Dropped, Held, Said, Side, Source, decide};
-use super::settings::{Books, FlashError, FlashSettings};
+use super::settings::{Bookkeeping, FlashError, FlashSettings};
 use super::shared_map::SharedMap;
 
 use crate::pages::Pages;
@@ -404,10 +404,10 @@ fn place_in_memory(
     let bytes = geometry.book_bytes();
     match (LiveFile::create(settings.books.directories(), bytes), &settings.books) {
         (Ok(live), _) => Ok(Some(live)),
-        (Err(reason), Books::Only(_)) => {
-            Err(FlashError::Books { path: settings.path.clone(), bytes, reason })
+        (Err(reason), Bookkeeping::Only(_)) => {
+            Err(FlashError::Bookkeeping { path: settings.path.clone(), bytes, reason })
         }
-        (Err(reason), Books::Preferably(_)) => {
+        (Err(reason), Bookkeeping::Preferably(_)) => {
             tracing::warn!(
                 path = %settings.path.display(), bytes, reason,
                 "flash's book-keeping finds no place in memory and stays in the flash: a file \

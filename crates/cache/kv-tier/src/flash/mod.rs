@@ -27,7 +27,7 @@ use file::Part;
 pub use file::{FlashFile, Step, Unclosed};
 use layout::{Promises, SummaryEntry, TableEntry, UNIT_BYTES, ZONE_BYTES, ZONE_PAGES};
 use ring::Ring;
-pub use settings::{Books, FlashError, FlashSettings};
+pub use settings::{Bookkeeping, FlashError, FlashSettings};
 use shared_map::SharedMap;
 
 use super::log::{Ended, Log, Medium, Zone};

@@ -15,20 +15,20 @@ pub struct FlashSettings {
     pub reset: bool,
     /// The most bytes written per second, if there is a limit.
     pub write_bytes_per_s: Option<f64>,
-    pub books: Books,
+    pub books: Bookkeeping,
 }
 
 /// Where the book-keeping of a flash in use lies. Directories that are not in memory are passed
 /// over.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Books {
+pub enum Bookkeeping {
     /// In the first of these that has room, otherwise in the flash.
     Preferably(Vec<PathBuf>),
     /// In this one, or there is no flash.
     Only(PathBuf),
 }
 
-impl Books {
+impl Bookkeeping {
     pub(super) fn directories(&self) -> &[PathBuf] {
         match self {
             Self::Preferably(directories) => directories,
@@ -87,7 +87,7 @@ pub enum FlashError {
          name a directory on a tmpfs with twice the room",
         path = .path.display()
     )]
-    Books { path: PathBuf, bytes: u64, reason: String },
+    Bookkeeping { path: PathBuf, bytes: u64, reason: String },
     #[error("flash {path}: no memory for its buffers", path = .path.display())]
     Buffers { path: PathBuf },
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::asked::{Asked, LoadError, Server};
-use super::light::Light;
+use super::keyvault::KeyVault;
 use super::reply::{Reader, Said};
 use super::request::{Expected, Protocol, Writer};
 use crate::workload::{KeyNumber, Operation, Workload};
@@ -28,7 +28,7 @@ pub(super) struct Link {
     sent: usize,
     input: Vec<u8>,
     /// What the connection needs if it speaks KeyVault; then the three fields behind it stay empty.
-    light: Option<Light>,
+    keyvault: Option<KeyVault>,
     asked: VecDeque<Asked>,
     /// Keys of the requests under way, from `first_key` on.
     keys: Vec<KeyNumber>,
@@ -51,7 +51,7 @@ impl Link {
         number: usize,
     ) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Connect { server: server.clone(), source };
-        let (socket, light) = match server {
+        let (socket, keyvault) = match server {
             Server::Tcp(address) => {
                 let connect = || {
                     let stream =
@@ -77,7 +77,7 @@ impl Link {
             out: Vec::new(),
             sent: 0,
             input: Vec::with_capacity(READ_BYTES),
-            light,
+            keyvault,
             asked: VecDeque::new(),
             keys: Vec::new(),
             first_key: 0,
@@ -93,15 +93,15 @@ impl Link {
         connect: impl Fn() -> Result<S, LoadError>,
         protocol: Protocol,
         number: usize,
-    ) -> Result<(OwnedFd, Option<Light>), LoadError> {
+    ) -> Result<(OwnedFd, Option<KeyVault>), LoadError> {
         let Protocol::KeyVault { checked } = protocol else { return Ok((connect()?.into(), None)) };
-        let (socket, light) = Light::connect(connect, number, checked)?;
-        Ok((socket.into(), Some(light)))
+        let (socket, keyvault) = KeyVault::connect(connect, number, checked)?;
+        Ok((socket.into(), Some(keyvault)))
     }
 
     /// Whether a client that knows the shards would ask for this key here.
     pub(super) fn owns(&mut self, workload: &Workload, key: KeyNumber) -> bool {
-        self.light.as_mut().is_none_or(|light| light.owns(workload, key))
+        self.keyvault.as_mut().is_none_or(|keyvault| keyvault.owns(workload, key))
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -117,8 +117,8 @@ impl Link {
         begin_ns: u64,
     ) {
         let asked = Asked { expected: Expected { operation, keys: keys.len() }, begin_ns };
-        if let Some(light) = &mut self.light {
-            return light.ask(writer.workload, asked, keys, &mut self.out);
+        if let Some(keyvault) = &mut self.keyvault {
+            return keyvault.ask(writer.workload, asked, keys, &mut self.out);
         }
         writer.push(&mut self.out, operation, keys);
         self.keys.extend_from_slice(keys);
@@ -130,7 +130,7 @@ impl Link {
     }
 
     pub(super) fn under_way(&self) -> usize {
-        self.light.as_ref().map_or(self.asked.len(), Light::under_way)
+        self.keyvault.as_ref().map_or(self.asked.len(), KeyVault::under_way)
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -169,8 +169,8 @@ impl Link {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         }
-        if let Some(light) = &mut self.light {
-            let done = light.receive(reader.workload, &self.input, &mut self.out, take)?;
+        if let Some(keyvault) = &mut self.keyvault {
+            let done = keyvault.receive(reader.workload, &self.input, &mut self.out, take)?;
             self.input.drain(..done);
             return Ok(());
         }

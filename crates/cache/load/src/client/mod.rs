@@ -2,7 +2,7 @@
 
 pub mod asked;
 pub mod echo;
-mod light;
+mod keyvault;
 pub mod link;
 pub mod measured;
 pub mod reply;

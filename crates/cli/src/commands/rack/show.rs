@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::Context;
-use farpool_rack::Allocator;
-use farpool_rack::topology::{self, NetworkKind, RackSpec};
+use farpool_placement::Allocator;
+use farpool_placement::topology::{self, NetworkKind, RackSpec};
 
 use super::{client, show};
 use crate::args::{GenerateArgs, NetworkArg, RackAction};

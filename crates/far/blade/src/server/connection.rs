@@ -263,9 +263,9 @@ impl Talk {
     /// Whether the rates of the connection's grant, if any, and of the blade let the request pass
     /// now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
-        let courtesy = (!self.is_unix).then_some(&shared.blade.courtesy);
+        let donor_protection = (!self.is_unix).then_some(&shared.blade.donor_protection);
         let traffic = self.session.traffic();
-        self.pace.may_pass(request, traffic, courtesy, || shared.now_ns())
+        self.pace.may_pass(request, traffic, donor_protection, || shared.now_ns())
     }
 
     fn flush(&mut self, tools: &mut Tools) -> io::Result<()> {

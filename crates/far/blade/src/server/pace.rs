@@ -6,7 +6,7 @@
 //! waits. What it takes was charged when it came, so requests of all connections under the grant
 //! pass in the order in which they came, and a large one is not overtaken for ever by small ones.
 
-use crate::courtesy::Courtesy;
+use crate::donor_protection::DonorProtection;
 use crate::table::{Access, GrantTraffic};
 use farpool_policy::WaitNs;
 use farpool_units::PAGE_BYTES;
@@ -55,7 +55,7 @@ impl Pace {
         &mut self,
         request: &Request<'_>,
         traffic: Option<&GrantTraffic>,
-        courtesy: Option<&Courtesy>,
+        donor_protection: Option<&DonorProtection>,
         now_ns: impl FnOnce() -> u64,
     ) -> bool {
         let (pages, access) = match request {
@@ -64,14 +64,18 @@ impl Pace {
             _ => return true,
         };
         let version = |version: &AtomicU64| version.load(Ordering::Acquire);
-        let rates_version = traffic
-            .map_or(0, |traffic| version(&traffic.rates_version))
-            .wrapping_add(courtesy.map_or(0, |courtesy| version(&courtesy.version)));
+        let rates_version =
+            traffic.map_or(0, |traffic| version(&traffic.rates_version)).wrapping_add(
+                donor_protection.map_or(0, |donor_protection| version(&donor_protection.version)),
+            );
         let of_grant = traffic.map(|traffic| match access {
             Access::Read => (&traffic.read, &traffic.read_throttled_ns),
             Access::Write => (&traffic.write, &traffic.write_throttled_ns),
         });
-        let meters = [of_grant.map(|(meter, _)| meter), courtesy.map(|courtesy| &courtesy.meter)];
+        let meters = [
+            of_grant.map(|(meter, _)| meter),
+            donor_protection.map(|donor_protection| &donor_protection.meter),
+        ];
         let limited = meters.map(|meter| Some((meter?, meter?.limit()?)));
         if limited.iter().all(Option::is_none) {
             self.charged = None;
@@ -154,19 +158,25 @@ mod tests {
     fn all_connections_together_are_held_to_what_the_blade_serves() {
         let extents = [Extent::new(PageNumber(0), PAGES)];
         let request = Request::Write { segment: SegmentId(1), extents: &extents };
-        let (courtesy, second_ns) = (Courtesy::default(), 1_000_000_000);
+        let (donor_protection, second_ns) = (DonorProtection::default(), 1_000_000_000);
         let (mut one, mut two) = (Pace::default(), Pace::default());
         let traffic = GrantTraffic::default();
-        courtesy.set_limit(0, RateLimit { bytes_per_s: 1 << 20, burst_bytes: 1 << 20 });
-        assert!(one.may_pass(&request, Some(&traffic), Some(&courtesy), || 0), "the burst");
-        assert!(!two.may_pass(&request, None, Some(&courtesy), || 0), "without a grant, too");
+        donor_protection.set_limit(0, RateLimit { bytes_per_s: 1 << 20, burst_bytes: 1 << 20 });
+        assert!(one.may_pass(&request, Some(&traffic), Some(&donor_protection), || 0), "the burst");
         assert!(
-            !one.may_pass(&request, Some(&traffic), Some(&courtesy), || second_ns),
+            !two.may_pass(&request, None, Some(&donor_protection), || 0),
+            "without a grant, too"
+        );
+        assert!(
+            !one.may_pass(&request, Some(&traffic), Some(&donor_protection), || second_ns),
             "the other first"
         );
-        assert!(two.may_pass(&request, None, Some(&courtesy), || second_ns));
+        assert!(two.may_pass(&request, None, Some(&donor_protection), || second_ns));
         assert_eq!(traffic.write_throttled_ns.load(Ordering::Relaxed), ASK_AGAIN_NS);
-        courtesy.set_limit(second_ns, RateLimit::UNLIMITED);
-        assert!(one.may_pass(&request, Some(&traffic), Some(&courtesy), || second_ns), "lifted");
+        donor_protection.set_limit(second_ns, RateLimit::UNLIMITED);
+        assert!(
+            one.may_pass(&request, Some(&traffic), Some(&donor_protection), || second_ns),
+            "lifted"
+        );
     }
 }

@@ -4,7 +4,7 @@
 use crate::shared::crew::Crew;
 
 /// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on
-/// the lead's: an interrupt costs as much as about ten pages. Judged after so many pages.
+/// the first thread's: an interrupt costs as much as about ten pages. Judged after so many pages.
 const DENSE_RUN: u32 = 16;
 const SPARSE_RUN: u32 = 8;
 const DENSITY_SAMPLE: u32 = 512;

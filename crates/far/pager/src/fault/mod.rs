@@ -1,8 +1,8 @@
 //! A fault thread: takes page faults, answers them.
 //!
 //! The life of a fault, in order (each stage is one function):
-//! 1. `lead`, `follow` (in `serve`): the message is read from userfaultfd, on the CPU where the
-//!    fault happened if it can be had (see [`crate::shared::crew`]);
+//! 1. `run_first`, `follow` (in `serve`): the message is read from userfaultfd, on the CPU where
+//!    the fault happened if it can be had (see [`crate::shared::crew`]);
 //! 2. `serve`: the page's phase decides: zero pages, the victim buffer, or a fetch;
 //! 3. `fetch`: the page and the prefetcher's candidates are claimed, given frames, and requested at
 //!    once;

@@ -1,5 +1,5 @@
-//! The life of a fault, from its message to the answer: the loops of the lead and of those who
-//! follow.
+//! The life of a fault, from its message to the answer: the loops of the first thread and of those
+//! who follow.
 
 use farpool_board::{Counter, Fault};
 use farpool_uffd::{Event, Message};
@@ -16,8 +16,8 @@ const MESSAGES: usize = 8;
 
 impl FaultThread {
     /// Serves faults until the process ends, alone or with the crowd.
-    pub fn lead(mut self, cpu: usize) -> ! {
-        self.core.crew.be_lead();
+    pub fn run_first(mut self, cpu: usize) -> ! {
+        self.core.crew.be_first();
         let mut messages = [Message::default(); MESSAGES];
         let mut follow = Follow::new();
         let mut waited = false;
@@ -46,7 +46,7 @@ impl FaultThread {
     }
 
     /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then it looks after
-    /// the lead.
+    /// the first thread.
     pub fn follow(mut self, cpu: usize, watches: bool) -> ! {
         sys::pin_to(cpu);
         let mut messages = [Message::default(); MESSAGES];

@@ -9,8 +9,8 @@ use crate::core::EXPIRY_STEP;
 use crate::core::forget::give_up;
 use crate::fault::thread::FaultThread;
 
-/// In Solo the lead looks for an answer of a blade this long before it sleeps: about a round trip
-/// on a rack.
+/// In Solo the first thread looks for an answer of a blade this long before it sleeps: about a
+/// round trip on a rack.
 const ANSWER_SPIN: Duration = Duration::from_micros(50);
 /// The memory of the pages of a thread's own is given back when there was no fault for this long.
 const STAGE_REST: Duration = Duration::from_millis(100);

@@ -37,7 +37,7 @@ pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), S
         let cpu = cpus[index % cpus.len()];
         let body = move || {
             let thread = or_fail(make_fault_thread(core));
-            if index == 0 { thread.lead(cpu) } else { thread.follow(cpu, index == 1) }
+            if index == 0 { thread.run_first(cpu) } else { thread.follow(cpu, index == 1) }
         };
         begun.push(sys::spawn(c"farpool-fault", false, Box::new(body))?);
     }

@@ -7,10 +7,10 @@ use farpool_uffd::register_mode;
 
 use crate::core::{Core, Parts};
 use crate::error::StartError;
-use crate::life::custody::give_duplicate;
 use crate::life::files::{Files, LATE_FILES};
 use crate::life::process::Pager;
 use crate::life::steward::{self, Steward};
+use crate::life::uffd_guardian::give_duplicate;
 use crate::life::watch::Watch;
 use crate::life::{activation, blades};
 use crate::{abort, sys};

@@ -3,26 +3,27 @@
 //! A wake-up of another CPU costs several times a fault (a halted virtual CPU needs 10 to 50 µs),
 //! so a fault must be answered on the CPU where it happened, by one thread:
 //!
-//! * **Solo**: the *lead* alone listens. It follows the faulting thread to its CPU, and the evictor
-//!   comes along, unless it finds pages in long runs: each run that is moved costs an interrupt of
-//!   every other CPU that runs the process, which is dearer than moving a page. On the lead's CPU
-//!   both run under SCHED_IDLE: a CPU on which only such threads run counts as idle for the
-//!   scheduler, so the woken program thread stays where it is instead of being moved to an idle
-//!   CPU. They are preempted at once; the lead finds the next fault ready when the program thread
-//!   blocks again, and sleeps for a burst of the evictor when the allowance is used up.
+//! * **Solo**: the first fault thread alone listens. It follows the faulting thread to its CPU, and
+//!   the evictor comes along, unless it finds pages in long runs: each run that is moved costs an
+//!   interrupt of every other CPU that runs the process, which is dearer than moving a page. On the
+//!   first thread's CPU both run under SCHED_IDLE: a CPU on which only such threads run counts as
+//!   idle for the scheduler, so the woken program thread stays where it is instead of being moved
+//!   to an idle CPU. They are preempted at once; the first thread finds the next fault ready when
+//!   the program thread blocks again, and sleeps for a burst of the evictor when the allowance is
+//!   used up.
 //! * **Crowd**: all fault threads listen, each bound to one CPU, under the normal policy, and the
-//!   evictor runs where it likes. For programs that keep all CPUs busy: there the lead would
-//!   starve, and no CPU is idle to be moved to.
+//!   evictor runs where it likes. For programs that keep all CPUs busy: there the first thread
+//!   would starve, and no CPU is idle to be moved to.
 //!
 //! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to
 //! Crowd, for good if the privilege is lost.
 //!
 //! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither
-//! lead nor evictor got anywhere between two looks though a fault waits, or the lead owes somebody
-//! a page and waits for a CPU, it calls the crowd; after a while Solo is tried again. Measured on
-//! the development machine (2 virtual CPUs, one thread faulting, median): both pinned to one CPU
-//! 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows under the normal
-//! policy 76 µs.
+//! first thread nor evictor got anywhere between two looks though a fault waits, or the first
+//! thread owes somebody a page and waits for a CPU, it calls the crowd; after a while Solo is tried
+//! again. Measured on the development machine (2 virtual CPUs, one thread faulting, median): both
+//! pinned to one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows
+//! under the normal policy 76 µs.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -38,9 +39,9 @@ const CROWD: u32 = 1;
 /// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
 const CROWD_ONLY: u32 = 2;
 
-/// A lead that had to sleep so many times in a row may be on another CPU than its program thread;
-/// then it asks, which costs more than a fault. Each time it was on the right one it asks half as
-/// often, up to the last.
+/// A first thread that had to sleep so many times in a row may be on another CPU than its program
+/// thread; then it asks, which costs more than a fault. Each time it was on the right one it asks
+/// half as often, up to the last.
 const FIRST_PATIENCE: u32 = 2;
 const LONGEST_PATIENCE: u32 = 64;
 /// No CPU.
@@ -63,9 +64,9 @@ pub const MEMBER_STEP: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Crew {
     mode: AtomicU32,
-    lead: AtomicU32,
-    /// Where the lead is; [`NOWHERE`] in Crowd and before the first fault.
-    lead_cpu: AtomicUsize,
+    first: AtomicU32,
+    /// Where the first thread is; [`NOWHERE`] in Crowd and before the first fault.
+    first_cpu: AtomicUsize,
     evictor: AtomicU32,
     /// The evictor has dense chunks to move: it works on another CPU.
     evictor_apart: AtomicBool,
@@ -73,12 +74,13 @@ pub struct Crew {
     /// Keeps off the CPU where the others work: it is of the normal policy, so the scheduler would
     /// move the program's thread away.
     watcher: AtomicU32,
-    /// Messages the lead has read, and chunks the evictor has seen to.
+    /// Messages the first thread has read, and chunks the evictor has seen to.
     progress: AtomicU64,
-    /// Times the lead has looked for work.
-    lead_rounds: AtomicU64,
-    /// The lead has read a message, or waits for a blade: a thread of the program may wait for it.
-    lead_owes: AtomicBool,
+    /// Times the first thread has looked for work.
+    first_rounds: AtomicU64,
+    /// The first thread has read a message, or waits for a blade: a thread of the program may wait
+    /// for it.
+    first_owes: AtomicBool,
     cpus: Vec<usize>,
     /// There is more than one CPU and fault thread, and the kernel lets us change policies back and
     /// forth (root, or CAP_SYS_NICE).
@@ -97,7 +99,7 @@ pub struct Watch {
     step: Duration,
 }
 
-/// What the lead remembers of where it is.
+/// What the first thread remembers of where it is.
 #[derive(Debug)]
 pub struct Follow {
     patience: u32,
@@ -111,21 +113,21 @@ impl Crew {
         let may_go_solo = cpus.len() > 1 && sys::may_change_policy();
         Crew {
             mode: AtomicU32::new(if may_go_solo { SOLO } else { CROWD }),
-            lead: AtomicU32::new(0),
-            lead_cpu: AtomicUsize::new(NOWHERE),
+            first: AtomicU32::new(0),
+            first_cpu: AtomicUsize::new(NOWHERE),
             evictor: AtomicU32::new(0),
             evictor_apart: AtomicBool::new(false),
             memory_is_shared: AtomicBool::new(false),
             watcher: AtomicU32::new(0),
             progress: AtomicU64::new(0),
-            lead_rounds: AtomicU64::new(0),
-            lead_owes: AtomicBool::new(false),
+            first_rounds: AtomicU64::new(0),
+            first_owes: AtomicBool::new(false),
             cpus,
             may_go_solo: AtomicBool::new(may_go_solo),
         }
     }
 
-    /// How many fault threads there will be. A lead alone has nobody to watch it.
+    /// How many fault threads there will be. A first thread alone has nobody to watch it.
     pub fn set_members(&self, count: usize) {
         if count < 2 {
             self.may_go_solo.store(false, SeqCst);
@@ -141,26 +143,26 @@ impl Crew {
         self.mode.load(SeqCst) == SOLO
     }
 
-    /// The calling thread is the lead.
-    pub fn be_lead(&self) {
-        self.lead.store(sys::thread_id(), SeqCst);
+    /// The calling thread is the first thread.
+    pub fn be_first(&self) {
+        self.first.store(sys::thread_id(), SeqCst);
         if self.is_solo() {
-            self.make_lead_idle();
+            self.make_first_idle();
         }
     }
 
-    /// Puts the lead under SCHED_IDLE, if the calling thread can take it out again. The signals by
-    /// which it could lose the right meanwhile (see [`crate::sys::rights`]) wait.
-    fn make_lead_idle(&self) {
+    /// Puts the first thread under SCHED_IDLE, if the calling thread can take it out again. The
+    /// signals by which it could lose the right meanwhile (see [`crate::sys::rights`]) wait.
+    fn make_first_idle(&self) {
         let _signals = sys::SignalGuard::block_all();
         if !sys::may_change_policy() {
             self.leave_solo_for_good();
             return;
         }
-        let lead = self.lead.load(SeqCst);
-        sys::set_idle_policy(lead, true);
+        let first = self.first.load(SeqCst);
+        sys::set_idle_policy(first, true);
         if !self.is_solo() {
-            sys::set_idle_policy(lead, false);
+            sys::set_idle_policy(first, false);
         }
     }
 
@@ -168,11 +170,11 @@ impl Crew {
     /// it afterwards, and would starve.
     pub fn leave_solo_for_good(&self) {
         self.mode.store(CROWD_ONLY, SeqCst);
-        let lead = self.lead.load(SeqCst);
-        if lead != 0 {
-            sys::set_idle_policy(lead, false);
+        let first = self.first.load(SeqCst);
+        if first != 0 {
+            sys::set_idle_policy(first, false);
         }
-        self.lead_cpu.store(NOWHERE, SeqCst);
+        self.first_cpu.store(NOWHERE, SeqCst);
         self.place_evictor();
         sys::wake(&self.mode);
     }
@@ -199,10 +201,10 @@ impl Crew {
         self.progress.fetch_add(steps, Relaxed);
     }
 
-    /// The lead begins another round; `owes`: until its end somebody may wait for it.
+    /// The first thread begins another round; `owes`: until its end somebody may wait for it.
     pub fn begin_round(&self, owes: bool) {
-        self.lead_owes.store(owes, Relaxed);
-        self.lead_rounds.fetch_add(1, Relaxed);
+        self.first_owes.store(owes, Relaxed);
+        self.first_rounds.fetch_add(1, Relaxed);
     }
 
     /// Blocks a member until the crowd is wanted.
@@ -212,15 +214,15 @@ impl Crew {
         }
     }
 
-    /// The lead has read `count` messages, the first of `thread`; `waited`: it had to sleep for
-    /// them, so the thread may be on another CPU.
+    /// The first thread has read `count` messages, the first of `thread`; `waited`: it had to sleep
+    /// for them, so the thread may be on another CPU.
     pub fn advance(&self, follow: &mut Follow, count: usize, thread: u32, waited: bool) {
         self.has_progressed(count as u64);
         if !self.is_solo() {
             return;
         }
         follow.waits = if waited { follow.waits + 1 } else { 0 };
-        let here = self.lead_cpu.load(Relaxed);
+        let here = self.first_cpu.load(Relaxed);
         if here != NOWHERE && follow.waits < follow.patience {
             return;
         }
@@ -233,19 +235,19 @@ impl Crew {
             return;
         }
         follow.patience = FIRST_PATIENCE;
-        self.lead_cpu.store(cpu, SeqCst);
+        self.first_cpu.store(cpu, SeqCst);
         sys::pin_to(cpu);
         self.place_evictor();
         sys::confine(self.watcher.load(Relaxed), &self.cpus, cpu);
     }
 
-    /// Whether the evictor works on the lead's CPU.
+    /// Whether the evictor works on the first thread's CPU.
     pub fn evictor_is_near(&self) -> bool {
         self.is_solo() && !self.evictor_apart.load(Relaxed)
     }
 
-    /// Sends the evictor to another CPU, or back to the lead's. Neighbouring pages are moved
-    /// together, with one interrupt for all of them: that pays.
+    /// Sends the evictor to another CPU, or back to the first thread's. Neighbouring pages are
+    /// moved together, with one interrupt for all of them: that pays.
     pub fn set_evictor_apart(&self, apart: bool) {
         if self.evictor_apart.swap(apart, SeqCst) != apart {
             self.place_evictor();
@@ -261,7 +263,7 @@ impl Crew {
     }
 
     fn place_evictor(&self) {
-        let (evictor, cpu) = (self.evictor.load(SeqCst), self.lead_cpu.load(SeqCst));
+        let (evictor, cpu) = (self.evictor.load(SeqCst), self.first_cpu.load(SeqCst));
         if evictor == 0 {
             return;
         }
@@ -276,8 +278,8 @@ impl Crew {
         }
     }
 
-    /// Looks after the lead until it starves; then the crowd is called. In Crowd, goes back to Solo
-    /// when it is time, and looks on, or returns.
+    /// Looks after the first thread until it starves; then the crowd is called. In Crowd, goes back
+    /// to Solo when it is time, and looks on, or returns.
     pub fn watch(&self, watch: &mut Watch, uffd: &Uffd) {
         if !self.may_go_solo.load(Relaxed) {
             return;
@@ -304,16 +306,16 @@ impl Crew {
         let progress = self.progress.load(Relaxed);
         let stands = progress == watch.seen_progress;
         watch.seen_progress = progress;
-        let rounds = self.lead_rounds.load(Relaxed);
-        let lead_stands = rounds == watch.seen_rounds;
+        let rounds = self.first_rounds.load(Relaxed);
+        let first_stands = rounds == watch.seen_rounds;
         watch.seen_rounds = rounds;
         // Its CPU is another's, whatever the evictor achieves meanwhile, and also when it has read
         // the message.
         let lacks_cpu = || {
-            (self.lead_owes.load(Relaxed) || has_fault(uffd))
-                && sys::is_runnable(self.lead.load(Relaxed))
+            (self.first_owes.load(Relaxed) || has_fault(uffd))
+                && sys::is_runnable(self.first.load(Relaxed))
         };
-        let is_vain = (stands && has_fault(uffd)) || (lead_stands && lacks_cpu());
+        let is_vain = (stands && has_fault(uffd)) || (first_stands && lacks_cpu());
         watch.vain_looks = if is_vain { watch.vain_looks + 1 } else { 0 };
         watch.vain_looks >= STARVED_LOOKS
     }
@@ -323,8 +325,8 @@ impl Crew {
         watch.spell = if soon { (watch.spell * 2).min(LONGEST_SPELL) } else { FIRST_SPELL };
         watch.since = now;
         let _ = self.mode.compare_exchange(SOLO, CROWD, SeqCst, SeqCst);
-        sys::set_idle_policy(self.lead.load(SeqCst), false);
-        self.lead_cpu.store(NOWHERE, SeqCst);
+        sys::set_idle_policy(self.first.load(SeqCst), false);
+        self.first_cpu.store(NOWHERE, SeqCst);
         self.place_evictor();
         sys::wake(&self.mode);
     }
@@ -334,7 +336,7 @@ impl Crew {
         watch.vain_looks = 0;
         watch.step = WATCH_STEP;
         if self.mode.compare_exchange(CROWD, SOLO, SeqCst, SeqCst).is_ok() {
-            self.make_lead_idle();
+            self.make_first_idle();
             self.place_evictor();
         }
     }
@@ -356,7 +358,7 @@ impl Watch {
 }
 
 impl Follow {
-    #[allow(clippy::new_without_default)] // Only the lead makes one.
+    #[allow(clippy::new_without_default)] // Only the first thread makes one.
     pub fn new() -> Follow {
         Follow { patience: FIRST_PATIENCE, waits: 0 }
     }

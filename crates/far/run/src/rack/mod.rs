@@ -1,8 +1,8 @@
 //! A run whose far memory comes from a rack: the keeper is a client of the controller.
 //!
 //! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table
-//! of blades in step ([`farpool_api::seats`] decides). The processes of the tree do the rest by
-//! themselves. While no controller answers everything stays as it is. Where nobody has room for
+//! of blades in step ([`farpool_api::placements`] decides). The processes of the tree do the rest
+//! by themselves. While no controller answers everything stays as it is. Where nobody has room for
 //! what must leave a blade, it goes into this machine's memory or, if that is short, a file
 //! ([`spill`]).
 
@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_api::seats::{Action, Seats, first_bytes};
+use farpool_api::placements::{Action, Placements, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address};
 use farpool_api::{ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
@@ -112,7 +112,7 @@ impl RackRun {
             tenant,
             board: Arc::clone(board),
             folder: directory.to_owned(),
-            seats: Seats::default(),
+            placements: Placements::default(),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp,
@@ -142,7 +142,7 @@ struct Agent {
     board: Arc<Board>,
     /// The run's.
     folder: PathBuf,
-    seats: Seats,
+    placements: Placements,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
@@ -167,7 +167,7 @@ impl Agent {
             }
         }
         while RunBlades::new(&self.board).list().is_empty() {
-            let why = self.seats.waits_for();
+            let why = self.placements.waits_for();
             if started.elapsed() >= FIRST_WAIT {
                 return Err(RackError::NotReady { why: why.unwrap_or_else(|| NOBODY.to_owned()) });
             }
@@ -183,7 +183,7 @@ impl Agent {
     fn may_ask_more(&mut self) -> bool {
         // Asks without waiting: the list of segments is what counts.
         let asked = self.exchange(Duration::ZERO);
-        asked.is_ok() && self.seats.wanted_bytes(0, true, u64::MAX).is_some()
+        asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
     }
 
     /// Asks for a segment of so many bytes, or less; how many it got.
@@ -195,7 +195,7 @@ impl Agent {
 
     fn keep_up(mut self) {
         while !self.stop.load(SeqCst) {
-            let wait = if self.seats.is_moving() { BUSY_WAIT } else { QUIET_WAIT };
+            let wait = if self.placements.is_moving() { BUSY_WAIT } else { QUIET_WAIT };
             match self.exchange(wait) {
                 Ok(()) => self.said = None,
                 Err(error) => {
@@ -212,20 +212,21 @@ impl Agent {
     /// One report and what comes of the answer.
     fn exchange(&mut self, wait: Duration) -> Result<(), RackError> {
         let entries = RunBlades::new(&self.board).list();
-        self.seats.sweep(|entry, generation| {
+        self.placements.sweep(|entry, generation| {
             entries.iter().any(|it| (it.entry, it.generation) == (entry, generation))
         });
-        let Some(segments) = self.tenant.report(self.seats.report(self.far_bytes()), wait)? else {
+        let Some(segments) = self.tenant.report(self.placements.report(self.far_bytes()), wait)?
+        else {
             // It may have just been told that this client ends.
             if !self.stop.load(SeqCst) {
                 self.tenant.join()?;
             }
             return Ok(());
         };
-        for action in self.seats.hear(segments) {
+        for action in self.placements.hear(segments) {
             self.carry_out(action)?;
         }
-        let lost = self.seats.lost().next().map(|lost| lost.place.node.clone());
+        let lost = self.placements.lost().next().map(|lost| lost.place.node.clone());
         if let Some(node) = lost {
             self.say(&format!("node {node} has lost memory of this program"));
         }
@@ -238,13 +239,13 @@ impl Agent {
             Action::Add { key, place } => {
                 let offer = offer(&place, key.1, self.allow_remote_tcp)?;
                 match RunBlades::new(&self.board).add(&offer, &self.folder) {
-                    Ok((entry, generation)) => self.seats.taken(key, entry, generation),
+                    Ok((entry, generation)) => self.placements.taken(key, entry, generation),
                     Err(error) => self.say(&error.to_string()),
                 }
             }
-            Action::Leave { key, seat } => {
-                table.set_role(seat.entry, seat.generation, BladeRole::Leaving);
-                self.seats.leaving(key);
+            Action::Leave { key, placement } => {
+                table.set_role(placement.entry, placement.generation, BladeRole::Leaving);
+                self.placements.leaving(key);
             }
         }
         Ok(())
@@ -258,7 +259,7 @@ impl Agent {
     /// Asks for more before what there is runs out.
     fn grow(&mut self) {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
-        let wanted = self.seats.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
+        let wanted = self.placements.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
         let Some(bytes) = wanted else { return };
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
@@ -277,12 +278,12 @@ impl Agent {
 
     /// What was spilled goes back to the rack when that has room again.
     fn unspill(&mut self) {
-        let Some((entry, generation)) = self.spill.seat() else { return };
+        let Some((entry, generation)) = self.spill.placement() else { return };
         let entries = RunBlades::new(&self.board).list();
         let spill = entries.iter().find(|it| (it.entry, it.generation) == (entry, generation));
         match spill {
             None => self.spill.end(),
-            Some(spill) if !spill.is_leaving && self.seats.has_room_for(self.far_bytes()) => {
+            Some(spill) if !spill.is_leaving && self.placements.has_room_for(self.far_bytes()) => {
                 let table = &self.board.header().blades;
                 table.set_role(entry, generation, BladeRole::Leaving);
             }
@@ -301,7 +302,8 @@ impl Agent {
         if since.elapsed() < STUCK_PATIENCE || self.spill.is_there() {
             return;
         }
-        let spilled = self.spill.start(self.seats.leaving_bytes(), self.seats.granted_bytes());
+        let spilled =
+            self.spill.start(self.placements.leaving_bytes(), self.placements.granted_bytes());
         let message = match spilled {
             Ok((offer, what)) => match blades.add(&offer, &self.folder) {
                 Ok((entry, generation)) => {

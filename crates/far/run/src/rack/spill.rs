@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use farpool_blade::{BackingKind, BladeConfig, ServeError, Server, Serving};
 use farpool_board::BladeOffer;
-use farpool_memory::{MemoryFiles, MemoryLevel};
+use farpool_host::{MemoryFiles, MemoryLevel};
 use farpool_units::SUPERPAGE_BYTES;
 
 /// Memory is spilled into memory only if this share of the machine's stays available.
@@ -20,14 +20,14 @@ pub struct Spill {
     directory: PathBuf,
     serving: Option<Serving>,
     /// Its entry on the board, and that entry's generation.
-    seat: Option<(usize, u32)>,
+    placement: Option<(usize, u32)>,
 }
 
 impl Spill {
     /// Nothing is spilled yet. A file would go into `directory`.
     pub fn new(run_directory: &Path, directory: &Path) -> Self {
         let socket = run_directory.join(SOCKET);
-        Spill { socket, directory: directory.to_owned(), serving: None, seat: None }
+        Spill { socket, directory: directory.to_owned(), serving: None, placement: None }
     }
 
     pub fn is_there(&self) -> bool {
@@ -35,18 +35,18 @@ impl Spill {
     }
 
     /// Where it is on the board.
-    pub fn seat(&self) -> Option<(usize, u32)> {
-        self.seat
+    pub fn placement(&self) -> Option<(usize, u32)> {
+        self.placement
     }
 
     /// It has been entered on the board.
     pub fn seated(&mut self, entry: usize, generation: u32) {
-        self.seat = Some((entry, generation));
+        self.placement = Some((entry, generation));
     }
 
     /// Everybody has left it: its memory goes back.
     pub fn end(&mut self) {
-        (self.serving, self.seat) = (None, None);
+        (self.serving, self.placement) = (None, None);
     }
 
     /// Starts the blade with room for all that is granted, of which `bytes` must move now; says

@@ -27,7 +27,7 @@ impl Checks {
         &self.0
     }
 
-    /// Whether there were any, and all passed: a story that looked at nothing shows nothing.
+    /// Whether there were any, and all passed: a scenario that looked at nothing shows nothing.
     pub fn all_passed(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|check| check.passed)
     }

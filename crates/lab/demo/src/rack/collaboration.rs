@@ -1,7 +1,7 @@
 //! A rack without a controller: each host's daemon lends and borrows by itself (ACMS,
 //! docs/operators/collaboration.md).
 //!
-//! Every daemon is asked at its own door, on its own host; nobody knows the whole rack.
+//! Every daemon is asked at its own REST address, on its own host; nobody knows the whole rack.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,9 +19,9 @@ use crate::Error;
 /// Datagrams and pages.
 const PORT: u16 = 7070;
 /// For the programs of the same host, and for us.
-const DOOR_PORT: u16 = 7081;
-/// How long a door may take: it is on the same host.
-const DOOR_TIMEOUT: Duration = Duration::from_secs(2);
+const REST_PORT: u16 = 7081;
+/// How long an answer may take: it is on the same host.
+const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How the daemons are started and asked.
 #[derive(Debug)]
@@ -105,9 +105,9 @@ impl Organiser for Collaboration {
     }
 
     fn run(&self, host: &Host) -> Command {
-        let door = format!("http://127.0.0.1:{DOOR_PORT}");
+        let rest = format!("http://127.0.0.1:{REST_PORT}");
         let mut command = host.command(&self.farpool);
-        command.args(["run", "--pool", &door, "--host", host.name(), "--allow-remote-tcp"]);
+        command.args(["run", "--pool", &rest, "--host", host.name(), "--allow-remote-tcp"]);
         command
     }
 
@@ -144,12 +144,12 @@ fn class(word: &str) -> Option<Role> {
     }
 }
 
-/// Asks the door of the host that the calling thread is in.
+/// Asks the node of the host that the calling thread is in.
 fn ask(path: &str) -> Option<Value> {
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, DOOR_PORT));
-    let mut stream = TcpStream::connect_timeout(&door, DOOR_TIMEOUT).ok()?;
-    stream.set_read_timeout(Some(DOOR_TIMEOUT)).ok()?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {door}\r\n\r\n").ok()?;
+    let rest = SocketAddr::from((Ipv4Addr::LOCALHOST, REST_PORT));
+    let mut stream = TcpStream::connect_timeout(&rest, REST_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(REST_TIMEOUT)).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {rest}\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     parse(&answer)

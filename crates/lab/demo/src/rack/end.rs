@@ -3,31 +3,31 @@
 use std::time::Duration;
 
 use super::five_hosts::Rack;
-use super::programs::Guest;
+use super::programs::StartedProgram;
 use crate::Error;
 
 /// Ends all programs that still run; what they found is checked.
 pub fn all(rack: &mut Rack) -> Result<(), Error> {
     rack.log.step("every page once more");
     rack.done("all programs check all of their pages once more, and end");
-    let names: Vec<String> = rack.guests().map(|guest| guest.name.clone()).collect();
+    let names: Vec<String> = rack.programs().map(|started| started.name.clone()).collect();
     for name in names {
-        let mut guest = rack.take_guest(&name)?;
-        finish(rack, &mut guest)?;
+        let mut started = rack.take_guest(&name)?;
+        finish(rack, &mut started)?;
     }
     Ok(())
 }
 
 /// Ends one, which no longer belongs to the rack, and checks what it found.
-pub fn finish(rack: &mut Rack, guest: &mut Guest) -> Result<(), Error> {
-    guest.tell("end");
-    guest.close();
-    let what = format!("{} to end", guest.name);
-    let code = rack.wait(&what, PATIENCE, |_| guest.exit_code())?;
-    let told = guest.told();
+pub fn finish(rack: &mut Rack, started: &mut StartedProgram) -> Result<(), Error> {
+    started.tell("end");
+    started.close();
+    let what = format!("{} to end", started.name);
+    let code = rack.wait(&what, PATIENCE, |_| started.exit_code())?;
+    let told = started.told();
     let said = told.errors.trim().replace('\n', "; ");
-    let name = &guest.name;
-    if guest.is_tenant() {
+    let name = &started.name;
+    if started.is_tenant() {
         let right = code == 0 && told.report.ended;
         let seen = match right {
             true => format!(
@@ -42,8 +42,8 @@ pub fn finish(rack: &mut Rack, guest: &mut Guest) -> Result<(), Error> {
         let seen = if said.is_empty() { format!("ended with {code}") } else { said };
         rack.checks.add(format!("{name}: ends well"), code == 0, seen);
     }
-    if guest.is_far {
-        let counters = guest.statistics().unwrap_or_default();
+    if started.is_far {
+        let counters = started.statistics().unwrap_or_default();
         let count = |name: &str| counters[name].as_u64().unwrap_or(0);
         let (out, back, lost) = (count("pages_written"), count("demand_fetches"), count("lost"));
         let seen = format!("{out} pages written, {back} fetched on demand, {lost} lost");

@@ -7,8 +7,8 @@ use farpool_units::at_most;
 
 use super::five_hosts::Rack;
 use super::organiser::{Drain, Status};
-use super::programs::Guest;
-use super::story::{OF_A, OF_B, wait_borrowed};
+use super::programs::StartedProgram;
+use super::scenario::{OF_A, OF_B, wait_borrowed};
 use super::{B, C, D, E};
 use crate::Error;
 
@@ -62,7 +62,7 @@ fn others_join(rack: &mut Rack) -> Result<(), Error> {
     rack.done("D and E take part too; B's program needs more memory again");
     rack.join(D, plan.small_donate_bytes)?;
     rack.join(E, plan.small_donate_bytes)?;
-    rack.guest(OF_B)?.tell(&format!("size {}", plan.of_b.bytes));
+    rack.started(OF_B)?.tell(&format!("size {}", plan.of_b.bytes));
     wait_borrowed(rack, B, PATIENCE)?;
     let needed = plan.small_donate_bytes;
     rack.wait_status("D and E to offer enough", PATIENCE, |_, status| {
@@ -124,7 +124,7 @@ fn controller_dies(rack: &mut Rack) -> Result<(), Error> {
 fn whom_to_cut(rack: &mut Rack) -> Result<Option<Cut>, Error> {
     let has_controller = rack.has_controller();
     let status = rack.status()?;
-    let all: Vec<String> = rack.guests().map(|guest| guest.name.clone()).collect();
+    let all: Vec<String> = rack.programs().map(|started| started.name.clone()).collect();
     let cut = |host: usize| {
         let node = rack.name(host);
         let is_there = |name: &String| {
@@ -144,7 +144,7 @@ fn short_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     let pause = rack.plan.short_cut;
     rack.log.step(&format!("{node} is cut off for a while"));
     for victim in &cut.victims {
-        rack.guest(victim)?.take_longest_us();
+        rack.started(victim)?.take_longest_us();
     }
     rack.done(&format!("{node}'s link is down; {who} needs it"));
     rack.set_link(cut.host, false)?;
@@ -153,11 +153,12 @@ fn short_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     rack.done(&format!("{node}'s link is up again, after {} s", pause.as_secs()));
     let (mut passed, mut seen) = (true, Vec::new());
     for victim in &cut.victims {
-        let before = rack.guest(victim)?.told().report.checked_bytes;
+        let before = rack.started(victim)?.told().report.checked_bytes;
         rack.wait(&format!("{victim} to go on"), PATIENCE, |rack| {
-            Ok((rack.guest(victim)?.told().report.checked_bytes > before + (1 << 20)).then_some(()))
+            Ok((rack.started(victim)?.told().report.checked_bytes > before + (1 << 20))
+                .then_some(()))
         })?;
-        let waited = Duration::from_micros(rack.guest(victim)?.take_longest_us());
+        let waited = Duration::from_micros(rack.started(victim)?.take_longest_us());
         passed &= waited >= pause / 2;
         seen.push(format!("{victim} waited {:.1} s, and went on", waited.as_secs_f64()));
     }
@@ -177,8 +178,8 @@ fn long_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
         lost.push(rack.take_guest(victim)?);
     }
     rack.set_link(cut.host, false)?;
-    for mut guest in lost {
-        check_lost(rack, cut, &mut guest)?;
+    for mut started in lost {
+        check_lost(rack, cut, &mut started)?;
     }
     rack.done(&format!("{} go on", cut.bystanders.join(", ")));
     let names: Vec<&str> = cut.bystanders.iter().map(String::as_str).collect();
@@ -202,12 +203,12 @@ fn long_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
 
 /// A program whose memory is out of reach: it must end, say why, and never have read anything
 /// wrong.
-fn check_lost(rack: &mut Rack, cut: &Cut, guest: &mut Guest) -> Result<(), Error> {
-    let name = guest.name.clone();
-    let code = rack.wait(&format!("{name} to end"), PATIENCE, |_| guest.exit_code())?;
+fn check_lost(rack: &mut Rack, cut: &Cut, started: &mut StartedProgram) -> Result<(), Error> {
+    let name = started.name.clone();
+    let code = rack.wait(&format!("{name} to end"), PATIENCE, |_| started.exit_code())?;
     // Its last words may still be on their way.
     rack.rest(Duration::from_millis(300))?;
-    let errors = guest.told().errors;
+    let errors = started.told().errors;
     let address = rack.address(cut.host);
     let line = errors.lines().find(|line| line.contains("far memory is lost"));
     let is_clear = line.is_some_and(|line| line.contains(&address));
@@ -238,9 +239,9 @@ impl Progress {
     fn look(rack: &mut Rack, names: &[&str]) -> Result<Progress, Error> {
         let mut checked = Vec::new();
         for name in names {
-            let guest = rack.guest(name)?;
-            guest.take_longest_us();
-            checked.push(((*name).to_owned(), guest.told().report.checked_bytes));
+            let started = rack.started(name)?;
+            started.take_longest_us();
+            checked.push(((*name).to_owned(), started.told().report.checked_bytes));
         }
         Ok(Progress { at: Instant::now(), checked })
     }
@@ -253,16 +254,16 @@ impl Progress {
         rack.rest(least)?;
         let (mut passed, mut seen) = (true, Vec::new());
         let ms = at_most::<u64, _>(self.at.elapsed().as_millis()).max(1);
-        for (guest, before) in &self.checked {
-            let guest = rack.guest(guest)?;
+        for (started, before) in &self.checked {
+            let started = rack.started(started)?;
             // What has nothing to do with far memory is shown only where it does not go on.
-            let per_s = (guest.told().report.checked_bytes - before).saturating_mul(1000) / ms;
-            let longest = Duration::from_micros(guest.take_longest_us());
-            let goes_on = per_s >= guest.pace_bytes_per_s / SLOWEST_PART && longest <= WAIT_MAX;
+            let per_s = (started.told().report.checked_bytes - before).saturating_mul(1000) / ms;
+            let longest = Duration::from_micros(started.take_longest_us());
+            let goes_on = per_s >= started.pace_bytes_per_s / SLOWEST_PART && longest <= WAIT_MAX;
             passed &= goes_on;
-            if guest.is_far || !goes_on {
+            if started.is_far || !goes_on {
                 let (rate, longest) = (per_s >> 20, longest.as_secs_f64());
-                seen.push(format!("{} {rate} MiB/s, longest wait {longest:.2} s", guest.name));
+                seen.push(format!("{} {rate} MiB/s, longest wait {longest:.2} s", started.name));
             }
         }
         rack.checks.add(name, passed, seen.join("; "));

@@ -17,7 +17,7 @@ use super::checks::Checks;
 use super::log::{Log, SharedScreen, locked};
 use super::organiser::{Organiser, Status};
 use super::plan::{Plan, Program};
-use super::programs::{Casting, Daemon, Guest, limit_words, tenant_words};
+use super::programs::{Daemon, Role, StartedProgram, limit_words, tenant_words};
 use super::sampler::{Sampler, Watched};
 use super::timeline::Source;
 use super::{A, Options, Variant};
@@ -33,10 +33,10 @@ const ASK_STEP: Duration = Duration::from_millis(200);
 /// How long a daemon may take to say that it is ready, and a program to fill its memory.
 pub const START_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The rack while its story goes on.
+/// The rack while its scenario goes on.
 #[derive(Debug)]
 pub struct Rack {
-    guests: Vec<Guest>,
+    programs: Vec<StartedProgram>,
     nodes: BTreeMap<usize, Daemon>,
     controller: Option<Daemon>,
     _sampler: Sampler,
@@ -77,7 +77,7 @@ impl Rack {
             Arc::clone(&log),
         )?;
         let mut rack = Rack {
-            guests: Vec::new(),
+            programs: Vec::new(),
             nodes: BTreeMap::new(),
             controller: None,
             _sampler: sampler,
@@ -177,8 +177,8 @@ impl Rack {
         let mut command = self.hosts[host].command(&self.options.farpool);
         let pace = self.plan.pace_bytes_per_s / 8;
         command.args(tenant_words(bytes, bytes, pace, self.seed()));
-        let casting = Casting { name, host, is_far: false, pace_bytes_per_s: pace };
-        self.cast(&casting, command)?;
+        let role = Role { name, host, is_far: false, pace_bytes_per_s: pace };
+        self.cast(&role, command)?;
         self.wait_filled(name)
     }
 
@@ -191,67 +191,67 @@ impl Rack {
         let words: Vec<OsString> =
             std::iter::once(farpool).chain(words.into_iter().map(OsString::from)).collect();
         let pace_bytes_per_s = self.plan.pace_bytes_per_s;
-        let casting = Casting { name, host, is_far: true, pace_bytes_per_s };
-        self.start_run(&casting, program, &words)?;
+        let role = Role { name, host, is_far: true, pace_bytes_per_s };
+        self.start_run(&role, program, &words)?;
         let companions: Vec<_> =
             self.options.companions.iter().filter(|it| it.host == host).cloned().collect();
         for companion in companions {
             let name = format!("{}'s companion", self.name(host));
-            let casting = Casting { name: &name, host, is_far: true, pace_bytes_per_s: 0 };
-            self.start_run(&casting, &companion.limits, &companion.words)?;
+            let role = Role { name: &name, host, is_far: true, pace_bytes_per_s: 0 };
+            self.start_run(&role, &companion.limits, &companion.words)?;
         }
         self.wait_filled(name)
     }
 
     fn start_run(
         &mut self,
-        casting: &Casting<'_>,
+        role: &Role<'_>,
         limits: &Program,
         words: &[OsString],
     ) -> Result<(), Error> {
-        let mut command = self.organiser.run(&self.hosts[casting.host]);
+        let mut command = self.organiser.run(&self.hosts[role.host]);
         command.args(limit_words(limits, self.plan.rate_bytes_per_s));
         command.arg("--stats").arg(self.stats_file()).arg("--").args(words);
-        self.cast(casting, command)
+        self.cast(role, command)
     }
 
     fn stats_file(&self) -> PathBuf {
-        self.folder.path().join(format!("stats-{}.json", self.guests.len()))
+        self.folder.path().join(format!("stats-{}.json", self.programs.len()))
     }
 
     fn seed(&self) -> u64 {
-        self.guests.len() as u64 + 11
+        self.programs.len() as u64 + 11
     }
 
-    fn cast(&mut self, casting: &Casting<'_>, command: std::process::Command) -> Result<(), Error> {
-        let guest = Guest::start(casting, command, self.stats_file(), &self.log)?;
-        locked(&self.watched).guests.push((casting.host, guest.id(), guest.ear()));
-        self.guests.push(guest);
+    fn cast(&mut self, role: &Role<'_>, command: std::process::Command) -> Result<(), Error> {
+        let started = StartedProgram::start(role, command, self.stats_file(), &self.log)?;
+        locked(&self.watched).programs.push((role.host, started.id(), started.ear()));
+        self.programs.push(started);
         Ok(())
     }
 
     fn wait_filled(&mut self, name: &str) -> Result<(), Error> {
         self.wait(&format!("{name} to fill its memory"), START_PATIENCE, |rack| {
-            Ok((rack.guest(name)?.told().report.bytes > 0).then_some(()))
+            Ok((rack.started(name)?.told().report.bytes > 0).then_some(()))
         })
     }
 
     /// A program that was started and has not been taken away.
-    pub fn guest(&mut self, name: &str) -> Result<&mut Guest, Error> {
-        let found = self.guests.iter_mut().find(|guest| guest.name == name);
+    pub fn started(&mut self, name: &str) -> Result<&mut StartedProgram, Error> {
+        let found = self.programs.iter_mut().find(|started| started.name == name);
         found.ok_or_else(|| Error::Program(format!("there is no {name}")))
     }
 
     /// Takes a program away, to look at its end; it is still watched.
-    pub fn take_guest(&mut self, name: &str) -> Result<Guest, Error> {
-        let at = self.guests.iter().position(|guest| guest.name == name);
+    pub fn take_guest(&mut self, name: &str) -> Result<StartedProgram, Error> {
+        let at = self.programs.iter().position(|started| started.name == name);
         let at = at.ok_or_else(|| Error::Program(format!("there is no {name}")))?;
-        Ok(self.guests.remove(at))
+        Ok(self.programs.remove(at))
     }
 
     /// The programs that have not been taken away.
-    pub fn guests(&self) -> impl Iterator<Item = &Guest> {
-        self.guests.iter()
+    pub fn programs(&self) -> impl Iterator<Item = &StartedProgram> {
+        self.programs.iter()
     }
 
     /// Takes a host's link down, or up again.
@@ -322,12 +322,12 @@ impl Rack {
 
     /// No program may end by itself but those that are not told when.
     fn check_guests(&mut self) -> Result<(), Error> {
-        for guest in &mut self.guests {
-            let code = guest.exit_code()?;
-            if let Some(code) = code.filter(|code| guest.is_tenant() || *code != 0) {
-                let said = guest.told().errors;
+        for started in &mut self.programs {
+            let code = started.exit_code()?;
+            if let Some(code) = code.filter(|code| started.is_tenant() || *code != 0) {
+                let said = started.told().errors;
                 let said = said.lines().last().unwrap_or("it said nothing");
-                return Err(Error::Program(format!("{} ended with {code}: {said}", guest.name)));
+                return Err(Error::Program(format!("{} ended with {code}: {said}", started.name)));
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The one record of a rack, which samplers, programs and the story write to.
+//! The one record of a rack, which samplers, programs and the scenario write to.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! `farpool demo rack`: five hosts that lend each other memory, with a controller and without one.
 //!
-//! The story is written once, for people ([`run`]) and for the end-to-end test ([`play`]). What is
-//! pure is apart: [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and
+//! The scenario is written once, for people ([`run`]) and for the end-to-end test ([`play`]). What
+//! is pure is apart: [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and
 //! owns what runs, `sampler` looks at it, and an [`organiser`] says how daemons and programs are
 //! started and who lends what to whom.
 //!
@@ -23,8 +23,8 @@ pub mod plan;
 mod programs;
 mod rows;
 mod sampler;
+mod scenario;
 mod screen;
-mod story;
 pub mod timeline;
 
 use std::ffi::OsString;
@@ -51,7 +51,7 @@ pub const C: usize = 2;
 pub const D: usize = 3;
 pub const E: usize = 4;
 
-/// A further program beside those of the story, on the same far memory; it ends by itself.
+/// A further program beside those of the scenario, on the same far memory; it ends by itself.
 #[derive(Clone, Debug)]
 pub struct Companion {
     /// Starts with the far program of this host.
@@ -145,7 +145,8 @@ pub fn run(options: &Options) -> Result<bool, Error> {
     Ok(!racks.is_empty() && racks.iter().all(|(_, checks)| checks.all_passed()))
 }
 
-/// Plays one variant. That the story stopped before its end is a check that failed, not an error.
+/// Plays one variant. That the scenario stopped before its end is a check that failed, not an
+/// error.
 ///
 /// # Errors
 /// This machine lacks something, or somebody interrupted.
@@ -161,8 +162,8 @@ pub fn play(options: &Options, variant: Variant, screen: &SharedScreen) -> Resul
         Ok(()) => {}
         Err(Error::Interrupted) => return Err(Error::Interrupted),
         Err(error) => {
-            rack.log.event(Source::Seen, &format!("the story stops: {error}"));
-            rack.checks.add("the story goes to its end", false, error.to_string());
+            rack.log.event(Source::Seen, &format!("the scenario stops: {error}"));
+            rack.checks.add("the scenario goes to its end", false, error.to_string());
         }
     }
     let (timeline, checks) = (rack.log.timeline(), std::mem::take(&mut rack.checks));
@@ -180,15 +181,15 @@ fn whole_story(
     options: &Options,
     drawn: &mut String,
 ) -> Result<(), Error> {
-    let figure = story::play(rack)?;
+    let figure = scenario::play(rack)?;
     *drawn = rack.log.look(|timeline| {
         figure::plot(timeline, rack.log.names(), &[A, B, C], figure.until, figure.moment)
     });
     if options.spoil {
         rack.done("a bit is changed behind its back in each program of A");
         // The second is never cut off, so it is sure to look at all of its pages at the end.
-        for name in [story::OF_A, story::OWN_OF_A] {
-            rack.guest(name)?.tell("spoil");
+        for name in [scenario::OF_A, scenario::OWN_OF_A] {
+            rack.started(name)?.tell("spoil");
         }
     }
     if !options.only_figure {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::Error;
 
-/// What all hosts together use at most, with some room: the story's programs and what is lent.
+/// What all hosts together use at most, with some room: the scenario's programs and what is lent.
 const MEMORY_BYTES: u64 = 4 << 30;
 
 /// What was found on this machine.

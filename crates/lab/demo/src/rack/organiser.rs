@@ -1,6 +1,6 @@
 //! Who organises the rack: a controller, or the nodes among themselves.
 //!
-//! The story knows only this: how daemons and programs are started, and who lends what to whom.
+//! The scenario knows only this: how daemons and programs are started, and who lends what to whom.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! How large everything in the story is, and how long its parts take; pure.
+//! How large everything in the scenario is, and how long its parts take; pure.
 //!
 //! Invariants, held by a test: A can lend what B's program asks for; B cannot lend; C can lend what
 //! the programs of A and B ask for together, but only once its own program has ended.
@@ -56,7 +56,7 @@ pub struct Plan {
     pub outage: Duration,
     /// How long a short cut takes: less than the 10 s in which a page must come.
     pub short_cut: Duration,
-    /// How long the whole story of a rack takes, about.
+    /// How long the whole scenario of a rack takes, about.
     pub expected: Duration,
 }
 
@@ -69,7 +69,7 @@ impl Program {
 }
 
 impl Plan {
-    /// The whole story: the moment comes at the 30th second, as in the paper.
+    /// The whole scenario: the moment comes at the 30th second, as in the paper.
     pub fn full() -> Plan {
         Plan {
             host_bytes: 1024 * MIB,

@@ -15,7 +15,7 @@ use crate::Error;
 
 /// A program with all that it says.
 #[derive(Debug)]
-pub struct Guest {
+pub struct StartedProgram {
     /// What people call it.
     pub name: String,
     /// What a tenant reads in a second; others are no tenants, and end by themselves.
@@ -40,25 +40,25 @@ pub struct Told {
     pub errors: String,
 }
 
-/// What a guest is to be.
+/// What a program is to be.
 #[derive(Debug)]
-pub struct Casting<'a> {
+pub struct Role<'a> {
     pub name: &'a str,
     pub host: usize,
     pub is_far: bool,
     pub pace_bytes_per_s: u64,
 }
 
-impl Guest {
+impl StartedProgram {
     /// Starts it; what it says on standard error is an event.
     pub fn start(
-        casting: &Casting<'_>,
+        role: &Role<'_>,
         mut command: Command,
         stats: std::path::PathBuf,
         log: &Arc<Log>,
-    ) -> Result<Guest, Error> {
+    ) -> Result<StartedProgram, Error> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = Running::start_as_given(casting.name, &mut command)?;
+        let mut running = Running::start_as_given(role.name, &mut command)?;
         let told = Arc::<Mutex<Told>>::default();
         let stdin = running.stdin();
         follow(running.stdout(), {
@@ -66,16 +66,16 @@ impl Guest {
             move |line| hear(&told, line)
         })?;
         follow(running.stderr(), {
-            let (told, log, name) = (Arc::clone(&told), Arc::clone(log), casting.name.to_owned());
+            let (told, log, name) = (Arc::clone(&told), Arc::clone(log), role.name.to_owned());
             move |line| {
                 told_of(&told).errors += &format!("{line}\n");
                 log.event(Source::Said, &format!("{name}: {line}"));
             }
         })?;
-        Ok(Guest {
-            name: casting.name.to_owned(),
-            pace_bytes_per_s: casting.pace_bytes_per_s,
-            is_far: casting.is_far,
+        Ok(StartedProgram {
+            name: role.name.to_owned(),
+            pace_bytes_per_s: role.pace_bytes_per_s,
+            is_far: role.is_far,
             stats,
             running,
             stdin,

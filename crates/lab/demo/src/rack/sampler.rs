@@ -22,11 +22,11 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Less than this is no borrowing: a page or two that nobody has touched for long.
 const NOTHING_BYTES: u64 = 1 << 20;
 
-/// What the sampler is told by the story.
+/// What the sampler is told by the scenario.
 #[derive(Debug, Default)]
 pub struct Watched {
     /// Programs: host, process of the keeper, what they say.
-    pub guests: Vec<(usize, u32, Arc<Mutex<Told>>)>,
+    pub programs: Vec<(usize, u32, Arc<Mutex<Told>>)>,
     /// Hosts whose links are down.
     pub cut_off: BTreeSet<usize>,
 }
@@ -138,7 +138,7 @@ impl Eye {
     /// What a host's programs have elsewhere, and what they have checked.
     fn of_guests(&self, host: usize, far: &BTreeMap<u32, u64>) -> (u64, u64) {
         let watched = locked(&self.watched);
-        let ours = || watched.guests.iter().filter(|(at, _, _)| *at == host);
+        let ours = || watched.programs.iter().filter(|(at, _, _)| *at == host);
         let borrowed = ours().filter_map(|(_, keeper, _)| far.get(keeper)).sum();
         let checked = ours().map(|(_, _, told)| told_of(told).report.checked_bytes).sum();
         (if borrowed < NOTHING_BYTES { 0 } else { borrowed }, checked)

@@ -52,7 +52,7 @@ pub struct Sample {
 /// Who an event comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The story did it.
+    /// The scenario did it.
     Done,
     /// It was seen in the rack.
     Seen,
@@ -68,7 +68,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// The whole story of one rack.
+/// The whole scenario of one rack.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Timeline {
     pub samples: Vec<Sample>,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use farpool_api::{ClientId, ClientReport, ClientSpec, Problem, ProblemKind, SegmentId};
-use farpool_rack::{ComputeId, Vertex};
+use farpool_placement::{ComputeId, Vertex};
 
 use super::record::{ClientRecord, Record};
 use super::{CLIENTS_LIMIT, Changes, Client, Outcome, State, refuse};

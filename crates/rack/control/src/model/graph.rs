@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use farpool_api::{Policy, SegmentSpec};
 use farpool_units::SUPERPAGE_BYTES;
 
-use farpool_rack::{
+use farpool_placement::{
     Allocator, BuildError, ComputeBrick, Epoch, Grant, Graph, GraphBuilder, MemPortEntry,
     MemoryBrick, MemoryId, Path, PlacementPolicy, RackError, RateLimits, Request, RequestId,
     SegmentId, SwitchKind, Vertex,
@@ -128,7 +128,7 @@ pub fn request(
     graph: &Graph,
     id: farpool_api::SegmentId,
     spec: &SegmentSpec,
-    compute: farpool_rack::ComputeId,
+    compute: farpool_placement::ComputeId,
 ) -> Request {
     Request {
         id: RequestId(id.0.as_u128()),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farpool_api::SegmentState;
-use farpool_rack::{Allocator, Graph, Vertex};
+use farpool_placement::{Allocator, Graph, Vertex};
 
 use super::graph::{self, AdoptError};
 use super::record::{MetaRecord, NodeRecord, Record, Records, SegmentRecord, StoreOp};

@@ -26,7 +26,7 @@ use farpool_api::{
     ClientId, ClientReport, ClientSpec, Event, Key, MoveRequest, NodeReport, NodeSpec, Problem,
     ProblemKind, SegmentId, SegmentSpec, SegmentState, Task, TaskId,
 };
-use farpool_rack::{Allocator, Graph};
+use farpool_placement::{Allocator, Graph};
 use farpool_switch::Circuit;
 
 pub use graph::AdoptError;

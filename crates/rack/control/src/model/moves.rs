@@ -2,7 +2,7 @@
 //! client's word that its data is over, and the old node's that it let go.
 
 use farpool_api::{MoveRequest, Policy, Problem, ProblemKind, SegmentId};
-use farpool_rack::{RequestId, SwitchKind, Vertex};
+use farpool_placement::{RequestId, SwitchKind, Vertex};
 use farpool_switch::Circuit;
 
 use super::record::{GrantRecord, Record};

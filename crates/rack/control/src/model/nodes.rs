@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_api::{NodeReport, NodeSpec, Problem, ProblemKind, SegmentId};
-use farpool_rack::Vertex;
+use farpool_placement::Vertex;
 use farpool_units::exactly;
 
 use super::record::{NodeRecord, Record};

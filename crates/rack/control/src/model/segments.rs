@@ -1,7 +1,7 @@
 //! Segments: creation, release, and what follows from what their nodes say.
 
 use farpool_api::{Problem, ProblemKind, SegmentId, SegmentSpec, SegmentState};
-use farpool_rack::{Grant, RackError, RequestId, Vertex};
+use farpool_placement::{Grant, RackError, RequestId, Vertex};
 
 use super::record::{GrantRecord, Record, SegmentRecord};
 use super::{Age, Changes, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};

@@ -6,7 +6,7 @@ use farpool_api::{
     SegmentState, Target, Task, TaskId, TaskList, Topology, TopologyBrick, TopologyLink,
     TopologySwitch,
 };
-use farpool_rack::{SwitchKind, TrayId};
+use farpool_placement::{SwitchKind, TrayId};
 use farpool_units::at_most;
 
 use super::record::{GrantRecord, SegmentRecord};
@@ -267,31 +267,32 @@ impl State {
     /// The rack as a drawing.
     #[must_use]
     pub fn topology_drawing(&self) -> String {
-        farpool_rack::topology::draw(&self.rack)
+        farpool_placement::topology::draw(&self.rack)
     }
 
     /// The rack's graph as a topology file.
     #[must_use]
     pub fn topology_toml(&self) -> String {
-        farpool_rack::topology::write(self.rack.graph())
+        farpool_placement::topology::write(self.rack.graph())
     }
 
     /// The rack's graph.
     #[must_use]
     pub fn topology(&self) -> Topology {
         let graph = self.rack.graph();
-        let brick = |name: &String, tray: TrayId, domain: farpool_rack::DomainId, ports: usize| {
-            let tray = &graph.trays()[tray.index()];
-            TopologyBrick {
-                name: name.clone(),
-                tray: tray.name.clone(),
-                rack: graph.racks()[tray.rack.index()].name.clone(),
-                domain: graph.domains()[domain.index()].clone(),
-                ports: at_most(ports),
-                capacity_bytes: None,
-                node: None,
-            }
-        };
+        let brick =
+            |name: &String, tray: TrayId, domain: farpool_placement::DomainId, ports: usize| {
+                let tray = &graph.trays()[tray.index()];
+                TopologyBrick {
+                    name: name.clone(),
+                    tray: tray.name.clone(),
+                    rack: graph.racks()[tray.rack.index()].name.clone(),
+                    domain: graph.domains()[domain.index()].clone(),
+                    ports: at_most(ports),
+                    capacity_bytes: None,
+                    node: None,
+                }
+            };
         let compute = graph.computes().iter().map(|compute| TopologyBrick {
             node: self.nodes.contains_key(&compute.name).then(|| compute.name.clone()),
             ..brick(&compute.name, compute.tray, compute.domain, compute.ports.len())
@@ -301,12 +302,12 @@ impl State {
             node: self.node_of_brick.get(&memory.name).cloned(),
             ..brick(&memory.name, memory.tray, memory.domain, memory.ports.len())
         });
-        let switch = |switch: &farpool_rack::Switch| TopologySwitch {
+        let switch = |switch: &farpool_placement::Switch| TopologySwitch {
             name: switch.name.clone(),
             kind: if switch.kind == SwitchKind::Circuit { "circuit" } else { "packet" }.to_owned(),
             ports: at_most(switch.ports.len()),
         };
-        let link = |link: &farpool_rack::Link| TopologyLink {
+        let link = |link: &farpool_placement::Link| TopologyLink {
             from: graph.port_name(link.a),
             to: graph.port_name(link.b),
             bandwidth_bytes_per_s: link.bandwidth_bytes_per_s,

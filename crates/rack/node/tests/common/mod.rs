@@ -11,7 +11,7 @@ use farpool_api::Client;
 use farpool_blade::BladeConfig;
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 use farpool_e2e::PATIENCE;
-use farpool_memory::MemoryFiles;
+use farpool_host::MemoryFiles;
 use farpool_node::{NodeDaemon, NodeError, NodeOptions};
 
 pub const SUPERPAGE: u64 = 16 << 20;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_api::Place;
-use farpool_api::seats::PlaceKey;
+use farpool_api::placements::PlaceKey;
 use farpool_api::tenant::{Tenant, best_address};
 use farpool_pool::{
     Address, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError, RateLimit,

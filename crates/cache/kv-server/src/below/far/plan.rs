@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use farpool_api::seats::{Action, PlaceKey, Seats};
+use farpool_api::placements::{Action, PlaceKey, Placements};
 use farpool_api::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
 
@@ -71,7 +71,7 @@ pub enum Order {
 /// The grants, and what the pool said last.
 #[derive(Debug)]
 pub struct Plan {
-    seats: Seats,
+    placements: Placements,
     segments: Vec<ClientSegment>,
     wanted_bytes: u64,
     is_joined: bool,
@@ -109,7 +109,7 @@ impl Plan {
     /// Nothing is granted, and nobody was asked yet.
     pub fn new(wanted_bytes: u64) -> Self {
         Self {
-            seats: Seats::default(),
+            placements: Placements::default(),
             segments: Vec::new(),
             wanted_bytes,
             is_joined: false,
@@ -150,7 +150,7 @@ impl Plan {
             return Some(Question::Ask { bytes, avoid: self.shunned.keys().cloned().collect() });
         }
         let wait = if self.is_moving() { BUSY_WAIT } else { QUIET_WAIT };
-        Some(Question::Report { uses: self.seats.report(used_bytes), wait })
+        Some(Question::Report { uses: self.placements.report(used_bytes), wait })
     }
 
     /// Takes an answer; what is to be done about it.
@@ -215,7 +215,7 @@ impl Plan {
             self.said_short = None;
         }
         let mut orders = Vec::new();
-        for action in self.seats.hear(segments) {
+        for action in self.placements.hear(segments) {
             match action {
                 Action::Add { key, place } => {
                     if !self.released.contains(&key.0) && !self.unusable.contains(&key) {
@@ -251,14 +251,17 @@ impl Plan {
                 self.hurry(key, Duration::from_millis(deadline_ms), now, &mut orders);
             }
             let is_due = self.retake_at.get(&segment.id).is_some_and(|at| now >= *at);
-            if is_due && segment.state == SegmentState::Ready && self.seats.seat(key).is_none() {
+            if is_due
+                && segment.state == SegmentState::Ready
+                && self.placements.placement(key).is_none()
+            {
                 self.retake_at.remove(&segment.id);
                 self.released.remove(&segment.id);
                 orders.push(Order::Take { key, place: Box::new(segment.place) });
             }
         }
         self.sought.retain(|id, _| named.contains(id));
-        if let Some(why) = self.seats.waits_for() {
+        if let Some(why) = self.placements.waits_for() {
             self.say_short(format!("far memory is granted and waited for: {why}"));
         }
         orders
@@ -286,9 +289,9 @@ impl Plan {
         now: Duration,
         orders: &mut Vec<Order>,
     ) {
-        if let Some(seat) = self.seats.seat(key).filter(|it| !it.is_leaving) {
-            let grant = GrantNumber(seat.entry as u64);
-            self.seats.leaving(key);
+        if let Some(placement) = self.placements.placement(key).filter(|it| !it.is_leaving) {
+            let grant = GrantNumber(placement.entry as u64);
+            self.placements.leaving(key);
             self.empty_by.insert(grant, within.map(|it| now + it));
             orders.push(Order::Empty { grant, within });
         }
@@ -296,8 +299,10 @@ impl Plan {
 
     /// The pool needs what is being emptied earlier than it has said.
     fn hurry(&mut self, key: PlaceKey, within: Duration, now: Duration, orders: &mut Vec<Order>) {
-        let Some(seat) = self.seats.seat(key).filter(|it| it.is_leaving) else { return };
-        let grant = GrantNumber(seat.entry as u64);
+        let Some(placement) = self.placements.placement(key).filter(|it| it.is_leaving) else {
+            return;
+        };
+        let grant = GrantNumber(placement.entry as u64);
         let by = now + within;
         if let Some(before) = self.empty_by.get_mut(&grant)
             && before.is_none_or(|before| by + HURRY_LEAST < before)
@@ -308,9 +313,9 @@ impl Plan {
     }
 
     fn lose(&mut self, key: PlaceKey, orders: &mut Vec<Order>) {
-        let Some(seat) = self.seats.seat(key) else { return };
-        let grant = GrantNumber(seat.entry as u64);
-        self.seats.leaving(key);
+        let Some(placement) = self.placements.placement(key) else { return };
+        let grant = GrantNumber(placement.entry as u64);
+        self.placements.leaving(key);
         self.empty_by.remove(&grant);
         if self.dropped.insert(grant) {
             orders.push(Order::Drop { grant });
@@ -325,7 +330,7 @@ impl Plan {
 
     /// The place is used from now on.
     pub fn taken(&mut self, key: PlaceKey, grant: GrantNumber) {
-        self.seats.taken(key, exactly(grant.0), 0);
+        self.placements.taken(key, exactly(grant.0), 0);
     }
 
     /// The place cannot be used. If another of the segment is still being emptied, the segment is
@@ -334,9 +339,9 @@ impl Plan {
         self.shunned.insert(node.to_owned(), now + SHUN);
         self.more_at = self.more_at.max(now + ASK_PAUSE);
         self.say_short(format!("far memory on node {node} cannot be used: {why}"));
-        let has_other = self
-            .segment_at_any(key.0)
-            .is_some_and(|it| it.epoch != key.1 && self.seats.seat((it.id, it.epoch)).is_some());
+        let has_other = self.segment_at_any(key.0).is_some_and(|it| {
+            it.epoch != key.1 && self.placements.placement((it.id, it.epoch)).is_some()
+        });
         if has_other {
             self.unusable.insert(key);
         } else {
@@ -347,7 +352,7 @@ impl Plan {
     /// The way to a grant's blade is lost.
     pub fn lost(&mut self, grant: GrantNumber, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
-        if let Some(key) = self.seats.key_of(exactly(grant.0)) {
+        if let Some(key) = self.placements.key_of(exactly(grant.0)) {
             if let Some(node) = self.segment_at(key).map(|it| it.place.node.clone()) {
                 self.shunned.insert(node, now + SHUN);
             }
@@ -360,8 +365,8 @@ impl Plan {
     /// Nothing of a grant is used any more, and the way to it is closed.
     pub fn freed(&mut self, grant: GrantNumber) {
         let entry = exactly(grant.0);
-        let key = self.seats.key_of(entry);
-        self.seats.sweep(|it, _| it != entry);
+        let key = self.placements.key_of(entry);
+        self.placements.sweep(|it, _| it != entry);
         self.dropped.remove(&grant);
         self.empty_by.remove(&grant);
         let Some(key) = key else { return };
@@ -378,7 +383,7 @@ impl Plan {
 
     /// Whether anything is on its way.
     pub fn is_moving(&self) -> bool {
-        self.seats.is_moving()
+        self.placements.is_moving()
     }
 
     /// What the pool has granted and has not asked back.

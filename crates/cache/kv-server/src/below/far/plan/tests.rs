@@ -161,7 +161,7 @@ fn what_the_pool_does_not_take_back_is_used_again() {
     let orders = heard(&mut plan, vec![left], at(42));
     assert_eq!(orders, [Order::Empty { grant: GrantNumber(1), within: None }]);
     plan.freed(GrantNumber(1));
-    assert!(plan.seats.report(0)[0].evacuated);
+    assert!(plan.placements.report(0)[0].evacuated);
 }
 
 #[test]
@@ -179,9 +179,9 @@ fn a_place_that_is_used_again_is_not_reported_as_left() {
     let moving = ClientSegment { target, ..segment(1, 5, SegmentState::Moving) };
     heard(&mut plan, vec![moving], at(41));
     plan.taken(key(1, 6), GrantNumber(2));
-    assert!(!plan.seats.report(0)[0].evacuated, "it is full of items");
+    assert!(!plan.placements.report(0)[0].evacuated, "it is full of items");
     plan.freed(GrantNumber(1));
-    assert!(plan.seats.report(0)[0].evacuated);
+    assert!(plan.placements.report(0)[0].evacuated);
 }
 
 #[test]

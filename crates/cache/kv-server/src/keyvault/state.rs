@@ -1,0 +1,61 @@
+//! What a connection that speaks KeyVault needs beside its client.
+
+use farpool_keyvault::frame::{Header, Status, begin, finish};
+use farpool_keyvault::share::{self, RingSizes};
+use farpool_kv_protocol::keyvault::AnswerHead;
+use farpool_kv_protocol::lease::LeaseTable;
+use farpool_units::exactly;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::ring_client::RingClient;
+
+/// Frames that are looked at together.
+pub(crate) const BATCH: usize = 32;
+
+/// What a connection of this kind needs beside its client.
+#[derive(Debug, Default)]
+pub struct KeyVaultState {
+    pub(super) has_greeted: bool,
+    pub(super) unchecked: bool,
+    pub(super) credits: u32,
+    /// Requests that other shards have, by their numbers; a broadcast with how many are left.
+    pub(super) passed_on: Vec<(Header, usize)>,
+    pub(crate) ring_client: Option<RingClient>,
+    /// What it reads where items lie, if it may.
+    pub(super) leases: Option<LeaseTable>,
+}
+
+impl KeyVaultState {
+    /// How the answer to a request begins.
+    #[inline]
+    pub(super) const fn head<'a>(&self, header: &'a Header) -> AnswerHead<'a> {
+        AnswerHead { header, checked: !self.unchecked }
+    }
+}
+
+/// Where frames come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Socket,
+    /// They are few, and all of them are looked at.
+    Ring,
+}
+
+impl KeyVaultState {
+    /// Moves the connection into shared memory: the answer carries memory and the two bells. False
+    /// if it stays where it is.
+    pub(super) fn share(&mut self, socket: &OwnedFd, header: &Header, sizes: RingSizes) -> bool {
+        let mut reply = Vec::new();
+        let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
+        reply.extend_from_slice(&exactly::<u32, _>(sizes.request_bytes).to_le_bytes());
+        reply.extend_from_slice(&exactly::<u32, _>(sizes.answer_bytes).to_le_bytes());
+        finish(&mut reply, start, !self.unchecked);
+        let ring_client = RingClient::new(sizes).and_then(|(ring_client, file)| {
+            let [server, client] = ring_client.bells();
+            let sent = share::send_with_files(socket, &reply, &[file.as_fd(), server, client])?;
+            if sent == reply.len() { Ok(ring_client) } else { Err(Errno::MSGSIZE) }
+        });
+        ring_client.map(|ring_client| self.ring_client = Some(ring_client)).is_ok()
+    }
+}

@@ -1,0 +1,49 @@
+//! The keeper's duplicate of the userfaultfd.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use farpool_uffd::Uffd;
+
+/// Name of the keeper's socket, beside the board.
+const UFFD_GUARDIAN_SOCKET: &str = "keeper.sock";
+
+/// Leaves a duplicate of the userfaultfd with the keeper, so that it outlives this process if its
+/// memory does (a child of vfork). Without a keeper to take it (the board is used on its own)
+/// nothing is done.
+pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Error> {
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+        SocketFlags, SocketType,
+    };
+    let path = board.with_file_name(UFFD_GUARDIAN_SOCKET);
+    if !path.exists() {
+        return Ok(());
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
+    // Who has the userfaultfd can put pages into this program.
+    let keeper = farpool_pool::peer_user(socket.as_fd())?;
+    if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::other(format!(
+            "{} is served by user {}, neither this user nor root, and does not get this program's \
+             userfaultfd",
+            path.display(),
+            keeper
+        )));
+    }
+    let descriptors = [uffd.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let message = pid.to_le_bytes();
+    let parts = [std::io::IoSlice::new(&message)];
+    rustix::net::sendmsg(&socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    // One byte comes back when the keeper has it.
+    let mut answer = [0_u8; 1];
+    if rustix::io::read(&socket, &mut answer)? != 1 {
+        return Err(std::io::Error::other("the keeper did not take the userfaultfd"));
+    }
+    Ok(())
+}

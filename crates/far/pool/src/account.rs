@@ -1,0 +1,416 @@
+//! The pool's dealings with each blade, under its lock: the control connection, and which part of
+//! which segment lies there.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::Duration;
+
+use farpool_fabric::{Answer, CallError, Control, Descriptor};
+use farpool_units::exactly;
+use farpool_wire::{
+    Address, ErrorCode, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentState,
+    SegmentToken, SuperpageNumber,
+};
+
+use crate::types::BladeToken;
+use crate::types::PARTS_PER_BLADE;
+use crate::{MAX_SEGMENTS, PoolError, SegmentHandle};
+
+/// Number given for "no descriptor".
+const NO_FILE: RawFd = -1;
+
+/// One blade's account.
+#[derive(Debug)]
+pub(crate) struct Account {
+    control: Control,
+    pub(crate) address: Address,
+    /// By [`PartKey`].
+    parts: [Option<Part>; MAX_SEGMENTS * PARTS_PER_BLADE],
+    /// Replaced descriptors, which a lane may still be using.
+    retired: Vec<SharedFile>,
+    /// Superpages this pool had from it, to spread evenly.
+    pub(crate) allocated_superpages: u64,
+    /// Refused an allocation for lack of memory, since then nothing was given back.
+    pub(crate) is_full: bool,
+    /// No new memory is taken from it.
+    pub(crate) is_leaving: bool,
+    /// Reconnections of the control connection after which our segments were found to be there.
+    reconnects_checked: u64,
+}
+
+/// A part of a segment on this blade: one segment of the blade's own.
+#[derive(Debug)]
+struct Part {
+    id: SegmentId,
+    token: SegmentToken,
+    file: Option<SharedFile>,
+    role: PartRole,
+}
+
+/// What a part is while frozen memory moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PartRole {
+    /// The part itself.
+    Own,
+    /// A copy in the making of a frozen part on another blade.
+    Filling,
+    /// The original of a copy that is complete: given up as soon as nobody can ask for it any more.
+    Superseded,
+}
+
+#[derive(Debug)]
+struct SharedFile {
+    descriptor: Descriptor,
+    writable: bool,
+}
+
+/// One of the parts that a segment may have on a blade. The first is the usual one; the others come
+/// from frozen memory that moved to a blade where the segment had a part already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartKey(usize);
+
+impl PartKey {
+    pub(crate) fn of(segment: SegmentHandle, which: u8) -> Self {
+        let which = usize::from(which);
+        assert!(which < PARTS_PER_BLADE, "part {which} of a segment on one blade");
+        PartKey(segment.index() + MAX_SEGMENTS * which)
+    }
+
+    pub(crate) fn all(segment: SegmentHandle) -> impl Iterator<Item = PartKey> {
+        parts().map(move |which| PartKey::of(segment, which))
+    }
+}
+
+/// The numbers of a segment's parts on one blade.
+pub(crate) fn parts() -> impl Iterator<Item = u8> {
+    (0_u8..).take(PARTS_PER_BLADE)
+}
+
+/// What thawing came to on one blade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Thawed {
+    Writable,
+    StillShared,
+}
+
+impl Account {
+    pub(crate) fn new(control: Control, address: Address) -> Self {
+        Account {
+            control,
+            address,
+            parts: [const { None }; MAX_SEGMENTS * PARTS_PER_BLADE],
+            retired: Vec::new(),
+            allocated_superpages: 0,
+            is_full: false,
+            is_leaving: false,
+            reconnects_checked: 0,
+        }
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.control.hello().capacity_bytes
+    }
+
+    pub(crate) fn loss(&self) -> Option<String> {
+        self.control.loss().map(ToString::to_string)
+    }
+
+    /// The part's number on the blade and the descriptor of its memory.
+    pub(crate) fn part(&self, key: PartKey) -> Option<(SegmentId, RawFd)> {
+        let part = self.parts[key.0].as_ref()?;
+        let file = part.file.as_ref().map_or(NO_FILE, |it| it.descriptor.as_fd().as_raw_fd());
+        Some((part.id, file))
+    }
+
+    pub(crate) fn has_part(&self, key: PartKey) -> bool {
+        self.parts[key.0].is_some()
+    }
+
+    /// The part that a copy of frozen memory is put into: one in the making, else a free one.
+    pub(crate) fn filling_part(&self, segment: SegmentHandle) -> Option<u8> {
+        let is = |which: &u8, wanted: fn(&Option<Part>) -> bool| {
+            wanted(&self.parts[PartKey::of(segment, *which).0])
+        };
+        let is_filling =
+            |part: &Option<Part>| part.as_ref().is_some_and(|part| part.role == PartRole::Filling);
+        parts()
+            .find(|which| is(which, is_filling))
+            .or_else(|| parts().find(|it| is(it, Option::is_none)))
+    }
+
+    /// Whether the part is a copy in the making.
+    pub(crate) fn is_filling(&self, key: PartKey) -> bool {
+        self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Filling)
+    }
+
+    pub(crate) fn set_role(&mut self, key: PartKey, role: PartRole) {
+        if let Some(part) = &mut self.parts[key.0] {
+            part.role = role;
+        }
+    }
+
+    /// What opens the part to others, if it is to be handed on.
+    pub(crate) fn token(&self, key: PartKey) -> Option<BladeToken> {
+        let is_own = self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Own);
+        self.any_token(key).filter(|_| is_own)
+    }
+
+    /// What opens the part, whatever it is.
+    pub(crate) fn any_token(&self, key: PartKey) -> Option<BladeToken> {
+        let part = self.parts[key.0].as_ref()?;
+        Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
+    }
+
+    fn id(&self, key: PartKey) -> Option<SegmentId> {
+        self.parts[key.0].as_ref().map(|part| part.id)
+    }
+
+    /// Gives one superpage of the segment memory here; says where it lies in the segment's memory.
+    pub(crate) fn allocate(&mut self, key: PartKey, sma: u32) -> Result<u32, CallError> {
+        let id = match self.id(key) {
+            Some(id) => id,
+            None => self.create(key)?,
+        };
+        let request =
+            Request::AllocateSuperpages { segment: id, first: SuperpageNumber(sma), count: 1 };
+        let rmma = match self.control.call(&request) {
+            Ok(answer) => rmma_of(&answer, sma),
+            Err(error) if already(&error, ErrorCode::AlreadyAllocated) => None,
+            Err(error) => return Err(error),
+        };
+        let rmma = match rmma {
+            Some(rmma) => rmma,
+            None => self.look_up(id, sma)?,
+        };
+        self.share(key, true)?;
+        self.allocated_superpages += 1;
+        Ok(rmma)
+    }
+
+    fn create(&mut self, key: PartKey) -> Result<SegmentId, CallError> {
+        let request = Request::CreateSegment { span_superpages: SPAN_LIMIT_SUPERPAGES };
+        match self.control.call(&request)?.response {
+            Response::SegmentCreated { segment: id, token } => {
+                self.parts[key.0] = Some(Part { id, token, file: None, role: PartRole::Own });
+                Ok(id)
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Finds the superpage in the blade's own list.
+    fn look_up(&mut self, id: SegmentId, sma: u32) -> Result<u32, CallError> {
+        let mut found = None;
+        self.list(id, 0, |at, rmma| {
+            if at == sma {
+                found = Some(rmma);
+            }
+        })?;
+        found.ok_or_else(|| self.nonsense())
+    }
+
+    /// Tells every superpage of the segment from the `skip`th on.
+    fn list(
+        &mut self,
+        segment: SegmentId,
+        skip: u32,
+        mut each: impl FnMut(u32, u32),
+    ) -> Result<(), CallError> {
+        let mut skip = skip;
+        loop {
+            let answer = self.control.call(&Request::ListSuperpages { segment, skip })?;
+            let Response::Attached(list) = answer.response else {
+                return Err(self.nonsense());
+            };
+            list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
+            let told = exactly(list.superpages.len());
+            skip = skip.saturating_add(told);
+            if told == 0 || skip >= list.allocated_superpages {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gets the descriptor of the part's memory, where the transport has one and it is not there
+    /// yet.
+    fn share(&mut self, key: PartKey, writable: bool) -> Result<(), CallError> {
+        if !matches!(self.address, Address::Shm(_)) {
+            return Ok(());
+        }
+        let Some(part) = &self.parts[key.0] else {
+            return Ok(());
+        };
+        if part.file.as_ref().is_some_and(|file| file.writable || !writable) {
+            return Ok(());
+        }
+        let answer = self.control.call(&Request::ShmMap { segment: part.id })?;
+        let (Response::ShmMapped { writable: is_writable, .. }, Some(descriptor)) =
+            (answer.response, answer.file)
+        else {
+            return Err(self.nonsense());
+        };
+        let file = SharedFile { descriptor, writable: is_writable };
+        if let Some(part) = &mut self.parts[key.0] {
+            self.retired.extend(part.file.replace(file));
+        }
+        Ok(())
+    }
+
+    /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any
+    /// more.
+    pub(crate) fn free(&mut self, key: PartKey, sma: u32) -> Result<(), CallError> {
+        let Some(segment) = self.id(key) else {
+            return Ok(());
+        };
+        let request = Request::FreeSuperpages { segment, first: SuperpageNumber(sma), count: 1 };
+        let freed = done(self.control.call(&request), ErrorCode::NotAllocated);
+        if !matches!(freed, Err(CallError::Refused { .. })) {
+            self.allocated_superpages = self.allocated_superpages.saturating_sub(1);
+            self.is_full = false;
+        }
+        freed
+    }
+
+    pub(crate) fn freeze(&mut self, key: PartKey) -> Result<(), CallError> {
+        match self.id(key) {
+            Some(segment) => {
+                done(self.control.call(&Request::Freeze { segment }), ErrorCode::Frozen)
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn thaw(&mut self, key: PartKey) -> Result<Thawed, CallError> {
+        let Some(id) = self.id(key) else {
+            return Ok(Thawed::Writable);
+        };
+        let answer = self.control.call(&Request::Thaw { segment: id });
+        match done(answer, ErrorCode::NotFrozen) {
+            Ok(()) => {
+                self.share(key, true)?;
+                Ok(Thawed::Writable)
+            }
+            Err(CallError::Refused { code: ErrorCode::InUse, .. }) => Ok(Thawed::StillShared),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Becomes a user of the frozen part that the token opens; tells each superpage and its place.
+    pub(crate) fn attach(
+        &mut self,
+        key: PartKey,
+        token: BladeToken,
+        mut each: impl FnMut(u32, u32),
+    ) -> Result<(), PoolError> {
+        if token.blade_id != self.control.hello().blade_id {
+            return Err(PoolError::OtherBlade { address: self.address.to_string() });
+        }
+        let answer = self.control.call(&Request::Attach { token: token.token })?;
+        let Response::Attached(list) = answer.response else {
+            return Err(self.nonsense().into());
+        };
+        let (id, state, all) = (list.segment, list.state, list.allocated_superpages);
+        list.superpages.iter().for_each(|pair| each(pair.sma().0, pair.rmma().0));
+        let told = exactly(list.superpages.len());
+        self.parts[key.0] = Some(Part { id, token: token.token, file: None, role: PartRole::Own });
+        if state != SegmentState::Frozen {
+            return Err(self.nonsense().into());
+        }
+        if told < all {
+            self.list(id, told, each)?;
+        }
+        Ok(self.share(key, false)?)
+    }
+
+    /// Gives the part up, whatever becomes of the request.
+    pub(crate) fn detach(&mut self, key: PartKey) -> Result<(), CallError> {
+        let Some(part) = self.parts[key.0].take() else {
+            return Ok(());
+        };
+        self.is_full = false;
+        let request = Request::Detach { segment: part.id };
+        done(self.control.call(&request), ErrorCode::UnknownSegment)
+    }
+
+    /// So many superpages went back with their parts.
+    pub(crate) fn give_back(&mut self, superpages: u64) {
+        self.allocated_superpages = self.allocated_superpages.saturating_sub(superpages);
+    }
+
+    /// Closes replaced descriptors; every lane has passed since the new ones were published.
+    pub(crate) fn close_retired(&mut self) {
+        self.retired.clear();
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(u64::from(self.control.hello().lease_ms))
+    }
+
+    /// Makes sure that a connection stands, and tells what was moved through shared memory. If it
+    /// had to be made again, asks whether the blade still knows our segments; false if it does not,
+    /// because the lease ran out.
+    pub(crate) fn keep_alive(&mut self, moved: (u64, u64)) -> Result<bool, CallError> {
+        self.report(moved)?;
+        if self.control.reconnects() == self.reconnects_checked {
+            return Ok(true);
+        }
+        let ids: Vec<SegmentId> = self.parts.iter().flatten().map(|part| part.id).collect();
+        for segment in ids {
+            let skip = u32::MAX;
+            match self.control.call(&Request::ListSuperpages { segment, skip }) {
+                Ok(_) => {}
+                Err(CallError::Refused { code: ErrorCode::UnknownSegment, .. }) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.reconnects_checked = self.control.reconnects();
+        Ok(true)
+    }
+
+    /// Tells the blade what it cannot see; what it can see is not told.
+    fn report(&mut self, (pages_read, pages_written): (u64, u64)) -> Result<(), CallError> {
+        let request = match self.address {
+            Address::Shm(_) => Request::Report { pages_read, pages_written },
+            _ => Request::Ping,
+        };
+        self.control.call(&request)?;
+        Ok(())
+    }
+
+    pub(crate) fn goodbye(&mut self, moved: (u64, u64)) {
+        // Whoever cannot be told finds out by the lease.
+        let _ = self.report(moved);
+        let _ = self.control.call(&Request::Goodbye);
+    }
+
+    /// The error for an answer that is well-formed but cannot be.
+    fn nonsense(&self) -> CallError {
+        CallError::Refused {
+            address: self.address.to_string(),
+            code: ErrorCode::BadFrame,
+            detail: 0,
+            repeated: false,
+        }
+    }
+}
+
+fn rmma_of(answer: &Answer<'_>, sma: u32) -> Option<u32> {
+    match answer.response {
+        Response::Allocated { superpages: [pair] } if pair.sma().0 == sma => Some(pair.rmma().0),
+        _ => None,
+    }
+}
+
+/// True if a repeated request was refused because its first copy was carried out.
+fn already(error: &CallError, by: ErrorCode) -> bool {
+    matches!(error, CallError::Refused { code, repeated: true, .. } if *code == by)
+}
+
+fn done(answer: Result<Answer<'_>, CallError>, already_done: ErrorCode) -> Result<(), CallError> {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(error) if already(&error, already_done) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

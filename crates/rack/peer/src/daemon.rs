@@ -1,0 +1,378 @@
+//! The running node: sockets, threads, its beginning and its end.
+//!
+//! Threads: `fp-collab` has the datagrams, the timers and the look at the memory; `fp-collab-back`
+//! takes grants back; `fp-collab-join` resolves names; the REST interface has a small runtime of
+//! its own, the blade its threads.
+
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farpool_acms::{Config, Member};
+use farpool_blade::{Blade, BladeConfig, Server, Serving};
+use farpool_units::{SUPERPAGE_BYTES, at_most};
+use farpool_wire::Address;
+
+use crate::core::{Core, Revocation, random_bits};
+use crate::ledger::HerePlace;
+use crate::names::{cluster_id, next_incarnation, node_id};
+use crate::rest::Rest;
+use crate::{CollaborateError, CollaborateOptions, Observe};
+
+/// Between two looks at the memory.
+const LOOK_PERIOD: Duration = Duration::from_millis(250);
+/// Longest wait for a datagram: what REST requests have begun is due within a tick.
+const RECEIVE_WAIT: Duration = Duration::from_millis(50);
+/// Longest a full socket may hold up everything else; the datagram is lost then, as datagrams may
+/// be.
+const SEND_WAIT: Duration = Duration::from_millis(5);
+/// Datagrams taken in before timers are looked at again.
+const DATAGRAMS_AHEAD: usize = 64;
+/// Above the largest datagram of the protocol: a longer one is cut, and refused by its checksum.
+const DATAGRAM_BYTES: usize = 2_048;
+/// Names are resolved again after this long while no node is known, and after the second while some
+/// are.
+const RESOLVE_ALONE: Duration = Duration::from_secs(5);
+const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
+/// Between two looks at whether a node that ends may go.
+const END_STEP: Duration = Duration::from_millis(20);
+/// Attempts to find a port that is free for datagrams and connections alike.
+const PORT_TRIES: usize = 16;
+
+/// Tells a running node to end; kept by whoever watches for signals.
+#[derive(Clone, Debug, Default)]
+pub struct Ending(Arc<(Mutex<u8>, Condvar)>);
+
+impl Ending {
+    /// Asks once: it ends when nothing is lent or used any more, or its time is over. Asks twice:
+    /// at once.
+    pub fn ask(&self) {
+        let (asked, changed) = &*self.0;
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        *asked = asked.saturating_add(1);
+        changed.notify_all();
+    }
+
+    fn times(&self) -> u8 {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it was asked more than `times`, or that long.
+    fn wait(&self, times: u8, longest: Duration) {
+        let (asked, changed) = &*self.0;
+        let guard = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_timeout_while(guard, longest, |asked| *asked <= times);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// How a node ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Farewell {
+    /// What was still lent to others.
+    pub lent_bytes: u64,
+    /// Programs that still used this node's memory or what it borrowed.
+    pub clients: usize,
+}
+
+impl Farewell {
+    /// Whether nobody lost anything.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A node that runs. Dropping it ends it without a word, as a crash would.
+#[derive(Debug)]
+pub struct Collaborator {
+    core: Arc<Core>,
+    /// First of what is dropped: nobody may ask a node that is half gone.
+    rest: Option<Rest>,
+    stop: Ending,
+    threads: Vec<JoinHandle<()>>,
+    serving: Serving,
+    drain_timeout: Duration,
+}
+
+impl Collaborator {
+    /// Starts a node. `observe` looks at the node's memory, the first time before this returns.
+    ///
+    /// # Errors
+    /// See [`CollaborateError`].
+    pub fn start(
+        options: CollaborateOptions,
+        mut observe: impl Observe,
+    ) -> Result<Self, CollaborateError> {
+        options.check()?;
+        let seen = observe().map_err(CollaborateError::Memory)?;
+        let (socket, serving) = listen(&options, seen.total_bytes)?;
+        let started = Instant::now();
+        let member = Member::new(config(&options, &socket, &serving)?, Duration::ZERO)?;
+        let here = HerePlace {
+            node: options.name.clone(),
+            addresses: serving.addresses().iter().map(ToString::to_string).collect(),
+        };
+        let (revocations, orders) = channel();
+        let blade = Arc::clone(serving.blade());
+        let core = Arc::new(Core::new(member, socket, blade, revocations, started, here));
+        core.observe(seen);
+        let rest = Rest::open(&options, &core)?;
+        let (stop, drain_timeout) = (Ending::default(), options.drain_timeout);
+        let mut node =
+            Self { core, rest: Some(rest), stop, threads: Vec::new(), serving, drain_timeout };
+        node.start_threads(options.join, observe, orders)?; // on an error, drop ends it
+        Ok(node)
+    }
+
+    fn start_threads(
+        &mut self,
+        join: Vec<String>,
+        observe: impl Observe,
+        orders: Receiver<Revocation>,
+    ) -> Result<(), CollaborateError> {
+        let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
+        self.spawn("fp-collab", move || speak(&core, observe, &stop))?;
+        let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
+        self.spawn("fp-collab-back", move || take_back(&core, &orders, &stop))?;
+        if !join.is_empty() {
+            let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
+            self.spawn("fp-collab-join", move || keep_contacts(&core, &join, &stop))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        self.threads.push(std::thread::Builder::new().name(name.to_owned()).spawn(body)?);
+        Ok(())
+    }
+
+    /// Where programs and people ask.
+    #[must_use]
+    pub fn rest(&self) -> SocketAddr {
+        self.rest.as_ref().map_or_else(|| SocketAddr::from(([0; 4], 0)), Rest::address)
+    }
+
+    /// Where other nodes reach this one's datagrams.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.core.read(|state, _| state.member.config().addr)
+    }
+
+    /// Where the blade listens.
+    #[must_use]
+    pub fn blade_addresses(&self) -> &[Address] {
+        self.serving.addresses()
+    }
+
+    /// Its blade.
+    #[must_use]
+    pub fn blade(&self) -> &Arc<Blade> {
+        self.serving.blade()
+    }
+
+    /// Goes on until the node is told to end; then lets others move out, and says goodbye.
+    pub fn run(self, ending: &Ending) -> Farewell {
+        while ending.times() == 0 {
+            ending.wait(0, Duration::from_secs(3600));
+        }
+        self.core.with(|state, now| {
+            state.is_ending = true;
+            state.member.lend_no_more(now);
+            state.tell("node-ending", "this node", "it lends no more".to_owned());
+        });
+        let until = Instant::now() + self.drain_timeout;
+        while ending.times() < 2 && Instant::now() < until && !self.left().is_clean() {
+            ending.wait(1, END_STEP);
+        }
+        let left = self.left();
+        if !left.is_clean() {
+            let Farewell { lent_bytes, clients } = left;
+            tracing::warn!(lent_bytes, clients, "ending while memory is still in use");
+        }
+        self.core.with(|state, now| {
+            state.ledger.end_all();
+            state.member.leave(now);
+        });
+        left
+    }
+
+    fn left(&self) -> Farewell {
+        self.core.read(|state, _| Farewell {
+            lent_bytes: state.member.bound_bytes(),
+            clients: state.ledger.client_count(),
+        })
+    }
+}
+
+impl Drop for Collaborator {
+    fn drop(&mut self) {
+        drop(self.rest.take());
+        self.stop.ask();
+        for thread in self.threads.drain(..) {
+            // A panic has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The datagrams' socket, and the blade on the same port of TCP unless it has one of its own.
+fn listen(
+    options: &CollaborateOptions,
+    total_bytes: u64,
+) -> Result<(UdpSocket, Serving), CollaborateError> {
+    let mut last = None;
+    for _ in 0..PORT_TRIES {
+        let address = options.listen;
+        let socket = UdpSocket::bind(address)
+            .map_err(|source| CollaborateError::Listen { address, source })?;
+        let own = socket.local_addr()?;
+        let blade = options.blade_listen.unwrap_or(own);
+        match serve(options, blade, total_bytes) {
+            Ok(serving) => {
+                socket.set_write_timeout(Some(SEND_WAIT))?;
+                return Ok((socket, serving));
+            }
+            // The port was free for datagrams only; another one is tried.
+            Err(farpool_blade::ServeError::InUse { address })
+                if options.listen.port() == 0 && options.blade_listen.is_none() =>
+            {
+                last = Some(farpool_blade::ServeError::InUse { address });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let none = || CollaborateError::Io(std::io::Error::other("no port is free"));
+    Err(last.map_or_else(none, CollaborateError::from))
+}
+
+fn serve(
+    options: &CollaborateOptions,
+    blade: SocketAddr,
+    total_bytes: u64,
+) -> Result<Serving, farpool_blade::ServeError> {
+    // More than this is never lent or given to own programs; until then the blade takes nothing.
+    let most = options.thresholds.max_low_bytes(total_bytes).max(SUPERPAGE_BYTES);
+    let config = BladeConfig {
+        memory_bytes: most,
+        require_grants: true,
+        allow_remote_tcp: options.allow_remote_tcp,
+        ..BladeConfig::default()
+    };
+    let addresses = [Address::Unix(options.socket.clone()), Address::Tcp(blade)];
+    Server::bind(&addresses, config)?.serve()
+}
+
+fn config(
+    options: &CollaborateOptions,
+    socket: &UdpSocket,
+    serving: &Serving,
+) -> Result<Config, CollaborateError> {
+    let state_file = options.state_file.as_deref();
+    let incarnation = next_incarnation(state_file).map_err(|source| {
+        let path = state_file.unwrap_or_else(|| std::path::Path::new("")).to_owned();
+        CollaborateError::StateFile { path, source }
+    })?;
+    let own = socket.local_addr()?;
+    let advertised = |at: SocketAddr| SocketAddr::new(options.advertised_ip(at), at.port());
+    let tcp = serving.addresses().iter().find_map(|address| match address {
+        Address::Tcp(at) => Some(*at),
+        _ => None,
+    });
+    let millis = |time: Duration| at_most::<u32, _>(time.as_millis());
+    let (cluster, node) = (cluster_id(&options.cluster), node_id(&options.name));
+    let mut config = Config::new(cluster, node, incarnation, advertised(own));
+    config.blade = advertised(tcp.unwrap_or(own));
+    config.zone = farpool_acms::Zone(options.zone);
+    config.thresholds = options.thresholds;
+    config.arbitration = options.arbitration;
+    config.lease_ms = millis(options.lease);
+    config.reclaim_deadline_ms = millis(options.reclaim_deadline);
+    for part in config.seed.chunks_mut(16) {
+        part.copy_from_slice(&random_bits().to_le_bytes()[..part.len()]);
+    }
+    Ok(config)
+}
+
+/// Datagrams, timers, looks at the memory.
+fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
+    let mut buffer = [0; DATAGRAM_BYTES];
+    let mut look_at = core.now() + LOOK_PERIOD;
+    while stop.times() == 0 {
+        if core.now() >= look_at {
+            look_at = core.now() + LOOK_PERIOD;
+            match observe() {
+                Ok(seen) => core.observe(seen),
+                Err(error) => core.observe_failed(&error),
+            }
+        }
+        core.with(|state, now| state.member.on_tick(now));
+        let next = core.read(|state, _| state.member.next_wakeup()).min(look_at);
+        let wait = next.saturating_sub(core.now()).clamp(Duration::from_millis(1), RECEIVE_WAIT);
+        if core.socket().set_read_timeout(Some(wait)).is_err() {
+            std::thread::sleep(wait);
+            continue;
+        }
+        for _ in 0..DATAGRAMS_AHEAD {
+            // An error is a wait that is over, or an answer of the network to what was sent before.
+            let Ok((length, from)) = core.socket().recv_from(&mut buffer) else { break };
+            let datagram = &buffer[..length];
+            let taken = core.with(|state, now| state.member.on_datagram(from, datagram, now));
+            if let Err(error) = taken {
+                tracing::debug!(%from, %error, "a datagram that cannot be read");
+            }
+        }
+    }
+}
+
+/// Takes grants back, one after the other: the blade zeroes their memory.
+fn take_back(core: &Core, orders: &Receiver<Revocation>, stop: &Ending) {
+    while stop.times() == 0 {
+        let Ok((id, epoch)) = orders.recv_timeout(RECEIVE_WAIT) else { continue };
+        match core.blade().revoke_grant(id, epoch) {
+            Ok(revoked) => tracing::info!(
+                epoch = format_args!("{epoch:x}"),
+                clients = revoked.clients,
+                connections = revoked.connections,
+                freed_bytes = revoked.freed_bytes,
+                "memory is free"
+            ),
+            Err(error) => {
+                tracing::error!(epoch = format_args!("{epoch:x}"), %error, "not taken back")
+            }
+        }
+    }
+}
+
+/// Resolves the names of the nodes to greet, again and again: addresses change.
+fn keep_contacts(core: &Core, join: &[String], stop: &Ending) {
+    let mut said = Vec::new();
+    while stop.times() == 0 {
+        let own = core.read(|state, _| state.member.config().addr);
+        let mut contacts = Vec::new();
+        let mut failed = Vec::new();
+        for name in join {
+            match name.to_socket_addrs() {
+                Ok(found) => contacts.extend(found.filter(|address| *address != own)),
+                Err(error) => failed.push(format!("{name}: {error}")),
+            }
+        }
+        if failed != said {
+            for failure in &failed {
+                tracing::warn!("a node to join is not found: {failure}; tried again later");
+            }
+            said = failed;
+        }
+        contacts.dedup();
+        let is_alone = core.with(|state, _| {
+            // Old addresses are better than none.
+            if !contacts.is_empty() {
+                state.member.join(contacts);
+            }
+            state.member.peers().is_empty()
+        });
+        stop.wait(0, if is_alone { RESOLVE_ALONE } else { RESOLVE_PERIOD });
+    }
+}

@@ -1,0 +1,190 @@
+//! Nodes of one process on 127.0.0.x, each with memory that the test sets; datagrams are really
+//! sent.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use farpool_acms::{Arbitration, Thresholds};
+use farpool_api::{
+    Client, ClientAnswer, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
+    SegmentId, SegmentSpec, SegmentState,
+};
+use farpool_peer::{CollaborateOptions, Collaborator, Observation, Status};
+
+/// Longest time anything here is waited for; reached only when something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Each node's memory.
+pub const TOTAL_BYTES: u64 = 4 << 30;
+pub const MIB: u64 = 1 << 20;
+
+/// Waits until `done` gives something.
+pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A node that runs, and the share of its memory that its programs use.
+pub struct Node {
+    pub collaborator: Option<Collaborator>,
+    pub url: String,
+    pub address: SocketAddr,
+    use_percent: Arc<AtomicU64>,
+    _folder: tempfile::TempDir,
+}
+
+/// Options of a node with short times.
+pub fn options(name: &str, folder: &std::path::Path) -> CollaborateOptions {
+    CollaborateOptions {
+        cluster: "test".into(),
+        name: name.into(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        blade_listen: None,
+        advertise: None,
+        socket: folder.join("blade.sock"),
+        join: Vec::new(),
+        zone: 0,
+        thresholds: Thresholds::default(),
+        arbitration: Arbitration::default(),
+        lease: Duration::from_secs(2),
+        reclaim_deadline: Duration::from_secs(20),
+        rest: "127.0.0.1:0".parse().unwrap(),
+        token: None,
+        allow_remote_rest: false,
+        allow_remote_tcp: false,
+        state_file: None,
+        drain_timeout: Duration::from_secs(30),
+    }
+}
+
+impl Node {
+    /// A node on its own loopback address that greets `join`.
+    pub fn start(
+        name: &str,
+        ip: u8,
+        use_percent: u64,
+        join: &[&Node],
+        change: impl FnOnce(&mut CollaborateOptions),
+    ) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(name, folder.path());
+        options.listen = SocketAddr::from(([127, 0, 0, ip], 0));
+        options.join = join.iter().map(|node| node.address.to_string()).collect();
+        change(&mut options);
+        let share = Arc::new(AtomicU64::new(use_percent));
+        let seen = Arc::clone(&share);
+        let observe = move || {
+            let used = TOTAL_BYTES / 100 * seen.load(SeqCst);
+            Ok(Observation {
+                total_bytes: TOTAL_BYTES,
+                available_bytes: TOTAL_BYTES - used,
+                pressure_permille: None,
+            })
+        };
+        let collaborator = Collaborator::start(options, observe).unwrap();
+        let url = format!("http://{}", collaborator.rest());
+        let address = collaborator.address();
+        let collaborator = Some(collaborator);
+        Node { collaborator, url, address, use_percent: share, _folder: folder }
+    }
+
+    pub fn set_use(&self, percent: u64) {
+        self.use_percent.store(percent, SeqCst);
+    }
+
+    pub fn status(&self) -> Status {
+        let mut answer = ureq::get(format!("{}/v1/status", self.url)).call().unwrap();
+        serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap()
+    }
+
+    /// kill -9, as far as others can see.
+    pub fn die(&mut self) {
+        drop(self.collaborator.take());
+    }
+
+    pub fn wait_for_peers(&self, count: usize) {
+        wait_for("peers", || (self.status().peers.len() == count).then_some(()));
+    }
+
+    pub fn wait_for_class(&self, class: &str) {
+        wait_for(class, || (self.status().class == class).then_some(()));
+    }
+}
+
+/// A program as the REST interface sees one: it reports, and leaves places when it is told to.
+pub struct Program {
+    pub client: Client,
+    pub id: ClientId,
+    sequence: u64,
+    version: u64,
+    pub segments: Vec<ClientSegment>,
+    /// Share of its grants that it says to use.
+    pub use_percent: u64,
+    /// It leaves what it shall leave.
+    pub obeys: bool,
+}
+
+impl Program {
+    pub fn start(node: &Node, id: u128, lease_ms: u64) -> Program {
+        let client = Client::new(&node.url, None).unwrap();
+        let id = ClientId::from_u128(id);
+        let spec = ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms };
+        client.put_client(id, &spec).unwrap();
+        let segments = Vec::new();
+        Program { client, id, sequence: 0, version: 0, segments, use_percent: 0, obeys: true }
+    }
+
+    pub fn wish(&self, id: u128, bytes: u64) {
+        let spec = SegmentSpec::of_client(self.id, bytes);
+        let segment = self.client.put_segment(SegmentId::from_u128(id), &spec).unwrap();
+        assert_eq!((segment.state, segment.place.bytes), (SegmentState::Pending, bytes));
+    }
+
+    /// One report; what the answer says.
+    pub fn report(&mut self, wait_ms: u64) -> ClientAnswer {
+        self.sequence += 1;
+        let obeys = self.obeys;
+        let of = |segment: &ClientSegment| ClientSegmentUse {
+            id: segment.id,
+            used_bytes: segment.place.bytes / 100 * self.use_percent,
+            epoch: segment.epoch,
+            evacuated: obeys && segment.leave,
+        };
+        let report = ClientReport {
+            sequence: self.sequence,
+            segments: self.segments.iter().map(of).collect(),
+            known_version: self.version,
+            wait_ms,
+        };
+        let answer = self.client.report_client(self.id, &report).unwrap();
+        self.version = answer.version;
+        self.segments = answer.segments.clone();
+        answer
+    }
+
+    /// Reports until its segments are as wanted.
+    pub fn until<T>(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&[ClientSegment]) -> Option<T>,
+    ) -> T {
+        wait_for(what, || {
+            self.report(50);
+            done(&self.segments)
+        })
+    }
+
+    pub fn ready_bytes(segments: &[ClientSegment]) -> u64 {
+        let ready = segments.iter().filter(|it| it.state == SegmentState::Ready);
+        ready.map(|it| it.place.bytes).sum()
+    }
+}
