@@ -227,17 +227,25 @@ pub struct Log<M> {
     counts: LogCounts,
 }
 
+/// Zones of `zone_bytes` that places can name when records lie at multiples of `align_bytes`.
+pub(crate) const fn zones_max(align_bytes: usize, zone_bytes: usize) -> usize {
+    (align_bytes << OFFSET_BITS) / zone_bytes
+}
+
 impl<M: Medium> Log<M> {
     const ZONE_BYTES: usize = M::ZONE_PAGES * PAGE_BYTES;
     /// Pages that the longest record touches.
     const RECORD_PAGES_MAX: usize = M::RECORD_BYTES_MAX.div_ceil(PAGE_BYTES) + 1;
-    /// More zones than places can name are not used.
-    const ZONES_MAX: usize = (M::ALIGN_BYTES << OFFSET_BITS) / Self::ZONE_BYTES;
+    /// Zones that places can name. A medium with more is refused before a log is made of it.
+    const ZONES_MAX: usize = zones_max(M::ALIGN_BYTES, Self::ZONE_BYTES);
 
     /// A log over all zones of the medium, of which `zones` tells what is in them. None when there
     /// are too few.
-    pub fn new(medium: M, mut zones: Vec<Zone>) -> Option<Self> {
-        zones.truncate(Self::ZONES_MAX);
+    ///
+    /// # Panics
+    /// When there are more zones than places can name.
+    pub fn new(medium: M, zones: Vec<Zone>) -> Option<Self> {
+        assert!(zones.len() <= Self::ZONES_MAX, "places can name each of {} zones", zones.len());
         if zones.len() < ZONES_MIN {
             return None;
         }

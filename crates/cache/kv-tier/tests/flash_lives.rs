@@ -437,3 +437,19 @@ fn a_directory_that_is_not_in_memory_is_refused_when_it_was_asked_for() {
     let FlashError::Bookkeeping { .. } = &refused else { panic!("{refused}") };
     assert!(refused.to_string().contains("tmpfs"), "{refused}");
 }
+
+#[test]
+fn a_file_of_which_threads_could_use_only_a_part_is_refused() {
+    let world = World::new(true);
+    let open = |bytes| {
+        let settings = FlashSettings { bytes, ..world.settings_of(&world.path()) };
+        FlashFile::open(&settings, 2, NOW_UNIX_S).map(|_| ()).unwrap_err()
+    };
+    let refused = open(5 << 40);
+    let FlashError::TooLarge { shards: 2, most, .. } = &refused else { panic!("{refused}") };
+    assert!((2 << 40..2 << 40 | 1 << 33).contains(most), "1 TiB a thread and book-keeping: {most}");
+    assert!(refused.to_string().contains("more threads"), "{refused}");
+    // So much can be used; this disk does not have it.
+    let refused = open(*most);
+    assert!(!matches!(refused, FlashError::TooLarge { .. }), "{refused}");
+}

@@ -9,7 +9,7 @@ use farpool_units::exactly;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES};
+use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES, ZONES_MAX};
 use super::settings::{FlashError, FlashSettings};
 use crate::log::ZONES_MIN;
 
@@ -78,12 +78,18 @@ pub(super) fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
     }
 }
 
+/// The largest file that so many threads can use: each names at most [`ZONES_MAX`] zones,
+/// 1 TiB. The superblock's 32 bits for the number of zones are enough for that.
+fn most_bytes(shards: usize) -> u64 {
+    const { assert!(ZONES_MAX <= u32::MAX as usize) };
+    Geometry { shards, zones_per_shard: ZONES_MAX }.file_bytes()
+}
+
 pub(super) fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geometry, FlashError> {
-    // The superblock has 32 bits for the number of zones, and files have offsets of 63.
-    let zones = settings.bytes / ZONE_BYTES as u64 / shards.max(1) as u64;
-    if zones > u64::from(u32::MAX) || i64::try_from(settings.bytes).is_err() {
+    let most = most_bytes(shards);
+    if settings.bytes > most {
         let (path, bytes) = (settings.path.clone(), settings.bytes);
-        return Err(FlashError::TooLarge { path, bytes, shards });
+        return Err(FlashError::TooLarge { path, bytes, shards, most });
     }
     Geometry::fitting(settings.bytes, shards, ZONES_MIN).ok_or_else(|| {
         let least = Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes();

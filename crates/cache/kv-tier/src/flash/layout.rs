@@ -21,6 +21,8 @@ const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 /// shard needs few of them in memory at a time.
 pub const ZONE_PAGES: usize = 512;
 pub const ZONE_BYTES: usize = ZONE_PAGES * PAGE_BYTES;
+/// Zones that one thread can use, 1 TiB. A larger file is refused.
+pub const ZONES_MAX: usize = crate::log::zones_max(UNIT_BYTES, ZONE_BYTES);
 /// As the superblock says it.
 const ZONE_BYTES_FIELD: u32 = 2 << 20;
 const _: () = assert!(ZONE_BYTES_FIELD as usize == ZONE_BYTES, "one size of a zone");

@@ -62,10 +62,11 @@ pub enum FlashError {
     )]
     TooSmall { path: PathBuf, bytes: u64, shards: usize, least: u64 },
     #[error(
-        "flash {path}: {bytes} bytes are more than {shards} threads can have on it",
+        "flash {path}: {bytes} bytes are more than {shards} threads can use: \
+         give more threads, or at most {most} bytes",
         path = .path.display()
     )]
-    TooLarge { path: PathBuf, bytes: u64, shards: usize },
+    TooLarge { path: PathBuf, bytes: u64, shards: usize, most: u64 },
     #[error(
         "flash {path}: the device is mounted, or used by another program or device",
         path = .path.display()
