@@ -5,12 +5,12 @@ use crate::programs::TestProgram;
 /// How a test program uses the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Holds programs to limits or measures them: alone.
+    /// Holds programs to limits or measures them: one at a time.
     Steady,
     /// Starts daemons and mostly waits for them: beside one that is not steady.
     Waiting,
-    /// Unit and property tests without other processes: beside one that is not steady, and all
-    /// that `make test-fast` runs.
+    /// Unit and property tests without other processes: beside any other, in the background of
+    /// steady ones, and all that `make test-fast` runs.
     Quick,
 }
 

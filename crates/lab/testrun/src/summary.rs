@@ -1,6 +1,7 @@
 //! What is printed: a line for each test program, and the end.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::outcome::Outcome;
 
@@ -27,8 +28,20 @@ pub fn line(outcome: &Outcome) -> String {
     line
 }
 
-/// What failed, what was skipped and why, the slowest, and the one line that counts all.
-pub fn end(outcomes: &[Outcome]) -> String {
+/// How long each part of a run took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Phases {
+    /// Building the test programs.
+    pub build: Duration,
+    /// The programs that run one at a time, with quick ones in the background.
+    pub steady: Duration,
+    /// The rest, in two lanes.
+    pub waiting: Duration,
+}
+
+/// What failed, what was skipped and why, the slowest, where the time went, and the one line that
+/// counts all.
+pub fn end(outcomes: &[Outcome], phases: &Phases) -> String {
     let mut text = String::new();
     for outcome in outcomes.iter().filter(|it| it.failed > 0) {
         let _ = write!(text, "\nfailed in {}:\n{}", outcome.title, outcome.complaint);
@@ -42,6 +55,13 @@ pub fn end(outcomes: &[Outcome]) -> String {
     slowest.sort_by_key(|it| std::cmp::Reverse(it.took));
     text.push_str("\nslowest:\n");
     slowest.iter().take(SLOWEST).for_each(|it| text.extend(["  ", &line(it), "\n"]));
+    let _ = writeln!(
+        text,
+        "\ntook {:.0} s to build, {:.0} s for steady programs, {:.0} s for the others",
+        phases.build.as_secs_f64(),
+        phases.steady.as_secs_f64(),
+        phases.waiting.as_secs_f64()
+    );
     let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     let skipped = sum(|it| it.skipped.len() as u64 + it.ignored);
     let (passed, failed) = (sum(|it| it.passed), sum(|it| it.failed));
@@ -65,7 +85,7 @@ mod tests {
             complaint: "wrong byte\n".into(),
             ..Outcome::default()
         };
-        let text = end(&[good, bad]);
+        let text = end(&[good, bad], &Phases::default());
         assert!(text.ends_with("\n4 passed, 2 failed, 2 skipped\n"), "{text}");
         assert!(text.contains("failed in b:\nwrong byte\n"), "{text}");
         assert!(text.contains("skipped:\n  no redis\n"), "{text}");
