@@ -187,8 +187,9 @@ impl Lender {
         while let Some(index) = self.next_in_queue(config.arbitration, config.zone) {
             let Some(asked) = self.queue.remove(index) else { return };
             self.last_served = asked.client.node;
-            let bytes = asked.bytes.next_multiple_of(SUPERPAGE_BYTES).min(self.free_bytes());
-            let bytes = bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+            // Bounded before it is rounded up: any number may be asked for.
+            let free_bytes = self.free_bytes() / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+            let bytes = asked.bytes.min(free_bytes).next_multiple_of(SUPERPAGE_BYTES);
             if bytes > 0 && self.lent.len() < GRANTS_MAX {
                 self.reserve(&asked, bytes, config, now, keys, out);
             } else if !asked.broadcast {
@@ -249,8 +250,9 @@ impl Lender {
         match self.lent.get_mut(&epoch) {
             Some(lent) if same_life(&lent.client, client) => {
                 if !lent.is_bound() {
-                    let taken = bytes.next_multiple_of(SUPERPAGE_BYTES).max(SUPERPAGE_BYTES);
-                    lent.bytes = lent.bytes.min(taken);
+                    // Bounded before it is rounded up: the borrower may have sent any number.
+                    let taken = bytes.clamp(1, lent.bytes).next_multiple_of(SUPERPAGE_BYTES);
+                    lent.bytes = taken;
                     lent.state = State::Bound { lease_until };
                     lent.client = *client;
                     let (bytes, key, client) = (lent.bytes, lent.key, lent.client);
