@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-fast lint demo rack-demo sim-demo kv-demo bench
+.PHONY: help deps build test test-fast lint fuzz demo rack-demo sim-demo kv-demo bench
 .PHONY: man completions install install-files uninstall dist clean
 
 help: ## list the targets
@@ -33,6 +33,10 @@ lint: ## check formatting and clippy's warnings
 	@scripts/install-deps.sh build
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+fuzz: ## fuzz every decoder for 20 s (FUZZ_SECONDS=n), with the stable compiler
+	@scripts/install-deps.sh build
+	scripts/fuzz.sh $(or $(FUZZ_SECONDS),20)
 
 demo: deps build ## run the main job on real records and print the table
 	$(FARPOOL) demo

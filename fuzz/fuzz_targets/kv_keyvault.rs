@@ -4,12 +4,12 @@
 #[allow(dead_code)]
 #[path = "../../crates/cache/kv-protocol/tests/exercise/mod.rs"]
 mod exercise;
-#[path = "../../crates/cache/kv-protocol/tests/exercise_light/mod.rs"]
-mod exercise_light;
+#[path = "../../crates/cache/kv-protocol/tests/exercise_keyvault/mod.rs"]
+mod exercise_keyvault;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     // The first byte says which policy the store has.
     if let Some((&policy, frames)) = bytes.split_first() {
-        exercise_light::answer_any(frames, exercise::policy_of(policy));
+        exercise_keyvault::answer_any(frames, exercise::policy_of(policy));
     }
 });
