@@ -1,10 +1,9 @@
-//! `farpool attach`: gives a running process less local memory, and `farpool detach`: gives it
-//! back.
+//! `farpool attach` gives a running process less local memory; `farpool detach` gives it back.
 //!
 //! The attaching process is the keeper: it holds the board with the limit, the private blade if no
-//! other was named, and a duplicate of the userfaultfd. It stays until the process ends or is left.
-//! When it is told to end (SIGTERM, SIGINT) it brings everything in first; when it is killed, the
-//! sidecar does.
+//! other was named, and a duplicate of the userfaultfd. It stays until the process ends or is
+//! detached. On SIGTERM or SIGINT it brings all pages back first; when it is killed, the sidecar
+//! does.
 //!
 //! With a whole tree, the processes below come and go, and get sidecars as under `farpool run
 //! --door sidecar`.
@@ -38,23 +37,23 @@ use crate::waits::is_over;
 use crate::wards::{self, LEAVE, Wards};
 use crate::{Door, RunError, RunOptions, dialing, needs, stats};
 
-/// Name of a file in the directory of a run that was attached: its keeper may be told to leave. It
-/// has the number of the process, and when the keeper started.
+/// Name of a file in the directory of an attached run: its keeper may be told to leave. It holds
+/// the number of the process, and when the keeper started.
 const ATTACHED: &str = "attached";
-/// Between two looks at the sidecar and the board.
+/// How often the sidecar and the board are checked.
 const STEP: Duration = Duration::from_millis(20);
-/// It holds all others, or all of a container's.
+/// Init, of the host or of a container: all other processes depend on it.
 const FIRST_PROCESS: u32 = 1;
-/// What a sidecar calls itself.
+/// The name of a sidecar's process.
 const SIDECAR_NAME: &str = "farpool-sidecar";
-/// `detach` waits at most this long for the keeper to bring everything in.
+/// Longest that `detach` waits for the keeper to bring all pages back.
 const DETACH_TIME: Duration = Duration::from_secs(600);
 
-/// While everything is brought in, something comes within this time: a blade that answers late
-/// takes some seconds.
+/// Longest pause between pages while all are brought back: a blade that answers late takes some
+/// seconds.
 const SILENCE_TIME: Duration = Duration::from_secs(60);
 
-/// How the pages come in while processes are being left.
+/// Progress of the pages that come back while processes are being left.
 #[derive(Debug)]
 struct Homecoming {
     least_far_pages: u64,
@@ -67,7 +66,7 @@ impl Homecoming {
         Homecoming { least_far_pages: u64::MAX, since: now, is_said: false }
     }
 
-    /// Whether it is to be said that nothing comes any more, which is once. Pure.
+    /// True once, when no page has come back for SILENCE_TIME: the user must be told. Pure.
     fn has_stopped(&mut self, far_pages: u64, now: Instant) -> bool {
         if far_pages < self.least_far_pages {
             (self.least_far_pages, self.since) = (far_pages, now);
@@ -76,8 +75,8 @@ impl Homecoming {
         is_silent && !std::mem::replace(&mut self.is_said, true)
     }
 
-    /// Says what can be done about a sidecar, or a blade, that hangs. To end this process would
-    /// lose the pages.
+    /// Says what can be done about a sidecar or a blade that hangs. Ending this process would lose
+    /// the pages.
     fn watch(&mut self, board: &Board, pid: u32) {
         let far_pages = board.processes().map(|slot| slot.get(Counter::FarPages)).sum();
         if self.has_stopped(far_pages, Instant::now()) {
@@ -96,22 +95,22 @@ impl Homecoming {
 pub enum AttachEnd {
     /// The process ended, or runs another program.
     ProcessEnded,
-    /// The process has all its memory again, and goes on.
+    /// The process has all its memory back, and continues.
     Left,
 }
 
-/// Who is held to the limit.
+/// Which processes are held to the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     Process,
-    /// The process, all below it, and those that are born later.
+    /// The process, all below it, and those born later.
     Tree,
 }
 
-/// How the process, or those of its tree whose memory counts, were entered.
+/// What it took to enter the process, or those of its tree whose memory counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// How long its threads were stopped for it, at most.
+    /// Longest time that its threads were stopped for this.
     pub stopped: Duration,
     pub threads: usize,
     pub processes: usize,
@@ -136,7 +135,7 @@ pub fn attach(
     needs::check_file_size(keeper::private_bytes(options))?;
     if !options.no_check {
         needs::check_blades(options).map_err(|error| match error {
-            // Here it is not started all the same.
+            // Here nothing is started in any case, so --no-check would not help.
             RunError::BladeCheck(error) => RunError::NoBlade(error),
             error => error,
         })?;
@@ -185,7 +184,7 @@ pub fn attach(
     end
 }
 
-/// Refuses what must not be entered, or has a pager already.
+/// Refuses processes that must not be entered, and those that have a pager already.
 fn refuse(pid: u32, name: &str) -> Result<(), RunError> {
     if pid == std::process::id() {
         return Err(RunError::Oneself { pid });
@@ -203,7 +202,7 @@ fn refuse(pid: u32, name: &str) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Whether a task is the kernel's own, by its `stat`. Pure.
+/// True for a kernel thread, by its `stat`. Pure.
 fn is_of_kernel(stat: &str) -> bool {
     const KERNEL_THREAD: u64 = 0x20_0000;
     // The name may hold anything; the flags, field 9, are the seventh after it.
@@ -231,7 +230,7 @@ fn listen_for_the_end() -> Result<Arc<AtomicBool>, RunError> {
     Ok(flag)
 }
 
-/// Waits for the end of the process or the order to leave, and does what either asks for.
+/// Waits for the end of the process or the order to leave, and handles either.
 fn stay(
     keeper: &mut Keeper,
     board: &Board,
@@ -269,7 +268,7 @@ fn stay(
             Some(News::Died(words)) => {
                 ward.end_program();
                 let (pid, orphans) = (pid_of(&ward), ward.orphans());
-                // Its end of the connection is what the warden waits for.
+                // The warden waits for this end of the connection to close.
                 drop(ward);
                 end_children(orphans.map(|(_, uffd)| uffd).collect());
                 return Err(RunError::SidecarDied { pid, words });
@@ -328,8 +327,8 @@ fn stay_with_tree(
     }
 }
 
-/// Takes the sidecar's memory out of a process that it has left. On a busy machine its threads may
-/// not stop in time; in the end the process keeps some unused addresses, and nothing else.
+/// Unmaps the sidecar's memory from a process that it has left. On a busy machine the threads may
+/// not stop in time; at worst the process keeps some unused addresses.
 fn withdraw(ward: &Ward) {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(250);
@@ -348,7 +347,7 @@ fn withdraw(ward: &Ward) {
     }
 }
 
-/// Ends children that wait for pages which were lost with the sidecar, as soon as they touch one.
+/// Ends children that wait for pages lost with the sidecar, as soon as they touch one.
 fn end_children(mut orphans: Vec<Uffd>) {
     while !orphans.is_empty() {
         let born: Vec<Uffd> = orphans.iter().flat_map(end_orphans).collect();
@@ -362,25 +361,25 @@ fn pid_of(ward: &Ward) -> u32 {
     ward.pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Whether a run, by its board (see [`crate::runs`]), is an attachment to this process.
+/// True if a run, by its board (see [`crate::runs`]), is an attachment to this process.
 pub fn is_attached_to(board: &Path, pid: u32) -> bool {
     let marker = board.parent().unwrap_or(board).join(ATTACHED);
     std::fs::read_to_string(marker).is_ok_and(|text| attached_process(&text) == Some(pid))
 }
 
-/// Whom an attachment was made to. Pure.
+/// The process that an attachment was made to. Pure.
 fn attached_process(marker: &str) -> Option<u32> {
     marker.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether a process that started at `ticks` may be the keeper of an attachment. Keepers of older
-/// versions wrote down no start. Pure.
+/// True if a process that started at `ticks` may be the keeper of an attachment. Keepers of older
+/// versions did not record their start. Pure.
 fn may_be_keeper(marker: &str, ticks: u64) -> bool {
     marker.split_whitespace().nth(1).is_none_or(|started| started.parse() == Ok(ticks))
 }
 
-/// Has a process left, and waits until it has all its memory: of an attachment all its processes,
-/// of a run this one. `board` is that of the attachment or the run.
+/// Detaches a process and waits until it has all its memory: all processes of an attachment, or
+/// this one of a run. `board` is that of the attachment or the run.
 pub fn detach(pid: u32, board: &Path) -> Result<(), RunError> {
     let directory: PathBuf = board.parent().unwrap_or(board).to_owned();
     let keeper_pid = keeper_of(&directory).ok_or(RunError::NotAttached { pid })?;
@@ -426,7 +425,7 @@ fn end_attachment(pid: u32, keeper_pid: u32, directory: &Path) -> Result<(), Run
     let Some(keeper) = i32::try_from(keeper_pid).ok().and_then(Pid::from_raw) else {
         return Err(RunError::NotAttached { pid });
     };
-    // What is seen after this is of the process that gets the signal, or that gets none.
+    // What is read after this belongs to the process that gets the signal; else no process gets it.
     let handle = pidfd_open(keeper, PidfdFlags::empty()).map_err(kernel)?;
     let marker = std::fs::read_to_string(directory.join(ATTACHED)).unwrap_or_default();
     let started = start_ticks(keeper_pid);
@@ -439,9 +438,8 @@ fn end_attachment(pid: u32, keeper_pid: u32, directory: &Path) -> Result<(), Run
     if pid == keeper_pid { await_end(pid, has_left) } else { await_leave(pid, has_left) }
 }
 
-/// Whether a process runs the file that this one runs, perhaps of another version, or is called
-/// like it where that must not be seen. The number of a keeper that was killed may be another
-/// process's.
+/// True if a process runs the same file as this one, perhaps another version of it, or has its name
+/// where the file is not visible. The number of a killed keeper may be another process's by now.
 fn is_farpool(pid: u32) -> bool {
     match std::fs::read_link(format!("/proc/{pid}/exe")) {
         Ok(image) => std::env::current_exe().is_ok_and(|own| file_name(&own) == file_name(&image)),
@@ -450,13 +448,13 @@ fn is_farpool(pid: u32) -> bool {
     }
 }
 
-/// The name of a program's file, also of one that was replaced since it was started. Pure.
+/// The file name of a program, even if the file was replaced since the start. Pure.
 fn file_name(image: &Path) -> Option<&str> {
     let name = image.file_name()?.to_str()?;
     Some(name.strip_suffix(" (deleted)").unwrap_or(name))
 }
 
-/// Waits until a process has been left. If it could not be left as it was, it was ended.
+/// Waits until a process has been left. An error if it had to be ended instead.
 fn await_leave(pid: u32, is_left: impl Fn() -> bool) -> Result<(), RunError> {
     await_end(pid, is_left)?;
     let lives = Path::new(&format!("/proc/{pid}")).exists();

@@ -1,9 +1,9 @@
 //! Whether a sidecar may do more than its program.
 //!
 //! A sidecar is born with what its program may do at that moment, less all capabilities. Daemons
-//! give up rights later: another user, a filter, another root directory. Whoever takes such a
-//! program over can steer its sidecar, for they share memory; so that one is taken out, and the
-//! process gets another one.
+//! give up rights later: another user, a filter, another root directory. An attacker who takes such
+//! a program over can steer its sidecar, for they share memory; so that sidecar is taken out, and
+//! the process gets another one.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,25 +15,25 @@ const CAP_SETGID: u64 = 1 << 6;
 const CAP_SETUID: u64 = 1 << 7;
 const CAP_SYS_CHROOT: u64 = 1 << 18;
 
-/// What a task may do, as far as it concerns one that has no capability and gains none by exec.
+/// What a task without capabilities, and that gains none by exec, may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Authority {
-    /// Real, effective, saved and of the file system.
+    /// Real, effective, saved and file-system user.
     users: Vec<u32>,
-    /// The same, and the supplementary ones.
+    /// The same for groups, and the supplementary groups.
     groups: Vec<u32>,
-    /// Seccomp filters; they only ever become more.
+    /// Number of seccomp filters; it only grows.
     filters: u32,
-    /// Those that it has, or may make effective.
+    /// Capabilities that it has or can make effective.
     permitted: u64,
-    /// Device and inode; None where that may not be asked.
+    /// Device and inode; None where they may not be read.
     root: Option<(u64, u64)>,
     mount_namespace: Option<(u64, u64)>,
     user_namespace: Option<(u64, u64)>,
 }
 
 impl Authority {
-    /// Of a task by its folder in /proc; None: it has ended.
+    /// Authority of a task, by its folder in /proc. None if it has ended.
     fn of(task: &Path) -> Option<Authority> {
         let text = std::fs::read_to_string(task.join("status")).ok()?;
         let file = |name| std::fs::metadata(task.join(name)).ok();
@@ -61,7 +61,7 @@ impl Authority {
         Some(Authority {
             users: numbers("Uid")?,
             groups,
-            // A kernel without filters does not name them.
+            // A kernel without filters does not list them.
             filters: field("Seccomp_filters").map_or(Ok(0), str::parse).ok()?,
             permitted: u64::from_str_radix(field("CapPrm")?, 16).ok()?,
             ..Authority::default()
@@ -73,10 +73,10 @@ impl Authority {
     }
 }
 
-/// What a sidecar has that its program has not, nor can have again.
+/// What a sidecar has that its program lacks and cannot regain.
 fn excess_over(program: &Authority, sidecar: &Authority) -> Option<&'static str> {
     let lacks = |own: &[u32], wanted: &[u32]| wanted.iter().any(|id| !own.contains(id));
-    // What may not be asked is taken for equal.
+    // What may not be read counts as equal.
     let differ =
         |one: Option<(u64, u64)>, other| one.zip(other).is_some_and(|(one, other)| one != other);
     if lacks(&program.users, &sidecar.users) && !program.may(CAP_SETUID) {
@@ -96,7 +96,7 @@ fn excess_over(program: &Authority, sidecar: &Authority) -> Option<&'static str>
     }
 }
 
-/// What a sidecar has that no thread of its program has. Threads are not kept from one another.
+/// What a sidecar has that no thread of its program has. Threads are not protected from each other.
 pub fn excess(program: Pid, sidecar: Pid) -> Option<&'static str> {
     let folder = |pid: Pid| PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     let (program, sidecar) = (folder(program), Authority::of(&folder(sidecar))?);
@@ -106,7 +106,7 @@ pub fn excess(program: Pid, sidecar: Pid) -> Option<&'static str> {
     others.all(|thread| excess_over(&thread, &sidecar).is_some()).then_some(found)
 }
 
-/// Whether a process's files in /proc belong to somebody else than its user: it is not dumpable.
+/// True if a process's files in /proc do not belong to its user: it is not dumpable.
 pub fn has_hidden_files(process: Pid) -> bool {
     let folder = PathBuf::from(format!("/proc/{}", process.as_raw_nonzero()));
     let owner = std::fs::metadata(folder.join("pagemap")).map(|file| file.uid());

@@ -1,33 +1,33 @@
 //! Whether a process may have been born since the tree was last walked.
 //!
-//! Walking a tree opens a file for each of its threads. At the limit the keeper looks at the tree
-//! every few ms, and most of the time nobody was born: the kernel tells by the last number that it
-//! gave out (proc(5), loadavg).
+//! Walking a tree opens a file for each of its threads. At the limit the keeper checks the tree
+//! every few ms, and most of the time no process was born: the kernel tells by the last process id
+//! that it assigned (proc(5), loadavg).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The tree is walked at least this often: a number is given out before the process can be found.
+/// The tree is walked at least this often: an id is assigned before its process can be found.
 const WALK_STEP: Duration = Duration::from_millis(20);
-/// Five fields; the longest that was seen has 35 bytes.
+/// Room for its five fields; the longest seen has 35 bytes.
 const LOADAVG_BYTES: usize = 128;
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Births {
     loadavg: Option<File>,
-    /// The last number at the last walk, and when that was.
+    /// The last process id at the last walk, and when that was.
     walked: Option<(u64, Instant)>,
 }
 
 impl Births {
     pub fn watch() -> Births {
-        // Without the file it is always assumed that somebody was born.
+        // Without the file a birth is always assumed.
         Births { loadavg: File::open("/proc/loadavg").ok(), walked: None }
     }
 
-    /// Whether the tree has to be walked again, which the caller does then.
+    /// True if the tree has to be walked again, which the caller then does.
     pub fn may_have_been(&mut self, now: Instant) -> bool {
         let Some(last) = self.last_number() else { return true };
         let is_known =

@@ -1,5 +1,5 @@
-//! The blades of a run under way: adds some, has others left, and knows when nobody uses one any
-//! more.
+//! The blades of a run under way: adds some, has others drained, and knows when a blade is no
+//! longer used.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
@@ -14,12 +14,12 @@ use crate::{RunError, dialing};
 pub struct BladeUse {
     /// Its entry on the board.
     pub entry: usize,
-    /// Tells it from others that had the entry before or will have it.
+    /// Tells it from earlier and later blades in the same entry.
     pub generation: u32,
     pub address: String,
-    /// What lies there is being moved to the others.
+    /// Its pages are being moved to the other blades.
     pub is_leaving: bool,
-    /// Processes that may still have something there.
+    /// Processes that may still have pages there.
     pub processes: usize,
     /// Some of them find no room elsewhere.
     pub is_stuck: bool,
@@ -68,7 +68,7 @@ impl<'a> RunBlades<'a> {
         .collect()
     }
 
-    /// Adds a blade; memory is taken from it from now on. `folder` is the run's.
+    /// Adds a blade; from now on memory is taken from it. `folder` is the run's.
     pub fn add(&self, offer: &BladeOffer, folder: &Path) -> Result<(usize, u32), RunError> {
         let address = &offer.address;
         let refused = |reason: String| RunError::Address { address: address.clone(), reason };
@@ -78,12 +78,12 @@ impl<'a> RunBlades<'a> {
         if !address_fits(address) {
             return Err(refused("it is too long for the board".into()));
         }
-        // Before sidecars read of it, and ask to be connected.
+        // Before sidecars read its entry and ask to be connected.
         dialing::name(folder, address)?;
         self.board.header().blades.add(offer).ok_or(BladeChangeError::TooMany.into())
     }
 
-    /// Has everything moved away from a blade, by the address as it was given.
+    /// Has everything moved off a blade, by the address as it was given.
     pub fn leave(&self, address: &str) -> Result<BladeUse, RunError> {
         let all = self.list();
         let blade = all.iter().find(|blade| blade.address == address && !blade.is_leaving);
@@ -99,7 +99,7 @@ impl<'a> RunBlades<'a> {
         Ok(BladeUse { is_leaving: true, ..blade.clone() })
     }
 
-    /// Frees the entries of blades that everybody has left; says which.
+    /// Frees the entries of leaving blades that no process uses any more. Returns them.
     pub fn forget_left(&self) -> Vec<BladeUse> {
         let mut all = self.list();
         all.retain(|blade| blade.is_leaving && blade.processes == 0);

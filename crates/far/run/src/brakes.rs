@@ -1,11 +1,11 @@
-//! `--when-full fail` without standing in front of the program's calls: while far memory takes no
-//! more from a process, its soft RLIMIT_DATA is what it has, so that the kernel itself refuses it
-//! more private memory (ENOMEM).
+//! `--when-full fail` without intercepting the program's calls: while far memory takes no more from
+//! a process, its soft RLIMIT_DATA is set to what it has, so that the kernel itself refuses it more
+//! private memory (ENOMEM).
 //!
-//! A limit that was set here is known by its last bits, which the kernel does not look at: it
-//! counts pages. So what a child has inherited is found and taken back as well. The program may
-//! change its limit itself at any time, as ever; then it is the program's. Nothing is left behind:
-//! the program ends with its keeper, and of who is left alone the limit is taken back before.
+//! A limit that was set here is recognized by its low bits, which the kernel ignores: it counts
+//! pages. So a limit that a child has inherited is found and taken back as well. The program may
+//! change its limit itself at any time; then it is the program's. Nothing is left behind: the
+//! program ends with its keeper, and a process that is left has its limit restored before.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,15 +18,15 @@ use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::holder::memory_folder;
 
-/// Between two looks at the limits of the whole tree.
+/// How often the limits of the whole tree are checked.
 const STEP: Duration = Duration::from_millis(100);
-/// After the last process got its room back the tree is looked at for this long: a child may have
-/// been born with the limit, and not have been in the tree yet.
+/// How long the tree is checked after the last process got its limit back: a child may have been
+/// born with the limit before it was seen in the tree.
 const AFTERMATH: Duration = Duration::from_secs(2);
-/// The last bits of a limit that was set here.
+/// The low bits of a limit that was set here.
 const MARK: u64 = 0xfa7;
 
-/// What a process may have of private writable memory, soft and hard; None: as much as it likes.
+/// Limits on a process's private writable memory, soft and hard; None is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DataLimit {
     soft: Option<u64>,
@@ -36,16 +36,16 @@ struct DataLimit {
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(crate) struct Brakes {
-    /// By the limits that were set: what the process had before.
+    /// What a process's limit was before, by the limit that was set.
     before: HashMap<u64, Option<u64>>,
-    /// Who got no room at the last look.
+    /// Processes that got no room at the last check.
     short: HashSet<u32>,
     looked: Option<Instant>,
     last_short: Option<Instant>,
 }
 
 impl Brakes {
-    /// Looks, if it is time, who must get no more memory, and gives back what others had.
+    /// Restricts processes that must get no more memory, and restores the others, if it is time.
     pub fn look(&mut self, board: &Board, tree: &HashSet<u32>) {
         let now = Instant::now();
         let is_due = self.looked.is_none_or(|looked| now - looked >= STEP);
@@ -58,7 +58,8 @@ impl Brakes {
         if self.before.is_empty() && board.header().settings().when_full == WhenFull::Slow {
             return;
         }
-        // Who is short is held at once; whether it still is, is looked at now and then.
+        // A process that is short is held at once; whether it still is, is checked only now and
+        // then.
         let known = std::mem::take(&mut self.short);
         short.iter().filter(|pid| is_due || !known.contains(pid)).for_each(|pid| self.hold(*pid));
         if !short.is_empty() {
@@ -74,7 +75,7 @@ impl Brakes {
         self.short = short;
     }
 
-    /// A process gets no more than it has.
+    /// Keeps a process from getting more than it has.
     fn hold(&mut self, pid: u32) {
         let Some(has) = data_limit(pid) else { return };
         if has.soft.is_some_and(|soft| self.before.contains_key(&soft)) {
@@ -83,7 +84,7 @@ impl Brakes {
         let Some(soft) = data_bytes(pid).map(|bytes| self.limit_for(bytes, has.soft)) else {
             return;
         };
-        // It is held to less by its own choice.
+        // The program has chosen a lower limit itself.
         if has.soft.is_some_and(|own| own <= soft) {
             return;
         }
@@ -91,8 +92,8 @@ impl Brakes {
         set(pid, DataLimit { soft: Some(soft), ..has });
     }
 
-    /// The limit of a process that has so much and had this limit: it says which that was, so none
-    /// is given to two that had different ones.
+    /// The limit for a process that has this many bytes and had the limit `before`. It encodes
+    /// `before`, so processes with different ones get different limits.
     fn limit_for(&self, bytes: u64, before: Option<u64>) -> u64 {
         let mut soft = limit_of(bytes);
         while self.before.get(&soft).is_some_and(|other| *other != before) && soft > PAGE_BYTES_U64
@@ -102,7 +103,7 @@ impl Brakes {
         soft
     }
 
-    /// A process has the limit again that it had.
+    /// Restores the limit that a process had.
     pub fn release(&mut self, pid: u32) {
         if self.before.is_empty() {
             return;
@@ -115,13 +116,13 @@ impl Brakes {
     }
 }
 
-/// The limit of a process that has so much, so that it gets no more. Pure.
+/// The limit that keeps a process with this many bytes from getting more. Pure.
 fn limit_of(bytes: u64) -> u64 {
     bytes / PAGE_BYTES_U64 * PAGE_BYTES_U64 + MARK
 }
 
-/// A refusal means that the process has ended, or has another user by now: its call is not refused
-/// then.
+/// A refusal means that the process has ended or has another user by now; then its calls are not
+/// refused.
 fn set(pid: u32, DataLimit { soft, hard }: DataLimit) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = prlimit(Some(pid), Resource::Data, Rlimit { current: soft, maximum: hard });
@@ -170,11 +171,11 @@ mod tests {
         assert_eq!(data_limit_in("Max data size  unlimited  4096  bytes").expect("one").soft, None);
         assert_eq!(data_limit_in(""), None);
         assert_eq!(data_bytes_in("VmPeak: 9 kB\nVmData:\t  132 kB\n"), Some(132 << 10));
-        // The kernel counts pages: a mark in the last bits gives not a page more.
+        // The kernel counts pages: the mark in the low bits allows not a page more.
         assert_eq!(limit_of(8192) / PAGE_BYTES_U64, 2);
     }
 
-    /// A process that has begun and waits; it has ended when the guard is dropped.
+    /// A process that has begun and waits; killed when the guard is dropped.
     struct Waits(Child);
 
     impl Waits {
@@ -182,7 +183,7 @@ mod tests {
             let mut cat = Command::new("cat");
             let mut child =
                 cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat starts");
-            // It answers when its loader is done, and then waits for more.
+            // It echoes once its loader is done, and then waits for more.
             let (input, output) = (child.stdin.as_mut(), child.stdout.as_mut());
             input.expect("piped").write_all(b"?").expect("a question");
             output.expect("piped").read_exact(&mut [0]).expect("an answer");

@@ -1,8 +1,8 @@
 //! Connections to blades, opened for sidecars: a sidecar has the root directory, the namespaces and
-//! the user of its program, and the blade is where this process sees it.
+//! the user of its program, but the blade is where this process sees it.
 //!
 //! The program can write to its sidecar's memory, so it can ask for a connection, too. It gets one
-//! only to a blade that was named by somebody who may write to the run's folder: not by the board,
+//! only to a blade that was named by a user who may write to the run's folder: not by the board,
 //! which the program may write to.
 
 use std::io::{Error, Write};
@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use crate::RunError;
 use crate::talk::receive;
 
-/// The blades of a run, in its folder: an address a line. Blades that were left stay in it.
+/// The blades of a run, in its folder: one address a line. Blades that have left stay listed.
 const NAMES: &str = "blades";
 
 /// Names a blade that programs of the run may be connected to.
@@ -30,15 +30,15 @@ pub(crate) fn name(folder: &Path, address: &str) -> Result<(), RunError> {
     written.map_err(|error| RunError::Directory { path, error })
 }
 
-/// The blade of a name, if it is one of the run's.
+/// The blade that a request names, if it is one of the run's.
 fn meant(folder: &Path, name: &str) -> Option<Address> {
     let asked: Address = name.parse().ok()?;
     let names = std::fs::read_to_string(folder.join(NAMES)).ok()?;
     names.lines().filter_map(|name| name.parse().ok()).find(|address| *address == asked)
 }
 
-/// Opens connections for a sidecar until it ends, by a thread of its own: none of them has the
-/// keeper wait. The answer is the socket on which it asks.
+/// Opens connections for a sidecar until it ends, in a thread of its own so that none holds up the
+/// keeper. Returns the socket for the sidecar's requests.
 pub(crate) fn serve(sidecar: Pid, folder: &Path) -> Result<OwnedFd, Error> {
     let flags = SocketFlags::CLOEXEC;
     let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -55,7 +55,7 @@ fn answer_all(requests: &OwnedFd, sidecar: Pid, folder: &Path) {
             Ok((name, Some(asker))) => {
                 farpool_fabric::answer(&asker, meant(folder, &name).as_ref(), user_of(sidecar));
             }
-            // Nobody waits for an answer.
+            // The sidecar does not wait for an answer.
             Ok((_, None)) => {}
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) => return,
@@ -63,7 +63,7 @@ fn answer_all(requests: &OwnedFd, sidecar: Pid, folder: &Path) {
     }
 }
 
-/// The user whose blade the program may use besides root's and this process's: its own.
+/// A user whose blades the program may use besides root's and this process's: its own.
 fn user_of(sidecar: Pid) -> Option<u32> {
     let folder = PathBuf::from(format!("/proc/{}", sidecar.as_raw_nonzero()));
     std::fs::metadata(folder).ok().map(|folder| folder.uid())

@@ -1,8 +1,8 @@
 //! The directory of a run: its board and the socket of its private blade.
 //!
-//! Whoever can put another board in its place reads the program's memory, so the folder that all
-//! runs of a user lie in is used only if it is the user's own and nobody else can write to it:
-//! another local user may have made it first, in /tmp for one.
+//! Whoever can replace the board can read the program's memory, so the folder of all runs of a user
+//! is used only if the user owns it and no other user can write to it: another local user may have
+//! made it first, in /tmp for one.
 
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +27,7 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes a directory with a name nobody can guess. Root's is passable for others, so that a
+    /// Makes a directory with an unguessable name. Others may pass through root's, so that a
     /// program that changes its user still finds its board.
     pub fn make() -> Result<RunDirectory, RunError> {
         let base = base();
@@ -55,22 +55,22 @@ impl Drop for RunDirectory {
     }
 }
 
-/// Makes the folder of this user's runs if it is not there.
+/// Makes the folder of this user's runs if it is missing.
 pub fn make_base() -> Result<PathBuf, RunError> {
     let base = base();
     open_base(&base)?;
     Ok(base)
 }
 
-/// Root's may be passed through, so that its programs find their board when they have become other
-/// users.
+/// Others may pass through root's, so that its programs still find their board after they have
+/// changed their user.
 fn folder_mode() -> Mode {
     if rustix::process::geteuid().is_root() { Mode::from(0o711) } else { Mode::RWXU }
 }
 
-/// Whether others can do nothing with a folder of this mode, or with root's nothing to what lies in
-/// it: they may pass through it, and add to it where the sticky bit keeps what is there, as in a
-/// tmpfs that was mounted there.
+/// True if others can do nothing with a folder of this mode, or, for root's, nothing to its
+/// contents: they may pass through it, and add to it where the sticky bit protects what is there,
+/// as in a tmpfs that was mounted there.
 fn is_closed(mode: Mode) -> bool {
     if rustix::process::geteuid().is_root() {
         return mode.contains(Mode::SVTX) || !mode.intersects(Mode::WGRP | Mode::WOTH);
@@ -83,7 +83,7 @@ fn failed(path: &Path) -> impl Fn(Errno) -> RunError {
     move |errno| RunError::Directory { path: path.clone(), error: errno.into() }
 }
 
-/// Opens the folder, makes it before if it is not there, and refuses one that is not this user's
+/// Opens the folder, creating it first if it is missing, and refuses one that is not this user's
 /// alone.
 fn open_base(base: &Path) -> Result<OwnedFd, RunError> {
     match rustix::fs::mkdir(base, folder_mode()) {
@@ -111,7 +111,7 @@ fn check_owner(base: &Path, folder: impl AsFd) -> Result<(), RunError> {
     Err(RunError::SharedFolder { path, owner, mode, user, wanted: folder_mode().bits(), elsewhere })
 }
 
-/// Nobody can guess it.
+/// A name that cannot be guessed.
 fn random_name(base: &Path) -> Result<String, RunError> {
     let failed = |error: Error| RunError::Directory { path: base.to_owned(), error };
     let mut random = [0_u8; 12];
@@ -130,13 +130,13 @@ fn remove_stale(base: &Path) {
             continue;
         };
         if !Path::new("/proc").join(pid.to_string()).exists() {
-            // Somebody else may be removing it as well.
+            // Another process may be removing it as well.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// The keeper of a run, by the name of its directory, which only the keeper's user can give. (On
+/// The keeper of a run, by the name of its directory, which only the keeper's user can choose. (On
 /// the board any program of the tree can write another number.) Pure.
 pub(crate) fn keeper_of(directory: &Path) -> Option<u32> {
     let name = directory.file_name()?.to_str()?;
@@ -154,7 +154,7 @@ pub fn base() -> PathBuf {
     }
 }
 
-/// The boards of this user's runs (root sees its own too, not other users').
+/// The boards of this user's runs (root sees only its own, too).
 pub fn runs() -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(base()) else {
         return Vec::new();
@@ -168,11 +168,11 @@ pub fn runs() -> Vec<PathBuf> {
     boards
 }
 
-/// Whether a process is known to a run besides the one in `own`.
+/// True if a process is on the board of a run other than the one in `own`.
 pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
     let others = runs().into_iter().filter(|path| path.parent() != Some(own));
     let boards = others.filter_map(|path| Board::open(&path, false).ok());
-    // The board of a keeper that was killed stays until the next run, and its sidecars have left.
+    // The board of a killed keeper stays until the next run, but its sidecars have left.
     let has_keeper = |board: &Board| {
         Path::new(&format!("/proc/{}", board.header().keeper_pid.load(Relaxed))).exists()
     };

@@ -1,6 +1,5 @@
-//! Which door a run gets: a sidecar, for it serves every program, wherever this process can do all
-//! that a sidecar needs; the preloaded library where it cannot. What is needed is tried, not
-//! guessed.
+//! Which door a run gets: a sidecar, since it serves every program, wherever this process can do
+//! all that a sidecar needs; else the preloaded library. What is needed is tried, not guessed.
 
 use std::fs::File;
 use std::io::Error;
@@ -19,7 +18,7 @@ pub enum Door {
     /// The sidecar where it can work, else the preloaded library.
     #[default]
     Auto,
-    /// A library that stands in front of the C library's memory calls.
+    /// A library that overrides the C library's memory calls.
     Preload,
     /// A process of its own in the program's address space, put into any process whose memory
     /// begins to count.
@@ -53,7 +52,7 @@ pub enum DoorLack {
 }
 
 impl DoorLack {
-    /// What helps.
+    /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
             DoorLack::Device(_) | DoorLack::Make(_) => DEVICE_REMEDY,
@@ -109,7 +108,7 @@ impl Means {
         Ok(Means { image, device: device.into() })
     }
 
-    /// Opens what is needed, and tries all that this process will have to do for a sidecar.
+    /// Opens what is needed, and tries everything that this process will have to do for a sidecar.
     pub fn tried() -> Result<Means, DoorLack> {
         let means = Means::open()?;
         try_handshake(&means.device)?;
@@ -125,7 +124,7 @@ impl Means {
     }
 }
 
-/// What is said when `--door auto` has to do without sidecars.
+/// The message when `--door auto` has to do without sidecars.
 pub(crate) fn note(lack: &DoorLack) -> String {
     format!(
         "the preloaded library is used, which serves no static programs, for a sidecar cannot \
@@ -134,7 +133,7 @@ pub(crate) fn note(lack: &DoorLack) -> String {
     )
 }
 
-/// Why `farpool run` would not use sidecars here; Ok: it would.
+/// Why `farpool run` would not use sidecars here. Ok if it would.
 pub fn sidecar_lack() -> Result<(), DoorLack> {
     Means::tried().map(drop)
 }
@@ -150,8 +149,8 @@ fn try_handshake(device: &OwnedFd) -> Result<(), DoorLack> {
     }
 }
 
-/// The program inherits this process's limit. One that lifts its own, or has less, is looked at
-/// when it is entered.
+/// The program inherits this process's limit. One that raises or lowers its own is checked when it
+/// is entered.
 fn try_addresses(limit_bytes: Option<u64>) -> Result<(), DoorLack> {
     match limit_bytes {
         Some(has) if has >> 20 <= ADDRESS_ROOM_MIB => Err(DoorLack::Addresses(has)),

@@ -1,4 +1,4 @@
-//! How a process has ended, from its handle: what is said of a sidecar that ended without a word.
+//! How a process has ended, by its handle: the message for a sidecar that ended without a word.
 
 use std::fmt;
 use std::mem::size_of;
@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use farpool_inject::Pid;
 
-/// Size of the first version of the kernel's `struct pidfd_info`, which has the exit code as its
-/// last field.
+/// Size of the first version of the kernel's `struct pidfd_info`, whose last field is the exit
+/// code.
 const INFO_BYTES: usize = libc::PIDFD_INFO_SIZE_VER0 as usize;
 /// The exit code's field in /proc/PID/stat counted from the one after the name (proc(5): 52 and 3).
 const EXIT_CODE_FIELD: usize = 52 - 3;
@@ -22,14 +22,14 @@ pub(crate) enum Ending {
         number: i32,
         has_core: bool,
     },
-    /// It has not, or the kernel does not tell: one before 6.15 of a process that was reaped.
+    /// It has not ended, or the kernel does not tell: before 6.15 it does not for a reaped process.
     Unknown,
 }
 
 impl Ending {
-    /// What became of the process `pid` of the handle.
+    /// How the process `pid` of the handle has ended.
     pub fn of(pid: Pid, process: &OwnedFd) -> Ending {
-        // It may be reaped between the first two questions.
+        // It may be reaped between the first two attempts.
         told_by_handle(process)
             .or_else(|| told_by_zombie(pid))
             .or_else(|| told_by_handle(process))
@@ -73,8 +73,8 @@ fn told_by_handle(process: &OwnedFd) -> Option<i32> {
     (answer == 0 && has_exit).then_some(info.exit_code)
 }
 
-/// The wait status of a process that was not reaped yet: its number is still its own. The kernel
-/// tells 0 to whom it does not tell the status.
+/// The wait status of a process that is not reaped yet: its number is still its own. The kernel
+/// reports 0 to a caller that may not see the status.
 fn told_by_zombie(pid: Pid) -> Option<i32> {
     let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
     let text = std::fs::read_to_string(path).ok()?;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::waits::await_end;
 
-    /// How the shell's end is told while it is a zombie, and after it was reaped.
+    /// How the shell's end is reported while it is a zombie, and after it was reaped.
     fn endings(script: &str) -> [Ending; 2] {
         let mut shell = Command::new("sh").args(["-c", script]).spawn().expect("a shell");
         let pid = Pid::from_child(&shell);
@@ -105,7 +105,7 @@ mod tests {
         [zombie, Ending::of(pid, &handle)]
     }
 
-    /// Linux 6.15 and newer tell how a process ended that was reaped.
+    /// Linux 6.15 and newer report how a reaped process ended.
     fn tells_of_the_reaped() -> bool {
         let system = rustix::system::uname();
         let release = system.release().to_string_lossy();

@@ -1,9 +1,9 @@
-//! Forked children and their sidecars: a child that its parent's sidecar serves is handed over to
-//! one of its own.
+//! Forked children and their sidecars: a child that is served by its parent's sidecar is handed
+//! over to a sidecar of its own.
 //!
-//! The kernel gives a child's userfaultfd to its parent's sidecar, which keeps a duplicate here.
-//! Which process it is of nobody says: the child's own sidecar finds out, for it lives in that
-//! address space.
+//! The kernel gives a child's userfaultfd to its parent's sidecar, which leaves a duplicate here.
+//! It does not say which process it belongs to: the child's own sidecar finds out, since it lives
+//! in that address space.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -17,18 +17,18 @@ use crate::sidecars::Ward;
 use crate::talk::{ANSWER_TIME, SETTLED, TAKEN, WARDEN, ask, ask_until, refused};
 use crate::warden::Warden;
 
-/// A sidecar that tells of more children than there can be processes (Linux's usual pid_max) uses
-/// up this process's descriptors; it is ended.
+/// A sidecar that reports more children than there can be processes (Linux's usual pid_max) would
+/// use up this process's descriptors; it is killed.
 const MOST_CHILDREN: usize = 1 << 15;
 
-/// If the process of a new sidecar is a child that one of the relatives serves, has that hand it
-/// over. Returns the child's userfaultfd.
+/// If the process of a new sidecar is a child served by one of the relatives, has that relative
+/// hand it over. Returns the child's userfaultfd.
 pub fn inherit(
     pid: i32,
     sidecar: &Injected,
     relatives: &mut [Ward],
 ) -> Result<Option<(Uffd, Inherits)>, SidecarError> {
-    // It is asked about each child of each relative, and must not take its time with each of them.
+    // The new sidecar is asked about each child of each relative; all share one deadline.
     let until = Instant::now() + ANSWER_TIME;
     for ward in relatives {
         ward.gather_children();
@@ -39,12 +39,12 @@ pub fn inherit(
             Ok((_, Some(memory))) => hand_over(pid, sidecar, memory.as_fd()),
             Ok((_, None)) => Err(refused(pid, "what it inherits did not arrive")),
             Err(SidecarError::Refused { reason, .. }) if reason == SETTLED => {
-                // Nobody may hold on to its userfaultfd, if its memory is to have another.
+                // All references to its userfaultfd must go before its memory can have another.
                 ask(pid, sidecar, "DISCLAIM", None, "DISCLAIMED", &mut Vec::new())?;
                 ward.children.retain(|(other, _)| *other != number);
                 return Ok(None);
             }
-            // Served or waited for, it is its parent's sidecar's still.
+            // Served or waited for: it still belongs to its parent's sidecar.
             Err(error) => Err(SidecarError::NotYet { pid, reason: error.to_string() }),
         };
         return match handed {
@@ -62,8 +62,8 @@ fn hand_over(pid: i32, sidecar: &Injected, memory: BorrowedFd<'_>) -> Result<(),
     ask(pid, sidecar, "INHERIT", Some(memory), "INHERITED", &mut Vec::new()).map(drop)
 }
 
-/// Which of a ward's children the process of a new sidecar is, if it is one, with a duplicate of
-/// its userfaultfd.
+/// Which of a ward's children the process of a new sidecar is, if any, with a duplicate of its
+/// userfaultfd.
 fn claimed(
     until: Instant,
     pid: i32,
@@ -95,7 +95,7 @@ impl Inherits {
     }
 
     fn tell(self, word: &str, wards: &mut [Ward]) {
-        // If the other sidecar has ended, it owes nothing to anybody.
+        // If the other sidecar has ended, there is nothing to tell it.
         if let Some(ward) = wards.iter().find(|ward| ward.sidecar() == self.from) {
             let _ = ward.tell(&format!("{word} {}", self.number));
         }
@@ -103,8 +103,8 @@ impl Inherits {
 }
 
 impl Ward {
-    /// Takes note of what a sidecar tells of a child, or of its warden; false: it tells something
-    /// else.
+    /// Handles a sidecar's report about a child, or about its warden. False if the message is
+    /// something else.
     pub(crate) fn hears_of_child(
         &mut self,
         text: &str,

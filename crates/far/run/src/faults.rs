@@ -19,12 +19,12 @@ use farpool_units::{PAGE_BYTES_U64, exactly};
 
 use crate::RunOptions;
 
-/// Each process has its own addresses: its number stands above the page's, which 44 bits hold for
-/// the largest addresses that Linux gives.
+/// Each process has its own addresses: its number is put above the page's, which takes at most 44
+/// bits for the largest addresses that Linux gives.
 const PROCESS_SHIFT: u32 = 44;
-/// The pause when the log was empty: the ring holds many times what a machine takes in it.
+/// The pause when the log was empty: the ring holds many times what a machine logs in that time.
 const PAUSE: Duration = Duration::from_millis(1);
-/// An entry that was begun so long ago and is not written has lost its writer.
+/// An entry that was begun this long ago and is not written has lost its writer.
 const HOLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a trace of faults holds.
@@ -32,9 +32,9 @@ const HOLE_PATIENCE: Duration = Duration::from_secs(1);
 pub struct FaultTrace {
     /// Faults in the trace.
     pub records: u64,
-    /// Threads that had any.
+    /// Threads that had faults.
     pub threads: u64,
-    /// What the trace does not hold, for people.
+    /// What is missing from the trace, for people.
     pub notes: Vec<String>,
 }
 
@@ -45,8 +45,7 @@ pub(crate) struct FaultRecorder {
     numbers: Numbers,
 }
 
-/// Numbers of processes and threads in the order in which they came, and when each thread last
-/// faulted.
+/// Numbers of processes and threads in order of appearance, and when each thread last faulted.
 #[derive(Debug, Default)]
 struct Numbers {
     processes: HashMap<u32, u64>,
@@ -69,7 +68,7 @@ impl FaultRecorder {
         Ok(Self { writer: TraceWriter::create(out, info)?, numbers: Numbers::default() })
     }
 
-    /// Empties the log, which is on since before the program began.
+    /// Empties the log, which has been on since before the program began.
     pub(crate) fn start(self, board: &Arc<Board>) -> Recording {
         let ends = Arc::new(AtomicBool::new(false));
         let (board, seen) = (Arc::clone(board), Arc::clone(&ends));
@@ -81,7 +80,7 @@ impl FaultRecorder {
         let log = board.fault_log();
         let mut hole_since: Option<Instant> = None;
         loop {
-            // Asked before the log is emptied: what was written before the end is read.
+            // Read before the log is emptied, so that all that was written before the end is read.
             let is_over = ends.load(Acquire);
             while let Some(fault) = log.read() {
                 self.writer.push(self.numbers.record(fault))?;
@@ -126,7 +125,7 @@ impl FaultRecorder {
 }
 
 impl Recording {
-    /// The program and its descendants have ended: reads what is left.
+    /// The program and its descendants have ended: reads the rest.
     pub(crate) fn finish(self) -> Result<FaultTrace, TraceError> {
         self.ends.store(true, Release);
         let died = |_| TraceError::Capture("the recorder of faults died".to_owned());
@@ -141,7 +140,7 @@ impl Numbers {
         let process = *self.processes.entry(pid).or_insert(next);
         let next = exactly(self.threads.len());
         let (number, last_ns) = self.threads.entry((pid, thread)).or_insert((next, time_ns));
-        // Two fault threads may write in another order than their clocks ran.
+        // Two fault threads may write in another order than that of their clocks.
         let ticks = time_ns.saturating_sub(*last_ns);
         *last_ns = time_ns.max(*last_ns);
         let access = if is_write { Access::Write } else { Access::Read };

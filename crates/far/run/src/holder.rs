@@ -1,15 +1,15 @@
 //! The task of a process that has its memory: the first thread, unless that has ended.
 //!
-//! A program may end its first thread and go on in others (pthread_exit in main). What the kernel
-//! tells of memory by the process's number is empty then (maps, smaps, statm, exe, environ), and
-//! kcmp takes all such processes for equal: they have no memory, all of them.
+//! A program may end its first thread and go on in others (pthread_exit in main). Then what the
+//! kernel reports of memory by the process's number is empty (maps, smaps, statm, exe, environ),
+//! and kcmp reports all such processes as equal, since none of them has memory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// So many processes at the most are known by a thread that is not the first; then all are looked
-/// for again.
+/// Most processes remembered by a thread other than the first; when full, all are forgotten and
+/// searched for again.
 const MOST_KNOWN: usize = 1024;
 
 /// Pages of a process in local memory.
@@ -29,10 +29,10 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// None: there is no such process, or all its threads have ended.
+    /// None if there is no such process, or all its threads have ended.
     pub fn of(pid: u32) -> Option<Holder> {
         Holder::by(pid, pid).or_else(|| {
-            // To list the threads takes 0.1 ms where there are many.
+            // Listing many threads takes 0.1 ms.
             let last = known().get(&pid).copied();
             last.and_then(|task| Holder::by(pid, task)).or_else(|| Holder::search(pid))
         })
@@ -61,7 +61,7 @@ impl Holder {
         self.resident
     }
 
-    /// Where /proc tells of the memory.
+    /// Its folder in /proc, where memory is reported.
     pub fn folder(self) -> PathBuf {
         folder(self.pid, self.task)
     }
@@ -71,28 +71,28 @@ impl Holder {
     }
 }
 
-/// By which threads processes were found whose first ones have ended. It may be out of date: the
+/// Threads by which processes were found whose first ones have ended. It may be out of date: the
 /// kernel says whether a thread is one of the process and has memory.
 fn known() -> MutexGuard<'static, HashMap<u32, u32>> {
     static KNOWN: OnceLock<Mutex<HashMap<u32, u32>>> = OnceLock::new();
     KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where /proc tells of a process's memory.
+/// The folder in /proc that reports a process's memory.
 pub(crate) fn memory_folder(pid: u32) -> PathBuf {
     Holder::of(pid).map_or_else(|| folder(pid, pid), Holder::folder)
 }
 
-/// Whether two processes have one address space. In doubt they have not: userfaultfd refuses a
-/// second registration.
+/// True if two processes share one address space. False in doubt: userfaultfd refuses a second
+/// registration.
 pub(crate) fn share_memory(one: u32, other: u32) -> bool {
     let Some(first) = Holder::of(one) else { return false };
-    // The first has memory, so whoever is equal has it, too.
+    // The first has memory, so an equal one has it, too.
     have_one_memory(first.task, other)
         || Holder::of(other).is_some_and(|other| first.shares_with(other))
 }
 
-/// The other processes that have this one's memory. One whose first thread has ended is not found.
+/// The other processes that share this one's memory. One whose first thread has ended is not found.
 pub(crate) fn sharers(pid: u32) -> Vec<u32> {
     let Some(holder) = Holder::of(pid) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -110,12 +110,12 @@ fn folder(pid: u32, task: u32) -> PathBuf {
     if task == pid { format!("/proc/{pid}") } else { format!("/proc/{pid}/task/{task}") }.into()
 }
 
-/// None: the task has no memory.
+/// None if the task has no memory.
 fn resident(folder: &Path) -> Option<Resident> {
     resident_in(&std::fs::read_to_string(folder.join("statm")).ok()?)
 }
 
-/// What a task's `statm` says: pages mapped, resident, and shared are the first three. Pure.
+/// Parses a task's `statm`: pages mapped, resident, and shared are the first three. Pure.
 fn resident_in(statm: &str) -> Option<Resident> {
     let mut fields = statm.split_ascii_whitespace().map(str::parse::<u64>);
     let mut next = || fields.next()?.ok();
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(resident_in("1000 100 300 5 0 60 0"), None, "the whole is more than a part");
     }
 
-    /// A child whose first thread has ended; it is ended with the guard.
+    /// A child whose first thread has ended; it is killed with the guard.
     struct Headless(u32);
 
     impl Headless {
@@ -154,8 +154,8 @@ mod tests {
                     0,
                 );
                 assert_ne!(stack, libc::MAP_FAILED);
-                // libc's fork would hold the locks of its allocator as long as the kernel has to
-                // tell of it, which another test reads.
+                // libc's fork would hold the locks of its allocator until the kernel has reported
+                // it, which another test reads.
                 let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
                 if pid == 0 {
                     let flags = libc::CLONE_VM

@@ -1,8 +1,8 @@
-//! Which child of which sidecar a process was that has a sidecar of its own.
+//! Which child of which sidecar a process was before it got a sidecar of its own.
 
 use farpool_inject::Pid;
 
-/// A child that was ceded, and whose own sidecar does not serve it yet.
+/// A child that was ceded and that its own sidecar does not serve yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherits {
     /// The sidecar that served it.
@@ -12,7 +12,7 @@ pub struct Inherits {
 }
 
 impl Inherits {
-    /// Whether it is this child of this sidecar.
+    /// True if it is this child of this sidecar.
     pub fn is(self, from: Pid, number: u64) -> bool {
         (self.from, self.number) == (from, number)
     }

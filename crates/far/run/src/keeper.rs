@@ -1,4 +1,4 @@
-//! The keeper: starts the program, watches over its tree, passes signals and the exit code on.
+//! The keeper: starts the program, watches its tree, passes on signals and the exit code.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -48,17 +48,17 @@ const FORWARDED: [i32; 8] = [
     signal::SIGWINCH,
     signal::SIGCONT,
 ];
-/// Processes without a pager are counted this often.
+/// How often processes without a pager are counted.
 const WATCH_STEP: Duration = Duration::from_millis(20);
 const PRELOAD_NAME: &str = "libfarpool_preload.so";
 
-/// Runs the program to its end, and its descendants to theirs; returns the program's exit code (128
-/// + the signal's number if a signal ended it).
+/// Runs the program and its descendants to their end. Returns the program's exit code (128 + the
+/// signal's number if a signal ended it).
 pub fn run(options: &RunOptions) -> Result<i32, RunError> {
     run_recorded(options, None).map(|(code, _)| code)
 }
 
-/// As [`run`], and writes the faults of the run to a trace at `out`; says what is in it.
+/// As [`run`], and writes the faults of the run to a trace at `out`. Returns what is in it.
 pub fn capture_faults(options: &RunOptions, out: &Path) -> Result<(i32, FaultTrace), RunError> {
     let recorder = FaultRecorder::create(options, out)?;
     let (code, trace) = run_recorded(options, Some(recorder))?;
@@ -134,7 +134,7 @@ enum Way {
     Sidecars(Means),
 }
 
-/// Refuses a door that cannot work, and a program that the only door cannot serve.
+/// Refuses a door that cannot work, and a program that the only possible door cannot serve.
 fn choose(options: &RunOptions, program: &Path) -> Result<Way, RunError> {
     if options.door != Door::Preload {
         match Means::tried() {
@@ -150,10 +150,10 @@ fn choose(options: &RunOptions, program: &Path) -> Result<Way, RunError> {
     Ok(Way::Library(preload_path(options)?))
 }
 
-/// What is kept of a run: its board, and what its processes have counted.
+/// The state of a run: its board, and what its processes have counted.
 pub(crate) struct Keeper {
     board: Arc<Board>,
-    /// The processes hand their userfaultfds over; those of sidecars are kept with these.
+    /// Processes hand their userfaultfds over to it; those of sidecars are kept in the wards.
     uffd_guardian: Option<UffdGuardian>,
     gone: ProcessStatistics,
     peak: Peak,
@@ -186,15 +186,15 @@ impl Keeper {
         }
     }
 
-    /// The programs are being left.
+    /// The programs are being detached.
     pub(crate) fn begin_to_leave(&mut self) {
         self.strain.stop();
     }
 
-    /// Waits for the program and for all its descendants; returns the program's status.
+    /// Waits for the program and all its descendants. Returns the program's status.
     fn watch(&mut self, program: i32) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);
-        // Its end is no reason to wait for the next look. Without the handle it is seen at that.
+        // Its end wakes the wait. Without the handle it is seen at the next check.
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
         let mut ending = Pid::from_raw(program).and_then(handle);
         loop {
@@ -233,7 +233,7 @@ impl Keeper {
         }
     }
 
-    /// A process is outside that must not be.
+    /// True if a process is outside and must not be.
     fn must_end(&self) -> bool {
         let wards = self.wards.as_ref().map(|wards| &wards.outsiders);
         let strangers = self.strangers.as_ref().map(|strangers| &strangers.outsiders);
@@ -256,7 +256,7 @@ impl Keeper {
                     slot.set(Counter::SharedPages, has.shared_pages);
                 }
                 Some(_) => {}
-                // It has ended, or cannot: see uffd_guardian.
+                // It has ended, or cannot end: see uffd_guardian.
                 None => somebody_ended = true,
             }
         }
@@ -265,7 +265,7 @@ impl Keeper {
         }
     }
 
-    /// A process that finds no slot cannot tell why.
+    /// A process that finds no slot cannot say why.
     fn tell_of_no_room(&mut self) {
         if self.has_told_of_no_room || self.board.header().processes_without_room.load(Relaxed) == 0
         {
@@ -324,7 +324,7 @@ impl Keeper {
     }
 }
 
-/// Changes the local memory of a run that is under way; returns the limit it had, in bytes.
+/// Changes the local memory of a run under way. Returns its previous limit in bytes.
 pub fn set_limit(board_path: &Path, local: LocalLimit) -> Result<u64, RunError> {
     check_limit(local)?;
     let board = Board::open_settings(board_path)?;
@@ -334,7 +334,7 @@ pub fn set_limit(board_path: &Path, local: LocalLimit) -> Result<u64, RunError> 
     Ok(before)
 }
 
-/// A limit as the board keeps it: bytes, and a percentage or 0.
+/// A limit as stored on the board: bytes, and a percentage or 0.
 fn limit_numbers(local: LocalLimit) -> (u64, u32) {
     match local {
         LocalLimit::Bytes(bytes) => (bytes, 0),
@@ -444,7 +444,7 @@ pub(crate) fn check_limit(local: LocalLimit) -> Result<(), RunError> {
     }
 }
 
-/// The blades to use, as clients address them, and the private one if none was named.
+/// The addresses of the blades as clients use them, and the private blade if none was named.
 pub(crate) fn blades(
     options: &RunOptions,
     directory: &RunDirectory,
@@ -470,7 +470,7 @@ pub(crate) fn blades(
     Ok((vec![to_address("shm")], Some(serving)))
 }
 
-/// The size of a private blade; None: others were named.
+/// The size of a private blade. None if others were named.
 pub(crate) fn private_bytes(options: &RunOptions) -> Option<u64> {
     let is_private = options.blades.is_empty() && options.rack.is_none();
     is_private.then(|| quota_bytes(options))
@@ -487,8 +487,7 @@ fn machine_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
 }
 
-/// Root's runs can be used by programs that change their user: nobody can guess the directory's
-/// name.
+/// Lets programs that change their user use root's runs: the directory's name cannot be guessed.
 pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
@@ -505,13 +504,13 @@ pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Whether a process has the preload library, by its /proc/PID/maps.
+/// True if a process has the preload library, by its /proc/PID/maps.
 pub(crate) fn is_preloaded(maps: &[u8]) -> bool {
     let mut lines = maps.split(|byte| *byte == b'\n');
     lines.any(|line| line.ends_with(PRELOAD_NAME.as_bytes()))
 }
 
-/// Beside the executable (a build tree), or in `../lib/farpool` (an installation).
+/// Finds it beside the executable (a build tree), or in `../lib/farpool` (an installation).
 fn preload_path(options: &RunOptions) -> Result<PathBuf, RunError> {
     if let Some(path) = &options.preload {
         return if path.exists() {

@@ -1,13 +1,13 @@
 //! The processes of a tree that was attached to.
 //!
-//! A child whose parent ends gets another parent, so those that were seen once are remembered. One
-//! that is born and orphaned between two looks is not found: this process is not its subreaper.
+//! A child whose parent ends gets another parent, so processes are remembered once seen. One that
+//! is born and orphaned between two checks is not found: this process is not its subreaper.
 
 use std::collections::HashMap;
 
 use crate::proc::{is_zombie, start_ticks};
 
-/// By their number and the time of their start, as numbers are used again.
+/// By process id and start time, as ids are reused.
 #[derive(Debug, Default)]
 pub struct Kin {
     members: HashMap<u32, u64>,
@@ -28,7 +28,7 @@ impl Kin {
         }
     }
 
-    /// Those that live; the others are forgotten.
+    /// The living members; the others are forgotten.
     pub fn living(&mut self) -> Vec<u32> {
         self.members.retain(|pid, ticks| lives(*pid, *ticks));
         self.members.keys().copied().collect()

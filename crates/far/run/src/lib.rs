@@ -2,7 +2,7 @@
 //!
 //! The keeper ([`keeper`]) owns what all processes of the program's tree share: the board with the
 //! one limit, the private blade if no other was named, the statistics, signals and the exit code.
-//! It is a parent, nothing else: no page of the program passes through it.
+//! It is only a parent: no page of the program passes through it.
 //!
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 
@@ -72,13 +72,13 @@ pub use working_set::WorkingSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalLimit {
     Bytes(u64),
-    /// Share of all memory the tree holds, near and far, but at least [`PERCENT_FLOOR_BYTES`].
+    /// Share of all memory the tree holds, local and far, but at least [`PERCENT_FLOOR_BYTES`].
     Percent(u32),
 }
 
 /// With a percentage, local memory never falls below this: a runtime alone needs it.
 pub const PERCENT_FLOOR_BYTES: u64 = 16 << 20;
-/// The least local memory that can be asked for; below, the pager itself would not fit.
+/// The least local memory that can be asked for; with less, the pager itself would not fit.
 pub const LIMIT_MIN_BYTES: u64 = 4 << 20;
 
 /// What to run, and how.
@@ -103,9 +103,9 @@ pub struct RunOptions {
     pub allow_remote_tcp: bool,
     /// Where to write the final statistics as JSON.
     pub stats_file: Option<PathBuf>,
-    /// Starts the program although something that it will need when it grows is not there.
+    /// Starts the program even if something is missing that it will need when it grows.
     pub no_check: bool,
-    /// Says nothing unless something fails.
+    /// Prints nothing unless something fails.
     pub quiet: bool,
     pub door: Door,
     pub when_outside: WhenOutside,

@@ -1,5 +1,5 @@
-//! What a program on far memory needs, looked at before it starts: a lack that is found later ends
-//! the program in the middle of its work, when it first needs far memory.
+//! What a program on far memory needs, checked before it starts: a lack found later ends the
+//! program in the middle of its work, when it first needs far memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{RunError, RunOptions};
 
-/// A blade that does not answer within this time is not one to begin with; a busy one answers in
+/// A blade that does not answer within this time is not accepted; a busy one answers in
 /// milliseconds.
 const BLADE_WAIT: Duration = Duration::from_secs(5);
 /// Descriptors of the keeper's own: standard streams, board, sockets, signals, the blade's listener
@@ -36,13 +36,13 @@ pub const PAGER_ADDRESS_BYTES: u64 = 656 << 20;
 /// A run's board is a file of this size.
 const BOARD_BYTES: u64 = Board::BYTES as u64;
 
-/// What helps who may not open /dev/userfaultfd.
+/// Remedy for a user who may not open /dev/userfaultfd.
 pub(crate) const DEVICE_REMEDY: &str = "let a group of yours open it: sudo chgrp GROUP \
      /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd (for good: a udev rule, \
      KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"); in a container put the device into \
      its specification with read and write, and allow ioctl on it in the seccomp profile";
 
-/// Why this process may have no userfaultfd as the pager needs it.
+/// Why this process cannot have a userfaultfd as the pager needs it.
 #[derive(Debug, thiserror::Error)]
 pub enum UserfaultfdLack {
     #[error("no permission for /dev/userfaultfd ({0})")]
@@ -58,7 +58,7 @@ pub enum UserfaultfdLack {
 }
 
 impl UserfaultfdLack {
-    /// What helps, with the means that every system has.
+    /// What the user can do about it, with the means that every system has.
     pub fn remedy(&self) -> &'static str {
         match self {
             UserfaultfdLack::Permission(_) => DEVICE_REMEDY,
@@ -96,22 +96,22 @@ pub fn userfaultfd_features() -> Result<u64, UserfaultfdLack> {
     farpool_uffd::probe_features().map_err(UserfaultfdLack::of)
 }
 
-/// Raises this process's limit on descriptors as far as it may; returns what a program is to have.
+/// Raises this process's limit on descriptors as far as allowed. Returns the limit for a program.
 pub(crate) fn raise_descriptors() -> Rlimit {
     let given = getrlimit(Resource::Nofile);
-    // Where it cannot be raised the check that follows tells.
+    // If this fails, the check that follows reports it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, ..given });
     given
 }
 
-/// The same of the size of files, which memory files have, too.
+/// The same for the size of files, which limits memory files, too.
 pub(crate) fn raise_file_size() -> Rlimit {
     let given = getrlimit(Resource::Fsize);
     let _ = setrlimit(Resource::Fsize, Rlimit { current: given.maximum, ..given });
     given
 }
 
-/// Refuses a limit that this process would meet itself, which would end it (SIGXFSZ).
+/// Refuses a limit that this process would exceed itself, which would end it (SIGXFSZ).
 /// `blade_bytes`: the size of a private blade.
 pub(crate) fn check_file_size(blade_bytes: Option<u64>) -> Result<(), RunError> {
     let has = getrlimit(Resource::Fsize).current;
@@ -129,8 +129,7 @@ fn check_file_size_of(has: Option<u64>, blade_bytes: Option<u64>) -> Result<(), 
     }
 }
 
-/// Looks at what can be known before the blades are: `descriptors` is the limit that the program is
-/// to have.
+/// Checks what can be checked before the blades are. `descriptors` is the limit for the program.
 pub(crate) fn check_machine(options: &RunOptions, descriptors: &Rlimit) -> Result<(), RunError> {
     let wanted =
         features::MOVE | features::POISON | features::THREAD_ID | features::PAGEFAULT_FLAG_WP;
@@ -139,7 +138,7 @@ pub(crate) fn check_machine(options: &RunOptions, descriptors: &Rlimit) -> Resul
     check_address_space(getrlimit(Resource::As).current)
 }
 
-/// A limit of none is no limit.
+/// None is unlimited.
 fn check_descriptors(
     options: &RunOptions,
     program: Option<u64>,
@@ -174,7 +173,7 @@ fn check_address_space(limit_bytes: Option<u64>) -> Result<(), RunError> {
     }
 }
 
-/// Asks each blade whether it would have this client.
+/// Asks each blade whether it accepts this client.
 pub(crate) fn check_blades(options: &RunOptions) -> Result<(), RunError> {
     options.blades.iter().try_for_each(|address| check_blade(options, address))
 }
@@ -199,7 +198,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         descriptors: Arc::new(DescriptorSet::default()),
     };
     let mut control = Control::connect(Arc::new(session), 0).map_err(RunError::BladeCheck)?;
-    // It has let us in; whether it hears that we go is its lease's affair.
+    // The blade accepts us; if it misses our goodbye, the lease ends the client.
     let _ = control.call(&Request::Goodbye);
     Ok(())
 }
@@ -214,7 +213,7 @@ fn fresh_client() -> Result<ClientId, RunError> {
     Ok(ClientId(u128::from_le_bytes(bytes)))
 }
 
-/// Addresses that a sidecar maps at most to begin with, in MiB; most of them are never touched.
+/// Most addresses that a sidecar maps at its start, in MiB; most of them are never touched.
 pub(crate) const ADDRESS_ROOM_MIB: u64 = 1024;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! How sidecars come into running processes: injected, given what they need, and started.
 //!
-//! What needs rights is done here, in the keeper: it opens /dev/userfaultfd, shakes hands on each
-//! process's userfaultfd, and hands over what a sidecar may not open itself.
+//! What needs rights is done here, in the keeper: it opens /dev/userfaultfd, does the handshake of
+//! each process's userfaultfd, and hands over what a sidecar may not open itself.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -59,9 +59,9 @@ impl Nursery {
         Ok(Nursery { means, board, folder, programs_stay, has_files })
     }
 
-    /// Puts a sidecar into a process and has it page. If that fails the process goes on as before.
-    /// If it is a child that one of the `relatives` serves, it is handed over. Who was to serve it,
-    /// and has not ended yet, comes to `failed`.
+    /// Puts a sidecar into a process and has it page. On failure the process goes on as before. A
+    /// child that one of the `relatives` serves is handed over. A sidecar and warden that failed
+    /// and have not ended yet are added to `failed`.
     pub fn admit(
         &self,
         pid: Pid,
@@ -75,8 +75,8 @@ impl Nursery {
         ward(pid, program, sidecar, warden, begun, said, failed)
     }
 
-    /// As [`Nursery::admit`], and the process stands still until its memory is registered, or
-    /// watched, for it could pass the limit meanwhile; it does so still when this returns.
+    /// As [`Nursery::admit`], but the process stands still until its memory is registered or
+    /// watched, since it could pass the limit meanwhile. It still stands when this returns.
     pub fn admit_still(
         &self,
         pid: Pid,
@@ -94,7 +94,7 @@ impl Nursery {
         ward(pid, program, sidecar, warden, begun, said, failed)
     }
 
-    /// A handle of a process that may have a sidecar.
+    /// A handle of a process, after checking that its limits leave room for a sidecar.
     fn program(&self, pid: Pid) -> Result<OwnedFd, SidecarError> {
         let opened = pidfd_open(pid, PidfdFlags::empty());
         let program = opened.map_err(|error| SidecarError::Kernel {
@@ -105,7 +105,7 @@ impl Nursery {
         Ok(program)
     }
 
-    /// What is told meanwhile comes to `aside`.
+    /// Messages that arrive meanwhile are added to `aside`.
     fn start(
         &self,
         (process, program): (Pid, &OwnedFd),
@@ -157,7 +157,7 @@ impl Nursery {
         }
         let program_pid = pid.unsigned_abs();
         if let Some(ticks) = start_ticks(program_pid) {
-            // In its own process-id namespace it may have another number.
+            // It may have another number in its own process-id namespace.
             start += &format!(" PROGRAM={program_pid}:{ticks}");
         }
         if may_change_policies() {
@@ -171,7 +171,7 @@ impl Nursery {
         let asked = ask_as(&tag, until, (pid, sidecar), &start, board, "STARTED", aside);
         let start_tag = match asked {
             Ok(_) => None,
-            // It may page any moment: then nothing of it may be taken away.
+            // It may start paging at any moment, so nothing may be taken from it.
             Err(SidecarError::Silent { error, .. }) if error.kind() == ErrorKind::TimedOut => {
                 say!("farpool: the sidecar of process {pid} takes long to start");
                 Some(tag)
@@ -184,9 +184,9 @@ impl Nursery {
     }
 }
 
-/// A sidecar may not open its own page map and memory when they are root's, for its program has
-/// changed its user or has forbidden looking into it. What cannot be opened here either the
-/// sidecar misses, and says so.
+/// A sidecar may not open its own page map and memory if they are root's, because its program has
+/// changed its user or is not dumpable. A file that cannot be opened here either stays missing, and
+/// the sidecar says so.
 fn hand_files_over(pid: i32, sidecar: &Injected) -> Result<(), SidecarError> {
     if !authority::has_hidden_files(sidecar.pid) {
         return Ok(());
@@ -199,7 +199,7 @@ fn hand_files_over(pid: i32, sidecar: &Injected) -> Result<(), SidecarError> {
     Ok(())
 }
 
-/// A sidecar does not begin to page: what it inherits goes back to who served it.
+/// A sidecar does not begin to page: what it inherited goes back to the previous sidecar.
 fn given_back(
     error: SidecarError,
     (program, sidecar): (&OwnedFd, &Injected),
@@ -214,8 +214,8 @@ fn given_back(
     error
 }
 
-/// A sidecar has no environment of its program's. In debug builds it is told which of its threads
-/// is to panic.
+/// A sidecar does not get its program's environment. In debug builds it is told which of its
+/// threads is to panic.
 fn setup() -> Setup {
     const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
     let asked = std::env::var(PANIC_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
@@ -223,12 +223,12 @@ fn setup() -> Setup {
     Setup { environment: environment.into_iter().collect(), ..Setup::default() }
 }
 
-/// Whether blades are all used through memory files. A rack's are not known yet. Pure.
+/// True if all blades are used through memory files. A rack's are not known yet. Pure.
 fn are_files(blades: &[BladeOffer]) -> bool {
     !blades.is_empty() && blades.iter().all(|blade| blade.address.starts_with("shm:"))
 }
 
-/// What has become of a sidecar's start.
+/// The ward of a sidecar that has started, or the cleanup of one that failed to.
 fn ward(
     pid: Pid,
     program: OwnedFd,
@@ -253,8 +253,8 @@ fn ward(
     }
 }
 
-/// Whether this process may take a thread of another out of SCHED_IDLE and give it real-time
-/// priority.
+/// True if this process may take a thread of another process out of SCHED_IDLE and give it
+/// real-time priority.
 fn may_change_policies() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))

@@ -1,5 +1,5 @@
-//! Processes of the tree that are not held to the limit: who they are, what they hold, and what is
-//! done about them (`--when-outside`).
+//! Processes of the tree that are not held to the limit: which they are, what they hold, and what
+//! is done about them (`--when-outside`).
 //!
 //! Under the sidecar door the keeper learns of them when it cannot put a sidecar in
 //! ([`crate::wards`]). Under the preloaded library they are found here: a process that has run one
@@ -20,12 +20,11 @@ use crate::program;
 use crate::say::say;
 use crate::talk::printable;
 
-/// `farpool run` ends with this if it ended the tree because of a process outside.
+/// Exit code of `farpool run` if it ended the tree because of a process outside.
 pub const EXIT_OUTSIDE: i32 = 120;
-/// The tree is looked at this often. An image that is there at two looks has been through its
-/// loader.
+/// How often the tree is checked. An image that is there at two checks has been through its loader.
 const LOOK_STEP: Duration = Duration::from_millis(200);
-/// A look at a large tree takes time: the keeper takes at most 2 % of a CPU for it.
+/// Checking a large tree takes time: the keeper spends at most 2 % of a CPU on it.
 const LOOK_PART: u32 = 50;
 /// `e_machine` of this build's programs in an ELF header, and where it stands.
 #[cfg(target_arch = "x86_64")]
@@ -46,11 +45,11 @@ pub enum WhenOutside {
     Allow,
 }
 
-/// Who is outside, and what is done about it.
+/// Which processes are outside, and what is done about them.
 #[derive(Debug)]
 pub struct Outsiders {
     when: WhenOutside,
-    /// Those of which it was said.
+    /// Those that were reported.
     named: HashSet<u32>,
     must_end: bool,
 }
@@ -60,22 +59,22 @@ impl Outsiders {
         Outsiders { when, named: HashSet::new(), must_end: false }
     }
 
-    /// The tree must be ended because of a process outside.
+    /// True if the tree must be ended because of a process outside.
     pub fn must_end(&self) -> bool {
         self.must_end
     }
 
-    /// Whether a process was named.
+    /// True if a process was named.
     pub fn has_named(&self) -> bool {
         !self.named.is_empty()
     }
 
-    /// A process cannot be served. `is_final`: nor will it be later.
+    /// Reports a process that cannot be served. `is_final`: nor can it be later.
     pub fn report(&mut self, pid: u32, reason: &dyn std::fmt::Display, is_final: bool) {
         if self.when == WhenOutside::Allow || self.must_end {
             return;
         }
-        // It may have been named before for a reason that has passed.
+        // It may have been named before for a reason that no longer holds.
         let ends_all = self.when == WhenOutside::Fail && is_final;
         if !self.named.insert(pid) && !ends_all {
             return;
@@ -96,7 +95,7 @@ impl Outsiders {
         }
     }
 
-    /// Puts on the board what those of `tree` that are outside hold.
+    /// Puts on the board what those processes of `tree` that are outside hold.
     pub fn publish(
         &mut self,
         board: &Board,
@@ -115,7 +114,7 @@ impl Outsiders {
     }
 }
 
-/// One image of a process: exec moves the stack, a new process of the same number begins later.
+/// One image of a process: exec moves the stack, and a process that reuses the number starts later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ImageNumber {
     start_ticks: u64,
@@ -150,7 +149,7 @@ impl Strangers {
         }
     }
 
-    /// Looks at the tree below this process if it is time.
+    /// Checks the tree below this process if it is time.
     pub fn look(&mut self, board: &Board) {
         let began = Instant::now();
         if began < self.next_look {
@@ -171,7 +170,7 @@ impl Strangers {
         for pid in &stuck {
             self.outsiders.report(*pid, &format!("the pager in it: {lack}"), true);
         }
-        // What has a slot, from before it became another program, counts there.
+        // A process with a slot, from before it became another program, counts there.
         let slots: HashSet<u32> = board.processes().map(|slot| slot.pid.load(Relaxed)).collect();
         let unpublished = outside.iter().filter(|pid| !slots.contains(pid));
         let bytes: u64 = unpublished.filter_map(|pid| anonymous_bytes(*pid)).sum();
@@ -184,7 +183,7 @@ impl Strangers {
     fn judge(&mut self, pid: u32) {
         let stat = std::fs::read_to_string(memory_folder(pid).join("stat")).unwrap_or_default();
         let Some(image) = image_number(&stat) else { return };
-        // Threads begin later.
+        // Threads start later than their process.
         let Some(start_ticks) = start_ticks(pid) else { return };
         let image = ImageNumber { start_ticks, ..image };
         let verdict = match self.known.get(&pid) {
@@ -214,7 +213,7 @@ pub fn descendants() -> Vec<u32> {
     found
 }
 
-/// Ends every process below this one that lives; to be called until there is none.
+/// Kills every living process below this one; to be called until none is left.
 pub fn end_all() {
     for pid in descendants() {
         let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
@@ -224,8 +223,8 @@ pub fn end_all() {
     }
 }
 
-/// Which image runs, by the `stat` of a process, or of a thread of it; None for a process that has
-/// ended. Pure.
+/// Identifies the image that runs, by the `stat` of a process or of one of its threads. None for a
+/// process that has ended. Pure.
 fn image_number(stat: &str) -> Option<ImageNumber> {
     // The name may hold anything; fields 3, 22 and 28 are the first, 20th and 26th after it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -236,8 +235,8 @@ fn image_number(stat: &str) -> Option<ImageNumber> {
     Some(ImageNumber { start_ticks: number(19)?, stack: number(25)? })
 }
 
-/// Why a process has not the preloaded library, in words; None: it has, may still get it, or
-/// nothing of it can be seen.
+/// Why a process lacks the preloaded library, in words. None if it has it, may still get it, or
+/// cannot be inspected.
 fn lack(pid: u32, library: &str) -> Option<String> {
     const REMEDY: &str = "--door sidecar serves such programs";
     let folder = memory_folder(pid);
@@ -271,7 +270,7 @@ fn lack(pid: u32, library: &str) -> Option<String> {
             "it was started without LD_PRELOAD and FARPOOL_BOARD; keep them, or {REMEDY}"
         ));
     }
-    // The loader maps what is to be preloaded before any C library.
+    // The loader maps preloaded libraries before any C library.
     let is_loaded = maps.contains("libc.so") || maps.contains("musl");
     is_loaded.then(|| {
         format!(
@@ -286,7 +285,7 @@ fn has_library(pid: u32, library: &str) -> bool {
     maps.is_ok_and(|maps| maps.contains(library))
 }
 
-/// Whether a process, of which nothing else may be seen, runs as another user than this one.
+/// True if a process, of which nothing else may be seen, runs as another user than this one.
 fn runs_as_another(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();

@@ -1,11 +1,11 @@
-//! What /proc tells of a process: when it started, whether it has ended, its children, its memory.
+//! What /proc reports of a process: when it started, whether it has ended, its children, its
+//! memory.
 
 use farpool_units::PAGE_BYTES_U64;
 
 use crate::holder::Holder;
 
-/// Whether a process has ended, all its threads, and waits for its parent to ask: its memory is
-/// gone.
+/// True if a process has ended with all its threads and waits to be reaped: its memory is gone.
 pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next());
@@ -30,7 +30,7 @@ fn numbers(text: &str) -> Vec<u32> {
     text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// None: there is no such process, or it has ended.
+/// None if there is no such process, or it has ended.
 pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
     Holder::of(pid).map(|holder| holder.resident().anonymous_pages * PAGE_BYTES_U64)
 }

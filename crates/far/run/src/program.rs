@@ -1,4 +1,4 @@
-//! Finding the program, and refusing one that the pager cannot get into.
+//! Finds the program, and refuses one that the pager cannot get into.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,13 +34,13 @@ pub enum ProgramError {
     Nested { path: PathBuf },
 }
 
-/// `#!` lines followed, as many as the kernel follows.
+/// Most `#!` lines followed, as in the kernel.
 const MAX_INTERPRETERS: usize = 5;
 const ELF_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
 const PT_DYNAMIC: u32 = 2;
-/// Program headers looked at; real programs have about a dozen.
+/// Most program headers read; real programs have about a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 512;
 
 /// Finds the program as a shell would.
@@ -61,7 +61,7 @@ pub fn find(program: &OsStr) -> Result<PathBuf, ProgramError> {
         .ok_or_else(|| ProgramError::NotFound(path.into()))
 }
 
-/// What helps against a refusal of the kernel to start a program.
+/// What the user can do when the kernel refuses to start a program.
 fn start_remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOEXEC) => {
@@ -92,7 +92,7 @@ pub fn check(path: &Path) -> Result<(), ProgramError> {
         if status.mode() & 0o4000 != 0 && status.uid() != owner {
             return Err(ProgramError::SetUser(path));
         }
-        // A program that may be run but not read cannot be checked; the kernel will tell.
+        // A program that may be run but not read cannot be checked; the kernel reports any error.
         let Ok(file) = File::open(&path) else {
             return Ok(());
         };
@@ -142,7 +142,7 @@ pub(crate) fn is_static(file: &File) -> Result<bool, std::io::Error> {
     Ok(!loader)
 }
 
-/// The bytes of a field; it must lie within.
+/// The bytes of a field, which must lie within `bytes`.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);

@@ -1,19 +1,19 @@
-//! When it is looked whether a sidecar has more rights than its program still has.
+//! When to check whether a sidecar has more rights than its program still has.
 //!
-//! Such a one is taken out, and the process gets another one.
+//! Such a sidecar is taken out, and the process gets another one.
 
 use std::time::{Duration, Instant};
 
 use crate::sidecars::Ward;
 
-/// How often each process with a sidecar is looked at: so long may one keep what its program has
-/// given up.
+/// How often each process with a sidecar is checked. A sidecar may keep what its program has given
+/// up for this long.
 const LOOK_STEP: Duration = Duration::from_millis(250);
 
-/// With many processes it is less often: at most 1/50 of a processor is taken for it.
+/// With many processes the checks are rarer: they take at most 1/50 of a processor.
 const LOOK_PART: u32 = 50;
 
-/// When to look the next time.
+/// The time of the next check.
 #[derive(Debug)]
 pub struct Looks {
     next: Instant,
@@ -24,7 +24,7 @@ impl Looks {
         Looks { next: Instant::now() }
     }
 
-    /// Looks at all of them, if it is time: who has to be taken out is told to leave.
+    /// Checks all of them, if it is time, and tells those with too many rights to leave.
     pub fn look(&mut self, wards: &mut [Ward]) {
         let began = Instant::now();
         if began < self.next {

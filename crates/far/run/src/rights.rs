@@ -1,15 +1,15 @@
 //! CAP_SYS_PTRACE that the file of farpool's binary brings (`setcap cap_sys_ptrace=p`), and that
 //! its user does not have.
 //!
-//! The kernel tells of forks only on a userfaultfd whose handshake was made with that capability.
-//! It also lets one look into everybody's processes, which nobody is to gain by it. So:
-//! - one thread keeps it, permitted and not effective; effective it is for that one call, on a
+//! The kernel reports forks only on a userfaultfd whose handshake was made with that capability. It
+//! also allows inspecting the processes of all users, which no user must gain through Farpool. So:
+//! - one thread keeps it, permitted but not effective; it is effective only for that one call, on a
 //!   userfaultfd and nothing else. All other threads gave it up for good before they were started:
-//!   what is traced, opened or signalled is so with the user's own rights.
+//!   they trace, open and signal with the user's own rights.
 //! - the process is not dumpable: its memory, and with it that thread, is closed to its user. The
-//!   kernel has made it so at exec, and it stays.
+//!   kernel sets this at exec, and it stays.
 //!
-//! A capability that the user has besides (root, ambient capabilities of a service) is left as it
+//! A capability that the user has anyway (root, ambient capabilities of a service) is left as it
 //! is.
 
 use std::ffi::{OsStr, OsString};
@@ -24,10 +24,10 @@ use farpool_uffd::{OpenError, Uffd};
 use rustix::process::{DumpableBehavior, Pid, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// What the kernel calls an open userfaultfd.
+/// The kernel's name for an open userfaultfd.
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
-/// A handshake that the thread with the capability is to make.
+/// A handshake for the thread with the capability to make.
 struct Order {
     userfaultfd: OwnedFd,
     features: u64,
@@ -39,14 +39,14 @@ static GUARD: OnceLock<Sender<Order>> = OnceLock::new();
 /// See [`lost_variables`].
 static LOST: OnceLock<Vec<(OsString, OsString)>> = OnceLock::new();
 
-/// Gives up what the binary's file has brought, but for a thread that makes handshakes if `keeps`.
-/// To be called first, while the process has one thread.
+/// Gives up what the binary's file has brought, except for a thread that makes handshakes if
+/// `keeps`. To be called first, while the process has one thread.
 pub fn confine(keeps: bool) -> Result<(), Error> {
     if !has_rights_of_file() {
         return Ok(());
     }
     let _ = LOST.set(read_lost_variables());
-    // 2, which the kernel may have chosen, closes it as well, but for a core that only root can
+    // 2, which the kernel may have chosen, closes it as well, but allows a core that only root can
     // read.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let permitted = capabilities(None)?.permitted;
@@ -57,7 +57,7 @@ pub fn confine(keeps: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether exec gave this process rights that its user does not have.
+/// True if exec gave this process rights that its user does not have.
 fn has_rights_of_file() -> bool {
     // SAFETY: reads a number that the kernel has put beside the environment.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -83,8 +83,8 @@ fn start_guard() -> Result<(), Error> {
     Ok(())
 }
 
-/// In the thread with the capability. A sidecar shares its memory with the program, so what it
-/// sends can be any file.
+/// Makes a handshake in the thread with the capability. A sidecar shares its memory with the
+/// program, so the descriptor that it sends can be any file.
 fn shake_hands_here(userfaultfd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
     let refused = OpenError::Handshake;
     let link = std::fs::read_link(format!("/proc/self/fd/{}", userfaultfd.as_raw_fd()));
@@ -99,7 +99,7 @@ fn shake_hands_here(userfaultfd: OwnedFd, features: u64) -> Result<Uffd, OpenErr
     shaken
 }
 
-/// As [`Uffd::shake_hands`], with the right that the binary's file brings if there is one.
+/// As [`Uffd::shake_hands`], with the capability of the binary's file if there is one.
 pub(crate) fn shake_hands(userfaultfd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
     let Some(guard) = GUARD.get() else { return Uffd::shake_hands(userfaultfd, features) };
     let (answer, answered) = channel();
@@ -109,8 +109,8 @@ pub(crate) fn shake_hands(userfaultfd: OwnedFd, features: u64) -> Result<Uffd, O
     answered.recv().map_err(|_| ended())?
 }
 
-/// Opens a file of a process in /proc with the one capability that this takes: what the kernel
-/// shows of physical memory only with others it does not show to who gets the file then.
+/// Opens a file of a process in /proc with only the capability that this takes: what the kernel
+/// shows of physical memory only with other capabilities stays hidden from the receiver.
 pub(crate) fn open_of(process: Pid, name: &str) -> Result<File, Error> {
     let path = format!("/proc/{}/{name}", process.as_raw_nonzero());
     std::thread::scope(|scope| {
@@ -125,21 +125,21 @@ pub(crate) fn open_of(process: Pid, name: &str) -> Result<File, Error> {
     })
 }
 
-/// Variables that the loader took from the environment, as it does for every program whose file
+/// Variables that the loader removed from the environment, as it does for every program whose file
 /// brings rights (LD_LIBRARY_PATH, TMPDIR and others). They are meant for the program, which has no
 /// such rights.
 pub(crate) fn lost_variables() -> &'static [(OsString, OsString)] {
     LOST.get().map_or(&[], Vec::as_slice)
 }
 
-/// A variable of the environment as farpool was given it.
+/// A variable of the environment that farpool was started with.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     let lost = || lost_variables().iter().find(|(lost, _)| lost == name);
     std::env::var_os(name).or_else(|| lost().map(|(_, value)| value.clone()))
 }
 
-/// The file is closed to the user as long as the process is; with the capability in its only
-/// thread, nobody gets in meanwhile by another way.
+/// Reads them from /proc, whose file is closed to the user while the process is not dumpable. With
+/// the capability in its only thread, opening it does not let the user in by another way.
 fn read_lost_variables() -> Vec<(OsString, OsString)> {
     let mut bytes = Vec::new();
     let opened = set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(Error::from);
@@ -151,7 +151,7 @@ fn read_lost_variables() -> Vec<(OsString, OsString)> {
     missing(&bytes, |name| std::env::var_os(name).is_some())
 }
 
-/// The variables of an environment, as the kernel has it, that are not there any more. Pure.
+/// The variables of an environment, in the kernel's form, that are missing now. Pure.
 fn missing(environment: &[u8], is_there: impl Fn(&OsStr) -> bool) -> Vec<(OsString, OsString)> {
     let entries = environment.split(|byte| *byte == 0);
     let pairs = entries.filter_map(|entry| {
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(words, [("LD_LIBRARY_PATH", "/a=b"), ("TMPDIR", "")]);
     }
 
-    /// A sidecar can send what it likes: only a userfaultfd meets the raised capability.
+    /// A sidecar can send any file: only a userfaultfd meets the raised capability.
     #[test]
     fn no_other_file_meets_the_capability() {
         let file = OwnedFd::from(File::open("/dev/null").expect("/dev/null"));
@@ -187,7 +187,7 @@ mod tests {
         assert!(error.to_string().contains("handshake"), "{error}");
     }
 
-    /// Whoever gets it must not learn where in physical memory the pages are.
+    /// The receiver must not learn where in physical memory the pages are.
     #[test]
     fn a_page_map_that_is_handed_over_has_no_frame_numbers() {
         use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Limits of a program (setrlimit) that its sidecar must not meet, nor use up.
+//! Limits of a program (setrlimit) that its sidecar must neither exceed nor use up.
 
 use farpool_inject::Pid;
 
@@ -6,16 +6,16 @@ use crate::holder::memory_folder;
 use crate::needs::ADDRESS_ROOM_MIB;
 use crate::sidecar_error::SidecarError;
 
-/// A sidecar that may not write to files of this size has no room on a blade in memory files; where
-/// more is far than its limit lets through the blade takes no pages from then on, and that is said.
+/// A sidecar that may not write to files of this size has no room on a blade in memory files. Where
+/// more is far than its limit allows the blade takes no more pages, and that is reported.
 const FILE_ROOM_BYTES: u64 = 1 << 30;
-/// In /proc/PID/limits.
+/// Names in /proc/PID/limits.
 const CPU_TIME: &str = "Max cpu time";
 const FILE_SIZE: &str = "Max file size";
 
-/// The limits of the program that hold for the sidecar's own process must not end it: by CPU time,
-/// for instance. Limits of the address space hold for what the sidecar maps, and the program must
-/// not meet them earlier for it.
+/// The limits of the program also apply to the sidecar's own process and must not end it: by CPU
+/// time, for instance. Limits of the address space apply to what the sidecar maps, and the program
+/// must not reach them earlier because of it.
 pub(crate) fn lift_limits(sidecar: Pid) {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
     let all = Rlimit { current: None, maximum: None };
@@ -37,7 +37,7 @@ pub(crate) fn lift_limits(sidecar: Pid) {
     let _ = prlimit(Some(sidecar), Resource::Nofile, getrlimit(Resource::Nofile));
 }
 
-/// Refuses a process that could miss what its sidecar takes, or whose sidecar would meet a limit
+/// Refuses a process that could lack what its sidecar takes, or whose sidecar would reach a limit
 /// that cannot be lifted for it. `has_files`: all far memory goes to memory files (`shm`), which
 /// the sidecar writes to itself.
 pub(crate) fn check_limits(pid: i32, has_files: bool) -> Result<(), SidecarError> {
@@ -68,14 +68,14 @@ pub(crate) fn check_limits(pid: i32, has_files: bool) -> Result<(), SidecarError
     }
 }
 
-/// Whether this process may give others more than their hard limits.
+/// True if this process may raise others above their hard limits.
 fn may_lift_limits() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE))
 }
 
-/// How many bytes a process may still map, by its limits and sizes in /proc; None: as many as it
-/// likes. Pure.
+/// How many bytes a process may still map, by its limits and sizes in /proc. None if unlimited.
+/// Pure.
 fn address_room(limits: &str, statm: &str) -> Option<u64> {
     use farpool_units::PAGE_BYTES_U64;
     let limit = soft_limit(limits, "Max address space")?;
@@ -83,7 +83,7 @@ fn address_room(limits: &str, statm: &str) -> Option<u64> {
     Some(limit.saturating_sub(pages * PAGE_BYTES_U64))
 }
 
-/// The same of private writable memory. Pure.
+/// The same for private writable memory. Pure.
 fn data_room(limits: &str, status: &str) -> Option<u64> {
     let limit = soft_limit(limits, "Max data size")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:"))?;
@@ -91,12 +91,12 @@ fn data_room(limits: &str, status: &str) -> Option<u64> {
     Some(limit.saturating_sub(kib << 10))
 }
 
-/// A limit in a process's `limits`; None: there is none. Pure.
+/// The soft limit in a process's `limits`. None if unlimited. Pure.
 fn soft_limit(limits: &str, name: &str) -> Option<u64> {
     limit_in(limits, name, 0)
 }
 
-/// What the process itself cannot raise it above. Pure.
+/// The most that the process itself can raise it to. Pure.
 fn hard_limit(limits: &str, name: &str) -> Option<u64> {
     limit_in(limits, name, 1)
 }

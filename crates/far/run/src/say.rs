@@ -1,7 +1,7 @@
-//! Messages to whoever runs the keeper.
+//! Messages to the user of the keeper.
 
-/// Writes a line to standard error. Whoever reads that may have gone (`farpool run … 2>&1 | head`);
-/// `eprintln` would end the keeper for it, and the program ends with its keeper.
+/// Writes a line to standard error. The reader may have gone (`farpool run … 2>&1 | head`):
+/// `eprintln` would then end the keeper, and with it the program.
 macro_rules! say {
     ($($argument:tt)*) => {{
         use std::io::Write;

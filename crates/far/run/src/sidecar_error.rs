@@ -1,4 +1,4 @@
-//! Why a process has no sidecar, and whether it is worth another try.
+//! Why a process has no sidecar, and whether another try is worthwhile.
 
 use std::io::Error;
 
@@ -62,7 +62,7 @@ pub enum SidecarError {
 }
 
 impl SidecarError {
-    /// Whether the reason may pass at any moment, and a try costs the process hardly anything.
+    /// True if the reason may pass at any moment, and a try costs the process hardly anything.
     pub(crate) fn may_pass(&self) -> bool {
         use InjectError::{AlreadyTraced, Busy, Died, NoProcess, Slow};
         matches!(
@@ -78,7 +78,7 @@ impl SidecarError {
         )
     }
 
-    /// Whether another try would end the same way.
+    /// True if another try would end the same way.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             SidecarError::Inject(error) => !matches!(

@@ -1,9 +1,9 @@
-//! Sidecars in running processes: told what to do, and listened to. How they come there:
+//! Sidecars in running processes: requests to them, and what they report. How they get there:
 //! [`crate::nursery`].
 //!
-//! The keeper does what needs rights: it opens /dev/userfaultfd, shakes hands on each process's
-//! userfaultfd, and keeps a duplicate, so that a process whose sidecar dies waits for its pages,
-//! instead of reading zeros, until it is ended.
+//! The keeper does what needs rights: it opens /dev/userfaultfd, does the handshake of each
+//! process's userfaultfd, and keeps a duplicate, so that a process whose sidecar dies waits for its
+//! pages, instead of reading zeros, until it is ended.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,31 +27,31 @@ use crate::talk::{
 use crate::waits::{await_end, is_over};
 use crate::warden::{Retired, Warden};
 
-/// A sidecar that has left is asked for its own ranges until two answers agree, or so often.
+/// How often a sidecar that has left is asked for its own ranges unless two answers agree earlier.
 const MOST_ANSWERS: usize = 10;
 /// A sidecar whose program has ended says something within this time: it gives the program's
-/// children their pages, and tells of that, or ends. A blade that answers late takes some seconds
-/// at most.
+/// children their pages, and reports that, or ends. A blade that answers late takes some seconds at
+/// most.
 pub const HANG_TIME: Duration = Duration::from_secs(30);
-/// So many messages of a sidecar at the most are taken in one look at it. Its socket holds some 280
-/// at a time, and they are read far faster than a pager has something to tell: whoever has more to
-/// say does nothing else. Such a sidecar is ended, like one that says nothing any more.
+/// Most messages of a sidecar that are taken in one check. Its socket holds some 280 at a time, and
+/// they are read far faster than a pager produces them: a sidecar with more does nothing else. It
+/// is ended, like one that has fallen silent.
 const MOST_HEARD: usize = 4096;
-/// The number of a child that no sidecar has told of: none that is told of has it.
+/// The number of a child that no sidecar has reported: no reported one has it.
 pub const UNTOLD: u64 = 0;
 
-/// What a sidecar has told of its own accord, or what was seen of it.
+/// What a sidecar has reported unasked, or what was seen of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// The program has ended, or runs another image.
     Gone,
-    /// Everything is in the program again.
+    /// All its pages are back in the program.
     Left,
-    /// So many pages could not be brought in.
+    /// How many pages could not be brought in.
     Stuck(String),
     /// It cannot page, and has moved nothing out.
     Failed(String),
-    /// The sidecar has ended while its program has not, or says something else: its last words.
+    /// The sidecar has ended while its program has not, or says something unknown: its last words.
     Died(String),
 }
 
@@ -61,21 +61,21 @@ pub struct Ward {
     pub pid: Pid,
     program: OwnedFd,
     sidecar: Injected,
-    /// What outlives the sidecar if that is killed.
+    /// Takes over if the sidecar is killed.
     pub(crate) warden: Option<Warden>,
     /// The last reference, if the sidecar and its warden die.
     uffd: Option<Uffd>,
-    /// Those of children that do not have all their pages yet, by their numbers.
+    /// Userfaultfds of children that lack some of their pages, by their numbers.
     pub(crate) children: Vec<(u64, Uffd)>,
-    /// The program was a child that another sidecar served, and this one does not yet.
+    /// The program was a child that another sidecar served, and this one does not serve it yet.
     pub(crate) inherits: Option<Inherits>,
     pub(crate) serves_inherited: bool,
     /// The same, for as long as this sidecar serves.
     pub(crate) inherited: Option<Inherits>,
-    /// What it told while an answer was waited for.
+    /// Messages that arrived while an answer was awaited.
     backlog: VecDeque<Message>,
     said: Option<News>,
-    /// What the answer to START begins with, if that has still to come.
+    /// The tag of the answer to START, if that is still to come.
     start_tag: Option<String>,
     /// Since when the program has ended and nothing was heard.
     silent_since: Option<Instant>,
@@ -86,7 +86,7 @@ pub struct Ward {
 }
 
 impl Ward {
-    /// One whose sidecar pages, or may begin to any moment. `said`: what it has told meanwhile.
+    /// A ward whose sidecar pages, or may begin to at any moment. `said`: its messages until now.
     pub(crate) fn new(
         pid: Pid,
         program: OwnedFd,
@@ -115,18 +115,18 @@ impl Ward {
         }
     }
 
-    /// Whether the process is to stand still for a moment: this is said once for each time.
+    /// True once for each time that the process is to stand still for a moment.
     pub(crate) fn take_standstill(&mut self) -> bool {
         std::mem::take(&mut self.wants_standstill)
     }
 
-    /// The process goes on: it was stopped for so long.
+    /// The process goes on after having been stopped for this long.
     pub fn goes_on(&mut self, stopped: Duration) {
         self.sidecar.stopped = self.sidecar.stopped.max(stopped);
     }
 
-    /// The longest that the process's threads were stopped, and how many these were when its
-    /// sidecar was put in.
+    /// The longest time that the process's threads were stopped, and their number when the sidecar
+    /// was put in.
     pub fn stopped(&self) -> (Duration, usize) {
         (self.sidecar.stopped, self.sidecar.threads)
     }
@@ -136,18 +136,18 @@ impl Ward {
         self.sidecar.pid
     }
 
-    /// Who serves the program, or would if need be: no processes of the tree.
+    /// The processes that serve the program, or stand by to: none of them belongs to the tree.
     pub fn servants(&self) -> impl Iterator<Item = u32> {
         let sidecar = self.sidecar.pid.as_raw_nonzero().get().unsigned_abs();
         std::iter::once(sidecar).chain(self.warden.as_ref().map(|warden| warden.pid))
     }
 
-    /// The same, to be known until they have ended.
+    /// The same, to be tracked until they have ended.
     pub fn retire(&mut self) -> Vec<Retired> {
         retired(&self.sidecar, self.warden.take())
     }
 
-    /// What the sidecar has said since, or what became of it.
+    /// What the sidecar has reported, or what became of it.
     pub fn news(&mut self) -> Option<News> {
         if self.said.is_none() {
             self.said = self.listen();
@@ -158,7 +158,7 @@ impl Ward {
         self.said.clone()
     }
 
-    /// Ends a sidecar that does not end with its program. What that means is heard later.
+    /// Kills a sidecar that does not end with its program. What follows is reported later.
     fn mind_silence(&mut self) {
         if !is_over(&self.program) {
             return;
@@ -211,7 +211,7 @@ impl Ward {
         Some(News::Died(format!("{MOST_HEARD} messages and more at once")))
     }
 
-    /// An answer to a request that was given up. Only that to START still matters: if it is a
+    /// An answer to a request that was given up. Only the one to START still matters: if it is a
     /// refusal nothing was moved out.
     fn hears_answer(&mut self, text: &str) -> Option<News> {
         let answer = text.strip_prefix(self.start_tag.as_deref()?)?;
@@ -220,8 +220,7 @@ impl Ward {
         reason.map(News::Failed)
     }
 
-    /// Sends a request and takes the answer; what it tells of its own accord meanwhile is heard
-    /// later.
+    /// Sends a request and returns the answer. Messages that arrive meanwhile are handled later.
     pub(crate) fn ask(&mut self, request: &str, expected: &str) -> Result<Message, SidecarError> {
         let pid = self.pid.as_raw_nonzero().get();
         if self.backlog.len() >= MOST_TOLD {
@@ -233,7 +232,7 @@ impl Ward {
         answer
     }
 
-    /// Hears of all children that it has told of until now.
+    /// Reads what it has reported of children until now.
     pub(crate) fn gather_children(&mut self) {
         while self.backlog.len() < MOST_TOLD
             && let Ok(message) = receive(&self.sidecar.control, RecvFlags::DONTWAIT)
@@ -255,8 +254,8 @@ impl Ward {
 
     /// What the end of the sidecar means. Its program may end at the same moment.
     fn end(&self) -> News {
-        // With the first process of a process-id namespace the kernel ends all that are in it, the
-        // sidecar before that is seen to have ended.
+        // When the first process of a process-id namespace ends, the kernel ends all others in it,
+        // and the sidecar's end is seen first.
         if !is_over(&self.program) {
             await_end(&self.program);
         }
@@ -269,21 +268,21 @@ impl Ward {
         }
     }
 
-    /// Children that will not get all their pages: where they wait for one they get SIGBUS, as long
-    /// as this is called now and then.
+    /// Children that will not get all their pages: they get SIGBUS where they wait for one, as long
+    /// as `end_orphans` is called now and then.
     pub fn orphans(&mut self) -> impl Iterator<Item = (u64, Uffd)> + use<> {
         let own = self.last_reference().map(|uffd| (UNTOLD, uffd));
         std::mem::take(&mut self.children).into_iter().chain(own)
     }
 
-    /// Of a program that has ended, with its sidecar: a child of vfork may still be in its memory.
-    /// None: whoever served it before does so again.
+    /// The userfaultfd of a program that has ended, with its sidecar: a child of vfork may still be
+    /// in its memory. None if its previous sidecar serves it again.
     pub fn last_reference(&mut self) -> Option<Uffd> {
         let is_returned = self.inherits.is_some() && !self.serves_inherited;
         self.uffd.take().filter(|_| !is_returned)
     }
 
-    /// Has everything brought in; [`News::Left`] comes.
+    /// Has all pages brought back; [`News::Left`] follows.
     pub fn leave(&self) -> Result<(), SidecarError> {
         self.tell("LEAVE")
     }
@@ -303,7 +302,7 @@ impl Ward {
              is brought in, and process {0} gets another sidecar",
             self.pid.as_raw_nonzero()
         );
-        // One that cannot be told has ended, which is heard of.
+        // One that cannot be told has ended, which is noticed elsewhere.
         let _ = self.leave();
     }
 
@@ -312,13 +311,13 @@ impl Ward {
         self.is_renewed
     }
 
-    /// Sends a request whose answer says nothing.
+    /// Sends a request without waiting for an answer.
     pub(crate) fn tell(&self, request: &str) -> Result<(), SidecarError> {
         send(&self.sidecar.control, request, None)
             .map_err(|error| SidecarError::Silent { pid: self.pid.as_raw_nonzero().get(), error })
     }
 
-    /// Unmaps all that is the sidecar's, and ends it. It must have left.
+    /// Unmaps everything that is the sidecar's, and ends it. It must have left.
     pub fn withdraw(&self) -> Result<(), SidecarError> {
         withdraw(&self.sidecar)?;
         reap(self.pid, &self.sidecar);
@@ -331,14 +330,14 @@ impl Ward {
         let _ = pidfd_send_signal(&self.sidecar.pidfd, Signal::KILL);
     }
 
-    /// Ends the program: its sidecar is gone, and nobody brings the pages that it waits for.
+    /// Kills the program: its sidecar is gone, and the pages that it waits for will not come.
     pub fn end_program(&self) {
         let _ = pidfd_send_signal(&self.program, Signal::KILL);
     }
 }
 
-/// Waits until one of the sidecars has something to say or the process of a handle ends, at most
-/// for `most`.
+/// Waits until one of the sidecars has sent something or the process of a handle ends, at most for
+/// `most`.
 pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
     use rustix::event::{PollFd, PollFlags, poll};
     let Ok(most) = most.try_into() else { return };
@@ -348,13 +347,13 @@ pub fn wait(wards: &[Ward], ending: Option<&OwnedFd>, most: Duration) {
     let _ = poll(&mut fds.collect::<Vec<PollFd<'_>>>(), Some(&most));
 }
 
-/// Those that have not ended of a sidecar that serves no more, and its warden.
+/// The processes of a sidecar that serves no more, and of its warden, that have not ended.
 pub(crate) fn retired(sidecar: &Injected, warden: Option<Warden>) -> Vec<Retired> {
     let pid = sidecar.pid.as_raw_nonzero().get().unsigned_abs();
     let until = Some(Instant::now() + HANG_TIME);
     let sidecar = sidecar.pidfd.try_clone().ok();
     let sidecar = sidecar.map(|process| Retired { pid, process, until });
-    // Were it ended, who waits for a page would read zeros.
+    // Were it ended, a process that waits for a page would read zeros.
     let warden = warden.map(|Warden { pid, process }| Retired { pid, process, until: None });
     let servants = sidecar.into_iter().chain(warden);
     servants.filter(|servant| !is_over(&servant.process)).collect()
@@ -362,13 +361,13 @@ pub(crate) fn retired(sidecar: &Injected, warden: Option<Warden>) -> Vec<Retired
 
 fn understand(text: &str) -> Option<News> {
     Some(match text.split_once(' ').unwrap_or((text, "")) {
-        // The answer to LEAVE: it has begun.
+        // The answer to LEAVE: leaving has begun.
         (READY | "LEAVING" | "NOTED" | "FINISHING", _) => return None,
         ("GONE", _) => News::Gone,
         ("LEFT", _) => News::Left,
         ("STUCK", pages) => News::Stuck(pages.into()),
         ("FAILED", reason) => News::Failed(reason.into()),
-        // Its last words (PANIC ...), or what this version does not know.
+        // Its last words (PANIC ...), or a message that this version does not know.
         _ => News::Died(text.into()),
     })
 }
@@ -376,12 +375,12 @@ fn understand(text: &str) -> Option<News> {
 pub(crate) fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     let pid = sidecar.pid.as_raw_nonzero().get();
     let mut told = String::new();
-    // Others may stand still: all of it has the time of one request.
+    // Other processes may stand still: everything shares the deadline of one request.
     let until = Instant::now() + ANSWER_TIME;
     let ask = |request: &str, expected: &str| {
         ask_until(until, (pid, sidecar), request, None, expected, &mut Vec::new())
     };
-    // To answer it may take memory, which the next answer has.
+    // Answering may take memory, which only the next answer lists.
     for _ in 0..MOST_ANSWERS {
         let (text, _) = ask("RANGES", "")?;
         let agrees = text == told;
@@ -396,9 +395,9 @@ pub(crate) fn withdraw(sidecar: &Injected) -> Result<(), SidecarError> {
     Ok(farpool_inject::withdraw(sidecar.pid, &ranges)?)
 }
 
-/// Waits until a sidecar that is ended is no process any more. If it was the program's child and
-/// that cannot be made to take note of its end, a zombie stays, which nobody sees who does not ask
-/// for such children.
+/// Waits until a killed sidecar is no process any more. If it was the program's child and the
+/// program cannot be made to reap it, a zombie stays, visible only to a program that waits for such
+/// children.
 pub(crate) fn reap(program: Pid, sidecar: &Injected) {
     await_end(&sidecar.pidfd);
     let _ = farpool_inject::reap(program, sidecar.child);
@@ -410,12 +409,12 @@ fn range(text: &str) -> Option<Range<u64>> {
     Some(number(start)?..number(end)?)
 }
 
-/// A sidecar that pages.
+/// What came of a sidecar's start.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub uffd: Uffd,
     pub inherits: Option<Inherits>,
-    /// Of START, if it was not answered yet.
+    /// The tag of START, if it is not answered yet.
     pub start_tag: Option<String>,
 }
 
@@ -501,7 +500,7 @@ mod tests {
         let error = ward.ask("CEDE 1", "CEDED").expect_err("it does not answer");
         assert!(matches!(error, SidecarError::Silent { .. }), "{error}");
         assert!(ward.backlog.len() <= 2 * MOST_TOLD);
-        // Whether so many come through the socket depends on who is faster.
+        // Whether this many come through the socket depends on timing.
         ward.backlog = (0..MOST_HEARD).map(|_| ("NOTED".into(), None)).collect();
         assert!(matches!(ward.news(), Some(News::Died(_))));
         let status = process.wait().expect("its end");

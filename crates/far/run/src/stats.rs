@@ -35,7 +35,7 @@ pub struct RunStatistics {
     pub local_percent: u32,
     pub blades: Vec<String>,
     pub processes: Vec<ProcessStatistics>,
-    /// Sums over processes that are gone and those that live.
+    /// Sums over ended and living processes.
     pub total: ProcessStatistics,
     pub peak: Peak,
     /// Pages of processes without a pager that count against the limit.
@@ -43,14 +43,14 @@ pub struct RunStatistics {
     /// Processes that cannot have a pager, and their pages.
     pub outside_processes: u32,
     pub outside_pages: u64,
-    /// Local memory that would hold what the tree works on, if that does not fit now; in the final
+    /// Local memory that would hold the tree's working set, if that does not fit now; in the final
     /// statistics the largest that did not.
     pub working_set: Option<WorkingSet>,
-    /// What was resident and could not be moved when the keeper last looked.
+    /// What was resident and could not be moved at the keeper's last check.
     pub unmovable: Unmovable,
 }
 
-/// The most that was seen at a time, summed over the tree.
+/// The highest values seen, summed over the tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peak {
     pub far_pages: u64,
@@ -61,7 +61,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Takes what the board says now into account.
+    /// Takes the board's present values into account.
     pub fn observe(&mut self, board: &Board) {
         let sum = |counter| board.processes().map(|slot| slot.get(counter)).sum::<u64>();
         self.far_pages = self.far_pages.max(sum(Counter::FarPages));
@@ -78,7 +78,7 @@ impl Peak {
 
 const WITHOUT_ROOM: &str = "without_room";
 
-/// Counters with the names they have in JSON and tables.
+/// Counters with their names in JSON and tables.
 const COUNTERS: [(Counter, &str); 30] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
@@ -121,13 +121,13 @@ pub fn read_statistics(board_path: &Path) -> Result<RunStatistics, BoardError> {
 }
 
 /// Opens the file for the final statistics before the program starts: a mistake in its name must
-/// not cost the run's.
+/// not cost the run its statistics.
 pub fn create_file(path: &Path) -> Result<std::fs::File, RunError> {
     std::fs::File::create(path)
         .map_err(|error| RunError::Statistics { path: path.to_owned(), error })
 }
 
-/// Sums up a board; `gone` holds what processes had counted before their slots were freed.
+/// Sums up a board. `gone` holds what processes had counted before their slots were freed.
 pub fn collect(board: &Board, gone: &ProcessStatistics, peak: Peak) -> RunStatistics {
     let header = board.header();
     let settings = header.settings();
@@ -191,7 +191,7 @@ impl ProcessStatistics {
         statistics
     }
 
-    /// A process that ended: only what grows is kept, gauges are gone with it.
+    /// The statistics of an ended process: only counters that grow are kept, gauges are zeroed.
     pub fn ended(mut self) -> ProcessStatistics {
         for (name, value) in &mut self.counters {
             if name.ends_with("_pages") || *name == WITHOUT_ROOM {
@@ -216,13 +216,13 @@ impl ProcessStatistics {
         self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// Pages in local memory as far as they count against the limit: files and shared memory, too.
+    /// Pages in local memory that count against the limit: files and shared memory, too.
     pub fn local_pages(&self) -> u64 {
         self.counter("resident_pages") + self.counter("shared_pages")
     }
 
-    /// Of these the ones that stay whatever the limit says: pinned, stacks, files, the pager
-    /// itself. Not known before memory is registered.
+    /// Those of them that stay whatever the limit: pinned, stacks, files, the pager itself. Not
+    /// known before memory is registered.
     pub fn fixed_pages(&self) -> Option<u64> {
         let movable = self.counter("evictable_pages") + self.counter("buffer_pages");
         (movable > 0).then(|| self.local_pages().saturating_sub(movable))
@@ -247,7 +247,7 @@ impl ProcessStatistics {
 }
 
 impl RunStatistics {
-    /// The limit as it is now: a share is of what the tree holds, near and far.
+    /// The present limit: a share is of what the tree holds, local and far.
     pub fn limit_now_bytes(&self) -> u64 {
         let held = (self.total.local_pages() + self.total.counter("far_pages")) * PAGE_BYTES_U64;
         self.limit_bytes.max(held / 100 * u64::from(self.local_percent))

@@ -1,9 +1,9 @@
-//! Programs stand still for a moment because their sidecars want it: memory that may not be written
-//! to is moved out then (`farpool_pager::sys::standstill`).
+//! Programs stand still for a moment because their sidecars want it: only then memory that may not
+//! be written to is moved out (`farpool_pager::sys::standstill`).
 //!
-//! All threads of all processes that run in the memory are stopped, those of vfork among them: the
-//! sidecar gives that memory other rights meanwhile. Who cannot be stopped is not waited for; the
-//! sidecar gives up, and asks again later.
+//! All threads of all processes that run in the memory are stopped, including those of vfork: the
+//! sidecar changes the protection of that memory meanwhile. If one cannot be stopped, the sidecar
+//! gives up, and asks again later.
 
 use std::collections::HashSet;
 
@@ -12,21 +12,21 @@ use farpool_inject::{InjectError, Pid, Standstill, standstill};
 use crate::holder::sharers;
 use crate::sidecars::Ward;
 
-/// So often those who share the memory are looked for, each time after all that were found have
-/// been stopped: one that was not stopped yet can have made another.
+/// How often the processes that share the memory are searched, each time after all found so far
+/// have been stopped: one that was not stopped yet may have made another.
 const MOST_LOOKS: u32 = 10;
 
-/// Has all those stand still whose sidecars want it.
+/// Stops all processes whose sidecars want it.
 pub(crate) fn grant_all(wards: &mut [Ward]) {
     for ward in wards {
         if ward.take_standstill() {
-            // Without a thread to be had the sidecar waits in vain.
+            // If no thread can be had the sidecar waits in vain.
             let _ = standstill(|still| grant(ward, still));
         }
     }
 }
 
-/// The same, for who stands still already and others.
+/// The same within a standstill that already holds some of them.
 pub(crate) fn grant_all_at(wards: &mut [Ward], still: &mut Standstill) {
     for ward in wards {
         if ward.take_standstill() {
@@ -40,13 +40,12 @@ pub(crate) fn grant_all_at(wards: &mut [Ward], still: &mut Standstill) {
 
 fn grant(ward: &mut Ward, still: &mut Standstill) {
     if stop_all(ward, still).is_ok() {
-        // If it does not answer, that is heard of elsewhere: it has ended, or says nothing any
-        // more.
+        // A sidecar that does not answer is noticed elsewhere: it has ended, or has fallen silent.
         let _ = ward.ask("STANDING", "");
     }
 }
 
-/// Stops the process and all that share its memory, but for who serves it.
+/// Stops the process and all that share its memory, except for its servants.
 fn stop_all(ward: &Ward, still: &mut Standstill) -> Result<(), InjectError> {
     let pid = ward.pid.as_raw_nonzero().get().unsigned_abs();
     let serving: HashSet<u32> = ward.servants().collect();

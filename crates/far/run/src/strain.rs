@@ -1,6 +1,6 @@
-//! Looks, once a second, whether the limit can do for what the tree works on, and says so if it
-//! cannot: a working set that does not fit ([`crate::working_set`]), and memory that cannot be
-//! moved ([`crate::unmovable`]).
+//! Checks once a second whether the limit suffices for what the tree works on, and says so if not:
+//! a working set that does not fit ([`crate::working_set`]), and memory that cannot be moved
+//! ([`crate::unmovable`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,14 +18,14 @@ use crate::unmovable::{Kind, Reach, Unmovable};
 use crate::wards::shared_bytes;
 use crate::working_set::{Estimator, Progress, SAMPLE_STEP, Sample, WorkingSet};
 
-/// Lists of mappings are read this often, and more rarely if they are long: the kernel walks all
-/// page tables for it.
+/// How often lists of mappings are read; more rarely if they are long: the kernel walks all page
+/// tables for it.
 const MAPPINGS_STEP: Duration = Duration::from_secs(2);
-/// So the keeper takes at most 1 % of a CPU for it.
+/// With this the keeper spends at most 1 % of a CPU on it.
 const MAPPINGS_PART: u32 = 100;
 const PAGES_PER_MIB: u64 = 256;
 
-/// What a process had counted at the last look.
+/// What a process had counted at the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     cpu: Duration,
@@ -44,10 +44,10 @@ pub struct Strain {
     limit_bytes: u64,
     next_mappings: Instant,
     has_told_of_unmovable: bool,
-    /// Memory that a program keeps from its children stays.
+    /// With the preloaded library, memory that a program keeps from its children stays.
     door: Door,
     is_quiet: bool,
-    /// Everything is being brought in: what is registered no more could be moved until now.
+    /// All pages are being brought back: what is unregistered now could be moved until then.
     has_stopped: bool,
 }
 
@@ -68,13 +68,13 @@ impl Strain {
         }
     }
 
-    /// The programs are being left: nothing is said of them any more.
+    /// The programs are being left: nothing more is reported of them.
     pub fn stop(&mut self) {
         self.has_stopped = true;
     }
 
-    /// Looks if it is time; `gone` is what ended processes have counted, `common_bytes` shared
-    /// memory of those that are not on the board.
+    /// Takes a sample if it is time. `gone` is what ended processes have counted, `common_bytes`
+    /// shared memory of those that are not on the board.
     pub fn look(&mut self, board: &Board, gone: &ProcessStatistics, common_bytes: u64) {
         let now = Instant::now();
         let elapsed = now - self.looked;
@@ -87,7 +87,7 @@ impl Strain {
         let seen = self.estimator.observe(&sample(&run, now - self.began, is_stalled));
         let header = board.header();
         if seen.begins_window {
-            // 0 is for nobody counts.
+            // 0 means that uses are not counted.
             header.use_epoch.store(header.use_epoch.load(Relaxed).wrapping_add(1).max(1), Relaxed);
         }
         let found = self.estimator.now();
@@ -107,14 +107,14 @@ impl Strain {
         self.estimator.largest()
     }
 
-    /// Says at the end of the run what would have been enough.
+    /// Says at the end of the run what limit would have been enough.
     pub fn conclude(&self) {
         if let Some(found) = self.largest().filter(|_| !self.is_quiet) {
             say!("farpool: {}", concluded(found, self.limit_bytes));
         }
     }
 
-    /// Whether any process has lost much of its time to fetches since the last look.
+    /// True if any process has lost much of its time to fetches since the last sample.
     fn take_progress(&mut self, run: &RunStatistics, elapsed: Duration) -> bool {
         let mut is_stalled = false;
         let mut processes = HashMap::new();
@@ -138,7 +138,6 @@ impl Strain {
         is_stalled
     }
 
-    /// Puts on the board what cannot be moved, and says once if that alone passes the limit.
     /// What the pager of a process moves out.
     fn reach(&self, pid: u32) -> Reach {
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -151,19 +150,20 @@ impl Strain {
         }
     }
 
+    /// Publishes what cannot be moved on the board, and says once if that alone passes the limit.
     fn look_at_mappings(&mut self, board: &Board, run: &RunStatistics, common_bytes: u64) {
         let began = Instant::now();
         if began < self.next_mappings {
             return;
         }
-        // Of who has no pager in use only shared memory is known to stay.
+        // Of processes without an active pager only shared memory is known to stay.
         let natives = board.processes().filter(|slot| slot.state() != ProcessState::Active);
         let shared_bytes = natives
             .fold(common_bytes, |most, slot| most.max(shared_bytes(slot.pid.load(Relaxed), most)));
         let mut all = Unmovable::default();
         all.set(Kind::Shared, shared_bytes);
         for slot in board.processes().filter(|slot| slot.state() == ProcessState::Active) {
-            // It may have ended, or be closed to others.
+            // It may have ended, or may not be inspected.
             let pid = slot.pid.load(Relaxed);
             let path = memory_folder(pid).join("smaps");
             let Ok(smaps) = std::fs::read_to_string(path) else { continue };

@@ -1,5 +1,5 @@
-//! What the keeper and a sidecar say to each other: one message a request, one an answer, text and
-//! perhaps a descriptor. The requests are in crates/far/sidecar/src/paging.rs.
+//! Messages between the keeper and a sidecar: one per request and one per answer, text and perhaps
+//! a descriptor. The requests are listed in crates/far/sidecar/src/paging.rs.
 
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,13 +18,13 @@ use rustix::net::{
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
 
-/// The longest that a sidecar may take to answer a request, whatever it tells meanwhile; it does
-/// nothing but answer. Afterwards it counts as silent.
+/// Longest that a sidecar may take to answer a request, whatever it reports meanwhile; it does
+/// nothing but answer. After that it counts as silent.
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// So many messages at the most are taken while an answer is waited for, and kept until they are
-/// heard: each may have a descriptor. The socket holds some 280, and a program that forks all the
-/// time has one or two told of each child. A sidecar that tells more counts as silent.
+/// Most messages taken while an answer is awaited and kept until they are handled: each may have a
+/// descriptor. The socket holds some 280, and a program that forks all the time causes one or two
+/// for each child. A sidecar that sends more counts as silent.
 pub(crate) const MOST_TOLD: usize = 1024;
 
 /// The longest message of a sidecar: its list of own ranges.
@@ -33,7 +33,7 @@ const MESSAGE_BYTES: usize = 128 << 10;
 /// A message of a sidecar: text, perhaps a descriptor.
 pub(crate) type Message = (String, Option<OwnedFd>);
 
-/// Answers to requests that were numbered begin with this, and nothing else does.
+/// Prefix of answers to numbered requests, and of nothing else.
 pub(crate) const TAG: char = '@';
 /// The program's memory is registered, or watched.
 pub(crate) const READY: &str = "READY";
@@ -43,11 +43,11 @@ pub(crate) const TAKEN: &str = "TAKEN";
 pub(crate) const WARDEN: &str = "WARDEN";
 /// The program is to stand still for a moment.
 pub(crate) const STANDSTILL: &str = "STANDSTILL";
-/// Why a child is not ceded: it needs nobody any more.
+/// Why a child is not ceded: it needs no sidecar any more.
 pub(crate) const SETTLED: &str = "SETTLED";
 
-/// Whether a message only asks for something that is done at once: to be printed, or a thread's
-/// priority, which is given if this process may; it costs speed only.
+/// Handles a message that only asks for something that is done at once: text to be printed, or a
+/// thread's priority, which is given if this process may; it only affects speed. False for others.
 pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     if let Some(message) = text.strip_prefix("SAY ") {
         say!("farpool: {message}");
@@ -70,8 +70,8 @@ pub(crate) fn is_wish(text: &str, sidecar: Pid) -> bool {
     true
 }
 
-/// Sends a request and takes the answer, which begins with `expected`. What is told meanwhile comes
-/// to `aside`.
+/// Sends a request and returns the answer, which begins with `expected`. Messages that arrive
+/// meanwhile are added to `aside`.
 pub(crate) fn ask(
     pid: i32,
     sidecar: &Injected,
@@ -84,14 +84,14 @@ pub(crate) fn ask(
     ask_until(until, (pid, sidecar), request, descriptor, expected, aside)
 }
 
-/// The beginning of a request and of its answer. An answer may come after it was given up, and must
+/// A fresh prefix for a request and its answer. An answer may come after it was given up, and must
 /// not be taken for that to the next request.
 pub(crate) fn next_tag() -> String {
     static REQUESTS: AtomicU64 = AtomicU64::new(0);
     format!("{TAG}{} ", REQUESTS.fetch_add(1, Relaxed))
 }
 
-/// As [`ask`], for one of several requests that have the same time together.
+/// As [`ask`], for one of several requests that share a deadline.
 pub(crate) fn ask_until(
     until: Instant,
     (pid, sidecar): (i32, &Injected),
@@ -103,7 +103,7 @@ pub(crate) fn ask_until(
     ask_as(&next_tag(), until, (pid, sidecar), request, descriptor, expected, aside)
 }
 
-/// As [`ask_until`], for a request whose answer may still matter when it was given up.
+/// As [`ask_until`], for a request whose answer may still matter after it was given up.
 pub(crate) fn ask_as(
     tag: &str,
     until: Instant,
@@ -126,8 +126,8 @@ pub(crate) fn ask_as(
     if text.starts_with(expected) { Ok((text, descriptor)) } else { Err(refused(pid, &text)) }
 }
 
-/// Waits for the answer that begins with `tag`, which it comes back without, or for the end. What
-/// was told without having been asked for comes to `aside`.
+/// Waits for the answer that begins with `tag`, or for the end of the sidecar. Returns it without
+/// the tag. Unasked messages are added to `aside`.
 fn await_answer(
     control: &OwnedFd,
     sidecar: Pid,
@@ -151,13 +151,13 @@ fn await_answer(
     Err(flood())
 }
 
-/// What is wrong with a sidecar that tells and tells.
+/// The error for a sidecar that sends messages without end.
 pub(crate) fn flood() -> Error {
     Error::other(format!("it told more than {MOST_TOLD} things meanwhile"))
 }
 
-/// Waits for a message until a deadline, and not for so long after each message: a sidecar that
-/// says something all the time would hold the keeper for ever, and with it whoever stands still.
+/// Waits for a message until a deadline, which no message extends: else a sidecar that talks all
+/// the time would hold the keeper for ever, and with it the processes that stand still.
 pub(crate) fn receive_until(control: &OwnedFd, until: Instant) -> Result<Message, Error> {
     use rustix::event::{PollFd, PollFlags, poll};
     while let Some(time) = until.checked_duration_since(Instant::now()) {
@@ -205,15 +205,14 @@ pub(crate) fn receive(
     Ok((printable(text.trim_end()), descriptor))
 }
 
-/// Text of a program, or of its sidecar, that may be shown on a terminal: else whoever chose it
-/// could have the terminal of whoever runs this do what he likes. All but printable characters are
-/// escaped. Pure.
+/// Text of a program, or of its sidecar, made safe for a terminal: else its author could control
+/// the terminal of the user of the keeper. All but printable characters are escaped. Pure.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\t' => shown.push(' '),
-            // Printable, and escaped only where text is quoted.
+            // Printable, and escaped only in quoted text.
             '\\' | '\'' | '"' => shown.push(character),
             other => shown.extend(other.escape_debug()),
         }
@@ -250,7 +249,7 @@ mod tests {
         assert_eq!(receive(&control, RecvFlags::empty()).expect("a message").0, shown);
     }
 
-    /// Says something every few milliseconds until nobody listens any more.
+    /// Says something every few milliseconds until the other end is closed.
     fn keep_telling(sidecar: OwnedFd, text: &'static str, pause: Duration) {
         std::thread::spawn(move || {
             while send(&sidecar, text, None).is_ok() {

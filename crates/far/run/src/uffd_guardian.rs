@@ -2,7 +2,7 @@
 //!
 //! When the last reference to a userfaultfd goes, missing pages silently read as zeros. The pager's
 //! own reference lives as long as its process; but a child of vfork shares the process's memory and
-//! can outlive it (a kill between vfork and exec). With the duplicate such a child finds its faults
+//! can outlive it (a kill between vfork and exec). With the duplicate the faults of such a child go
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
 use std::os::fd::OwnedFd;
@@ -14,13 +14,13 @@ use std::time::Duration;
 use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
 
-/// Name of the socket in a run's directory, where processes hand their duplicates over.
+/// Name of the socket in a run's directory, where processes hand over their duplicates.
 pub const UFFD_GUARDIAN_SOCKET: &str = "keeper.sock";
 /// What the pager calls its fault threads.
 const FAULT_THREAD: &str = "farpool-fault";
 
-/// A process that has connected hands its duplicate over at once: one that was stopped in between
-/// holds up all others.
+/// A connected process hands over its duplicate at once: one that was stopped in between holds up
+/// all others.
 const HAND_OVER_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl UffdGuardian {
                 if !is_bounded || !is_of_the_run(&stream) {
                     continue;
                 }
-                // A process that sends nonsense has no duplicate here; nobody else is concerned.
+                // A process that sends nonsense has no duplicate here; others are not affected.
                 if let Some(entry) = receive(&stream) {
                     held.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
                 }
@@ -61,11 +61,12 @@ impl UffdGuardian {
     /// lives.
     pub fn sweep(&self, alive: impl Fn(u32) -> bool) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // The preloaded library is not told of forks by the kernel: nobody is born here.
+        // Without fork events from the kernel (the preloaded library) no children are reported
+        // here.
         let end_all = |uffd: &Uffd| drop(end_orphans(uffd));
         held.retain(|entry| {
             if alive(entry.pid) {
-                // Killed, and a thread of it waits in the kernel for a page that nobody will bring
+                // Killed, but a thread of it waits in the kernel for a page that will not come
                 // (io_uring's do).
                 if has_no_pager(entry.pid) {
                     end_all(&entry.uffd);
@@ -81,8 +82,7 @@ impl UffdGuardian {
     }
 }
 
-/// Whether all fault threads of a process have ended: they live as long as it does. In doubt it has
-/// some.
+/// True if all fault threads of a process have ended: they live as long as it does. False in doubt.
 fn has_no_pager(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -90,12 +90,12 @@ fn has_no_pager(pid: u32) -> bool {
     names.is_some_and(|names| !names.iter().any(|name| name.trim() == FAULT_THREAD))
 }
 
-/// Somebody still uses the memory of a process that is dead: poisons what they wait for. Returns
-/// the userfaultfds of the children that they have had since, who lack pages as they do.
+/// Poisons the missing pages of a dead process that others, who still use its memory, wait for.
+/// Returns the userfaultfds of their children since, which lack pages as well.
 #[must_use]
 pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     let mut born = Vec::new();
-    // The flag is of the open file; the dead process's threads no longer read it.
+    // The flag belongs to the open file; the dead process's threads no longer read it.
     if rustix::fs::fcntl_setfl(uffd, OFlags::NONBLOCK).is_err() {
         return born;
     }
@@ -103,8 +103,8 @@ pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
     born
 }
 
-/// Whether a process may be one of the run's: it has the keeper's user, or root gave it another
-/// one. Root's socket is open to all who know its random name, for that.
+/// True if a process may be one of the run's: it has the keeper's user, or root gave it another
+/// one. For that, root's socket is open to all that know its random name.
 fn is_of_the_run(stream: &UnixStream) -> bool {
     let user = rustix::process::geteuid();
     let peer = rustix::net::sockopt::socket_peercred(stream);
@@ -124,7 +124,7 @@ fn receive(stream: &UnixStream) -> Option<Held> {
         _ => None,
     });
     let descriptor: OwnedFd = descriptors.next()?.next()?;
-    // The answer lets the process go on: from here on it is safe.
+    // The answer lets the process go on: the duplicate is held now.
     (received.bytes == pid.len()).then_some(())?;
     rustix::io::write(stream, &[1]).ok()?;
     Some(Held { pid: u32::from_le_bytes(pid), uffd: Uffd::adopt(descriptor) })
@@ -141,8 +141,8 @@ mod tests {
 
     const SIZE: usize = 16 * PAGE_BYTES;
 
-    /// Ends with 0 if the memory reads as zeros. libc's fork would hold the locks of its allocator
-    /// until the event is read, for which the other thread may need them.
+    /// Forks a child that exits with 0 if the memory reads as zeros. libc's fork would hold the
+    /// locks of its allocator until the event is read, for which the other thread may need them.
     fn fork_that_reads(memory: usize) -> libc::c_long {
         // SAFETY: the child makes no call but _exit, and reads memory that is mapped.
         unsafe {
@@ -155,7 +155,8 @@ mod tests {
         }
     }
 
-    /// A child that an orphan has had waits for pages as well, and nobody else would hear of it.
+    /// A child that an orphan has had waits for pages as well, and only the orphan's events tell of
+    /// it.
     #[test]
     fn children_of_orphans_are_ended_too() {
         let Ok(uffd) = Uffd::open(features::PAGER | features::EVENTS, true) else {

@@ -1,16 +1,18 @@
-//! What of a process's memory cannot be moved out, by kind, as its list of mappings
-//! (/proc/PID/smaps) has it.
+//! What of a process's memory cannot be moved out, by kind, from its list of mappings
+//! (/proc/PID/smaps).
 
 /// Why memory stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {
-    /// mlock, mlockall.
+    /// By mlock, mlockall.
     Locked,
-    /// The kernel moves between equal rights only, and the pager may not have executable frames (a
-    /// seccomp filter), or is the preloaded library, whose frames are not.
+    /// The kernel moves only between equal protections, and the pager either may not have
+    /// executable frames (a seccomp filter) or is the preloaded library, whose frames are not
+    /// executable.
     Executable,
-    /// mseal, where that kept the pager from registering it; else it can be moved like any other.
+    /// By mseal, where that kept the pager from registering it; else it can be moved like any
+    /// other.
     Sealed,
     /// Stacks, small mappings, and with the preloaded library those that are read-only or kept from
     /// children (MADV_DONTFORK).
@@ -60,14 +62,14 @@ impl Kind {
     }
 }
 
-/// Which memory a pager moves out, besides that which may be read and written.
+/// Which memory a pager moves out besides readable and writable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The preloaded library: nothing, and not what a child must not have.
+    /// The preloaded library: none, and not what is kept from children.
     Library,
     /// A sidecar: all.
     Sidecar,
-    /// A sidecar that a seccomp filter watches: all but what may be executed.
+    /// A sidecar under a seccomp filter: all but executable memory.
     Filtered,
 }
 
@@ -84,7 +86,7 @@ impl Unmovable {
         self.0[kind as usize] = bytes;
     }
 
-    /// What one process's smaps say. The pager's own memory is among [`Kind::Other`], of which
+    /// Reads one process's smaps. The pager's own memory is among [`Kind::Other`], of which
     /// `pager_bytes` are known.
     pub fn of_process(smaps: &str, reach: Reach, pager_bytes: u64) -> Unmovable {
         let mut unmovable = Unmovable::default();
@@ -110,8 +112,8 @@ impl Unmovable {
             .sum()
     }
 
-    /// Takes another process of the same tree in: files and shared memory are mostly the same ones
-    /// in all.
+    /// Adds another process of the same tree: files and shared memory are mostly the same ones in
+    /// all.
     pub fn add(&mut self, other: &Unmovable) {
         for kind in Kind::ALL {
             let (mine, theirs) = (self.get(kind), other.get(kind));
@@ -120,16 +122,16 @@ impl Unmovable {
         }
     }
 
-    /// What stays whatever is done, to be compared with a limit. Of files, which the kernel can
-    /// drop, and shared memory half of the limit counts against it at the most; shared memory stays
-    /// all the same, though it is not counted.
+    /// What stays in any case, to be compared with a limit. Of files, which the kernel can drop,
+    /// and shared memory at most half of the limit counts against it; shared memory stays all the
+    /// same, though it is not counted.
     pub fn staying_bytes(&self, limit_bytes: u64) -> u64 {
         let shared = self.get(Kind::Shared);
         let common = (shared + self.get(Kind::Files)).min(limit_bytes / 2);
         self.pinned_bytes() + self.get(Kind::Pager) + common.max(shared)
     }
 
-    /// In words, the largest first.
+    /// As text, the largest first.
     pub fn text(&self) -> String {
         let mut kinds = Kind::ALL.map(|kind| (self.get(kind), kind.words()));
         kinds.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
@@ -138,7 +140,7 @@ impl Unmovable {
     }
 }
 
-/// One mapping, as far as it matters.
+/// The relevant fields of one mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Mapping {
     rights: String,
@@ -153,15 +155,15 @@ impl Mapping {
         self.flags.iter().any(|known| known == flag)
     }
 
-    /// Why its anonymous memory stays; None: it can be moved.
+    /// Why its anonymous memory stays. None if it can be moved.
     fn anonymous_kind(&self, reach: Reach) -> Option<Kind> {
         let is_reached = match reach {
             Reach::Library => self.rights.contains('w') && !self.has("dc") && !self.has("wf"),
             Reach::Sidecar | Reach::Filtered => true,
         };
-        // Memory that may not be written to gets other rights for the move, which its seal forbids.
+        // Read-only memory is made writable for the move, which its seal forbids.
         let is_stiff = self.has("sl") && !self.rights.contains('w');
-        // "um": a page that is missing is brought in by the pager.
+        // "um": the pager brings in missing pages.
         if self.has("lo") {
             Some(Kind::Locked)
         } else if self.rights.contains('x') && (reach != Reach::Sidecar || !self.has("um")) {
@@ -189,7 +191,7 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
         let mut words = line.split_ascii_whitespace();
         let Some(first) = words.next() else { continue };
         if !first.ends_with(':') {
-            // Offset, device and inode come between.
+            // Offset, device and inode follow the rights.
             let rights = words.next().unwrap_or_default().to_owned();
             let path = words.skip(3).collect::<Vec<_>>().join(" ");
             found.push(Mapping { rights, path, ..Mapping::default() });
@@ -264,7 +266,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any text is read, and what is said to stay is no more than what is there.
+        /// Any text is parsed, and what is said to stay is no more than what is there.
         #[test]
         fn nothing_is_made_up(
             resident in proptest::collection::vec((0_u64..1000, 0_u64..1000), 0..9), junk in "[ \

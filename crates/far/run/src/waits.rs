@@ -1,4 +1,4 @@
-//! What is waited for while a sidecar is put in or taken out, none of it without bound.
+//! Waits while a sidecar is put in or taken out, all of them bounded.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -9,15 +9,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::talk::{MOST_TOLD, Message, READY, TAKEN, is_wish, receive};
 
-/// A process is kept stopped for its sidecar at most this long; registering some GB takes
-/// milliseconds.
+/// Longest that a process is kept stopped for its sidecar; registering some GB takes milliseconds.
 const HOLD_TIME: Duration = Duration::from_millis(200);
-/// A sidecar that was ended is waited for at most this long (0.2 s); on a busy machine it takes
-/// some milliseconds.
+/// Longest wait for a killed sidecar (0.2 s); on a busy machine it takes some milliseconds.
 const END_NS: i64 = 200_000_000;
 
-/// Waits until the program's memory is registered or watched. It may fail, or not come to it: then
-/// the limit is passed. The end of the sidecar is told as any other message, and heard later.
+/// Waits until the program's memory is registered or watched. If it fails, or takes too long, the
+/// limit may be passed. The end of the sidecar is kept like any other message, and handled later.
 pub(crate) fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
     use rustix::event::{PollFd, PollFlags, poll};
     let until = Instant::now() + HOLD_TIME;
@@ -31,7 +29,7 @@ pub(crate) fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Me
         if is_wish(&text, sidecar) {
             continue;
         }
-        // Messages may have descriptors, so a sidecar that tells too much is not waited for.
+        // Messages may have descriptors, so a sidecar that sends too many is not waited for.
         let is_over = text == READY || text.is_empty() || said.len() >= MOST_TOLD;
         said.push((text, descriptor));
         if is_over {
@@ -47,13 +45,13 @@ pub(crate) fn is_over(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&zero)).is_ok_and(|ready| ready > 0)
 }
 
-/// Ends a sidecar that was to take over a child, before its parent's serves that again: two pagers
-/// would each know of half of what the child does. If it has begun to serve, so much has happened
-/// that the child cannot go on.
+/// Kills a sidecar that was to take over a child, before its parent's serves that again: two pagers
+/// would each know half of what the child does. If it has begun to serve, too much has happened for
+/// the child to go on.
 pub(crate) fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &mut Vec<Message>) {
     let _ = pidfd_send_signal(&sidecar.pidfd, Signal::KILL);
     await_end(&sidecar.pidfd);
-    // Somebody else may have its end of the socket, and write to it for ever.
+    // Another process may have its end of the socket, and write to it for ever.
     while aside.len() < MOST_TOLD
         && let Ok(message) = receive(&sidecar.control, RecvFlags::DONTWAIT)
         && !message.0.is_empty()
@@ -66,7 +64,7 @@ pub(crate) fn end_before_return(program: &OwnedFd, sidecar: &Injected, aside: &m
     }
 }
 
-/// Waits for a process that is about to end, so that nobody takes it for one of the program's.
+/// Waits for a process that is about to end, so that it is not taken for one of the program's.
 pub(crate) fn await_end(process: &OwnedFd) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let most = Timespec { tv_sec: 0, tv_nsec: END_NS };

@@ -1,7 +1,7 @@
-//! A sidecar's warden, as the keeper sees it: a process that holds the sidecar's userfaultfds
-//! should that be killed, and then ends the program and the children that nobody serves
+//! A sidecar's warden, as the keeper sees it: a process that holds the sidecar's userfaultfds in
+//! case the sidecar is killed, and then ends the program and the children that are no longer served
 //! (crates/far/sidecar/src/warden.rs). It ends with its work, or with the sidecar; here it is only
-//! known, so that nobody takes it for a process of the program's.
+//! known, so that it is not taken for a process of the program's.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
@@ -19,9 +19,9 @@ pub struct Warden {
 }
 
 impl Warden {
-    /// From the handle that the sidecar has sent. None: it has ended.
+    /// A warden by the handle that the sidecar has sent. None if it has ended.
     pub fn adopt(process: OwnedFd) -> Option<Warden> {
-        // Its number in this process's own namespace.
+        // Its process id in this process's own namespace.
         let path = format!("/proc/self/fdinfo/{}", process.as_raw_fd());
         let pid = number(&std::fs::read_to_string(path).ok()?)?;
         Some(Warden { pid, process })
@@ -33,12 +33,12 @@ impl Warden {
 pub struct Retired {
     pub pid: u32,
     pub process: OwnedFd,
-    /// When it must have ended; None: it ends when nobody needs it any more.
+    /// When it must have ended. None if it ends once it is no longer needed.
     pub until: Option<Instant>,
 }
 
 impl Retired {
-    /// Whether it has; a sidecar that does not come to that is ended.
+    /// True if it has ended; a sidecar that is overdue is killed.
     pub fn has_ended(&mut self) -> bool {
         if self.until.is_some_and(|until| Instant::now() > until) {
             self.until = None;

@@ -1,8 +1,7 @@
 //! The processes of a tree and their sidecars: every process whose memory begins to count gets one.
 //!
-//! Nothing has to happen when a program starts or execs: the keeper looks at the tree, and the
-//! pause between two looks is the time in which the limit could be reached. What fits runs as if
-//! Farpool were not there.
+//! Nothing has to happen when a program starts or execs: the keeper checks the tree, and the limit
+//! is not reached within the pause between two checks. What fits runs as if Farpool were not there.
 
 mod common;
 mod fresh;
@@ -39,41 +38,41 @@ use common::CommonCount;
 pub(crate) use common::shared_bytes;
 use fresh::FreshCount;
 
-/// While the tree has more room than this and this part of its limit, nobody needs a sidecar: what
-/// fits runs as if Farpool were not there.
+/// While the tree has more room than this and this fraction of its limit, no process needs a
+/// sidecar: what fits runs as if Farpool were not there.
 const ROOM_BYTES: u64 = 64 << 20;
 const ROOM_PART: u64 = 4;
-/// With less room, a process with less anonymous memory than this, and than [`WORTH_PART`] of the
-/// limit, has none.
+/// With less room, a process gets no sidecar if it has less anonymous memory than this, or than
+/// [`WORTH_PART`] of the limit.
 const WORTH_BYTES: u64 = 96 << 20;
 const WORTH_PART: u64 = 4;
-/// When the tree comes within 1/8 of its limit, every process with so much has something to give: a
-/// sidecar takes one to two MiB itself, and leaves a process one MiB in any case.
+/// When the tree comes within 1/8 of its limit, every process with at least this much has something
+/// to give: a sidecar takes one to two MiB itself, and always leaves a process one MiB.
 const NEAR_PART: u64 = 8;
 const LEAST_BYTES: u64 = 4 << 20;
-/// The limit counts as held up to a tenth and 32 MiB more; beyond, it is said that it is not.
+/// The limit counts as held up to a tenth and 32 MiB more; beyond, a warning is printed.
 const OVERRUN_PART: u64 = 10;
 const OVERRUN_BYTES: u64 = 32 << 20;
 /// The fastest that memory is assumed to grow unseen: 10 GB/s, two threads that touch huge pages.
 const GROWTH_BYTES_PER_MS: u64 = 10 << 20;
-/// Between two looks, at the least and at the most.
+/// Shortest and longest pause between two checks.
 const LOOK_MS: std::ops::RangeInclusive<u64> = 1..=20;
-/// The same, at the least, where every process has a sidecar: who is born now has nothing yet.
+/// The shortest where every process has a sidecar: a process that is born now has nothing yet.
 const PAGED_LOOK_MS: u64 = 2;
 /// With less room than this a process is stopped while its sidecar gets ready, which takes some
 /// milliseconds.
 const HOLD_BYTES: u64 = 64 * GROWTH_BYTES_PER_MS;
-/// A process that could not be entered because it was busy, or was being traced, is tried again
-/// after so many looks.
+/// How many checks a process is skipped after it could not be entered because it was busy or being
+/// traced.
 const RETRY_LOOKS: u32 = 50;
-/// One that could not be entered for a reason that stays is passed over twice as long each time, up
-/// to so many times: each try stops it, and may leave some addresses in use.
+/// A process that could not be entered for a lasting reason is skipped twice as long each time, up
+/// to this factor: each try stops it, and may leave some addresses in use.
 const MOST_RETRY_TIMES: u32 = 256;
-/// The same for a child that its parent's sidecar does not hand over yet: that has just read of the
-/// fork.
+/// The same for a child that its parent's sidecar does not hand over yet: that has only just read
+/// the fork event.
 const HANDOVER_LOOKS: u32 = 5;
-/// So many looks may take to take a sidecar's memory out of a process that it has left: threads may
-/// not stop in time.
+/// Most checks in which unmapping a sidecar's memory from a process that it has left is tried:
+/// threads may not stop in time.
 const MOST_WITHDRAWALS: u32 = 20;
 /// A file beside the board with the number of a process that is to be left, see [`crate::detach`].
 pub const LEAVE: &str = "leave";
@@ -82,7 +81,7 @@ pub const LEAVE: &str = "leave";
 #[derive(Debug)]
 pub struct Wards {
     nursery: Nursery,
-    /// What `--when-full fail` takes.
+    /// Applies `--when-full fail`.
     brakes: Brakes,
     wards: Vec<Ward>,
     births: Births,
@@ -90,27 +89,27 @@ pub struct Wards {
     walked: (Vec<u32>, HashSet<u32>),
     /// Processes that cannot be entered.
     outside: HashMap<u32, Passed>,
-    /// Children whose pages were lost with a sidecar: which that was, their numbers there, and
-    /// their userfaultfds.
+    /// Children whose pages were lost with a sidecar: that sidecar, their numbers there, and their
+    /// userfaultfds.
     orphans: Vec<(Pid, u64, Uffd)>,
-    /// Sidecars and wardens that serve no more and have not ended yet: no processes of the tree.
+    /// Sidecars and wardens that serve no more and have not ended yet: not processes of the tree.
     retired: Vec<Retired>,
     pub outsiders: Outsiders,
-    /// It was said that the limit is passed.
+    /// The warning that the limit is passed was printed.
     has_warned: bool,
     /// Where the board is.
     folder: PathBuf,
-    /// Processes that were attached to; otherwise all below this one are looked after.
+    /// Processes that were attached to; otherwise all below this one are served.
     kin: Option<Kin>,
-    /// How often the memory of sidecars that have left could not be taken out.
+    /// How often the memory of each sidecar that has left could not be unmapped.
     withdrawals: HashMap<u32, u32>,
     overrun: hold::Overrun,
     fresh: FreshCount,
     looks_at_rights: Looks,
     common: CommonCount,
-    /// Nobody is entered any more.
+    /// No process is entered any more.
     is_leaving: bool,
-    /// The limit was held once: what is attached to may hold far more to begin with.
+    /// The limit was held once: a tree that is attached to may hold far more to begin with.
     has_fit: bool,
 }
 
@@ -123,7 +122,7 @@ impl Wards {
         Ok(Wards::with(Nursery::with(means, board, false)?, board, None, when_outside))
     }
 
-    /// Looks after a process that was not started from here, and all below it. They outlive this
+    /// Serves a process that was not started from here, and all below it. They outlive this
     /// process.
     pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
         let nursery = Nursery::open(board, true)?;
@@ -154,7 +153,7 @@ impl Wards {
         }
     }
 
-    /// Looks at the tree below this process; returns how long until the next look.
+    /// Checks the tree below this process. Returns the pause until the next check.
     pub fn look(&mut self, board: &Board) -> Duration {
         self.hear(board);
         stillness::grant_all(&mut self.wards);
@@ -183,7 +182,7 @@ impl Wards {
         Duration::from_millis(room_ms.clamp(least_ms, *LOOK_MS.end()))
     }
 
-    /// Sees who there is and what they have; puts on the board what nobody else does.
+    /// Finds the processes and what they hold, and puts on the board what no pager does.
     fn see(&mut self, board: &Board) -> Sight {
         let (tree, borrowers) = self.tree();
         // After an exec the sidecar is still in the old image's memory, for a moment.
@@ -196,7 +195,8 @@ impl Wards {
             .filter(|pid| !inside(pid) && !borrowers.contains(pid))
             .filter_map(|pid| Some((*pid, anonymous_bytes(*pid)?)))
             .collect();
-        // Who had a pager is on the board still, and is counted there from the next look on.
+        // A process that had a pager is on the board still, and is counted there from the next
+        // check on.
         let is_counted = |slot: &&Slot| {
             slot.state() == ProcessState::Native && slot.get(Counter::ResidentPages) != 0
         };
@@ -217,7 +217,7 @@ impl Wards {
         Sight { tree, native, limit_bytes, counted_bytes, common_bytes }
     }
 
-    /// Who is to get a sidecar now.
+    /// The processes that are to get a sidecar now.
     fn due(&mut self, sight: &Sight) -> Vec<u32> {
         let worth = worth_bytes(sight.limit_bytes, sight.room_bytes());
         let Some(worth) = worth.filter(|_| !self.is_leaving) else { return Vec::new() };
@@ -243,14 +243,14 @@ impl Wards {
         due
     }
 
-    /// Says once that the limit is passed by more than the documents allow: nobody should have to
-    /// find out.
+    /// Says once that the limit is passed by more than the documents allow, so that users need not
+    /// find out for themselves.
     fn warn(&mut self, board: &Board, counted_bytes: u64) {
         let limit = board.header().limit_bytes.load(Relaxed);
         let is_share = board.header().local_percent.load(Relaxed) != 0;
         let allowed = allowed_bytes(limit);
         self.has_fit |= self.kin.is_none() || counted_bytes <= allowed;
-        // All memory of a process that gets another sidecar is brought in, which was said.
+        // To replace a sidecar, all memory of the process is brought in; this was already reported.
         let is_renewing = self.wards.iter().any(Ward::is_renewed);
         let is_known = self.has_warned || is_renewing;
         if !self.has_fit || is_share || is_known || counted_bytes <= allowed {
@@ -266,7 +266,7 @@ impl Wards {
         );
     }
 
-    /// Waits for the next look, for what a sidecar has to say, or for the end of a process.
+    /// Waits for the next check, a message from a sidecar, or the end of a process.
     pub fn wait(&self, most: Duration, ending: Option<&OwnedFd>) {
         sidecars::wait(&self.wards, ending, most);
     }
@@ -277,7 +277,8 @@ impl Wards {
         if self.kin.is_some() && is_in_another_run(pid, &self.folder) {
             return self.stay_outside(pid, &SidecarError::AlreadyPaged { pid });
         }
-        // The sidecar's own memory must not meet a limit that the process has from its parent.
+        // The sidecar's own memory must not meet a limit that the process inherited from its
+        // parent.
         self.brakes.release(pid);
         let admitted = match still {
             Some(still) => {
@@ -295,24 +296,24 @@ impl Wards {
         }
     }
 
-    /// Does what `farpool detach` asks for.
+    /// Carries out what `farpool detach` asks for.
     fn heed(&mut self) {
         let request = self.folder.join(LEAVE);
         let Ok(text) = std::fs::read_to_string(&request) else { return };
-        // Were it still there, it would be heeded again, which harms nobody.
+        // If it stayed it would be handled again, which does no harm.
         let _ = std::fs::remove_file(&request);
         let asked = |ward: &&Ward| text.trim().parse() == Ok(number(ward.pid));
-        // Afterwards the limit is passed for a reason that is known.
+        // From now on the limit is passed for a known reason.
         self.has_warned = true;
         if let Some(Err(error)) = self.wards.iter().find(asked).map(Ward::leave) {
             say!("farpool: {error}");
         }
     }
 
-    /// Has everything brought in everywhere. Nobody is entered any more.
+    /// Has all pages brought back everywhere. No process is entered any more.
     pub fn leave_all(&mut self) {
         (self.is_leaving, self.has_warned) = (true, true);
-        // A sidecar that cannot be told has ended, which is heard of.
+        // A sidecar that cannot be told has ended, which is noticed elsewhere.
         self.wards.iter().for_each(|ward| drop(ward.leave()));
     }
 
@@ -324,17 +325,17 @@ impl Wards {
         (self.wards.len(), stopped().map(|(_, threads)| threads).sum(), longest)
     }
 
-    /// Shared memory of processes that have no sidecar, of which nobody else tells.
+    /// Shared memory of processes without a sidecar, which no pager reports.
     pub fn common_bytes(&self) -> u64 {
         self.common.bytes
     }
 
-    /// Whether a process was found that could not be entered.
+    /// True if a process was found that could not be entered.
     pub fn has_refusals(&self) -> bool {
         self.outsiders.has_named()
     }
 
-    /// Whether all processes that were attached to have ended.
+    /// True if all processes that were attached to have ended.
     pub fn are_over(&self) -> bool {
         self.wards.is_empty() && self.kin.as_ref().is_some_and(Kin::is_over)
     }
@@ -353,7 +354,7 @@ impl Wards {
         Admission::Refused
     }
 
-    /// Takes note of what the sidecars have to say.
+    /// Handles the sidecars' messages.
     fn hear(&mut self, board: &Board) {
         self.orphans.retain(|(_, _, uffd)| !uffd.is_gone());
         let orphans = self.orphans.iter();
@@ -379,13 +380,13 @@ impl Wards {
             }
             stays
         });
-        // Who runs another image may have a new one already.
+        // A process that runs another image may have a new sidecar already.
         without.retain(|pid| !wards.iter().any(|ward| number(ward.pid) == *pid));
         let slots = board.processes().filter(|slot| without.contains(&slot.pid.load(Relaxed)));
         slots.for_each(Slot::lose_pager);
         taken.into_iter().for_each(|child| child.is_taken(&mut wards));
         returned.into_iter().for_each(|child| child.give_back(&mut wards));
-        // A child that has a sidecar of its own, or is about to, needs no other.
+        // A child with a sidecar of its own, or one that is about to get it, needs no other.
         let is_served = |from: Pid, number: u64| {
             wards.iter().any(|ward| ward.inherited.is_some_and(|child| child.is(from, number)))
         };
@@ -393,7 +394,7 @@ impl Wards {
         self.wards = wards;
     }
 
-    /// Takes note of what one has to say; false: it serves no longer.
+    /// Handles one ward's news. False if its sidecar serves no longer.
     fn hear_ward(&mut self, ward: &mut Ward) -> bool {
         let (outside, orphans) = (&mut self.outside, &mut self.orphans);
         let (withdrawals, outsiders) = (&mut self.withdrawals, &mut self.outsiders);
@@ -426,8 +427,8 @@ impl Wards {
             Some(News::Failed(reason)) => {
                 outsiders.report(number(ward.pid), &reason, true);
                 outside.insert(number(ward.pid), Passed::FOR_EVER);
-                // Nothing was moved out: the program needs nobody, or whoever served it before, who
-                // then hears of what is unmapped.
+                // Nothing was moved out: the program needs no sidecar, or its previous one, which
+                // then gets the unmap events.
                 if ward.inherits.is_some() || ward.withdraw().is_err() {
                     ward.abandon();
                 }
@@ -444,10 +445,10 @@ impl Wards {
         }
     }
 
-    /// The processes to be looked after, without sidecars; and those of them that run on their
-    /// parent's memory, which must not be counted twice.
+    /// The tree's processes, without sidecars, and those of them that run on their parent's memory,
+    /// which must not be counted twice.
     fn tree(&mut self) -> (Vec<u32>, HashSet<u32>) {
-        // Who runs on another's memory may have left it by an exec.
+        // A process on another's memory may have left it by an exec.
         if self.births.may_have_been(Instant::now()) || !self.walked.1.is_empty() {
             self.walked = self.walk();
         }
@@ -484,18 +485,18 @@ impl Wards {
     }
 }
 
-/// How long a process is passed over that cannot be entered.
+/// How long a process that cannot be entered is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Passed {
     looks: u32,
-    /// So many times [`RETRY_LOOKS`] it was in the end.
+    /// The last number of checks skipped, in multiples of [`RETRY_LOOKS`].
     times: u32,
 }
 
 impl Passed {
     const FOR_EVER: Passed = Passed { looks: u32::MAX, times: MOST_RETRY_TIMES };
 
-    /// After another try. Pure.
+    /// The pause after another failed try. Pure.
     fn after(before: Option<Passed>, may_pass: bool) -> Passed {
         let again = before.filter(|_| !may_pass).map_or(1, |before| before.times * 2);
         let times = again.min(MOST_RETRY_TIMES);
@@ -503,7 +504,7 @@ impl Passed {
     }
 }
 
-/// What came of putting a sidecar into a process.
+/// The outcome of putting a sidecar into a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
     Entered,
@@ -513,34 +514,34 @@ enum Admission {
     Refused,
 }
 
-/// What a look at the tree has seen.
+/// What a check of the tree has found.
 #[derive(Debug)]
 struct Sight {
-    /// All processes that are looked after.
+    /// All processes of the tree.
     tree: Vec<u32>,
-    /// Those that have no sidecar, and their anonymous memory.
+    /// Processes without a sidecar, and their anonymous memory.
     native: Vec<(u32, u64)>,
     limit_bytes: u64,
     /// The anonymous memory of all.
     counted_bytes: u64,
-    /// What counts besides, and cannot be moved: shared memory of those without a sidecar.
+    /// Unmovable memory that counts besides: shared memory of processes without a sidecar.
     common_bytes: u64,
 }
 
 impl Sight {
-    /// What is left below the limit.
+    /// The bytes left below the limit.
     fn room_bytes(&self) -> u64 {
         self.limit_bytes.saturating_sub(self.counted_bytes + self.common_bytes)
     }
 }
 
-/// Up to here the limit counts as held. Pure.
+/// The most at which the limit counts as held. Pure.
 fn allowed_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + limit_bytes / OVERRUN_PART + OVERRUN_BYTES
 }
 
-/// How much anonymous memory makes a process worth a sidecar, with so much room below the limit;
-/// None: none is needed yet. Pure.
+/// How much anonymous memory makes a process worth a sidecar, given the room below the limit. None
+/// if no sidecar is needed yet. Pure.
 fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
     if room_bytes <= limit_bytes / NEAR_PART {
         Some(LEAST_BYTES)
@@ -551,8 +552,8 @@ fn worth_bytes(limit_bytes: u64, room_bytes: u64) -> Option<u64> {
     }
 }
 
-/// Takes the memory of a sidecar that has left out of its process, which goes on. If that fails too
-/// often the process keeps some unused addresses.
+/// Unmaps the memory of a sidecar that has left from its process, which goes on. After too many
+/// failures the process keeps some unused addresses.
 fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     let Err(error) = ward.withdraw() else { return true };
     *tries += 1;
@@ -565,16 +566,16 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     true
 }
 
-/// Has the calling thread, and those it starts, look at the tree when it is time, however many of
-/// the program's threads want the CPUs. A refusal (it needs CAP_SYS_NICE) costs overruns of the
-/// limit on a busy machine.
+/// Lets the calling thread, and those it starts, check the tree in time, however many of the
+/// program's threads want the CPUs. If refused (it needs CAP_SYS_NICE), a busy machine sees the
+/// limit overrun.
 pub fn be_prompt() {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: 0 is the calling thread; a pointer to a live sched_param.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) };
 }
 
-/// The anonymous memory that the paged processes have on the board.
+/// The anonymous memory that the paged processes have published on the board.
 fn paged_bytes(board: &Board) -> u64 {
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES_U64).sum()
 }
@@ -615,7 +616,7 @@ mod tests {
         assert_eq!(worth_bytes(1024 * MIB, 319 * MIB), Some(WORTH_BYTES));
         assert_eq!(worth_bytes(1024 * MIB, 128 * MIB), Some(LEAST_BYTES));
         assert_eq!(worth_bytes(1024 * MIB, 0), Some(LEAST_BYTES));
-        // A small limit is reached between two looks.
+        // A small limit is reached between two checks.
         assert_eq!(worth_bytes(64 * MIB, 64 * MIB), Some(16 * MIB));
     }
 }

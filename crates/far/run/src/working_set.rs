@@ -2,44 +2,44 @@
 //!
 //! What is resident is in use, or was until the last lap of the evictor. Of what is not, the pages
 //! that came back once are in use, too: the pagers mark each page that comes back, and count those
-//! that are out again. Both together are the working set once the evictor has gone round and hardly
-//! any page comes back for the first time.
+//! that are out again. Both together are the working set once the evictor has completed a lap and
+//! hardly any page comes back for the first time.
 //!
-//! Before it has gone round nothing is said: a program that goes from one thing to another brings
-//! in as much without lacking anything.
+//! Before that lap nothing is reported: a program that moves from one task to another fetches as
+//! much without lacking memory.
 
 use std::time::Duration;
 
 use farpool_units::at_most;
 
-/// Between two samples.
+/// Time between two samples.
 pub const SAMPLE_STEP: Duration = Duration::from_secs(1);
-/// Part of its time that a process has to lose to fetches to be called stalled.
+/// Fraction of its time that a process must lose to fetches to count as stalled.
 const STALLED_PART: u32 = 4;
-/// Fetches a second below which nothing is lost, whatever each takes.
+/// Fetches per second below which nothing counts as lost, whatever each takes.
 const LEAST_FETCHES_PER_S: u64 = 200;
-/// What a fetch costs besides the wait that is measured: the fault itself, and the eviction that
-/// makes room (10 to 60 us).
+/// What a fetch costs besides the measured wait: the fault itself, and the eviction that makes room
+/// (10 to 60 us).
 const FETCH_COST: Duration = Duration::from_micros(50);
-/// A working set is told of after so many samples in which a process is stalled: a program that
-/// goes from one thing to another is stalled for a moment, too.
+/// A working set is reported after this many samples in which a process is stalled: a program that
+/// moves from one task to another is stalled for a moment, too.
 const STALLED_SAMPLES: u32 = 3;
-/// After so many others, it is over.
+/// After this many others, the stall is over.
 const CALM_SAMPLES: u32 = 3;
-/// First returns in a hundred fetches, at most, when everything is known.
+/// First returns in a hundred fetches, at most, for all of the working set to be known.
 const KNOWN_PERCENT: u64 = 10;
-/// The same when the rest can be reckoned.
+/// The same for the rest to be estimated.
 const SEEN_PERCENT: u64 = 20;
-/// Uses are counted for at least so long, and a guess is made after so long: with one sample to
-/// begin with that is within 10 s of the first stall.
+/// Uses are counted for at least the first of these; a guess is made after the second. With one
+/// sample to begin with that is within 10 s of the first stall.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
 const GUESS_AFTER: Duration = Duration::from_secs(7);
-/// Then anew, so that the figure follows the program; a large working set comes round more slowly
-/// than that.
+/// Then uses are counted anew, so that the figure follows the program; a large working set takes
+/// longer than that to come round.
 const USUAL_WINDOW: Duration = Duration::from_secs(10);
 const LONGEST_WINDOW: Duration = Duration::from_secs(600);
 
-/// What the tree's pagers have counted until now. Numbers called "since" only grow.
+/// What the tree's pagers have counted until now. Numbers "since the run began" only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Since the run began.
@@ -53,7 +53,7 @@ pub struct Sample {
     pub movable_pages: u64,
     /// Pages that came back since uses are counted, and are out again.
     pub used_away_pages: u64,
-    /// All that are out.
+    /// All pages that are out.
     pub away_pages: u64,
     pub limit_pages: u64,
     /// Some process loses much of its time to fetches.
@@ -73,7 +73,7 @@ pub struct WorkingSet {
 pub struct Seen {
     /// Uses are to be counted anew from here.
     pub begins_window: bool,
-    /// It is time to tell of a working set that does not fit; once in a run, and again when a guess
+    /// A working set that does not fit and is to be reported: once in a run, and again when a guess
     /// has become known.
     pub tells: Option<WorkingSet>,
 }
@@ -105,7 +105,7 @@ struct Window {
 }
 
 impl Progress {
-    /// Whether a good part of the process's time went to fetches. One of many busy threads may wait
+    /// True if a good part of the process's time went to fetches. One of many busy threads may wait
     /// without that.
     pub fn is_stalled(&self) -> bool {
         let fetches = at_most(self.fetches);
@@ -128,7 +128,7 @@ impl Estimator {
         self.largest
     }
 
-    /// Takes a sample in.
+    /// Takes in a sample.
     pub fn observe(&mut self, sample: &Sample) -> Seen {
         if sample.is_stalled {
             self.calm_samples = 0;
@@ -191,9 +191,9 @@ impl Estimator {
     }
 }
 
-/// Local memory, and what comes back again and again. Those of the latter that have not come back
-/// yet are fetched as often as the others. None: hardly any were fetched, or most for the first
-/// time.
+/// The working set: local memory, and what comes back again and again. Pages of the latter that
+/// have not come back yet are fetched as often as the others. None if hardly any were fetched, or
+/// too many for the first time.
 fn estimate(before: &Sample, sample: &Sample) -> Option<WorkingSet> {
     let fetched = sample.fetched_pages.saturating_sub(before.fetched_pages);
     let first = sample.first_returns.saturating_sub(before.first_returns);
@@ -211,7 +211,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    /// How a program goes through its pages.
+    /// In what order a program uses its pages.
     #[derive(Clone, Copy, Debug)]
     enum Walk {
         Random,
@@ -220,7 +220,7 @@ mod tests {
 
     type Told = (Vec<(WorkingSet, u64)>, Option<WorkingSet>);
 
-    /// A pager of `local` pages that evicts in order of arrival, under a program of `pages`, of
+    /// A pager with `local` pages that evicts in order of arrival, under a program of `pages`, of
     /// which it uses `used`.
     struct Model {
         is_here: Vec<bool>,
@@ -268,7 +268,7 @@ mod tests {
             self.at
         }
 
-        /// A second with so many fetches, or without any.
+        /// One second in which up to `fetches` pages are fetched.
         fn second(&mut self, walk: Walk, fetches: u64) -> Sample {
             let before = self.sample.fetched_pages;
             for _ in 0..fetches * 50 {
@@ -302,8 +302,8 @@ mod tests {
             self.has_come_back.fill(false);
         }
 
-        /// Runs for so many seconds; what was told and after how many, and the largest working set
-        /// at the end.
+        /// Runs for `seconds`. Returns what was reported and after how many seconds, and the
+        /// largest working set at the end.
         fn run(&mut self, walk: Walk, fetches: u64, seconds: u64) -> Told {
             let mut estimator = Estimator::default();
             let mut told = Vec::new();
@@ -350,7 +350,7 @@ mod tests {
             prop_assert!(!largest.is_guess && largest.pages.abs_diff(needs) * 4 <= needs, "{largest:?} of {needs}");
         }
 
-        /// A program that fits is never told anything, also when it goes to other pages.
+        /// Nothing is ever reported of a program that fits, even when it moves to other pages.
         #[test]
         fn a_program_that_fits_is_not_told(
             walk in walks(), used in 1_000_usize..9_000, idle in 0_usize..9_000, fetches in 300_u64..6_000,

@@ -1,9 +1,9 @@
 //! A run whose far memory comes from a rack: the keeper is a client of the controller.
 //!
-//! A thread of the keeper reports, hears where the run's segments lie, and keeps the board's table
-//! of blades in step ([`farpool_api::placements`] decides). The processes of the tree do the rest
-//! by themselves. While no controller answers everything stays as it is. Where nobody has room for
-//! what must leave a blade, it goes into this machine's memory or, if that is short, a file
+//! A thread of the keeper reports, learns where the run's segments lie, and keeps the board's table
+//! of blades up to date ([`farpool_api::placements`] decides). The processes of the tree do the
+//! rest by themselves. While no controller answers nothing changes. Memory that must leave a blade,
+//! and for which no other has room, goes into this machine's memory or, if that is short, a file
 //! ([`spill`]).
 
 mod spill;
@@ -25,35 +25,36 @@ use crate::say::say;
 use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
 use spill::Spill;
 
-/// Longest a report waits for news while nothing moves.
+/// Longest that a report waits for news while nothing moves.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
-/// And while something does.
+/// The same while something moves.
 const BUSY_WAIT: Duration = Duration::from_millis(50);
 /// Pause after a report that was not answered.
 const RETRY: Duration = Duration::from_secs(1);
-/// Longest the start of a run waits for its first segment.
+/// Longest that the start of a run waits for its first segment.
 const FIRST_WAIT: Duration = Duration::from_secs(30);
-/// After it the run says what it waits for: circuits and nodes take a part of a second.
+/// After this time the run says what it waits for: circuits and nodes take a part of a second.
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
-/// A segment that the rack has no room for is asked for again at most this often.
+/// Shortest pause before a segment that the rack has no room for is asked for again.
 const GROW_RETRY: Duration = Duration::from_secs(10);
-/// Why no memory came, where nothing is granted that could be waited for.
+/// The reason given when nothing was granted that could be waited for.
 const NOBODY: &str = "nobody has memory to lend";
-/// Memory without room elsewhere is spilled after this time, in which a controller finds a place.
+/// How long memory without room elsewhere waits for a controller to find a place before it is
+/// spilled.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a run reaches its rack.
 #[derive(Clone, Debug)]
 pub struct RackOptions {
-    /// The controllers, with commas between.
+    /// The controllers, separated by commas.
     pub controllers: String,
-    /// What they ask for.
+    /// The token that the controllers require.
     pub token: Option<String>,
-    /// The compute brick that the program runs on; this machine's name if left out.
+    /// The compute brick that the program runs on; this machine's name by default.
     pub host: Option<String>,
     /// Bandwidth wanted for each segment, in each direction.
     pub rate_bytes_per_s: Option<u64>,
-    /// Where a file goes if memory must be spilled.
+    /// Folder for the file if memory must be spilled.
     pub spill_directory: PathBuf,
 }
 
@@ -86,8 +87,8 @@ pub struct RackRun {
 }
 
 impl RackRun {
-    /// Registers, gets the first segment and enters it on the board; from then on a thread keeps
-    /// up.
+    /// Registers, gets the first segment and enters it on the board. From then on a thread keeps
+    /// the board up to date.
     pub fn start(
         rack: &RackOptions,
         options: &RunOptions,
@@ -132,7 +133,7 @@ impl RackRun {
 impl Drop for RackRun {
     fn drop(&mut self) {
         self.stop.store(true, SeqCst);
-        // Who cannot be told finds out by the lease.
+        // If the controller cannot be told, the lease ends the client.
         let _ = self.client.delete_client(self.id);
     }
 }
@@ -140,7 +141,7 @@ impl Drop for RackRun {
 struct Agent {
     tenant: Tenant,
     board: Arc<Board>,
-    /// The run's.
+    /// The run's folder.
     folder: PathBuf,
     placements: Placements,
     quota_bytes: u64,
@@ -150,13 +151,13 @@ struct Agent {
     grow_after: Option<Instant>,
     stuck_since: Option<Instant>,
     spill: Spill,
-    /// What was said last, so that it is said once.
+    /// The last message, so that it is not repeated.
     said: Option<String>,
     stop: Arc<AtomicBool>,
 }
 
 impl Agent {
-    /// Gets the first memory, in several pieces if the rack has it no other way.
+    /// Gets the first memory, in several pieces if the rack has no single one.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
         let started = Instant::now();
         let mut missing = bytes;
@@ -179,14 +180,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether the board has room for more segments and the moves of all.
+    /// True if the board has room for more segments and the moves of all.
     fn may_ask_more(&mut self) -> bool {
-        // Asks without waiting: the list of segments is what counts.
+        // Reports without waiting: only the list of segments matters.
         let asked = self.exchange(Duration::ZERO);
         asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
     }
 
-    /// Asks for a segment of so many bytes, or less; how many it got.
+    /// Asks for a segment of up to `bytes`. Returns the bytes granted.
     fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
         let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[] };
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
@@ -209,7 +210,7 @@ impl Agent {
         }
     }
 
-    /// One report and what comes of the answer.
+    /// Sends one report and acts on the answer.
     fn exchange(&mut self, wait: Duration) -> Result<(), RackError> {
         let entries = RunBlades::new(&self.board).list();
         self.placements.sweep(|entry, generation| {
@@ -217,7 +218,7 @@ impl Agent {
         });
         let Some(segments) = self.tenant.report(self.placements.report(self.far_bytes()), wait)?
         else {
-            // It may have just been told that this client ends.
+            // The controller may have just been told that this client ends.
             if !self.stop.load(SeqCst) {
                 self.tenant.join()?;
             }
@@ -256,7 +257,7 @@ impl Agent {
         pages.sum::<u64>().saturating_mul(farpool_units::PAGE_BYTES as u64)
     }
 
-    /// Asks for more before what there is runs out.
+    /// Asks for more before the granted memory runs out.
     fn grow(&mut self) {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
         let wanted = self.placements.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
@@ -276,7 +277,7 @@ impl Agent {
         }
     }
 
-    /// What was spilled goes back to the rack when that has room again.
+    /// Moves what was spilled back to the rack when that has room again.
     fn unspill(&mut self) {
         let Some((entry, generation)) = self.spill.placement() else { return };
         let entries = RunBlades::new(&self.board).list();
@@ -291,7 +292,7 @@ impl Agent {
         }
     }
 
-    /// The last resort: takes in what nobody else has room for.
+    /// The last resort: takes in what no other blade has room for.
     fn spill_if_stuck(&mut self) {
         let blades = RunBlades::new(&self.board);
         if !blades.list().iter().any(|blade| blade.is_stuck) {
@@ -328,7 +329,7 @@ impl Agent {
     }
 }
 
-/// The place as the board has it.
+/// The place of a segment as a board entry.
 fn offer(place: &Place, epoch: u64, allow_remote_tcp: bool) -> Result<BladeOffer, RackError> {
     let best = best_address(place);
     let text = best.as_ref().map_or_else(|| place.addresses.join(", "), ToString::to_string);

@@ -8,12 +8,12 @@ use farpool_board::BladeOffer;
 use farpool_host::{MemoryFiles, MemoryLevel};
 use farpool_units::SUPERPAGE_BYTES;
 
-/// Memory is spilled into memory only if this share of the machine's stays available.
+/// Memory is spilled to memory only if this fraction (1/8) of the machine's stays available.
 const RESERVE_PART: u64 = 8;
 /// Name of the blade's socket in the run's directory.
 const SOCKET: &str = "spill.sock";
 
-/// Where it would go, and the blade once it is there.
+/// Where memory would be spilled to, and the blade once it serves.
 #[derive(Debug)]
 pub struct Spill {
     socket: PathBuf,
@@ -24,7 +24,7 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Nothing is spilled yet. A file would go into `directory`.
+    /// Starts without a blade. A file would go into `directory`.
     pub fn new(run_directory: &Path, directory: &Path) -> Self {
         let socket = run_directory.join(SOCKET);
         Spill { socket, directory: directory.to_owned(), serving: None, placement: None }
@@ -34,23 +34,23 @@ impl Spill {
         self.serving.is_some()
     }
 
-    /// Where it is on the board.
+    /// Its entry on the board, and that entry's generation.
     pub fn placement(&self) -> Option<(usize, u32)> {
         self.placement
     }
 
-    /// It has been entered on the board.
+    /// Records its entry on the board.
     pub fn seated(&mut self, entry: usize, generation: u32) {
         self.placement = Some((entry, generation));
     }
 
-    /// Everybody has left it: its memory goes back.
+    /// Ends the blade and frees its memory, once all have left it.
     pub fn end(&mut self) {
         (self.serving, self.placement) = (None, None);
     }
 
-    /// Starts the blade with room for all that is granted, of which `bytes` must move now; says
-    /// what it is made of.
+    /// Starts the blade with room for all that is granted, of which `bytes` must move now. Also
+    /// returns what it is made of.
     pub fn start(
         &mut self,
         bytes: u64,
@@ -66,14 +66,14 @@ impl Spill {
         let listen = farpool_wire::Address::Unix(self.socket.clone());
         let config = BladeConfig { memory_bytes, backing, ..BladeConfig::default() };
         self.serving = Some(Server::bind(&[listen], config)?.serve()?);
-        // The blade has it open; nothing is left of it when the keeper ends, however that happens.
+        // The blade has it open; nothing is left of it when the keeper ends, for whatever reason.
         let _not_made = std::fs::remove_file(&file);
         Ok((BladeOffer::open(format!("unix://{}", self.socket.display())), what))
     }
 }
 
-/// Whether this host, and each memory cgroup above this process, can take so much and still has its
-/// reserve.
+/// True if this host, and each memory cgroup above this process, keeps its reserve after taking
+/// `bytes`.
 fn has_memory_for(bytes: u64) -> bool {
     let takes = |level: &MemoryLevel| {
         level.available_bytes > bytes.saturating_add(level.total_bytes / RESERVE_PART)

@@ -1,5 +1,5 @@
-//! Shared memory of processes without sidecars. It cannot be moved, and counts all the same: up to
-//! half of the limit, as it does for those that have one.
+//! Shared memory of processes without sidecars. It cannot be moved, but counts: up to half of the
+//! limit, as for processes that have one.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,14 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::holder::Holder;
 
-/// Between two counts, and more if these take more than this part of a processor. What grows
-/// meanwhile could not be moved in any case.
+/// Shortest pause between two counts; longer if these take more than this part of a processor. What
+/// grows meanwhile could not be moved in any case.
 const STEP: Duration = Duration::from_millis(20);
 const COUNT_PART: u32 = 50;
-/// Less is not looked at: nearly every process maps so much of files.
+/// Less is ignored: nearly every process maps this much of files.
 const LEAST_BYTES: u64 = 4 << 20;
 
-/// The most that one of the processes had when all were last looked at: it is mostly the same
-/// memory in all.
+/// The most that any process had at the last count: it is mostly the same memory in all.
 #[derive(Debug, Default)]
 pub(super) struct CommonCount {
     pub bytes: u64,
@@ -24,7 +23,7 @@ pub(super) struct CommonCount {
 }
 
 impl CommonCount {
-    /// What counts of it besides what is on the board.
+    /// What it adds to the shared memory on the board.
     pub fn count(
         &mut self,
         board: &Board,
@@ -43,7 +42,7 @@ impl CommonCount {
     }
 }
 
-/// Shared memory of a process, if that may be more than `known`.
+/// Shared memory of a process, if that may be more than `known`; else 0.
 pub(crate) fn shared_bytes(pid: u32, known: u64) -> u64 {
     let Some(holder) = Holder::of(pid) else { return 0 };
     if holder.resident().shared_pages * PAGE_BYTES_U64 <= known.max(LEAST_BYTES) {

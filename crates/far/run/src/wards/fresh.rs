@@ -1,6 +1,6 @@
 //! What processes with sidecars hold at this moment.
 //!
-//! A sidecar puts that on the board itself, but not while it waits for the lock of the address
+//! A sidecar publishes that on the board itself, but not while it waits for the lock of the address
 //! space behind threads that map memory and fill it: with 64 of these the board was 55 MiB behind.
 
 use std::collections::HashMap;
@@ -12,10 +12,10 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::proc::anonymous_bytes;
 
-/// Counting takes at most this part of a processor, of large trees too: then it is done less often.
+/// Counting takes at most this part of a processor: large trees are counted less often.
 const COUNT_PART: u32 = 50;
 
-/// What each process held when all were last counted, and when they are counted anew.
+/// What each process held at the last count, and when the next is due.
 #[derive(Debug, Default)]
 pub(super) struct FreshCount {
     held_bytes: HashMap<u32, u64>,
@@ -23,8 +23,8 @@ pub(super) struct FreshCount {
 }
 
 impl FreshCount {
-    /// The anonymous bytes of these processes, as the kernel has them now (or had them lately, if
-    /// it is too early to count again), each shared page once.
+    /// The anonymous bytes of these processes, as the kernel reports them now (or at the last
+    /// count, if it is too early for another), each shared page once.
     pub fn count(&mut self, board: &Board, pids: &[u32]) -> u64 {
         let (began, used) = (Instant::now(), processor_time());
         if self.due.is_none_or(|due| began >= due) {
@@ -34,7 +34,7 @@ impl FreshCount {
                 .collect();
             let held = |pid: &u32| {
                 let elsewhere = elsewhere_pages.get(pid).copied().unwrap_or(0) * PAGE_BYTES_U64;
-                // What is shared was counted earlier, and may have been given up since.
+                // What is shared was counted earlier, and may have been freed since.
                 Some((*pid, anonymous_bytes(*pid)?.saturating_sub(elsewhere)))
             };
             self.held_bytes = pids.iter().filter_map(held).collect();
@@ -45,7 +45,7 @@ impl FreshCount {
     }
 }
 
-/// What the calling thread has used of processors.
+/// The processor time used by the calling thread.
 fn processor_time() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a clock that began at 0")

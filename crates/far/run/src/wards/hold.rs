@@ -1,14 +1,14 @@
 //! Near the limit, processes stand still until they have sidecars and memory has been moved out.
 //!
-//! To put a sidecar in takes some ms, or some dozens where others want the processors, and there is
-//! one keeper: of several children of a fork the last would wait for all the others, and write to
-//! all that it shares meanwhile, which nobody sees. So all that are to get a sidecar are stopped at
+//! Putting a sidecar in takes some ms, or some dozens where others want the processors, and there
+//! is one keeper: of several children of a fork the last would wait for all the others, and
+//! meanwhile write unseen to all that it shares. So all that are to get a sidecar are stopped at
 //! once, and go on together: when what is counted is back where the limit counts as held, when
 //! nothing more leaves, or when the time is over.
 //!
-//! Those that have sidecars are stopped, too, when the limit is passed by half of what may be, or
-//! would be by all of it before they stand: memory that many threads map and fill at once grows
-//! faster than it can be registered.
+//! Processes that have sidecars are stopped, too, when the limit is passed by half of the allowed
+//! overrun, or would be passed by all of it before they stand still: memory that many threads map
+//! and fill at once grows faster than it can be registered.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,33 +23,32 @@ use crate::stillness;
 
 /// The longest that processes stand still for their sidecars, and for memory to be moved out.
 const STILL_TIME: Duration = Duration::from_secs(1);
-/// They do not wait longer for memory to be moved out than since so much has left (1 MiB within 100
-/// ms): much of what they have may have to stay.
+/// They go on earlier if less than this has left within this time (1 MiB within 100 ms): much of
+/// what they have may have to stay.
 const STALLED_BYTES: u64 = 1 << 20;
 const STALLED_TIME: Duration = Duration::from_millis(100);
-/// Between two looks meanwhile.
+/// Pause between two checks meanwhile.
 const STEP: Duration = Duration::from_millis(1);
-/// Until all threads of a process stand still: 64 of them, each of which first ends what it does in
-/// the kernel, took 2 to 13 ms, and once in a while some dozens.
+/// Time until all threads of a process stand still: 64 of them, each of which first ends what it
+/// does in the kernel, took 2 to 13 ms, and occasionally some dozens.
 const STOPPING_TIME: Duration = Duration::from_millis(24);
-/// A process with a sidecar that could not be stopped, for it is traced or busy, is passed over for
-/// so long.
+/// How long a process with a sidecar that could not be stopped (it is traced or busy) is skipped.
 const UNSTOPPABLE_TIME: Duration = Duration::from_secs(1);
 
-/// When processes that have sidecars are stopped.
+/// Decides when processes that have sidecars are stopped.
 #[derive(Debug, Default)]
 pub(super) struct Overrun {
     /// They stood still for this overrun, and memory did not leave, or not within [`STILL_TIME`]:
-    /// nobody is stopped for it again.
+    /// no process is stopped for it again.
     is_let_be: bool,
-    /// Who could not be stopped, and when.
+    /// Processes that could not be stopped, and when that was tried.
     unstoppable: HashMap<u32, Instant>,
-    /// What was counted at the last look.
+    /// When memory was last counted, and the result.
     last: Option<(Instant, u64)>,
 }
 
 impl Overrun {
-    /// Takes note of what is counted now; whether processes must stand still. Pure.
+    /// Takes the present count. True if processes must stand still. Pure.
     fn is_due(&mut self, counted_bytes: u64, limit_bytes: u64, now: Instant) -> bool {
         let before = self.last.replace((now, counted_bytes));
         let coming_bytes = before.map_or(0, |before| growth(before, (now, counted_bytes)));
@@ -61,15 +60,15 @@ impl Overrun {
     }
 }
 
-/// What comes within [`STOPPING_TIME`] if memory grows as between two looks. Pure.
+/// Growth within [`STOPPING_TIME`] at the rate between the two counts. Pure.
 fn growth((then, before): (Instant, u64), (now, after): (Instant, u64)) -> u128 {
     let time = now.saturating_duration_since(then).max(STEP);
-    // What has shrunk does not grow.
+    // Memory that has shrunk counts as not growing.
     let grown_bytes = u128::from(after.saturating_sub(before));
     grown_bytes * STOPPING_TIME.as_nanos() / time.as_nanos()
 }
 
-/// How memory has left, while it is waited for.
+/// How memory leaves while processes stand still for it.
 #[derive(Debug)]
 struct Outflow {
     least_bytes: u64,
@@ -77,7 +76,7 @@ struct Outflow {
 }
 
 impl Wards {
-    /// Whether processes that have sidecars must stand still.
+    /// True if processes that have sidecars must stand still.
     pub(super) fn must_stop(&mut self, board: &Board, sight: &Sight) -> bool {
         let (counted, limit) = (sight.counted_bytes, sight.limit_bytes);
         let is_due = self.overrun.is_due(counted, limit, Instant::now());
@@ -85,8 +84,8 @@ impl Wards {
         is_due && self.has_fit && !is_share && !self.is_leaving
     }
 
-    /// Puts sidecars into those that are due, and those that become so meanwhile. `must_stop`:
-    /// those that have one stand still from the start.
+    /// Puts sidecars into the processes that are due, and those that become due meanwhile. With
+    /// `must_stop`, those that have one stand still from the start.
     pub(super) fn hold(&mut self, board: &Board, due: Vec<u32>, must_stop: bool) {
         let held = standstill(|still| {
             if must_stop {
@@ -95,7 +94,7 @@ impl Wards {
             self.hold_here(board, still);
         });
         if held.is_err() {
-            // There is no thread to be had.
+            // No thread could be started.
             for pid in due {
                 self.admit(pid, None);
             }
@@ -134,7 +133,7 @@ impl Wards {
         }
     }
 
-    /// Stops those that have sidecars.
+    /// Stops the processes that have sidecars.
     fn stop_wards(&mut self, still: &mut Standstill) {
         let unstoppable = &mut self.overrun.unstoppable;
         unstoppable.retain(|_, since| since.elapsed() < UNSTOPPABLE_TIME);
@@ -145,9 +144,9 @@ impl Wards {
         }
     }
 
-    /// Stops those that are due; returns those that stand still. What is attached to may hold far
-    /// more than its limit to begin with, and is not kept waiting for that: one at a time is
-    /// stopped.
+    /// Stops the processes that are due. Returns those that stand still. A tree that is attached to
+    /// may hold far more than its limit to begin with, and is not kept waiting for that: one
+    /// process at a time is stopped.
     fn stop(&mut self, mut due: Vec<u32>, still: &mut Standstill) -> Vec<u32> {
         if !self.has_fit {
             due.truncate(1);
@@ -165,7 +164,7 @@ impl Wards {
 
     fn admit_one(&mut self, pid: u32, still: &mut Standstill) {
         let admission = self.admit(pid, Some(still));
-        // A child that is about to be handed over is tried again; others may have to do without.
+        // A child that is about to be handed over is tried again; others may have to go without.
         let goes_on = match admission {
             Admission::Entered => !self.has_fit,
             Admission::NotYet => false,
@@ -179,7 +178,7 @@ impl Wards {
         }
     }
 
-    /// Whether memory is above where it must be, and leaves.
+    /// True if more is counted than the limit allows, and memory is leaving.
     fn flows(&mut self, sight: &Sight, outflow: &mut Option<Outflow>) -> bool {
         if !self.has_fit || sight.counted_bytes <= brake_bytes(sight.limit_bytes) {
             return false;
@@ -191,13 +190,12 @@ impl Wards {
     }
 }
 
-/// From here on processes that have sidecars stand still: half of what the limit may be passed by.
-/// Pure.
+/// Where processes that have sidecars are stopped: half of the allowed overrun. Pure.
 fn brake_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + (allowed_bytes(limit_bytes) - limit_bytes) / 2
 }
 
-/// Whether somebody without a sidecar stands still.
+/// True if a process without a sidecar stands still.
 fn is_awaited(sight: &Sight, still: &Standstill) -> bool {
     let is_native = |pid: Pid| sight.native.iter().any(|(native, _)| *native == number(pid));
     still.pids().any(is_native)
@@ -208,7 +206,7 @@ impl Outflow {
         Outflow { least_bytes: counted_bytes, since: Instant::now() }
     }
 
-    /// Takes note of what is counted now; whether enough has left lately. Pure.
+    /// Takes the present count. True if enough has left lately. Pure.
     fn goes_on(&mut self, counted_bytes: u64, now: Instant) -> bool {
         if counted_bytes.saturating_add(STALLED_BYTES) <= self.least_bytes {
             (self.least_bytes, self.since) = (counted_bytes, now);
