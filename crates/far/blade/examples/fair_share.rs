@@ -1,12 +1,12 @@
 //! What a greedy client does to a modest one on the same blade, over TCP: bandwidth of both and the
 //! modest one's latency, alone, beside the greedy one without limits, and with a grant's rate for
-//! each. Neither client holds itself back: it is the blade that does.
+//! each. Neither client throttles itself: the blade does.
 //!
 //!     cargo run --release -p farpool-blade --example fair_share -- [SECONDS [GREEDY_MIB_PER_S]]
 //!
 //! The greedy client has four connections, each with 16 reads of 1 MiB in flight. The modest one
 //! reads one page, waits for it, and reads the next; its own rate is above what that can reach.
-//! With few processors the worst reads are the scheduler's.
+//! With few processors the slowest reads are due to the scheduler.
 
 use farpool_blade::{BladeConfig, GrantId, GrantKey, GrantSpec, Server, Serving};
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
@@ -23,7 +23,7 @@ const GREEDY_IN_FLIGHT: u32 = 16;
 const GREEDY_PAGES: u32 = 256;
 const GREEDY: u128 = 1;
 const MODEST: u128 = 2;
-/// The modest client's rate in bytes a second, where there are limits.
+/// The modest client's rate in bytes per second, where there are limits.
 const MODEST_RATE: u64 = 1 << 30;
 
 fn main() {
@@ -157,7 +157,7 @@ impl Client {
         client
     }
 
-    /// With a segment that is full of bytes.
+    /// A client with a segment full of bytes.
     fn new(address: SocketAddr, id: u128, slot: u32) -> Client {
         let mut client = Client::connect(address, id, slot);
         client.send(&Request::CreateSegment { span_superpages: SUPERPAGES }, &[]);
@@ -191,8 +191,8 @@ impl Client {
         self.send(&Request::Read { segment: self.segment, extents: &extents }, &[]);
     }
 
-    /// Takes one answer into the buffer; returns the bytes of its head. One that is checked is no
-    /// error, and its pages are whole.
+    /// Reads one answer into the buffer. Returns the bytes of its head. With `is_checked`, it must
+    /// not be an error, and its pages must be intact.
     fn take(&mut self, is_checked: bool) -> usize {
         self.stream.read_exact(&mut self.buffer[..HEADER_BYTES]).unwrap();
         let header = Header::decode(self.buffer.first_chunk().unwrap()).unwrap();
@@ -205,7 +205,7 @@ impl Client {
         head
     }
 
-    /// Takes the answer to a read; returns the bytes of its pages.
+    /// Reads the answer to a read. Returns the bytes of its pages.
     fn take_pages(&mut self, is_checked: bool) -> usize {
         self.take(is_checked);
         Header::decode(self.buffer.first_chunk().unwrap()).unwrap().pages_bytes()

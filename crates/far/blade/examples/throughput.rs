@@ -1,5 +1,5 @@
-//! How fast the blade serves reads and takes writes over TCP loopback, beside a bare loop of send
-//! and receive that moves the same bytes:
+//! How fast the blade serves reads and writes over TCP loopback, beside a bare loop of send and
+//! receive that moves the same bytes:
 //!
 //!     cargo run --release -p farpool-blade --example throughput -- [pages] [in flight] [seconds]
 
@@ -137,7 +137,7 @@ impl Client {
         }
     }
 
-    /// Takes one answer; large bites, as a real client would.
+    /// Reads one answer, in large pieces as a real client would.
     fn take_answer(&mut self, is_checked: bool) {
         loop {
             if let Some(head) = split_head(&self.buffer[self.start..self.end]).unwrap() {

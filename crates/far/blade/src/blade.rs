@@ -5,10 +5,10 @@
 //! while memory is zeroed, and takes `table` for a moment inside; never the other way round.
 //!
 //! Memory of which a process still holds a descriptor is never zeroed when its segment is gone (by
-//! detach, goodbye, or a lease that ran out on a client that lives): whoever reads it finds what
-//! was there. It counts as used, of no client, until the last descriptor is closed; the blade asks
-//! the kernel five times a second, and when memory is short. A superpage that its client frees is
-//! zeroed under that client's descriptor, as it asked.
+//! detach, goodbye, or a lease that expired on a living client): a holder that reads it finds what
+//! was there. It counts as used, but by no client, until the last descriptor is closed; the blade
+//! asks the kernel five times a second, and when memory is short. A superpage that its client frees
+//! is zeroed under that client's descriptor, as requested.
 
 mod grants;
 
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 type Memory = Arc<SegmentMemory>;
 
-/// A blade: memory, and who has which part of it.
+/// A blade: memory, and which client has which part of it.
 #[derive(Debug)]
 pub struct Blade {
     id: u64,
@@ -48,7 +48,7 @@ pub struct Blade {
     store: Store,
     table: RwLock<Table<Memory>>,
     scrubs: Scrubs,
-    /// Held while a grant is set or taken back, before all other locks.
+    /// Held while a grant is set or revoked; taken before all other locks.
     orders: Mutex<()>,
     gates: Gates,
     pub(crate) counters: Counters,
@@ -73,14 +73,14 @@ pub(crate) struct Counters {
 struct Scrubs {
     waiting: Mutex<VecDeque<Scrub<Memory>>>,
     arrived: Condvar,
-    /// Held while zeroing: whoever takes it knows that all earlier scrubs are done. In it: memory
-    /// whose segment is gone, but which a process still holds by descriptor.
+    /// Held while zeroing: once it is taken, all earlier scrubs are done. It holds memory whose
+    /// segment is gone, but of which a process still holds a descriptor.
     running: Mutex<Vec<Scrub<Memory>>>,
     /// Superpages of that memory.
     held_superpages: AtomicU32,
 }
 
-/// Which clients somebody may see.
+/// Which clients a connection may see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Visible {
     All,
@@ -99,7 +99,7 @@ pub struct BladeStat {
 }
 
 impl Blade {
-    /// A blade with nothing in it.
+    /// A blade without clients.
     ///
     /// # Errors
     /// The backing store cannot be opened, or the system gives no random numbers.
@@ -137,12 +137,12 @@ impl Blade {
         })
     }
 
-    /// Random number of this blade.
+    /// The random number of this blade.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// How it is set up.
+    /// Its configuration.
     pub fn config(&self) -> &BladeConfig {
         &self.config
     }
@@ -152,7 +152,7 @@ impl Blade {
         self.started.elapsed()
     }
 
-    /// Memory it has to lend; see [`Blade::set_capacity`].
+    /// Memory that it lends; see [`Blade::set_capacity`].
     pub fn capacity_bytes(&self) -> u64 {
         u64::from(self.capacity_superpages.load(Ordering::Relaxed)) * SUPERPAGE_BYTES
     }
@@ -182,7 +182,7 @@ impl Blade {
         self.queue_scrubs(scrubs);
     }
 
-    /// Ends the clients whose lease has run out; `now` is the time since the blade started.
+    /// Ends the clients whose lease has expired. `now` is the time since the blade started.
     pub fn tick(&self, now: Duration) {
         let scrubs = self.write().expire(now);
         self.queue_scrubs(scrubs);
@@ -211,7 +211,7 @@ impl Blade {
             |pairs: &mut Vec<_>| self.write().allocate(client, segment, first, count, pairs);
         let memory = match allocate(pairs) {
             Err(Refused { code: ErrorCode::BladeFull, .. }) => {
-                self.run_scrubs(); // what was freed just before may be all that is missing
+                self.run_scrubs(); // what was freed just before may suffice
                 allocate(pairs)?
             }
             other => other?,
@@ -234,7 +234,7 @@ impl Blade {
         first: SuperpageNumber,
         count: u32,
     ) {
-        // It can only fail when the client has meanwhile detached or died, and then all is freed.
+        // It fails only if the client has meanwhile detached or died, and then all is freed.
         let freed = self.write().free(client, segment, first, count);
         self.queue_scrubs(freed.ok());
         self.run_scrubs();
@@ -316,7 +316,7 @@ impl Blade {
         runs.iter().try_for_each(|run| permit.memory.discard(*run)).map_err(|e| backing(&e))
     }
 
-    /// Counts pages that a client moved past the blade.
+    /// Counts pages that a client moved without requests, through shared memory.
     pub(crate) fn count_reported(&self, (pages_read, pages_written): (u64, u64)) {
         let counters = &self.counters;
         counters.pages_read.fetch_add(pages_read, Ordering::Relaxed);
@@ -329,7 +329,7 @@ impl Blade {
         client: ClientNumber,
         segment: SegmentId,
     ) -> Result<(OwnedFd, u64, bool), Refused> {
-        // Under the lock: once a segment is gone from the table, nobody new can hold its memory.
+        // Under the lock: once a segment is gone from the table, no new descriptor of it is made.
         let table = self.read();
         let (memory, writable) = table.memory_of(client, segment)?;
         let (descriptor, bytes) = memory.share(client.0, writable).map_err(|e| backing(&e))?;
@@ -344,7 +344,7 @@ impl Blade {
         }
     }
 
-    /// Zeroes all memory that waits for it and is held by no process, and returns when that and all
+    /// Zeroes all waiting memory of which no process holds a descriptor. Returns when that and all
     /// earlier zeroing is done.
     pub fn run_scrubs(&self) {
         let mut held = self.scrubs.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -363,7 +363,7 @@ impl Blade {
         waiting.pop_front()
     }
 
-    /// Does the scrub, or hands it back if a process still holds the memory.
+    /// Does the scrub. Returns it if a process still holds the memory.
     fn run_or_keep(&self, scrub: Scrub<Memory>) -> Option<Scrub<Memory>> {
         let is_whole = matches!(scrub.part, ScrubPart::Whole { .. });
         match scrub.memory.is_held() {
@@ -377,7 +377,7 @@ impl Blade {
         None
     }
 
-    /// Waits until memory waits for being zeroed, or the time is over.
+    /// Waits until memory is to be zeroed, at most for `at_most`.
     pub(crate) fn wait_for_scrubs(&self, at_most: Duration) {
         let waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.is_empty() {
@@ -393,7 +393,7 @@ impl Blade {
     fn run_scrub(&self, scrub: Scrub<Memory>) {
         let Scrub { memory, part } = scrub;
         if let Err(error) = memory.scrub(&part) {
-            // Not given back: memory that may hold old bytes must not be given out again.
+            // Not freed: memory that may hold old bytes must not be handed out again.
             tracing::error!(%error, ?part, "memory could not be zeroed and is lost to this blade");
             return;
         }
@@ -403,7 +403,7 @@ impl Blade {
         self.write().scrubbed(part);
     }
 
-    /// All counters; `now` is the time since the blade started.
+    /// All counters. `now` is the time since the blade started.
     pub fn stat(&self, now: Duration) -> BladeStat {
         self.stat_page(Visible::All, 0, usize::MAX, now)
     }

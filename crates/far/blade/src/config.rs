@@ -1,4 +1,4 @@
-//! How a blade is set up, and every limit it keeps.
+//! The configuration of a blade, and every limit it keeps.
 
 use farpool_wire::Address;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ pub enum BackingKind {
     #[default]
     Automatic,
     /// A sealed memfd per segment: the only kind that same-host clients can share. In pages of 4
-    /// KiB, unless the system is told otherwise (`transparent_hugepage/shmem_enabled`).
+    /// KiB, unless the system is configured otherwise (`transparent_hugepage/shmem_enabled`).
     Memfd,
     /// Private anonymous memory per segment, in transparent huge pages where the system has them:
-    /// memory that moves between hosts arrives twice as fast (`move_speed`), for it is not faulted
-    /// in page by page.
+    /// memory that moves between hosts arrives twice as fast (`move_speed`), since it is not
+    /// faulted in page by page.
     Anonymous,
     /// Huge pages of the system's default size, all reserved when the blade starts.
     Hugetlb,
@@ -25,7 +25,7 @@ pub enum BackingKind {
     File(PathBuf),
 }
 
-/// A backing that is none of the known ones.
+/// The name of a backing store is unknown.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{0:?} is no backing store; choose auto, memfd, anonymous, hugetlb or file:PATH")]
 pub struct BackingKindError(String);
@@ -48,7 +48,7 @@ impl FromStr for BackingKind {
 }
 
 impl BackingKind {
-    /// The kind itself, for a blade that listens there.
+    /// The kind that automatic stands for, for a blade that listens on `addresses`.
     pub(crate) fn resolve(self, addresses: &[Address], require_grants: bool) -> BackingKind {
         let has_unix = addresses.iter().any(|address| address.socket_path().is_some());
         match self {
@@ -59,7 +59,8 @@ impl BackingKind {
     }
 }
 
-/// How a blade is set up. `BladeConfig { memory_bytes, ..Default::default() }` is the usual form.
+/// Configuration of a blade. `BladeConfig { memory_bytes, ..Default::default() }` is the usual
+/// form.
 #[derive(Clone, Debug)]
 pub struct BladeConfig {
     /// Memory to lend, rounded down to superpages.
@@ -74,27 +75,27 @@ pub struct BladeConfig {
     pub lease: Duration,
     /// Threads that serve connections; 0 for one per processor.
     pub threads: usize,
-    /// Allow TCP addresses beyond loopback. Nothing is encrypted and nobody is asked who they are.
+    /// Allows TCP addresses beyond loopback. Nothing is encrypted, and peers are not authenticated.
     pub allow_remote_tcp: bool,
     /// Permissions of unix sockets, as in chmod.
     pub socket_mode: u32,
-    /// Most pages of one read or write, 1 to 1024. A larger request holds its connection longer.
+    /// Most pages of one read or write, 1 to 1024. A larger request occupies its connection longer.
     pub pages_per_request: u16,
     /// Requests a client may have in flight on one connection.
     pub credits: u16,
-    /// Whether clients and keepers need a grant ([`crate::Blade::set_grant`]). Whoever shows none
-    /// is refused then, and monitors see totals only.
+    /// Clients and keepers need a grant ([`crate::Blade::set_grant`]). Those without one are
+    /// refused, and monitors see totals only.
     pub require_grants: bool,
     /// Most clients; further ones are refused.
     pub clients_limit: usize,
-    /// Most segments of all clients (each costs a descriptor); further ones are refused.
+    /// Most segments of all clients (each takes a descriptor); further ones are refused.
     pub segments_limit: usize,
     /// Most connections; further ones are closed at once.
     pub connections_limit: usize,
 }
 
-/// Long enough for a client to come back after a short cut of the network, short enough that a
-/// crashed program's memory is not missed.
+/// Long enough for a client to reconnect after a short network failure, short enough that a crashed
+/// program's memory is not needed meanwhile.
 const LEASE_DEFAULT: Duration = Duration::from_secs(10);
 /// 1 MiB: a swap-sized write in one request, and 0.2 ms of a connection's time.
 const PAGES_PER_REQUEST_DEFAULT: u16 = 256;

@@ -1,5 +1,6 @@
-//! What a blade serves its clients on other hosts all together, so that it leaves its own host's
-//! programs their processors. Who is on the same host, on a unix socket, is one of those programs.
+//! Limits what a blade serves to all clients on other hosts together, so that it leaves its own
+//! host's programs their processors. A client on the same host, on a unix socket, is one of those
+//! programs.
 
 use crate::Blade;
 use farpool_policy::donor_protection::{self, ProcessorSight};
@@ -8,12 +9,12 @@ use farpool_units::at_most;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What all connections from elsewhere are held to.
+/// The shared limit of all connections from other hosts.
 #[derive(Debug, Default)]
 pub(crate) struct DonorProtection {
-    /// Pages in either direction.
+    /// Counts pages in both directions.
     pub(crate) meter: Meter,
-    /// Changes with the rate, so that who waits by the old one asks again.
+    /// Changes with the rate, so that a connection waiting by the old one checks again.
     pub(crate) version: AtomicU64,
     decision: Mutex<donor_protection::DonorProtection>,
 }
@@ -26,7 +27,7 @@ impl DonorProtection {
 }
 
 impl Blade {
-    /// Takes in what the host's processors did of late: while all are in use the blade serves
+    /// Takes the recent use of the host's processors: while all are busy the blade serves
     /// `bytes_per_s` for each of them. To be called every second or so.
     pub fn consider(&self, sight: &ProcessorSight, bytes_per_s: u64) {
         let mut decision =
@@ -45,8 +46,8 @@ impl Blade {
         }
     }
 
-    /// Holds all connections from other hosts (TCP) together to a rate, pages in both directions
-    /// counted, until it is set anew.
+    /// Holds all connections from other hosts (TCP) together to a rate, counting pages in both
+    /// directions, until it is set anew.
     pub fn set_donor_protection(&self, limit: RateLimit) {
         let now_ns = at_most(self.now().as_nanos());
         self.donor_protection.set_limit(now_ns, limit);

@@ -1,9 +1,9 @@
-//! How a connection is ended by somebody else, for good.
+//! How another thread ends a connection, for good.
 //!
 //! Invariants:
-//! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it
-//!   rests and never works again: it touches no memory, nothing that still waits in its buffers
-//!   takes effect, and no write of it counts as under way, even before its worker has closed it.
+//! - A connection works only while it holds its gate's lock, so when [`Gate::fence`] returns it is
+//!   idle and never works again: it touches no memory, nothing in its buffers takes effect, and
+//!   none of its writes counts as under way, even before its worker has closed it.
 //! - No lock of this module is held while a connection is fenced.
 
 use crate::table::{GrantId, WriteGuard};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lets one connection be ended from outside.
+/// Lets another thread end one connection.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) socket: OwnedFd,
@@ -35,14 +35,14 @@ impl Gate {
         Gate { socket, is_fenced: Mutex::new(false), writing: Mutex::new(None) }
     }
 
-    /// Waits until the connection rests, and lets it do nothing ever after.
+    /// Waits until the connection is idle, and keeps it from ever working again.
     pub(crate) fn fence(&self) {
         *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.end_writing();
         crate::sys::shut(&self.socket);
     }
 
-    /// A write of the connection begins; it writes one at a time.
+    /// Begins a write of the connection; it writes one at a time.
     pub(crate) fn begin_writing(self: &Arc<Self>, guard: Option<WriteGuard>) -> Writing {
         *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = guard;
         Writing(Arc::clone(self))
@@ -53,20 +53,20 @@ impl Gate {
     }
 }
 
-/// The place of a connection among those under grants.
+/// The key of a connection among those under grants.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Ticket {
     grant: GrantId,
     number: u64,
 }
 
-/// The connections that came in under grants, to be ended with them.
+/// The connections under grants, to be ended with them.
 #[derive(Debug, Default)]
 pub(crate) struct Gates(Mutex<Entered>);
 
 #[derive(Debug, Default)]
 struct Entered {
-    /// With the epoch that each came in under.
+    /// Each with the epoch that it was admitted under.
     connections: BTreeMap<Ticket, (u64, Arc<Gate>)>,
     next_number: u64,
 }
@@ -88,12 +88,12 @@ impl Gates {
         self.lock().connections.remove(&ticket);
     }
 
-    /// Ends the grant's connections of epochs below `epoch`; returns how many there were.
+    /// Ends the grant's connections of epochs below `epoch`. Returns their number.
     pub(crate) fn fence_before(&self, grant: GrantId, epoch: u64) -> usize {
         self.fence(grant, |of_connection| of_connection < epoch)
     }
 
-    /// Ends all of the grant's connections; returns how many there were.
+    /// Ends all of the grant's connections. Returns their number.
     pub(crate) fn fence_all(&self, grant: GrantId) -> usize {
         self.fence(grant, |_| true)
     }

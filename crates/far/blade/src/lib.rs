@@ -4,11 +4,12 @@
 //! argument), [`Store`] holds the bytes, [`Blade`] joins the two, [`Server`] puts them on sockets.
 //!
 //! Invariants:
-//! - Memory lent under a grant can be taken back at any time: nobody outside holds a descriptor of
-//!   it.
-//! - A page is reachable only through a segment that its client uses; every access asks the table.
-//! - Memory that a client gave back is zeroed before it counts as free again.
-//! - Nothing here is global and no signal is touched, so that a blade can live inside another
+//! - Memory lent under a grant can be taken back at any time: no other process holds a descriptor
+//!   of it.
+//! - A page is reachable only through a segment that its client uses; every access is checked in
+//!   the table.
+//! - Memory that a client freed is zeroed before it counts as free again.
+//! - There is no global state and no signal handling, so that a blade can live inside another
 //!   program (`farpool run` embeds one).
 
 mod blade;

@@ -1,20 +1,19 @@
-//! Where the bytes are. A [`Store`] makes a [`SegmentMemory`] per segment; both know nothing of
+//! The store of the bytes. A [`Store`] makes a [`SegmentMemory`] per segment; both know nothing of
 //! clients and rights.
 //!
-//! Kinds `memfd` and `anonymous` give each segment memory of its own, which makes the kernel's
-//! zeroing the scrub and lets a memfd be handed to a same-host client: it is sealed at its final
-//! size, so the client cannot grow it past its quota. Kinds `file` and `hugetlb` cut one file,
-//! device or run of huge pages into superpages, all reserved at the start, because touching a page
-//! that cannot be had would kill the blade. Those superpages are zeroed by hand, when the last one
-//! who could read them is gone.
+//! Kinds `memfd` and `anonymous` give each segment memory of its own, so that the kernel's zeroing
+//! is the scrub and a memfd can be handed to a same-host client: it is sealed at its final size, so
+//! the client cannot grow it past its quota. Kinds `file` and `hugetlb` cut one file, device or run
+//! of huge pages into superpages, all reserved at the start, because touching a page that cannot be
+//! had would kill the blade. Those superpages are zeroed by hand, when their last reader is gone.
 //!
-//! A memfd that was handed out stays whole as long as a process holds it: that process may read it
-//! long after its lease ran out, and must find what it wrote, not zeros. Each descriptor handed out
+//! A memfd that was handed out stays intact as long as a process holds it: that process may read it
+//! long after its lease expired, and must find what it wrote, not zeros. Each descriptor handed out
 //! is an open file of its own, marked by a lock that lives as long as that open file does (copies,
-//! forks and mappings included), so the blade can ask the kernel who still holds one.
+//! forks and mappings included), so the blade can ask the kernel whether any is still held.
 //!
-//! Files and mappings are made when first needed: an empty segment costs no descriptor, and a
-//! segment whose client copies by itself costs the blade no address space.
+//! Files and mappings are made when first needed: an empty segment takes no descriptor, and a
+//! segment whose client copies by itself takes no address space of the blade's.
 
 use crate::config::BackingKind;
 use crate::sys::{Mapping, Slice};
@@ -28,7 +27,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-/// Something that must stay alive while its bytes are being moved.
+/// Keeps memory alive while its bytes are being moved.
 pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
 
 /// Makes the memory of segments.
@@ -73,7 +72,7 @@ struct PooledMemory {
 }
 
 impl Store {
-    /// Opens the store. A file is made as long as `capacity_bytes`; a device must be.
+    /// Opens the store. A file is made `capacity_bytes` long; a device must be.
     ///
     /// # Errors
     /// The file or device cannot be opened, locked, extended or mapped.
@@ -109,7 +108,7 @@ impl SegmentMemory {
     /// Makes superpage `rmma` usable and zero.
     ///
     /// # Errors
-    /// Out of descriptors, or out of pool superpages (as [`is_full`] tells).
+    /// Out of descriptors, or out of pool superpages (see [`is_full`]).
     pub(crate) fn commit(&self, rmma: u32) -> io::Result<()> {
         match &self.0 {
             SegmentKind::Own(own) => own.commit(),
@@ -122,7 +121,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Whether a process still holds a descriptor of this memory.
+    /// True if a process still holds a descriptor of this memory.
     pub(crate) fn is_held(&self) -> io::Result<bool> {
         match self.shared_file() {
             Some(file) => crate::sys::is_held(file.as_fd(), 0, None),
@@ -130,7 +129,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Whether a descriptor that was handed to another client than `holder` is still held.
+    /// True if a descriptor that was handed to a client other than `holder` is still held.
     pub(crate) fn is_held_beside(&self, holder: u64) -> io::Result<bool> {
         let Some(file) = self.shared_file() else {
             return Ok(false);
@@ -147,9 +146,8 @@ impl SegmentMemory {
         }
     }
 
-    /// Zeroes and gives back what `part` names; all of a segment only when it is not held
-    /// ([`Self::is_held`]). Pooled memory that is still being sent follows
-    /// when it has been.
+    /// Zeroes and frees `part`; a whole segment only when it is not held ([`Self::is_held`]).
+    /// Pooled memory that is still being sent follows afterwards.
     pub(crate) fn scrub(&self, part: &ScrubPart) -> io::Result<()> {
         match (&self.0, part) {
             (SegmentKind::Own(own), ScrubPart::Whole { .. }) => own.scrub_all(),
@@ -163,7 +161,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Lets go of the content of a run. Pooled memory keeps it, which is allowed.
+    /// Drops the content of a run. Pooled memory keeps it, which is allowed.
     pub(crate) fn discard(&self, run: Run) -> io::Result<()> {
         match &self.0 {
             SegmentKind::Own(own) => {
@@ -174,7 +172,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Appends the places of the runs, and what must be kept alive as long as they are used.
+    /// Appends the slices of the runs, and what must be kept alive as long as they are used.
     ///
     /// # Errors
     /// The memory cannot be mapped, or a superpage was freed meanwhile.
@@ -198,8 +196,8 @@ impl SegmentMemory {
         }
     }
 
-    /// A descriptor of this memory for the same-host client `holder`, and its length in bytes. One
-    /// that is not `writable` is opened read-only, and can neither be written nor mapped for
+    /// A descriptor of this memory for the same-host client `holder`, and its length in bytes.
+    /// Unless `writable`, it is opened read-only, and can neither be written nor mapped for
     /// writing.
     ///
     /// # Errors
@@ -215,7 +213,7 @@ impl SegmentMemory {
     }
 }
 
-/// Whether the error says that there is no memory left, as opposed to something being broken.
+/// True if the error means that no memory is left, rather than that something is broken.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
 }
@@ -247,7 +245,7 @@ impl OwnMemory {
             return Ok(file);
         }
         let file = self.make_file()?;
-        Ok(self.file.get_or_init(|| file)) // another thread's, if it was first
+        Ok(self.file.get_or_init(|| file)) // another thread's, if that was first
     }
 
     fn make_file(&self) -> io::Result<OwnedFd> {
@@ -294,7 +292,7 @@ impl OwnMemory {
         }
     }
 
-    /// At once, although answers that are being sent may keep the memory open for a moment.
+    /// Zeroes at once, although answers being sent may keep the memory open for a moment.
     fn scrub_all(&self) -> io::Result<()> {
         if self.superpages == 0 { Ok(()) } else { self.drop_content(0, self.bytes()) }
     }
@@ -310,7 +308,7 @@ impl PooledMemory {
             }
         };
         drop(slots);
-        drop(dropped); // zeroes what nobody is sending any more, without the lock
+        drop(dropped); // zeroes, without the lock, what is not being sent any more
     }
 
     fn place(
@@ -340,14 +338,14 @@ struct Pool {
     _file: OwnedFd,
 }
 
-/// Free superpages: zeroed ones are given out first, then those that held bytes before we came.
+/// Free superpages: zeroed ones are handed out first, then those with bytes from before the start.
 #[derive(Debug)]
 struct FreeSuperpages {
     zero: Vec<u32>,
     unknown: std::ops::Range<u32>,
 }
 
-/// One superpage of a pool, zeroed and given back when dropped.
+/// One superpage of a pool, zeroed and returned to it when dropped.
 #[derive(Debug)]
 struct PoolSuperpage {
     pool: Arc<Pool>,
@@ -361,7 +359,7 @@ impl Pool {
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         let stat = rustix::fs::fstat(&file)?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
-            // Reserved now: a full file system would kill the blade when it touches a hole.
+            // Reserved now: with a full file system, touching a hole later would kill the blade.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
         }
         Self::over(file, capacity_bytes)

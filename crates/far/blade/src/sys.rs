@@ -2,7 +2,7 @@
 //!
 //! Mapped memory is shared with other processes and with other connections of the same client, so
 //! it is never seen as `&mut [u8]`; the kernel copies into it and out of it by pointer. A client
-//! that writes a page while reading it gets a checksum that does not fit, and nothing else.
+//! that writes a page while reading it merely gets a checksum that does not match.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Most entries the kernel takes in one vectored call (UIO_MAXIOV).
 pub(crate) const IOVECS_LIMIT: usize = 1024;
 
-/// Of the usual huge page (x86-64, and aarch64 with 4 KiB pages).
+/// Size of the usual huge page (x86-64, and aarch64 with 4 KiB pages).
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory mapped for reading and writing, until dropped.
@@ -23,7 +23,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) struct Mapping {
     start: *mut u8,
     bytes: usize,
-    /// What is unmapped at the end: all of it, and what alignment left over.
+    /// The range to unmap at the end, including what alignment left over.
     mapped: *mut u8,
     mapped_bytes: usize,
 }
@@ -35,8 +35,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Private zero memory, taken as it is touched, in huge pages where the system has them. At its
-    /// end lie up to `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple
+    /// Private zero memory, allocated as it is touched, in huge pages where the system has them. It
+    /// ends with up to `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple
     /// of that.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -52,8 +52,7 @@ impl Mapping {
         };
         let mapped: *mut u8 = start.cast();
         let start = mapped.wrapping_add(mapped.align_offset(HUGE_PAGE_BYTES));
-        // SAFETY: the range lies in the mapping just made. Without huge pages it is as good, but
-        // slower.
+        // SAFETY: the range lies in the mapping just made. Without huge pages it works, but slower.
         let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start, bytes, mapped, mapped_bytes })
     }
@@ -76,7 +75,7 @@ impl Mapping {
         Ok(Mapping { start, bytes, mapped: start, mapped_bytes: bytes })
     }
 
-    /// The bytes from `offset` on. Good as long as the mapping lives.
+    /// The bytes from `offset` on. Valid as long as the mapping lives.
     pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Slice {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.bytes), "a slice must lie in its mapping");
@@ -103,14 +102,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by this object, and all slices of it are gone: whoever
-        // holds one holds the object too.
+        // SAFETY: the mapping was made by this object, and all slices of it are gone: the holder of
+        // a slice holds the object too.
         let unmapped = unsafe { rustix::mm::munmap(self.mapped.cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping cannot fail");
     }
 }
 
-/// A place in mapped memory. Whoever keeps one keeps its [`Mapping`] alive beside it.
+/// A range of mapped memory. Its holder keeps its [`Mapping`] alive beside it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     start: *mut u8,
@@ -137,7 +136,7 @@ impl Slice {
         Slice { start: self.start, bytes: count }
     }
 
-    /// Takes the bytes into a checksum.
+    /// Adds the bytes to a checksum.
     pub(crate) fn checksum(self, checksum: &mut PagesChecksum) {
         // SAFETY: the bytes are mapped (see `Slice`) and initialised by the kernel. Another process
         // may change them meanwhile; then the checksum is of no use to the client that did so.
@@ -153,7 +152,7 @@ impl Slice {
     }
 }
 
-/// Places for one vectored system call.
+/// Ranges for one vectored system call.
 #[derive(Debug, Default)]
 pub(crate) struct Iovecs(Vec<libc::iovec>);
 
@@ -188,21 +187,21 @@ impl Iovecs {
     }
 }
 
-/// Receives into the places of `iovecs`, in order. 0 is the end of the stream.
+/// Receives into the ranges of `iovecs`, in order. 0 is the end of the stream.
 ///
 /// # Safety
-/// Every place must be alive, and writable by nobody else's Rust code, during the call.
+/// Every range must be alive, and not written by other Rust code, during the call.
 pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, iovecs: &Iovecs) -> io::Result<usize> {
     let count = iovecs_count(iovecs);
-    // SAFETY: the caller vouches for the places; the list itself is a valid array of `count`.
+    // SAFETY: the caller vouches for the ranges; the list itself is a valid array of `count`.
     let received = unsafe { libc::readv(socket.as_raw_fd(), iovecs.0.as_ptr(), count) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends the bytes of the places of `iovecs`, in order, and never raises SIGPIPE.
+/// Sends the bytes of the ranges of `iovecs`, in order, and never raises SIGPIPE.
 ///
 /// # Safety
-/// Every place must be alive and readable during the call.
+/// Every range must be alive and readable during the call.
 pub(crate) unsafe fn send(
     socket: BorrowedFd<'_>,
     iovecs: &mut Iovecs,
@@ -216,7 +215,7 @@ pub(crate) unsafe fn send(
     if let Some(descriptor) = descriptor {
         attach_descriptor(&mut message, &mut control, descriptor);
     }
-    // SAFETY: the caller vouches for the places; list and control buffer outlive the call.
+    // SAFETY: the caller vouches for the ranges; list and control buffer outlive the call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -249,8 +248,8 @@ fn attach_descriptor(
     }
 }
 
-/// Marks a freshly opened descriptor's open file: byte `holder` of the file counts as held until
-/// the last copy of the descriptor (in whatever process) and the last mapping of it are gone. The
+/// Marks the open file of a freshly opened descriptor: byte `holder` of the file counts as held
+/// until the last copy of the descriptor (in any process) and the last mapping of it are gone. The
 /// kernel's advisory locks of open file descriptions (F_OFD_SETLK) do just that.
 pub(crate) fn mark_held(file: BorrowedFd<'_>, holder: u64) -> io::Result<()> {
     let mut lock = lock_of(libc::F_RDLCK, holder, Some(1))?;
@@ -261,14 +260,14 @@ pub(crate) fn mark_held(file: BorrowedFd<'_>, holder: u64) -> io::Result<()> {
     }
 }
 
-/// Whether another open file holds any of the bytes `from` to `from + count - 1` (to the end of all
+/// True if another open file holds any of the bytes `from` to `from + count - 1` (to the end of all
 /// bytes for `None`).
 pub(crate) fn is_held(file: BorrowedFd<'_>, from: u64, count: Option<u64>) -> io::Result<bool> {
     if count == Some(0) {
         return Ok(false);
     }
     let mut lock = lock_of(libc::F_WRLCK, from, count)?;
-    // SAFETY: as above; the kernel writes the lock that is in the way into it, or F_UNLCK.
+    // SAFETY: as above; the kernel writes the conflicting lock into it, or F_UNLCK.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {
         0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
         _ => Err(io::Error::last_os_error()),
@@ -290,8 +289,8 @@ fn iovecs_count(iovecs: &Iovecs) -> i32 {
     exactly(iovecs.0.len())
 }
 
-/// Closes both directions, so that the thread that owns the connection finds its end.
+/// Shuts down both directions, so that the thread that owns the connection sees its end.
 pub(crate) fn shut(socket: impl AsFd) {
-    // An error says that it is closed already, which is what we want.
+    // An error means that it is closed already, as intended.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }

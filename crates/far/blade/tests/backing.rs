@@ -1,4 +1,4 @@
-//! Every backing store: pages are kept, and nobody sees another's bytes.
+//! Every backing store: pages are kept, and no client sees another's bytes.
 
 mod common;
 
@@ -7,7 +7,7 @@ use farpool_blade::{BackingKind, BladeConfig, Server};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
 
-/// One client after the other uses all of the blade's memory, and finds nothing but zeros.
+/// Each client in turn uses all of the blade's memory, and finds nothing but zeros.
 fn check_kept_and_scrubbed(backing: BackingKind) {
     let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
     for id in 1..4 {

@@ -30,7 +30,7 @@ fn the_limit_is_raised_and_then_named() {
     assert_eq!(refused.response(), expected);
     assert!(segments.len() > 40, "{} segments", segments.len());
     assert!(ErrorCode::NoDescriptors.to_string().contains("ulimit -n"));
-    // The refusal took nothing, and what is given back can be used again.
+    // The refusal took nothing, and what is freed can be used again.
     let used = u64::try_from(segments.len()).unwrap() * SUPERPAGE_BYTES;
     assert_eq!(blade.serving.stat().totals.used_bytes.get(), used);
     let segment = segments.pop().unwrap();

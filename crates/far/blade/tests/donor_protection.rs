@@ -1,4 +1,5 @@
-//! A blade whose host's programs use all processors serves other hosts slowly, and its own as ever.
+//! A blade whose host's programs use all processors is slow for other hosts, and as fast as ever
+//! for its own.
 
 mod common;
 
@@ -16,7 +17,7 @@ fn sight(idle_permille: u16) -> ProcessorSight {
     ProcessorSight { processors: 1, idle_permille, waiting_permille: Some(500) }
 }
 
-/// How long it takes to read so much.
+/// How long it takes to read `bytes`.
 fn time_to_read(client: &mut Peer, segment: SegmentId, bytes: u64) -> Duration {
     let begun = Instant::now();
     for _ in 0..bytes / (u64::from(PAGES) * PAGE_BYTES as u64) {

@@ -1,4 +1,4 @@
-//! Grants over real sockets: who gets in, who is put out, and what becomes of the memory.
+//! Grants over real sockets: which clients are admitted or ended, and what becomes of the memory.
 
 mod common;
 
@@ -161,8 +161,8 @@ fn clients_of_a_grant_share_its_memory() {
     assert_eq!(shared, Some(ErrorCode::Unsupported), "a descriptor could not be taken back");
 }
 
-/// Writes and reads the same pages for ever, each page marked; returns how many round trips went
-/// well. Every page read is one that was written.
+/// Writes and reads the same pages for ever, each page marked. Returns the number of successful
+/// round trips. Every page read is one that was written.
 fn churn(mut peer: Peer, segment: SegmentId, seed: u64, running: &AtomicBool) -> u32 {
     let content = pages(seed, 256);
     let extents = [Extent::new(PageNumber(0), 256)];
@@ -223,7 +223,7 @@ fn a_grant_taken_back_under_load_ends_its_clients_and_frees_their_memory() {
     }
     assert_eq!(blade.serving.blade().grants_revoked(), 5);
     wait_until("connections are closed", || blade.serving.stat().totals.connections.get() == 0);
-    // What the next one gets is zero.
+    // The next client gets zeros.
     blade.serving.blade().set_grant(&spec(9, 8)).unwrap();
     let mut next = client_under(&blade, blade.unix(), 9, 9);
     let (segment, _) = next.segment(8);
@@ -264,7 +264,7 @@ fn capacity_changes_while_the_blade_runs() {
 const RATE: u64 = 16 << 20;
 const BURST: u64 = 1 << 20;
 
-/// Moves pages for a while over two connections of two clients; returns bytes and time.
+/// Moves pages for a while over two connections of two clients. Returns bytes and time.
 fn move_pages(blade: &TestBlade, is_write: bool) -> (u64, Duration) {
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
@@ -298,7 +298,7 @@ fn no_more_passes_than_rate_and_burst_and_others_do_not_wait() {
         let mut other = blade.client(9);
         let done = AtomicBool::new(false);
         let (bytes, time) = std::thread::scope(|scope| {
-            // On the same worker, under no grant: its answers come while others are held back.
+            // On the same worker, under no grant: it gets answers while others are held back.
             let bystander = scope.spawn(|| {
                 let mut answers = 0;
                 while !done.load(Ordering::Acquire) {

@@ -445,7 +445,7 @@ fn shared_memory_is_the_segment_itself() {
     assert!(rustix::fs::ftruncate(&memory, bytes + 1).is_err());
     assert!(rustix::fs::ftruncate(&memory, 0).is_err());
     assert!(rustix::io::pwrite(&memory, &data, bytes).is_err());
-    // Whoever attaches can only read.
+    // Clients that attach can only read.
     client.ask(&Request::Freeze { segment }).done();
     let mut other = blade.client(2);
     assert!(matches!(other.ask(&Request::Attach { token }).response(), Response::Attached(_)));
@@ -454,8 +454,8 @@ fn shared_memory_is_the_segment_itself() {
     assert!(rustix::io::pwrite(&shared, &data, 0).is_err());
     rustix::io::pread(&shared, &mut back, SUPERPAGE_BYTES).unwrap();
     assert!(back == data);
-    // What its client frees is gone from every descriptor, what is detached only when nobody holds
-    // it.
+    // What its client frees is gone from every descriptor; what is detached, only when it is no
+    // longer held.
     client.ask(&Request::Detach { segment }).done();
     other.ask(&Request::Detach { segment }).done();
     wait_until_held(&blade, 2);
@@ -494,10 +494,10 @@ fn a_client_that_outlives_its_lease_never_reads_zeros() {
     let (memory, ..) = map(&mut client, segment);
     let data = pages(1, 1);
     rustix::io::pwrite(&memory, &data, SUPERPAGE_BYTES).unwrap();
-    drop(client); // its connection breaks, and nobody connects again
+    drop(client); // its connection breaks, and it does not reconnect
     wait_until("the lease has run out", || blade.serving.stat().totals.leases_expired.get() == 1);
     wait_until_held(&blade, 2);
-    // Somebody else gets what is left and nothing of what is held.
+    // Another client gets what is left and nothing of what is held.
     let mut other = blade.client(2);
     let (theirs, _) = other.segment(1);
     let full = other.ask(&Request::CreateSegment { span_superpages: 1 });
@@ -509,7 +509,7 @@ fn a_client_that_outlives_its_lease_never_reads_zeros() {
     let mut back = vec![0; PAGE_BYTES];
     rustix::io::pread(&memory, &mut back, SUPERPAGE_BYTES).unwrap();
     assert!(back == data);
-    // A copy of the descriptor, as a forked child has one, holds it just as well.
+    // A copy of the descriptor, as in a forked child, holds it just as well.
     let copy = memory.try_clone().unwrap();
     drop(memory);
     assert_eq!(other.allocate(more, 0, 1).refused(), Some(ErrorCode::BladeFull));
@@ -548,7 +548,7 @@ fn a_shared_base_stays_frozen_while_somebody_forgotten_reads_it() {
     assert!(back == data);
     drop(base);
     parent.ask(&Request::Thaw { segment }).done();
-    // Its own descriptor is no hindrance, then or now, and superpages it frees are empty there.
+    // Its own descriptor is no obstacle, then or now, and superpages it frees are empty there.
     parent.free(segment, 0, 1).done();
     wait_until_free(&blade);
     rustix::io::pread(&own, &mut back, 0).unwrap();

@@ -1,9 +1,9 @@
-//! What the one who runs the rack tells a blade: who may have how much, how fast, and when it ends.
+//! Orders from the rack to a blade: who may have how much, how fast, and when it ends.
 //!
-//! Orders are carried out one at a time. Taking a grant back goes in this order: nobody new is let
-//! in; every connection under it is fenced, so that no byte of its clients moves any more; its
-//! clients end; their memory is zeroed. Connections that are on their way in meanwhile look again
-//! after they can be found ([`Blade::enter_grant`]), so none slips through.
+//! Orders are carried out one at a time. A grant is revoked in this order: new connections are
+//! refused; every connection under it is fenced, so that no byte of its clients moves any more; its
+//! clients end; their memory is zeroed. Connections that are being set up meanwhile check again
+//! once they are registered ([`Blade::enter_grant`]), so none slips through.
 
 use super::Blade;
 use crate::gate::{Gate, Ticket};
@@ -13,14 +13,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// What became of a grant that was taken back.
+/// The outcome of revoking a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Revoked {
     /// Clients that ended.
     pub clients: u32,
     /// Connections that were closed.
     pub connections: usize,
-    /// Memory that its clients had, which is zero now and free.
+    /// Memory that its clients had, now zeroed and free.
     pub freed_bytes: u64,
 }
 
@@ -31,9 +31,9 @@ pub struct Revoked {
      more"
 )]
 pub struct CapacityError {
-    /// What was asked for.
+    /// The bytes asked for.
     pub wanted_bytes: u64,
-    /// What it was set up with.
+    /// The bytes it was set up with.
     pub limit_bytes: u64,
 }
 
@@ -42,12 +42,12 @@ impl Blade {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a grant, or gives it anew. With the epoch that the blade has, its memory and rates may
-    /// change. A higher epoch may bring another key, and closes the connections that came in under
-    /// the older one before this returns; their clients may come back within the lease.
+    /// Sets a grant, new or existing. With the blade's present epoch, its memory and rates may
+    /// change. A higher epoch may bring another key, and closes the connections of the older one
+    /// before this returns; their clients may reconnect within the lease.
     ///
     /// # Errors
-    /// The order is out of date, or one that cannot be; see [`GrantError`].
+    /// The order is out of date or invalid; see [`GrantError`].
     pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         let _one_at_a_time = self.order();
         self.write().set_grant(spec, self.now())?;
@@ -55,9 +55,9 @@ impl Blade {
         Ok(())
     }
 
-    /// Takes a grant back: its connections are closed, its clients end, and their memory is zero
-    /// and free when this returns. A grant that the blade does not have is taken back all the same:
-    /// it will not be given with this epoch or an older one.
+    /// Revokes a grant: its connections are closed, its clients end, and their memory is zero and
+    /// free when this returns. Revoking an unknown grant works, too: it cannot be set later with
+    /// this epoch or an older one.
     ///
     /// # Errors
     /// The blade knows of a later epoch.
@@ -81,16 +81,16 @@ impl Blade {
         self.read().grants()
     }
 
-    /// Grants taken back since the blade started.
+    /// Grants revoked since the blade started.
     pub fn grants_revoked(&self) -> u64 {
         self.counters.grants_revoked.load(Ordering::Relaxed)
     }
 
     /// Changes what the blade lends, rounded down to superpages. Below what is used, it only stops
-    /// further allocation: who has memory keeps it.
+    /// further allocation: clients keep their memory.
     ///
     /// # Errors
-    /// More than it was set up with.
+    /// It is more than the blade was set up with.
     pub fn set_capacity(&self, bytes: u64) -> Result<(), CapacityError> {
         let limit_bytes = self.config.memory_bytes;
         if bytes > limit_bytes {
@@ -110,18 +110,17 @@ impl Blade {
         self.capacity_bytes().saturating_sub(used_bytes)
     }
 
-    /// Makes a connection that came in under a grant one that ends with it.
+    /// Registers a connection that was admitted under a grant, so that it ends with it.
     ///
     /// # Errors
-    /// The grant was ended or given anew since it came in.
+    /// The grant was ended or set anew since the connection was admitted.
     pub(crate) fn enter_grant(
         &self,
         pass: &GrantPass,
         gate: &Arc<Gate>,
     ) -> Result<Ticket, Refused> {
         let ticket = self.gates.enter(pass.id, pass.epoch, gate);
-        // An order carried out after the line above finds the connection; one before it is seen
-        // here.
+        // An order after the line above finds the connection; an order before it is seen here.
         self.read().recheck_grant(pass).inspect_err(|_| self.gates.leave(ticket))?;
         Ok(ticket)
     }

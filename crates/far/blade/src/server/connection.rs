@@ -1,18 +1,18 @@
-//! One connection: bytes in, requests carried out, answers out. Never blocks.
+//! One connection: receives bytes, carries out requests, sends answers. Never blocks.
 //!
 //! The life of a read: 1 its head is split off the input; 2 the table says where the pages are; 3
-//! their checksum is taken; 4 head and pages' places go to the output; 5 one sendmsg takes many
+//! their checksum is computed; 4 head and pages' slices go to the output; 5 one sendmsg sends many
 //! answers, pages straight from the segments' memory. The life of a write: 1 head; 2 table, which
-//! also holds off freezing and freeing; 3 what came with the head is copied, all else received
+//! also holds off freezing and freeing; 3 the bytes behind the head are copied, all others received
 //! straight into place; 4 checksum verified; 5 answered. A write that breaks off leaves its pages
 //! undefined, and the client, unanswered, still has them.
 //!
 //! Invariants:
-//! - The input is understood as far as it reaches before the connection waits for more, unless the
-//!   output is full; then it goes on when the output has drained.
+//! - All complete requests in the input are carried out before the connection waits for more,
+//!   unless the output is full; then it goes on when the output has drained.
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
-//! - A request that its grant's rate holds back is left in the input, and nothing is received
-//!   behind it.
+//! - A request that its grant's rate holds back stays in the input, and nothing is received behind
+//!   it.
 
 use super::input::Input;
 use super::output::Output;
@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use thiserror::Error;
 
-/// Bites received in one go before other connections have their turn.
+/// Receive calls in one go before other connections have their turn.
 const ROUNDS: usize = 16;
 
 /// Why a connection is to be closed.
@@ -43,7 +43,7 @@ pub(super) enum Close {
     /// The peer closed it or is gone.
     #[error("the peer is gone ({0})")]
     Gone(#[from] io::Error),
-    /// The peer sent something that is no frame.
+    /// The peer sent something other than a frame.
     #[error(transparent)]
     Bad(#[from] WireError),
     /// It said goodbye, or a newer connection took its place.
@@ -51,10 +51,11 @@ pub(super) enum Close {
     Ended,
 }
 
-/// Pages of a small request: with more, client and worker do better side by side than on one CPU.
+/// Most pages of a small request: with more, client and worker run better side by side than on one
+/// CPU.
 const QUICK_PAGES: u32 = 4;
 
-/// What every thread has once, for all its connections.
+/// What each thread has once, for all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
     pub(super) iovecs: Iovecs,
@@ -70,25 +71,25 @@ pub(super) struct Connection {
     talk: Talk,
 }
 
-/// All of a connection but its input, from which requests borrow.
+/// A connection without its input, from which requests borrow.
 #[derive(Debug)]
 struct Talk {
     gate: Arc<Gate>,
     is_unix: bool,
     session: Session,
-    /// Slot and generation that it said hello with.
+    /// Slot and generation of its hello.
     slot: Option<(u32, u32)>,
-    /// Its place among the connections under its grant.
+    /// Its key among the connections under its grant.
     ticket: Option<Ticket>,
     pace: Pace,
     output: Output,
     arriving: Arriving,
-    /// Close when everything has been sent.
+    /// Close once everything has been sent.
     is_ending: bool,
     turn: Turn,
 }
 
-/// What a connection asked for in one turn of work.
+/// What a connection requested in one turn of work.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     requests: u32,
@@ -96,18 +97,19 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// One small request: its client waits for the answer, and does nothing else meanwhile.
+    /// True for one small request: its client waits for the answer, and does nothing else
+    /// meanwhile.
     pub(super) fn is_quick(&self) -> bool {
         self.requests == 1 && self.pages <= QUICK_PAGES
     }
 }
 
-/// Pages of a write that are on their way.
+/// Pages of a write that are still arriving.
 #[derive(Debug, Default)]
 struct Arriving {
-    /// Where they go; without any they are thrown away (the write was refused).
+    /// Where they go; if empty they are discarded (the write was refused).
     slices: Vec<Slice>,
-    /// How many slices are done with; the next one holds only what is missing of it.
+    /// Number of slices that are complete; the next one covers only the part still missing.
     done: usize,
     missing_bytes: usize,
     checksum: PagesChecksum,
@@ -138,13 +140,13 @@ impl Connection {
         Connection { input: Input::new(), talk }
     }
 
-    /// The CPU where the kernel took in what came last; a unix socket has none.
+    /// The CPU where the kernel received the last packet; a unix socket has none.
     pub(super) fn incoming_cpu(&self) -> Option<usize> {
         let cpu = rustix::net::sockopt::socket_incoming_cpu(self.socket()).ok()?;
         usize::try_from(cpu).ok().filter(|cpu| *cpu < rustix::thread::CpuSet::MAX_CPU)
     }
 
-    /// What was asked for since this was called last.
+    /// What was requested since the last call.
     pub(super) fn take_turn(&mut self) -> Turn {
         std::mem::take(&mut self.talk.turn)
     }
@@ -153,12 +155,12 @@ impl Connection {
         self.talk.gate.socket.as_fd()
     }
 
-    /// Whether it wants to hear when the socket takes bytes again.
+    /// True if it waits for the socket to accept bytes again.
     pub(super) fn wants_to_send(&self) -> bool {
         !self.talk.output.is_empty()
     }
 
-    /// Whether it takes further requests.
+    /// True if it takes further requests.
     pub(super) fn wants_to_receive(&self) -> bool {
         !self.talk.output.is_full() && !self.talk.is_ending && self.wakes_ns().is_none()
     }
@@ -168,7 +170,7 @@ impl Connection {
         self.talk.pace.wakes_ns()
     }
 
-    /// Does what can be done without waiting. To be called when the socket is ready for anything.
+    /// Does what can be done without waiting. To be called on any readiness of the socket.
     pub(super) fn work(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
         let gate = Arc::clone(&self.talk.gate);
         let is_fenced = gate.is_fenced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +205,7 @@ impl Connection {
         if is_over { Err(Close::Ended) } else { Ok(()) }
     }
 
-    /// Understands all input and sends what the socket takes, unless that leaves the output full.
+    /// Carries out all input and sends what the socket takes, unless that leaves the output full.
     fn drain(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
         loop {
             let is_understood = self.understand(shared, tools)?;
@@ -214,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// Carries out requests until the input is used up (true), or the output is full.
+    /// Carries out requests. True if more input is needed, false if the output is full.
     fn understand(&mut self, shared: &Shared, tools: &mut Tools) -> Result<bool, Close> {
         loop {
             let taken = self.talk.arriving.fill_from(self.input.bytes());
@@ -260,7 +262,7 @@ impl Connection {
 }
 
 impl Talk {
-    /// Whether the rates of the connection's grant, if any, and of the blade let the request pass
+    /// True if the rates of the connection's grant, if any, and of the blade let the request pass
     /// now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
         let donor_protection = (!self.is_unix).then_some(&shared.blade.donor_protection);
@@ -272,7 +274,7 @@ impl Talk {
         self.output.flush(self.gate.socket.as_fd(), &mut tools.iovecs)
     }
 
-    /// Carries out one request and answers it; a write is answered when its pages are here.
+    /// Carries out one request and answers it; a write is answered once its pages have arrived.
     fn carry_out(
         &mut self,
         header: Header,
@@ -328,7 +330,7 @@ impl Talk {
         let mut checksum = PagesChecksum::new();
         slices.iter().for_each(|slice| slice.checksum(&mut checksum));
         let bytes: usize = slices.iter().map(|slice| slice.bytes()).sum();
-        // The request was refused if it is for more pages than a frame holds.
+        // A request for more pages than a frame holds was refused.
         let page_count: u16 = exactly(bytes / PAGE_BYTES);
         let response = Response::Pages { page_count };
         let credits = shared.blade.config().credits;
@@ -342,7 +344,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Prepares for the pages; those of a refused write are thrown away as they come.
+    /// Prepares for the pages; those of a refused write are discarded as they arrive.
     fn begin_write(
         &mut self,
         header: Header,
@@ -367,7 +369,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Answers the write whose last byte has come.
+    /// Answers the write whose last byte has arrived.
     fn end_write(&mut self, shared: &Shared) -> Result<(), Close> {
         let Some(write) = self.arriving.write.take() else {
             return Ok(());
@@ -381,7 +383,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Makes this the client's connection, after clearing its slot of older ones.
+    /// Makes this the client's connection, after ending older ones of its slot.
     fn greet(&mut self, header: Header, hello: &Hello<'_>, shared: &Shared) -> Result<(), Refused> {
         if !matches!(self.session, Session::Fresh) {
             return Err(Refused::new(ErrorCode::HelloExpected, 0));
@@ -429,7 +431,8 @@ impl Talk {
         })?
     }
 
-    /// A last word to a peer whose bytes could not be read, if it takes it at once.
+    /// Sends a last answer to a peer whose bytes could not be parsed, if the socket takes it at
+    /// once.
     fn answer_bad(&mut self, error: WireError, tools: &mut Tools) {
         let (code, detail) = match error {
             WireError::Version { .. } => {
@@ -446,7 +449,7 @@ impl Talk {
 }
 
 impl Arriving {
-    /// Expects so many bytes, and has no place for them as yet.
+    /// Expects `bytes`, with no place for them yet.
     fn begin(&mut self, bytes: usize) {
         self.slices.clear();
         self.done = 0;
@@ -454,12 +457,12 @@ impl Arriving {
         self.checksum = PagesChecksum::new();
     }
 
-    /// Where the missing bytes go; nowhere if there are none or they are thrown away.
+    /// Where the missing bytes go; empty if there are none or they are discarded.
     fn missing_slices(&self) -> &[Slice] {
         &self.slices[self.done..]
     }
 
-    /// Takes what is missing off the front of `bytes`; returns how much it took.
+    /// Takes missing bytes off the front of `bytes`. Returns how many.
     fn fill_from(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.missing_bytes);
         let mut left = &bytes[..count];
@@ -477,7 +480,7 @@ impl Arriving {
         count
     }
 
-    /// The next `count` bytes are in their places.
+    /// Records that the next `count` bytes are in their places.
     fn received(&mut self, mut count: usize) {
         while count > 0 {
             let step = count.min(self.slices[self.done].bytes());
@@ -486,7 +489,7 @@ impl Arriving {
         }
     }
 
-    /// The next `count` bytes, all of one slice, are in their place.
+    /// Records that the next `count` bytes, all of one slice, are in their place.
     fn advance(&mut self, count: usize) {
         let slice = &mut self.slices[self.done];
         slice.front(count).checksum(&mut self.checksum);

@@ -1,9 +1,9 @@
-//! Descriptors of this process: a segment costs one, a connection another.
+//! Descriptors of this process: each segment and each connection takes one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit on open descriptors (often 1024) to the hard one, which needs no right. A
-/// program that starts others afterwards sets their limit back itself.
+/// Raises the soft limit on open descriptors (often 1024) to the hard one, which needs no
+/// privilege. A program that starts others afterwards restores their limit itself.
 pub(super) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {

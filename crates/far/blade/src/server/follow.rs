@@ -1,11 +1,11 @@
-//! A worker that serves one client with small requests, one at a time, goes to the CPU where that
-//! client's requests come in.
+//! Moves a worker that serves one client with small requests, one at a time, to the CPU where that
+//! client's requests arrive.
 //!
-//! To wake another CPU costs more than a page, on a virtual machine several times more; where the
-//! packets of a request are taken in (`SO_INCOMING_CPU`), nobody need be woken. So a worker that
+//! Waking another CPU costs more than a page, on a virtual machine several times more; where the
+//! packets of a request are received (`SO_INCOMING_CPU`), no CPU need be woken. So a worker that
 //! wakes again and again for one request of one connection binds itself to that CPU, follows it,
-//! and lets go when others want something too. With many connections it never does: there the
-//! scheduler knows better.
+//! and lets go when other connections want something too. With many connections it never binds:
+//! there the scheduler knows better.
 
 /// Wake-ups in a row for one connection alone before it is followed: a passing burst of one client
 /// is shorter.
@@ -15,7 +15,7 @@ const ASTRAY_WAKES: u32 = 2;
 /// Wake-ups for others, with none for the followed one between, after which the worker lets go.
 const OTHERS_WAKES: u32 = 8;
 
-/// What the worker is to do about its place.
+/// What the worker is to do about its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
     Stay,
@@ -36,8 +36,8 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// The worker woke for a small request of `connection` and nothing else; `cpu` tells where that
-    /// one's requests come in.
+    /// Records a wake-up for a small request of `connection` and nothing else. `cpu` returns where
+    /// that connection's requests arrive.
     pub(super) fn woke_for(
         &mut self,
         connection: usize,
@@ -65,7 +65,7 @@ impl Follow {
         }
     }
 
-    /// The worker woke for something else.
+    /// Records a wake-up for something else.
     pub(super) fn woke_for_others(&mut self) -> Move {
         self.others += 1;
         if self.bound.is_some() && self.others < OTHERS_WAKES {

@@ -1,19 +1,19 @@
-//! What has been received on one connection and not yet understood.
+//! What has been received on one connection and not yet parsed.
 //!
-//! A connection that reads pages sends only heads: they are received in large bites, many requests
+//! A connection that reads pages sends only heads: they are received in large pieces, many requests
 //! at once. A connection that writes pages sends large payloads: those are received straight into
-//! the segment, and the bite behind them is kept small, so that of the next payload only a few
-//! hundred bytes land here and must be copied.
+//! the segment, and the receive behind them is kept small, so that only a few hundred bytes of the
+//! next payload land here and must be copied.
 
 use crate::sys::{self, Iovecs, Slice};
 use farpool_wire::{HEAD_LIMIT_BYTES, HEADER_BYTES};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Room for received bytes: the longest head, and a large bite.
+/// Room for received bytes: the longest head, and a large receive.
 const BUFFER_BYTES: usize = HEAD_LIMIT_BYTES + LARGE_BITE_BYTES;
 const LARGE_BITE_BYTES: usize = 64 << 10;
-/// The head of a write of 100 scattered pieces. A longer one takes several bites.
+/// The head of a write of 100 scattered pieces. A longer one takes several receives.
 const SMALL_BITE_BYTES: usize = HEADER_BYTES + 8 + 8 * 100;
 
 #[derive(Debug)]
@@ -24,12 +24,12 @@ pub(super) struct Input {
     expects_pages: bool,
 }
 
-/// What came of receiving.
+/// The result of receiving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Received {
-    /// Bytes that went straight to the places given.
+    /// Bytes received straight into the given slices.
     pub(super) direct_bytes: usize,
-    /// Whether the socket may hold more.
+    /// True if the socket may hold more.
     pub(super) was_full: bool,
 }
 
@@ -43,7 +43,7 @@ impl Input {
         }
     }
 
-    /// Received and not yet taken.
+    /// Bytes received and not yet taken.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -57,12 +57,12 @@ impl Input {
         }
     }
 
-    /// The connection's last request did, or did not, bring pages.
+    /// Tells whether the connection's last request brings pages.
     pub(super) fn expect_pages(&mut self, expects: bool) {
         self.expects_pages = expects;
     }
 
-    /// Receives first into `slices`, then into the buffer. `None`: nothing there as yet.
+    /// Receives first into `slices`, then into the buffer. `None` if nothing has arrived yet.
     ///
     /// # Errors
     /// The connection is broken; `UnexpectedEof` at its regular end.
@@ -95,7 +95,7 @@ impl Input {
         Ok(Some(Received { direct_bytes, was_full: count == direct_room + room }))
     }
 
-    /// A long head must fit behind what is there.
+    /// Makes room for a long head behind what is there.
     fn make_room(&mut self) {
         if self.buffer.len() - self.end < LARGE_BITE_BYTES {
             self.buffer.copy_within(self.start..self.end, 0);

@@ -16,11 +16,11 @@ use std::time::Duration;
 
 /// Connections waiting to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
-/// A silent TCP peer is asked after this time, ...
+/// A silent TCP peer is probed after this time, ...
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 /// ... again each time this has passed, ...
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// ... and given up after so many questions without an answer. Its client's lease begins then.
+/// ... and given up after this many unanswered probes. Its client's lease begins then.
 const KEEPALIVE_COUNT: u32 = 3;
 /// Sent bytes that the peer does not acknowledge end the connection after this time.
 const UNACKNOWLEDGED_LIMIT_MS: u32 = 11_000;
@@ -57,7 +57,7 @@ impl Listener {
             }
             other => other?,
         }
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?; // nobody can connect before listen
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?; // connections fail until listen
         let stat = rustix::fs::stat(path)?;
         let file = Some((path.to_owned(), stat.st_dev, stat.st_ino));
         let listener = Listener { socket, address: address.clone(), file };
@@ -89,7 +89,7 @@ impl Listener {
                 }
                 Ok(Some(socket))
             }
-            // A peer that gave up before we came is no news.
+            // A peer that gave up before the accept is no error.
             Err(Errno::WOULDBLOCK | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -105,7 +105,7 @@ fn set_up_tcp(socket: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED_LIMIT_MS)
 }
 
-/// Removes a socket file that nobody listens on; anything else in the way stays.
+/// Removes a socket file without a listener; anything else at the path stays.
 fn remove_if_stale(path: &Path, name: &SocketAddrUnix) -> io::Result<()> {
     let stat = rustix::fs::lstat(path)?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
@@ -128,7 +128,7 @@ impl Drop for Listener {
         let is_ours =
             rustix::fs::lstat(path).is_ok_and(|s| (s.st_dev, s.st_ino) == (*device, *inode));
         if is_ours {
-            // If it is gone already, so much the better.
+            // It may be gone already.
             let _ = rustix::fs::unlink(path);
         }
     }

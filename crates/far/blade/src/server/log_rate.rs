@@ -1,16 +1,14 @@
-//! How often a peer may have the blade write a line to its log: a few times, then once in a while
-//! with a count.
+//! How often a peer may cause a log line: a few times, then once in a while with a count.
 //!
-//! Whoever can connect can make such lines as fast as he can connect (6,139 lines in 15 s were
-//! seen), and a log that fills a disk stops more than the blade. Nothing is lost of what counts:
-//! `farpool stat` counts each.
+//! A peer can cause such lines as fast as it can connect (6,139 lines in 15 s were seen), and a log
+//! that fills a disk stops more than the blade. No count is lost: `farpool stat` counts each event.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Lines of a kind in a window, so that a few faults are each seen with their reason.
+/// Lines of a kind per window, so that a few faults are each seen with their reason.
 const LINES_PER_WINDOW: u64 = 5;
-/// How long a window is; at its end one line says how many more there were.
+/// Length of a window; at its end one line says how many more there were.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Lines of one kind. Times are the blade's own.
@@ -25,7 +23,7 @@ struct Window {
 }
 
 impl LogRate {
-    /// Whether a line may be written now; if not it is counted.
+    /// True if a line may be written now; if not it is counted.
     pub(super) fn may_write(&self, now: Duration) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.lines == 0 {
@@ -37,8 +35,8 @@ impl LogRate {
         may
     }
 
-    /// When a window is over: how many lines were not written in it, and its seconds. To be asked
-    /// now and then.
+    /// After the end of a window, how many lines were suppressed in it, and its seconds. To be
+    /// called now and then.
     pub(super) fn more(&self, now: Duration) -> Option<(u64, u64)> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.lines == 0 || now.saturating_sub(window.began) < WINDOW {

@@ -24,8 +24,8 @@ use std::time::Duration;
 use thiserror::Error;
 use worker::Worker;
 
-/// How long the scrubbing thread sleeps at most: in case a wake-up came just before, and to ask
-/// again who holds memory by descriptor (some microseconds for each segment held).
+/// Longest sleep of the scrubbing thread: in case a wake-up came just before, and to ask again
+/// which memory is held by descriptor (some microseconds for each segment held).
 const SCRUB_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a blade could not begin to serve.
@@ -36,7 +36,7 @@ pub enum ServeError {
         "the blade has no address to listen on; give one, as in unix:///run/farpool/blade.sock"
     )]
     NoAddress,
-    /// TCP beyond this machine, which nobody allowed.
+    /// TCP beyond this machine, without explicit permission.
     #[error(
         "{address} can be reached from other machines, and the blade neither encrypts nor asks \
          who connects; allow remote TCP explicitly if the network is trusted"
@@ -45,7 +45,7 @@ pub enum ServeError {
         /// The address.
         address: Address,
     },
-    /// Somebody listens there, or the path is something else than a socket.
+    /// Another process listens there, or the path is not a socket.
     #[error("{address} is in use; stop what listens there or choose another address")]
     InUse {
         /// The address.
@@ -59,17 +59,17 @@ pub enum ServeError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The memory cannot be had.
+    /// The memory is not available.
     #[error("the blade's memory ({bytes} bytes, {backing:?}) cannot be set up")]
     Memory {
-        /// How much.
+        /// The bytes.
         bytes: u64,
-        /// Where from.
+        /// The backing store.
         backing: crate::BackingKind,
         /// The system's reason.
         source: io::Error,
     },
-    /// Threads or descriptors cannot be had.
+    /// Threads or descriptors are not available.
     #[error("the blade's threads cannot be set up")]
     Threads(#[source] io::Error),
 }
@@ -94,9 +94,9 @@ pub struct Serving {
 pub struct ShutdownHandle(Arc<Shared>);
 
 impl Server {
-    /// Takes the memory and begins to listen. `unix://` and `shm://` of one path are one socket.
-    /// TCP port 0 takes a free one, see [`Server::addresses`]. Raises this process's limit on open
-    /// descriptors as far as it may: each segment and each connection needs one.
+    /// Takes the memory and begins to listen. `unix://` and `shm://` of one path share one socket.
+    /// TCP port 0 takes a free port, see [`Server::addresses`]. Raises this process's limit on open
+    /// descriptors as far as allowed: each segment and each connection needs one.
     ///
     /// # Errors
     /// See [`ServeError`].
@@ -125,7 +125,7 @@ impl Server {
         Ok(Server { blade: Arc::new(blade), listeners })
     }
 
-    /// Where it listens, with the TCP ports that were really taken.
+    /// The addresses it listens on, with the actual TCP ports.
     pub fn addresses(&self) -> Vec<Address> {
         self.listeners.iter().map(|listener| listener.address.clone()).collect()
     }
@@ -135,11 +135,11 @@ impl Server {
         &self.blade
     }
 
-    /// Serves on threads of its own, until stopped. Signals are left alone: whoever wants threads
-    /// that take none blocks them before.
+    /// Serves on threads of its own, until stopped. Signals are not touched: a caller that wants
+    /// threads without signals blocks them before.
     ///
     /// # Errors
-    /// Threads or descriptors cannot be had.
+    /// Threads or descriptors are not available.
     pub fn serve(self) -> Result<Serving, ServeError> {
         let addresses = self.addresses();
         let count = match self.blade.config().threads {
@@ -176,7 +176,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Where it listens, with the TCP ports that were really taken.
+    /// The addresses it listens on, with the actual TCP ports.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -191,18 +191,18 @@ impl Serving {
         self.shared.blade.stat(self.shared.now())
     }
 
-    /// Something to stop it with from elsewhere.
+    /// A handle to stop it from elsewhere.
     pub fn shutdown_handle(&self) -> ShutdownHandle {
         ShutdownHandle(Arc::clone(&self.shared))
     }
 
     /// Stops serving: closes all connections, removes the socket files, ends the threads. The
-    /// memory goes when the last [`Arc`] of the blade does.
+    /// memory is freed with the last [`Arc`] of the blade.
     pub fn shutdown(self) {
         drop(self);
     }
 
-    /// Waits until somebody stops it.
+    /// Waits until it is stopped.
     pub fn wait(mut self) {
         self.join();
     }

@@ -4,8 +4,8 @@
 //! Invariants:
 //! - Chunks are sent in order; the first may be partly sent.
 //! - Memory that a chunk points to is kept alive by `keeps` until the chunk has been sent.
-//! - The arena is emptied whenever everything has been sent; [`Output::is_full`] makes sure that
-//!   this happens before it grows far.
+//! - The arena is emptied whenever everything has been sent; [`Output::is_full`] ensures that this
+//!   happens before it grows much.
 
 use crate::memory::Keep;
 use crate::sys::{self, Iovecs, Slice};
@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Bytes that may wait on one connection (and one answer more) before its requests are left unread:
-/// what a client that does not take its answers can cost the blade. More in one system call gains
-/// nothing, and the checksummed pages would fall out of the processor's cache before the kernel
+/// Bytes that may wait on one connection (plus one answer) before its requests are left unread:
+/// what a client that does not read its answers can cost the blade. More in one system call gains
+/// nothing, and the checksummed pages would be evicted from the processor's cache before the kernel
 /// copies them.
 const WAITING_LIMIT_BYTES: usize = 256 << 10;
 /// Bytes of heads in the arena before requests are left unread until it has drained.
@@ -35,17 +35,17 @@ pub(super) struct Output {
 #[derive(Debug)]
 struct Chunk {
     place: Place,
-    /// How many keeps may go when this chunk has been sent.
+    /// Number of keeps to release when this chunk has been sent.
     releases: usize,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// Bytes of the arena.
+    /// A range of the arena.
     Head { start: usize, bytes: usize },
     /// The same, with the next descriptor.
     HeadWithDescriptor { start: usize, bytes: usize },
-    /// A place in a segment's memory.
+    /// A slice of a segment's memory.
     Memory(Slice),
 }
 
@@ -63,7 +63,7 @@ impl Output {
         self.chunks.is_empty()
     }
 
-    /// Whether it is time to send, and nothing more may be added until some has been sent.
+    /// True if it is time to send, and nothing more may be added until some has been sent.
     pub(super) fn is_full(&self) -> bool {
         self.waiting_bytes >= WAITING_LIMIT_BYTES || self.heads.len() >= HEADS_LIMIT_BYTES
     }
@@ -126,7 +126,7 @@ impl Output {
         Ok(())
     }
 
-    /// Collects the next chunks. True: the first one goes with a descriptor.
+    /// Collects the next chunks. True if the first one goes with a descriptor.
     fn gather(&self, iovecs: &mut Iovecs) -> bool {
         iovecs.clear();
         let mut skip = self.sent_of_first;
@@ -137,7 +137,7 @@ impl Output {
                     iovecs.push_bytes(&self.heads[start + skip..start + bytes]);
                 }
                 Place::Memory(slice) => iovecs.push_slice(slice.skip(skip)),
-                // It comes with the first byte, so that byte must begin a message.
+                // It is sent with the first byte, so that byte must begin a message.
                 Place::HeadWithDescriptor { .. } if !iovecs.is_empty() => break,
                 Place::HeadWithDescriptor { start, bytes } => {
                     iovecs.push_bytes(&self.heads[start + skip..start + bytes]);

@@ -1,10 +1,10 @@
-//! Holds a connection to its grant's rate, and to what the blade serves all together: which request
-//! must wait, and until when.
+//! Holds a connection to its grant's rate, and to what the blade serves to all together: which
+//! request must wait, and until when.
 //!
 //! A request that may not pass yet stays in the input, where it is found again when its time has
-//! come; meanwhile the connection is not read, so its client's socket fills up and nobody else
-//! waits. What it takes was charged when it came, so requests of all connections under the grant
-//! pass in the order in which they came, and a large one is not overtaken for ever by small ones.
+//! come; meanwhile the connection is not read, so its client's socket fills up and other clients do
+//! not wait. Its cost was charged when it arrived, so requests of all connections under the grant
+//! pass in order of arrival, and small ones cannot overtake a large one for ever.
 
 use crate::donor_protection::DonorProtection;
 use crate::table::{Access, GrantTraffic};
@@ -13,14 +13,14 @@ use farpool_units::PAGE_BYTES;
 use farpool_wire::{Request, pages_in};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Longest pause before a connection asks again, in nanoseconds: what a grant whose rate was raised
-/// waits at most by the old one. A paused connection costs four wake-ups a second.
+/// Longest pause before a connection checks again, in nanoseconds: how long a grant whose rate was
+/// raised still waits by the old one. A paused connection costs four wake-ups a second.
 const ASK_AGAIN_NS: u64 = 250_000_000;
 
 /// What holds a connection back now.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Nothing may pass before this; 0: nothing is held back.
+    /// Nothing may pass before this; 0 if nothing is held back.
     until_ns: u64,
     /// The next request was charged, by rates of this version, and may pass at this time.
     charged: Option<Charged>,
@@ -38,7 +38,7 @@ impl Pace {
         (self.until_ns > 0).then_some(self.until_ns)
     }
 
-    /// Whether the pause goes on; asks for the time only if there is one.
+    /// True while the pause lasts; calls `now_ns` only if there is a pause.
     pub(super) fn is_pausing(&mut self, now_ns: impl FnOnce() -> u64) -> bool {
         if self.until_ns == 0 {
             return false;
@@ -50,7 +50,7 @@ impl Pace {
         false
     }
 
-    /// Whether the request may pass now; if not, the connection pauses.
+    /// True if the request may pass now; if not, the connection pauses.
     pub(super) fn may_pass(
         &mut self,
         request: &Request<'_>,

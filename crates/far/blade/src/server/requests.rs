@@ -14,12 +14,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most superpages that one attach or list answer holds: META_LIMIT_BYTES less the fixed fields.
+/// Most superpages in one attach or list answer: META_LIMIT_BYTES less the fixed fields.
 const LIST_LIMIT: usize = (META_LIMIT_BYTES - 20) / 8;
-/// Most clients that one stat answer holds.
+/// Most clients in one stat answer.
 const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 104) / 88;
 
-/// Who a connection belongs to.
+/// What a connection belongs to.
 #[derive(Debug)]
 pub(super) enum Session {
     /// No hello as yet.
@@ -30,7 +30,7 @@ pub(super) enum Session {
         counters: Arc<ClientCounters>,
         /// May only ping, stat and say goodbye.
         is_keeper: bool,
-        /// What it came in under.
+        /// The grant that it was admitted under.
         grant: Option<GrantPass>,
     },
     /// May only ping and stat.
@@ -74,12 +74,13 @@ impl Session {
         }
     }
 
-    /// What paces it and counts beside its client's counters.
+    /// The meters and counters of its grant.
     pub(super) fn traffic(&self) -> Option<&GrantTraffic> {
         self.grant().map(|pass| &*pass.traffic)
     }
 
-    /// Who came in under a grant sees what is under it; where grants are needed, others see nobody.
+    /// A connection under a grant sees what is under it; where grants are needed, others see no
+    /// clients.
     fn visible(&self, blade: &Blade) -> Visible {
         match self.grant() {
             Some(pass) => Visible::Of(pass.id),
@@ -117,7 +118,7 @@ pub(super) fn greet(blade: &Blade, hello: &Hello<'_>) -> Result<Greeting, Refuse
     Ok(Greeting { session, ok })
 }
 
-/// Checks an access to pages; `scratch.runs` then says where they are.
+/// Checks an access to pages; `scratch.runs` then holds their places.
 pub(super) fn access(
     blade: &Blade,
     session: &Session,
@@ -203,7 +204,7 @@ pub(super) fn control<R>(
             scratch.runs.clear();
             blade.discard(client, segment, extents, &mut scratch.runs)?;
         }
-        // Hello, read and write never come here.
+        // Hello, read and write are handled elsewhere.
         _ => return Err(Refused::new(ErrorCode::HelloExpected, 0)),
     }
     Ok(reply(&Response::Done, None))

@@ -20,13 +20,13 @@ pub(super) struct Shared {
     stop: AtomicBool,
     mailboxes: Vec<Mailbox>,
     slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
-    /// What peers can have written to the log as often as they like.
+    /// Lines that peers can cause in the log as often as they like.
     pub(super) bad_frames_log: LogRate,
     pub(super) lost_log: LogRate,
     pub(super) turned_away_log: LogRate,
 }
 
-/// The connection that a slot of a client has now.
+/// The connection that holds a slot of a client now.
 #[derive(Debug)]
 struct SlotHolder {
     generation: u32,
@@ -66,7 +66,7 @@ impl Shared {
         self.blade.now()
     }
 
-    /// Says how many lines the log did not get, when it is time to.
+    /// Logs how many lines were suppressed, when that is due.
     pub(super) fn tell_hidden_lines(&self, now: Duration) {
         if let Some((more, seconds)) = self.bad_frames_log.more(now) {
             tracing::warn!(
@@ -98,16 +98,16 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Asks all threads to end.
+    /// Tells all threads to end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.mailboxes.iter().for_each(Mailbox::wake);
         self.blade.wake_scrubber();
     }
 
-    /// Gives the client's slot to a connection of `generation`, and does not return before older
-    /// ones can do nothing any more. Waits only for connections of older generations, so that two
-    /// of these never wait for each other.
+    /// Gives the client's slot to a connection of `generation`. Returns once older ones cannot work
+    /// any more. Waits only for connections of older generations, so that two of these never wait
+    /// for each other.
     pub(super) fn take_slot(
         &self,
         client: ClientNumber,
@@ -130,7 +130,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The connection closed; the slot is free if it was still its own.
+    /// Frees the slot of a closed connection if it still holds it.
     pub(super) fn leave_slot(&self, client: ClientNumber, slot: u32, generation: u32) {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.get(&(client, slot)).is_some_and(|holder| holder.generation == generation) {
@@ -150,16 +150,16 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Everything that was delivered since the last time.
+    /// Takes everything that was delivered since the last call.
     pub(super) fn empty(&self) -> Vec<Arrival> {
         let mut count = [0; 8];
-        // Nothing to read is as good as something.
+        // An empty counter is fine, too.
         let _ = rustix::io::read(&self.wake, &mut count);
         std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn wake(&self) {
-        // A full counter wakes too.
+        // A full counter wakes it too.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

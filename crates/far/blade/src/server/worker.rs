@@ -1,7 +1,7 @@
-//! One serving thread: an epoll loop over its own connections. The first thread also accepts, hands
-//! new connections round, and lets the blade's time pass.
+//! One serving thread: an epoll loop over its own connections. The first thread also accepts,
+//! distributes new connections, and drives the blade's clock.
 //!
-//! epoll, level-triggered: a connection that has had its turn and holds more is simply reported
+//! epoll is level-triggered: a connection that has had its turn and holds more is simply reported
 //! again. Measured and left out, with figures in docs/contributors/decisions.md: io_uring (one-page
 //! reads over TCP 20.4 us against 18.3, 32 KiB reads +9 %; `throughput -- 8 32 1`, `lane_latency`),
 //! and spinning for the next request (nothing gained while others want the processor).
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often leases are looked at; a lease may run so much longer.
+/// How often leases are checked; a lease may last this much longer.
 const TICK: Duration = Duration::from_millis(250);
 /// Events taken from the kernel at once.
 const EVENTS_LIMIT: usize = 128;
@@ -30,7 +30,7 @@ const EVENTS_LIMIT: usize = 128;
 const ACCEPTS_LIMIT: usize = 64;
 
 const TOKEN_WAKE: u64 = u64::MAX;
-/// Tokens from here on are listeners; below, connections.
+/// Tokens from here on are listeners; lower ones are connections.
 const TOKEN_LISTENER: u64 = 1 << 32;
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Worker {
     cpus: Option<CpuSet>,
     next_thread: usize,
     last_tick: Duration,
-    /// Given up for a moment when descriptors run out, so that a waiting peer can be turned away.
+    /// Closed for a moment when descriptors run out, so that a waiting peer can be turned away.
     spare: Option<OwnedFd>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Worker {
 struct Watched {
     connection: Connection,
     interest: epoll::EventFlags,
-    /// Its entry among the paused ones; 0 for none.
+    /// When it is to wake, as in `paused`; 0 if it is not paused.
     wakes_ns: u64,
 }
 
@@ -121,8 +121,8 @@ impl Worker {
         }
     }
 
-    /// Until the next tick, and until a paused connection may go on. The kernel rounds up to whole
-    /// milliseconds; a bucket's burst covers that.
+    /// Time until the next tick or until a paused connection may go on. The kernel rounds up to
+    /// whole milliseconds; a bucket's burst covers that.
     fn timeout(&self) -> Option<Timespec> {
         let tick_ns = (self.thread == 0).then_some(u64::from(TICK.subsec_nanos()));
         let paused_ns = self.paused.peek().map(|Reverse((wakes_ns, _))| {
@@ -137,7 +137,7 @@ impl Worker {
         Some(Timespec { tv_sec: 0, tv_nsec: exactly(nanoseconds) })
     }
 
-    /// Lets the connections work whose pause is over.
+    /// Runs the connections whose pause is over.
     fn wake_paused(&mut self) {
         if self.paused.is_empty() {
             return;
@@ -147,7 +147,7 @@ impl Worker {
             && wakes_ns <= now_ns
         {
             self.paused.pop();
-            // Another connection may have this place by now; to work is never wrong.
+            // Another connection may have this index by now; extra work does no harm.
             if let Some(Some(watched)) = self.connections.get_mut(index) {
                 watched.wakes_ns = 0;
                 self.work(index);
@@ -178,7 +178,7 @@ impl Worker {
             (Move::Anywhere, Some(allowed)) => allowed,
             _ => return,
         };
-        // If it cannot be had, the worker stays where it is.
+        // If this fails, the worker stays where it is.
         let _ = rustix::thread::sched_setaffinity(None, &cpus);
     }
 
@@ -226,14 +226,14 @@ impl Worker {
         }
     }
 
-    /// Out of descriptors, the waiting peer would be reported again and again: use the spare one
-    /// to accept and close it.
+    /// Turns a waiting peer away when out of descriptors, else it would be reported again and
+    /// again: the spare descriptor is used to accept and close it.
     fn turn_away(&mut self, error: &io::Error) {
         let full = [Errno::MFILE, Errno::NFILE];
         if error.raw_os_error().is_some_and(|n| full.iter().any(|e| e.raw_os_error() == n)) {
             self.spare = None;
             for listener in &self.listeners {
-                // Closed by being dropped; an error is the one that brought us here.
+                // Closed when dropped; an error is the one being handled.
                 let _ = listener.accept();
             }
             self.spare = spare_descriptor();
@@ -306,7 +306,7 @@ impl Worker {
 }
 
 impl Watched {
-    /// Tells the kernel if the connection waits for something else than before.
+    /// Updates the kernel if the connection waits for something else than before.
     fn update(&mut self, epoll: &OwnedFd, index: usize) -> Result<(), Close> {
         let mut interest = epoll::EventFlags::empty();
         interest.set(epoll::EventFlags::IN, self.connection.wants_to_receive());

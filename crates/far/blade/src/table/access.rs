@@ -1,4 +1,4 @@
-//! The data path's question: may this client touch these pages, and where are they?
+//! Access checks of the data path: may this client touch these pages, and where are they?
 
 use super::segment::Segment;
 use super::{ClientNumber, Refused, Table};
@@ -13,9 +13,9 @@ const _: () = assert!(PAGE_BYTES_U32 as usize == PAGE_BYTES);
 /// What a client wants to do with pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Look at them.
+    /// To read them.
     Read,
-    /// Change them.
+    /// To write them.
     Write,
 }
 
@@ -30,7 +30,7 @@ pub struct Run {
     pub bytes: u32,
 }
 
-/// Leave to touch pages.
+/// Permission to touch pages.
 #[derive(Debug)]
 pub struct Permit<M> {
     /// The memory that the runs are in.
@@ -45,7 +45,7 @@ pub struct WriteGuard(Arc<AtomicU32>);
 
 impl WriteGuard {
     fn new(writers: &Arc<AtomicU32>) -> Self {
-        // Table operations that look at the count hold the table alone, so none misses this.
+        // Table operations that read the count hold the table alone, so none misses this.
         writers.fetch_add(1, Ordering::AcqRel);
         WriteGuard(Arc::clone(writers))
     }
@@ -58,8 +58,8 @@ impl Drop for WriteGuard {
 }
 
 impl<M: Clone> Table<M> {
-    /// Checks the access to all pages of `extents` and appends where they are to `runs`, in order;
-    /// neighbours are joined. On an error `runs` holds nothing useful.
+    /// Checks the access to all pages of `extents` and appends their places to `runs`, in order;
+    /// neighbours are joined. After an error `runs` holds nothing useful.
     ///
     /// # Errors
     /// Not a segment of this client, not writable, or a page without memory.

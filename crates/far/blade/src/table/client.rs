@@ -1,4 +1,4 @@
-//! Clients: who they are, their connections and leases.
+//! Clients, their connections and leases.
 
 use super::{GrantId, GrantPass, Limits, Refused, Scrub, Table, count_u32};
 use farpool_units::SUPERPAGE_BYTES;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A client as this blade counts them: in order of arrival, never reused.
+/// A client's number on this blade: in order of arrival, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientNumber(pub u64);
 
-/// What a client's connections count; shared with them, so that counting takes no lock.
+/// Counters of a client's connections; shared with them, so that counting takes no lock.
 #[derive(Debug, Default)]
 pub struct ClientCounters {
     /// Pages read by requests, and through shared memory as reported.
@@ -24,8 +24,8 @@ pub struct ClientCounters {
 }
 
 impl ClientCounters {
-    /// Takes in what a client says it has moved through shared memory since it began; returns how
-    /// many pages read and written are new.
+    /// Takes the totals that a client reports as moved through shared memory. Returns the pages
+    /// read and written that are new.
     pub fn report(&self, pages_read: u64, pages_written: u64) -> (u64, u64) {
         let news = |all: u64, reported: &AtomicU64, counter: &AtomicU64| {
             let new = all.saturating_sub(reported.fetch_max(all, Ordering::Relaxed));
@@ -44,18 +44,18 @@ pub(super) struct Client {
     id: ClientId,
     name: String,
     pid: u32,
-    /// Under which grant it is, for all its life.
+    /// The grant that it is under, for all its life.
     pub(super) grant: Option<GrantId>,
     pub(super) quota_superpages: u32,
     pub(super) used_superpages: u32,
     pub(super) segments: BTreeSet<SegmentId>,
     connections: u32,
-    /// When the client ends, if no connection comes back; only while there is none.
+    /// When the client ends unless it reconnects; only while it has no connection.
     lease_end: Option<Duration>,
     counters: Arc<ClientCounters>,
 }
 
-/// A client as people see it.
+/// A client, for display.
 #[derive(Clone, Debug)]
 pub struct ClientView {
     /// Its number.
@@ -66,21 +66,21 @@ pub struct ClientView {
     pub name: String,
     /// Its process.
     pub pid: u32,
-    /// What it may use.
+    /// The most it may use.
     pub quota_superpages: u32,
-    /// What it uses.
+    /// How much it uses.
     pub used_superpages: u32,
     /// Segments it uses.
     pub segments: u32,
     /// Its connections.
     pub connections: u32,
-    /// Time until its lease runs out, while it has no connection.
+    /// Time until its lease expires, while it has no connection.
     pub lease_left: Option<Duration>,
     /// Its counters.
     pub counters: Arc<ClientCounters>,
 }
 
-/// What a new connection learns about its client.
+/// The result of connecting a client.
 #[derive(Clone, Debug)]
 pub struct Connected {
     /// The client's number.
@@ -111,10 +111,10 @@ impl Client {
 }
 
 impl<M: Clone> Table<M> {
-    /// A connection of the client came; a client that is not known begins here.
+    /// Adds a connection of the client; a new client is created.
     ///
     /// # Errors
-    /// The blade has as many clients as it may, or the client needs a grant, shows one that is
+    /// The blade has as many clients as allowed, or the client needs a grant, shows one that is
     /// unknown or stale, or is under another one.
     pub fn connect(&mut self, hello: &Hello<'_>) -> Result<Connected, Refused> {
         let grant = self.grants.admit(hello.grant, self.limits.require_grants)?;
@@ -163,7 +163,7 @@ impl<M: Clone> Table<M> {
         Ok(number)
     }
 
-    /// A connection of the client closed; with the last one its lease begins to run.
+    /// Removes a closed connection of the client; with the last one its lease begins.
     pub fn disconnect(&mut self, number: ClientNumber, now: Duration) {
         let Some(client) = self.clients.get_mut(&number) else {
             return; // it said goodbye
@@ -175,7 +175,7 @@ impl<M: Clone> Table<M> {
         }
     }
 
-    /// Ends the clients whose lease has run out by `now`.
+    /// Ends the clients whose lease has expired by `now`.
     pub fn expire(&mut self, now: Duration) -> Vec<Scrub<M>> {
         let over = |client: &Client| client.lease_end.is_some_and(|end| end <= now);
         let ended: Vec<_> = self.clients.iter().filter(|(_, c)| over(c)).map(|(n, _)| *n).collect();
@@ -185,7 +185,7 @@ impl<M: Clone> Table<M> {
         ended.into_iter().flat_map(|number| self.end_client(number)).collect()
     }
 
-    /// Ends a client: it uses no segment any more, and its other connections can do nothing.
+    /// Ends a client: it no longer uses any segment, and its other connections can do nothing.
     pub fn end_client(&mut self, number: ClientNumber) -> Vec<Scrub<M>> {
         let Some(client) = self.clients.get_mut(&number) else {
             return Vec::new();

@@ -1,9 +1,9 @@
-//! Grants: who may come in, how much memory all that come under one grant may use together, how
-//! fast.
+//! Grants: which clients are admitted, how much memory all clients of a grant may use together, and
+//! how fast.
 //!
 //! Invariants:
-//! - The epoch of a grant's id never goes back, not even across [`Table::end_grant`]: what a late
-//!   or superseded giver says is refused. (The last [`ENDED_LIMIT`] ended ids are remembered.)
+//! - The epoch of a grant's id never goes back, not even across [`Table::end_grant`]: orders of a
+//!   late or superseded grantor are refused. (The last [`ENDED_LIMIT`] ended ids are remembered.)
 //! - A key opens one grant. The key before the current one is remembered, to be refused as stale
 //!   rather than as unknown.
 //! - A client is under one grant, or under none, for all its life, and a segment is used by clients
@@ -12,8 +12,7 @@
 //! - A grant bounds, it does not reserve: several may promise more than the blade has.
 //!
 //! Keys are looked up in a hash map with a random key of its own (SipHash); bytes are compared only
-//! with a key of the same hash, so the time that a refusal takes tells nothing about the keys there
-//! are.
+//! with a key of the same hash, so the time of a refusal reveals nothing about the existing keys.
 
 use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
 use farpool_policy::{Meter, RateLimit};
@@ -27,27 +26,27 @@ use thiserror::Error;
 
 /// Most grants at once (some hundred bytes each); further ones are refused.
 pub const GRANTS_LIMIT: usize = 65_536;
-/// Ended grants whose epoch is remembered (some 50 bytes each); beyond, the oldest is forgotten,
-/// and could be given again by who still has an old order.
+/// Ended grants whose epoch is remembered (some 50 bytes each); beyond that, the oldest is
+/// forgotten, and an old order could set it again.
 pub const ENDED_LIMIT: usize = 65_536;
 
-/// A grant's name between the blade and who gives it: the segment's id at the controller. Clients
+/// A grant's name between the blade and the grantor: the segment's id at the controller. Clients
 /// never see it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GrantId(pub u128);
 
-/// What a grant is to be.
+/// The specification of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrantSpec {
     /// Which grant.
     pub id: GrantId,
-    /// Which time it is given; grows when it gets another owner or key.
+    /// How often it was granted; grows with each new owner or key.
     pub epoch: u64,
     /// What its clients show in hello; not 0, and the same for one epoch.
     pub key: GrantKey,
     /// Memory for all its clients together; rounded up to superpages.
     pub bytes: u64,
-    /// How fast they may read together; `u64::MAX` is no limit, 0 not at all. See
+    /// How fast they may read together; `u64::MAX` for no limit, 0 for not at all. See
     /// [`RateLimit::paced`] for the burst.
     pub read_bytes_per_s: u64,
     /// How fast they may write together, likewise.
@@ -57,7 +56,7 @@ pub struct GrantSpec {
 /// Why a grant was not set or ended. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum GrantError {
-    /// The blade knows of a later epoch, or the grant of this epoch was ended.
+    /// The blade knows a later epoch, or the grant of this epoch was ended.
     #[error("the grant is known with epoch {epoch} already, so this order is out of date")]
     Stale {
         /// The blade's epoch.
@@ -66,13 +65,13 @@ pub enum GrantError {
     /// Key 0.
     #[error("a grant needs a key other than 0")]
     NoKey,
-    /// Another key for the epoch that the blade has.
+    /// The key differs from that of the same epoch.
     #[error("a grant's key changes only with a higher epoch")]
     KeyChanged,
-    /// The key opens another grant.
+    /// The key belongs to another grant.
     #[error("the key belongs to another grant; make a random one for each")]
     KeyTaken,
-    /// As many grants as may be.
+    /// The blade has as many grants as allowed.
     #[error("the blade has {limit} grants, which is as many as it can have")]
     TooMany {
         /// The limit.
@@ -80,15 +79,15 @@ pub enum GrantError {
     },
 }
 
-/// What the connections under a grant have in common; shared with them, so that counting and pacing
-/// take no lock.
+/// Rates and counters of all connections under a grant; shared with them, so that counting and
+/// pacing take no lock.
 #[derive(Debug, Default)]
 pub struct GrantTraffic {
     /// How fast they may read.
     pub read: Meter,
     /// How fast they may write.
     pub write: Meter,
-    /// Changes with the rates, so that who waits by the old ones asks again.
+    /// Changes with the rates, so that a connection waiting by the old ones checks again.
     pub rates_version: AtomicU64,
     /// Pages read.
     pub pages_read: AtomicU64,
@@ -100,27 +99,27 @@ pub struct GrantTraffic {
     pub write_throttled_ns: AtomicU64,
 }
 
-/// What a connection got that came in under a grant.
+/// What a connection got when it was admitted under a grant.
 #[derive(Clone, Debug)]
 pub struct GrantPass {
     /// The grant.
     pub id: GrantId,
-    /// Its epoch then.
+    /// Its epoch at that time.
     pub epoch: u64,
-    /// What it shares with the others.
+    /// Rates and counters shared with the other connections.
     pub traffic: Arc<GrantTraffic>,
 }
 
-/// A grant as of now.
+/// A grant's present state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrantStat {
-    /// Which one.
+    /// Its id.
     pub id: GrantId,
     /// Its epoch.
     pub epoch: u64,
-    /// What its clients may use together, in whole superpages.
+    /// The most its clients may use together, in whole superpages.
     pub granted_bytes: u64,
-    /// What they use; above what is granted only after that was lowered.
+    /// How much they use; above what is granted only after that was lowered.
     pub used_bytes: u64,
     /// Clients under it.
     pub clients: u32,
@@ -151,9 +150,9 @@ struct Given {
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     given: BTreeMap<GrantId, Given>,
-    /// Current keys, and the one before of each grant.
+    /// Each grant's current and previous key.
     keys: HashMap<GrantKey, GrantId>,
-    /// Epochs of ended grants, and these in the order of their ends.
+    /// Epochs of ended grants, and the ids in the order of their ends.
     ended: HashMap<GrantId, u64>,
     ended_order: VecDeque<GrantId>,
 }
@@ -212,7 +211,7 @@ impl Grants {
         Ok(())
     }
 
-    /// Lets in who shows this, or says why not.
+    /// Admits a client that shows this grant, or returns why not.
     pub(super) fn admit(
         &self,
         grant: Option<Grant>,
@@ -311,9 +310,9 @@ impl Grants {
 }
 
 impl<M: Clone> Table<M> {
-    /// Gives a grant, or gives it anew. With the epoch that the blade has, memory and rates may
-    /// change; with a higher one the key may too, and connections of the earlier epoch are to be
-    /// closed. Memory below what is used only stops further allocation.
+    /// Sets a grant, new or existing. With the blade's present epoch, memory and rates may change;
+    /// with a higher one the key may too, and connections of the earlier epoch are to be closed.
+    /// Memory below what is used only stops further allocation.
     ///
     /// # Errors
     /// See [`GrantError`].
@@ -321,10 +320,10 @@ impl<M: Clone> Table<M> {
         self.grants.set(spec, now)
     }
 
-    /// Whether the grant may be ended by who knows of `epoch`.
+    /// Checks that an order with `epoch` may end the grant.
     ///
     /// # Errors
-    /// The blade knows of a later one.
+    /// The blade knows a later one.
     pub fn check_end_grant(&self, id: GrantId, epoch: u64) -> Result<(), GrantError> {
         let given = self.grants.given.get(&id).map(|given| given.epoch);
         match given.max(self.grants.ended.get(&id).copied()) {
@@ -333,7 +332,7 @@ impl<M: Clone> Table<M> {
         }
     }
 
-    /// Lets nobody in under the grant any more. What it has stays until [`Table::end_grant`].
+    /// Admits no more connections under the grant. Its clients stay until [`Table::end_grant`].
     pub fn close_grant(&mut self, id: GrantId) {
         if let Some(given) = self.grants.given.get_mut(&id) {
             self.grants.keys.remove(&given.key);
@@ -341,7 +340,7 @@ impl<M: Clone> Table<M> {
         }
     }
 
-    /// Ends the grant and all its clients; returns how many these were, and what is to be zeroed.
+    /// Ends the grant and all its clients. Returns the number of clients, and what is to be zeroed.
     pub fn end_grant(&mut self, id: GrantId, epoch: u64) -> (u32, Vec<Scrub<M>>) {
         let clients = self.grants.given.get(&id).map(|given| given.clients.clone());
         let clients = clients.unwrap_or_default();
@@ -350,7 +349,7 @@ impl<M: Clone> Table<M> {
         (count_u32(clients.len()), scrubs)
     }
 
-    /// Lets in a connection that is no client's.
+    /// Admits a connection that is no client's.
     ///
     /// # Errors
     /// It shows a grant that is unknown or stale.
@@ -358,10 +357,10 @@ impl<M: Clone> Table<M> {
         self.grants.admit(grant, false)
     }
 
-    /// Whether the grant is still what it was when the connection came in.
+    /// Checks that the grant is still as it was when the connection was admitted.
     ///
     /// # Errors
-    /// It was ended, or given anew.
+    /// It was ended, or set anew.
     pub fn recheck_grant(&self, pass: &GrantPass) -> Result<(), Refused> {
         let is_open = |given: &Given| self.grants.keys.contains_key(&given.key);
         if !self.grants.given.get(&pass.id).is_some_and(is_open) {

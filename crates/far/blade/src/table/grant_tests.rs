@@ -1,4 +1,4 @@
-//! Grants against a plain model: what each may and uses, who is in, which epochs get in.
+//! Grants against a plain model: what each may and does use, its clients, the epochs it admits.
 
 use super::*;
 use farpool_wire::{Grant, GrantKey, Hello, Purpose, SuperpageNumber};
@@ -22,7 +22,7 @@ fn table() -> Table<u32> {
     })
 }
 
-/// Each epoch of a grant has a key of its own, but epochs 2 and 3, which share one.
+/// Each epoch of a grant has a key of its own, except that epochs 2 and 3 share one.
 fn key(grant: u8, epoch: u64) -> GrantKey {
     let turn = if epoch == 3 { 2 } else { epoch };
     GrantKey(u128::from(grant) * 1000 + u128::from(turn) + 1)
@@ -87,10 +87,10 @@ fn any_step() -> impl Strategy<Value = Step> {
 
 #[derive(Clone, Debug, Default)]
 struct ModelGrant {
-    /// Epoch and superpages, while it is given.
+    /// Epoch and superpages, while it exists.
     given: Option<(u64, u32)>,
     ended: u64,
-    /// The epoch whose key came before, if it was another one.
+    /// The epoch of the previous key, if that was another one.
     before: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ struct ModelClient {
     grant: u8,
     segment: SegmentId,
     superpages: Vec<u32>,
-    /// A segment of its own that somebody else uses too.
+    /// A segment of its own that another client uses too.
     shared: Option<(SegmentToken, u32)>,
 }
 
@@ -254,7 +254,7 @@ impl Pair {
         }
     }
 
-    /// One freezes a segment of its own, the other attaches: only under the same grant.
+    /// One client freezes a segment of its own, the other attaches: only under the same grant.
     fn share(&mut self, one: u8, other: u8) {
         let (Some(giver), Some(taker)) = (self.clients.get(&one), self.clients.get(&other)) else {
             return;
@@ -274,7 +274,7 @@ impl Pair {
             assert_eq!(attached, Err(Refused::new(ErrorCode::UnknownSegment, 0)));
         } else {
             attached.unwrap();
-            // Detached by its maker, it is charged to the other one.
+            // Once its maker detaches, it is charged to the other client.
             assert!(self.table.detach(giver.number, segment).unwrap().is_none());
             self.scrubs.extend(self.table.detach(taker.number, segment).unwrap());
             return;

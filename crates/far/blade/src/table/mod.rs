@@ -1,18 +1,18 @@
 //! The blade's table: which client has which superpages, and what each may do. Pure: no I/O, no
 //! clock; `now` is the time since the blade started.
 //!
-//! It is generic over `M`, the handle of a segment's memory, which it keeps and hands back but
-//! never looks into.
+//! It is generic over `M`, the handle of a segment's memory, which it keeps and returns but never
+//! inspects.
 //!
 //! Invariants:
 //! - A segment exists as long as it has a user. A writable segment has exactly one user with one
 //!   use: its owner.
-//! - An RMMA superpage of a segment belongs to at most one SMA superpage, and is not given out
+//! - An RMMA superpage of a segment belongs to at most one SMA superpage, and is not handed out
 //!   again before [`Table::scrubbed`] says that it is zero.
-//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; above
-//!   capacity only after that was lowered, and then nothing more is given out.
-//! - Each segment is charged to exactly one of its users: its owner, or when that one has left the
-//!   oldest of the others. A charge that moves may lift a client over its quota; it then gets
+//! - `used_superpages` counts superpages with memory and those waiting to be scrubbed; it is above
+//!   capacity only after that was lowered, and then nothing more is handed out.
+//! - Each segment is charged to exactly one of its users: its owner, or after the owner has left
+//!   the oldest of the others. A charge that moves may lift a client over its quota; it then gets
 //!   nothing more.
 //! - A refused operation changes nothing.
 
@@ -41,12 +41,12 @@ pub use segment::SegmentView;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// Why an operation was refused: what goes into the error response.
+/// Why an operation was refused: the content of the error response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused {
     /// The reason.
     pub code: ErrorCode,
-    /// What it is about; see the code.
+    /// Its detail; see the code.
     pub detail: u64,
 }
 
@@ -88,7 +88,7 @@ pub struct Scrub<M> {
 /// Which part of a segment's memory is to be zeroed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScrubPart {
-    /// Some superpages of a segment that lives on, if nobody drops it meanwhile.
+    /// Some superpages of a segment that lives on, unless it is dropped meanwhile.
     Superpages {
         /// The segment.
         segment: SegmentId,
@@ -97,13 +97,13 @@ pub enum ScrubPart {
     },
     /// Everything; the segment is gone.
     Whole {
-        /// How many superpages of it had memory.
+        /// How many of its superpages had memory.
         superpages: u32,
     },
 }
 
 impl ScrubPart {
-    /// How many superpages it is.
+    /// The number of superpages.
     pub fn superpages(&self) -> u32 {
         match self {
             ScrubPart::Whole { superpages } => *superpages,
@@ -121,7 +121,7 @@ pub struct Table<M> {
     segments: HashMap<SegmentId, Segment<M>>,
     tokens: HashMap<SegmentToken, SegmentId>,
     grants: Grants,
-    /// What may be lent now.
+    /// The superpages that may be lent now.
     capacity_superpages: u32,
     used_superpages: u32,
     next_client: u64,
@@ -138,7 +138,7 @@ pub struct Sizes {
     pub clients: usize,
     /// Segments.
     pub segments: usize,
-    /// Clients whose lease has run out since the start.
+    /// Clients whose lease has expired since the start.
     pub leases_expired: u64,
 }
 
@@ -170,13 +170,13 @@ impl<M: Clone> Table<M> {
         }
     }
 
-    /// Changes what there is to lend; below what is used, it only stops further allocation. Quotas
+    /// Changes how much may be lent; below what is used, it only stops further allocation. Quotas
     /// do not depend on it.
     pub fn set_capacity(&mut self, superpages: u32) {
         self.capacity_superpages = superpages.min(self.limits.capacity_superpages);
     }
 
-    /// Takes back into use what a [`Scrub`] named, now that it is zero.
+    /// Makes what a [`Scrub`] named available again, now that it is zero.
     pub fn scrubbed(&mut self, part: ScrubPart) {
         let count = part.superpages();
         if let ScrubPart::Superpages { segment, rmmas } = part
@@ -188,7 +188,7 @@ impl<M: Clone> Table<M> {
         self.used_superpages -= count;
     }
 
-    /// The segment, if this client uses it. To everybody else it does not exist.
+    /// The segment, if this client uses it. For all others it does not exist.
     fn segment_of(&self, client: ClientNumber, segment: SegmentId) -> Result<&Segment<M>, Refused> {
         self.segments
             .get(&segment)
@@ -213,7 +213,7 @@ impl<M: Clone> Table<M> {
 }
 
 impl Limits {
-    /// The quota that a client gets which asks for `wanted_bytes` (0: the default).
+    /// The quota of a client that asks for `wanted_bytes` (0: the default).
     fn quota_superpages(&self, wanted_bytes: u64) -> u32 {
         let wanted = match wanted_bytes {
             0 => self.quota_default_superpages,
@@ -223,7 +223,7 @@ impl Limits {
     }
 }
 
-/// Superpages that hold so many bytes, at most as many as a segment can span.
+/// Superpages that hold `bytes`, at most as many as a segment can span.
 pub fn superpages_of(bytes: u64) -> u32 {
     let superpages = bytes.div_ceil(SUPERPAGE_BYTES).min(u64::from(SPAN_LIMIT_SUPERPAGES));
     exactly(superpages)

@@ -1,4 +1,4 @@
-//! Segments: made, given memory, frozen, shared, dropped.
+//! Segments: how they are created, allocated, frozen, shared and dropped.
 
 use super::{ClientNumber, GrantId, Refused, Scrub, ScrubPart, Table, count_u32};
 use farpool_units::SUPERPAGE_BYTES;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub(super) struct Segment<M> {
     token: SegmentToken,
-    /// The grant under which it was made; only who is under the same may use it.
+    /// The grant under which it was made; only clients under the same may use it.
     grant: Option<GrantId>,
     span_superpages: u32,
     pub(super) frozen: bool,
@@ -31,7 +31,7 @@ pub(super) struct Segment<M> {
     pub(super) memory: M,
 }
 
-/// A segment as attach and list show it, without the list.
+/// A segment as shown by attach and list, without its list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentView {
     /// The segment.
@@ -49,7 +49,7 @@ impl<M> Segment<M> {
         count_u32(self.free.len()) + (self.limit_rmma - self.next_rmma)
     }
 
-    /// The lowest free RMMA superpage; the caller has asked [`Self::free_rmmas`].
+    /// Takes the lowest free RMMA superpage; the caller has checked [`Self::free_rmmas`].
     fn take_rmma(&mut self) -> u32 {
         let rmma = self.free.pop_first().unwrap_or_else(|| {
             assert!(self.next_rmma < self.limit_rmma, "a segment's memory is used up");
@@ -96,7 +96,7 @@ impl<M: Clone> Table<M> {
     /// hold: the client's quota or the span, whichever is less.
     ///
     /// # Errors
-    /// The blade has as many segments as it may, or the token is taken.
+    /// The blade has as many segments as allowed, or the token is taken.
     pub fn create_segment(
         &mut self,
         client: ClientNumber,
@@ -136,12 +136,12 @@ impl<M: Clone> Table<M> {
         Ok(id)
     }
 
-    /// Gives memory to superpages `first` to `first + count - 1`, which must have none: appends
+    /// Gives memory to superpages `first` to `first + count - 1`, which must have none. Appends
     /// their pairs to `pairs`, ascending, and returns the memory they are in.
     ///
     /// # Errors
     /// Frozen, out of range, allocated already, the blade is full, or over quota. While a scrub is
-    /// pending, full may mean: not yet.
+    /// pending, full may be temporary.
     pub fn allocate(
         &mut self,
         client: ClientNumber,
@@ -180,8 +180,8 @@ impl<M: Clone> Table<M> {
         }
         let capacity_bytes = u64::from(self.capacity_superpages) * SUPERPAGE_BYTES;
         let full = Err(Refused::new(ErrorCode::BladeFull, capacity_bytes));
-        // Before the quota: no quota is larger than the blade, so a client that has all of it would
-        // read that its quota is too small.
+        // Checked before the quota: no quota is larger than the blade, so a client that has all of
+        // it would be told that its quota is too small.
         if count > self.capacity_superpages.saturating_sub(self.used_superpages) {
             return full;
         }
@@ -196,7 +196,7 @@ impl<M: Clone> Table<M> {
         if count > segment.free_rmmas() { full } else { Ok(()) }
     }
 
-    /// Takes the memory of superpages `first` to `first + count - 1`, which must all have some.
+    /// Frees the memory of superpages `first` to `first + count - 1`, which must all have some.
     ///
     /// # Errors
     /// Frozen, out of range, not allocated, or a write to the segment is under way.
@@ -236,8 +236,8 @@ impl<M: Clone> Table<M> {
     }
 
     /// Makes the segment writable again for its only user, with its only use, unless
-    /// `is_held_elsewhere` says that somebody who is no user any more (a lease that ran out) could
-    /// still read its memory.
+    /// `is_held_elsewhere` says that a former user (with an expired lease) could still read its
+    /// memory.
     ///
     /// # Errors
     /// Not frozen, or in use elsewhere too.
@@ -289,7 +289,7 @@ impl<M: Clone> Table<M> {
         self.view(client, id)
     }
 
-    /// Ends one use of the segment. The last one of all users drops the segment.
+    /// Ends one use of the segment. The last use of all drops the segment.
     ///
     /// # Errors
     /// Not a segment of this client.
@@ -362,7 +362,7 @@ impl<M: Clone> Table<M> {
         })
     }
 
-    /// Appends the segment's superpages with memory, without the first `skip`, at most `limit`.
+    /// Appends at most `limit` of the segment's superpages with memory, after the first `skip`.
     ///
     /// # Errors
     /// Not a segment of this client.

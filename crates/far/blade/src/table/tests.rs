@@ -57,7 +57,7 @@ enum Step {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    // Beyond the number of clients: one of the segment's users, see `Pair::aim`.
+    // Above the number of clients: one of the segment's users, see `Pair::aim`.
     let (who, which) = (0..CLIENTS, 0..SEGMENTS);
     let pair = (0..4 * CLIENTS, which.clone());
     let range = (0..4 * CLIENTS, which, 0..10u32, 1..5u32);
@@ -106,7 +106,7 @@ struct Pair {
     table: Table<u32>,
     now: Duration,
     clients: BTreeMap<usize, ModelClient>,
-    /// By the number in the token; `ids` has the table's names.
+    /// By the number in the token; `ids` maps it to the table's name.
     segments: BTreeMap<usize, ModelSegment>,
     ids: BTreeMap<usize, SegmentId>,
     scrubs: Vec<Scrub<u32>>,
@@ -128,8 +128,8 @@ impl Pair {
         }
     }
 
-    /// Turns the step's random numbers into an existing segment, if there is one, and most often
-    /// one of its users.
+    /// Turns the step's random numbers into an existing segment, if there is one, and usually one
+    /// of its users.
     fn aim(&self, mut step: Step) -> Step {
         if let Step::Allocate(who, which, ..)
         | Step::Free(who, which, ..)
@@ -291,7 +291,7 @@ impl Pair {
         if held + count > segment.span.min(QUOTA) { Err(ErrorCode::BladeFull) } else { Ok(()) }
     }
 
-    /// Takes the step in the table.
+    /// Carries out the step in the table.
     fn take(&mut self, step: &Step) -> Outcome {
         let refused = |refused: Refused| refused.code;
         match *step {
@@ -442,7 +442,8 @@ impl Pair {
         Ok(())
     }
 
-    /// The last page of a superpage and the first of the next, unless only one is asked for.
+    /// Touches the last page of a superpage and the first of the next, unless only one is asked
+    /// for.
     fn touch(&mut self, who: usize, which: usize, sma: u32, access: Access) -> Result<(), Refused> {
         let (number, id) = (self.number(who), self.id(which));
         let page = PageNumber(sma * PAGES_PER_SUPERPAGE + PAGES_PER_SUPERPAGE - 2);

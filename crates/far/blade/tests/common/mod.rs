@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longer than anything takes; a test that waits so long has failed.
+/// Longer than anything takes; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A blade on a unix socket and on loopback TCP.
@@ -118,7 +118,7 @@ impl Write for Stream {
     }
 }
 
-/// One answer, kept.
+/// One answer, with its own copy of the bytes.
 #[derive(Debug)]
 pub struct Answer {
     pub header: Header,
@@ -217,7 +217,7 @@ impl Peer {
         Ok(Answer { header, meta: head.meta.to_vec(), pages })
     }
 
-    /// The same connection once more, to send from another thread.
+    /// The same connection, for sending from another thread.
     pub fn sender(&self) -> Peer {
         Peer { stream: self.stream.try_clone(), next_id: self.next_id }
     }
