@@ -1,7 +1,7 @@
-//! What a donor's own program loses by a client: a program that never rests and the blade share
-//! processor 0, a client on processor 1 reads at a pace. The worst case: with a processor to spare
-//! the program loses next to nothing. In the last row the blade knows that the processor is in use,
-//! as a node's blade does, and holds back.
+//! What a client costs a donor's own program: a program that never rests and the blade share
+//! processor 0, a client on processor 1 reads at a fixed rate. The worst case: with a processor to
+//! spare the program loses next to nothing. In the last row the blade knows that the processor is
+//! in use, as a node's blade does, and slows down.
 //!
 //!     cargo run --release -p farpool-pool --example donor_cost [SLICES]
 
@@ -23,7 +23,7 @@ const SUPERPAGES: u32 = 8;
 /// Pages the client asks for at once.
 const BATCH_PAGES: u32 = 16;
 const BATCH_BYTES: u64 = BATCH_PAGES as u64 * PAGE_BYTES as u64;
-/// The program works with and without the client in turns of this length.
+/// The program works with and without the client, alternating at this interval.
 const SLICE: Duration = Duration::from_millis(500);
 /// Words the program walks through: 64 MiB, more than the caches hold.
 const WORDS: usize = 8 << 20;
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the client got in MiB/s, and the share of its work that the program lost.
+/// The client's MiB/s, and the share of its work that the program lost.
 fn measure(
     pace_mib: u64,
     slices: usize,
@@ -103,7 +103,7 @@ fn pin_to(cpu: usize) -> anyhow::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Walks from word to word of its memory, as a program does that looks things up.
+/// Walks from word to word of its memory, like a program that does lookups.
 struct Program {
     memory: Vec<u64>,
     at: u64,

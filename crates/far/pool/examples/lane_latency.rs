@@ -1,4 +1,4 @@
-//! How long a lane takes to read one page, by transport, beside what the machine takes at least.
+//! How long a lane takes to read one page, by transport, beside the least that the machine takes.
 //!
 //!     cargo run --release -p farpool-pool --example lane_latency
 
@@ -19,7 +19,7 @@ type Failure = Box<dyn std::error::Error>;
 const SUPERPAGES: u32 = 4;
 /// Reads per measurement: a second at most.
 const READS: usize = 40_000;
-/// Bytes of a request for one page and of its answer, as the protocol has them.
+/// Bytes of a request for one page and of its answer in the protocol.
 const REQUEST_BYTES: usize = 48;
 const ANSWER_BYTES: usize = 32 + PAGE_BYTES;
 

@@ -1,11 +1,11 @@
-//! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream of the same run,
+//! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream in the same run,
 //! and what a busy program notices of it.
 //!
 //! `cargo run --release -p farpool-pool --example move_speed [MIB] [ROUNDS]`
 //!
-//! The stream is told twice: into one buffer, used again and again, and into as much new memory as
-//! was sent, which is what a move needs. In a virtual machine whose host takes free memory back new
-//! memory can take ten times as long as the stream, in some rounds and not in others.
+//! The stream is reported twice: into one reused buffer, and into as much new memory as was sent,
+//! which is what a move needs. In a virtual machine whose host reclaims free memory, new memory can
+//! take ten times as long as the stream, in some rounds and not in others.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,9 +22,9 @@ use farpool_pool::{
 use farpool_units::{MIB, PAGE_BYTES};
 
 const SUPERPAGE_MIB: u64 = 16;
-/// What is sent and received at once by the bare stream.
+/// Bytes that the bare stream sends and receives at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Reads of single pages by which the busy program is measured, per phase at least.
+/// Least number of single-page reads that measure the busy program, per phase.
 const READS: usize = 20_000;
 
 #[repr(C, align(4096))]
@@ -114,7 +114,7 @@ impl World {
         Ok(())
     }
 
-    /// Moves everything to the other blade; the time it took.
+    /// Moves everything to the other blade. Returns the time it took.
     fn move_away(&mut self) -> anyhow::Result<Duration> {
         self.at = 1 - self.at;
         let next = self.pool.add_blade(&self.blades[self.at].1.clone().into())?;
@@ -165,7 +165,7 @@ fn at(sorted: &[Duration], percentile: usize) -> Duration {
     sorted[(sorted.len() * percentile / 100).min(sorted.len() - 1)]
 }
 
-/// Reads until `over`, or that many; the latencies, sorted.
+/// Reads until `over`, or `most` times. Returns the latencies, sorted.
 fn read_at_random(
     lane: &mut Lane,
     segment: SegmentHandle,
@@ -202,7 +202,7 @@ fn finish(lane: &mut Lane) -> anyhow::Result<()> {
     done.iter().try_for_each(|it| it.result.map_err(Into::into))
 }
 
-/// The floor: so many bytes out of a large buffer through one TCP connection, into one of
+/// The floor: `bytes` out of a large buffer through one TCP connection, into a buffer of
 /// `sink_bytes`.
 fn stream(bytes: u64, sink_bytes: usize) -> anyhow::Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;

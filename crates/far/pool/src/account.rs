@@ -1,5 +1,5 @@
-//! The pool's dealings with each blade, under its lock: the control connection, and which part of
-//! which segment lies there.
+//! What the pool has on each blade, under its lock: the control connection, and the parts of
+//! segments that lie there.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
@@ -27,13 +27,14 @@ pub(crate) struct Account {
     parts: [Option<Part>; MAX_SEGMENTS * PARTS_PER_BLADE],
     /// Replaced descriptors, which a lane may still be using.
     retired: Vec<SharedFile>,
-    /// Superpages this pool had from it, to spread evenly.
+    /// Superpages that this pool got from it, to spread evenly.
     pub(crate) allocated_superpages: u64,
-    /// Refused an allocation for lack of memory, since then nothing was given back.
+    /// It refused an allocation for lack of memory, and nothing was freed since.
     pub(crate) is_full: bool,
     /// No new memory is taken from it.
     pub(crate) is_leaving: bool,
-    /// Reconnections of the control connection after which our segments were found to be there.
+    /// Reconnections of the control connection after which our segments were found to be still
+    /// there.
     reconnects_checked: u64,
 }
 
@@ -46,14 +47,14 @@ struct Part {
     role: PartRole,
 }
 
-/// What a part is while frozen memory moves.
+/// The role of a part while frozen memory moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartRole {
     /// The part itself.
     Own,
-    /// A copy in the making of a frozen part on another blade.
+    /// An incomplete copy of a frozen part on another blade.
     Filling,
-    /// The original of a copy that is complete: given up as soon as nobody can ask for it any more.
+    /// The original of a complete copy: given up as soon as no process can ask for it any more.
     Superseded,
 }
 
@@ -63,8 +64,8 @@ struct SharedFile {
     writable: bool,
 }
 
-/// One of the parts that a segment may have on a blade. The first is the usual one; the others come
-/// from frozen memory that moved to a blade where the segment had a part already.
+/// One of the parts that a segment may have on a blade. Usually there is only the first; the others
+/// come from frozen memory that moved to a blade where the segment had a part already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartKey(usize);
 
@@ -85,7 +86,7 @@ pub(crate) fn parts() -> impl Iterator<Item = u8> {
     (0_u8..).take(PARTS_PER_BLADE)
 }
 
-/// What thawing came to on one blade.
+/// The result of thawing on one blade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thawed {
     Writable,
@@ -125,7 +126,7 @@ impl Account {
         self.parts[key.0].is_some()
     }
 
-    /// The part that a copy of frozen memory is put into: one in the making, else a free one.
+    /// The part that a copy of frozen memory goes into: an incomplete one, else a free one.
     pub(crate) fn filling_part(&self, segment: SegmentHandle) -> Option<u8> {
         let is = |which: &u8, wanted: fn(&Option<Part>) -> bool| {
             wanted(&self.parts[PartKey::of(segment, *which).0])
@@ -137,7 +138,7 @@ impl Account {
             .or_else(|| parts().find(|it| is(it, Option::is_none)))
     }
 
-    /// Whether the part is a copy in the making.
+    /// True if the part is an incomplete copy.
     pub(crate) fn is_filling(&self, key: PartKey) -> bool {
         self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Filling)
     }
@@ -148,13 +149,13 @@ impl Account {
         }
     }
 
-    /// What opens the part to others, if it is to be handed on.
+    /// The token that opens the part to others, if it may be handed on.
     pub(crate) fn token(&self, key: PartKey) -> Option<BladeToken> {
         let is_own = self.parts[key.0].as_ref().is_some_and(|part| part.role == PartRole::Own);
         self.any_token(key).filter(|_| is_own)
     }
 
-    /// What opens the part, whatever it is.
+    /// The token that opens the part, whatever its role.
     pub(crate) fn any_token(&self, key: PartKey) -> Option<BladeToken> {
         let part = self.parts[key.0].as_ref()?;
         Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
@@ -164,7 +165,7 @@ impl Account {
         self.parts[key.0].as_ref().map(|part| part.id)
     }
 
-    /// Gives one superpage of the segment memory here; says where it lies in the segment's memory.
+    /// Allocates one superpage of the segment here. Returns its place in the segment's memory.
     pub(crate) fn allocate(&mut self, key: PartKey, sma: u32) -> Result<u32, CallError> {
         let id = match self.id(key) {
             Some(id) => id,
@@ -208,7 +209,7 @@ impl Account {
         found.ok_or_else(|| self.nonsense())
     }
 
-    /// Tells every superpage of the segment from the `skip`th on.
+    /// Calls `each` for every superpage of the segment from the `skip`th on.
     fn list(
         &mut self,
         segment: SegmentId,
@@ -230,8 +231,7 @@ impl Account {
         }
     }
 
-    /// Gets the descriptor of the part's memory, where the transport has one and it is not there
-    /// yet.
+    /// Gets the descriptor of the part's memory, if the transport has one and it is not held yet.
     fn share(&mut self, key: PartKey, writable: bool) -> Result<(), CallError> {
         if !matches!(self.address, Address::Shm(_)) {
             return Ok(());
@@ -255,8 +255,7 @@ impl Account {
         Ok(())
     }
 
-    /// Gives a superpage's memory back. A blade that refuses keeps it; a lost one has nothing any
-    /// more.
+    /// Frees a superpage's memory. A blade that refuses keeps it; a lost one has nothing any more.
     pub(crate) fn free(&mut self, key: PartKey, sma: u32) -> Result<(), CallError> {
         let Some(segment) = self.id(key) else {
             return Ok(());
@@ -294,7 +293,8 @@ impl Account {
         }
     }
 
-    /// Becomes a user of the frozen part that the token opens; tells each superpage and its place.
+    /// Becomes a user of the frozen part that the token opens. Calls `each` with each superpage and
+    /// its place.
     pub(crate) fn attach(
         &mut self,
         key: PartKey,
@@ -321,7 +321,7 @@ impl Account {
         Ok(self.share(key, false)?)
     }
 
-    /// Gives the part up, whatever becomes of the request.
+    /// Gives the part up, whether or not the request succeeds.
     pub(crate) fn detach(&mut self, key: PartKey) -> Result<(), CallError> {
         let Some(part) = self.parts[key.0].take() else {
             return Ok(());
@@ -331,12 +331,12 @@ impl Account {
         done(self.control.call(&request), ErrorCode::UnknownSegment)
     }
 
-    /// So many superpages went back with their parts.
+    /// Subtracts superpages that were freed with their parts.
     pub(crate) fn give_back(&mut self, superpages: u64) {
         self.allocated_superpages = self.allocated_superpages.saturating_sub(superpages);
     }
 
-    /// Closes replaced descriptors; every lane has passed since the new ones were published.
+    /// Closes replaced descriptors; every lane has been outside since the new ones were published.
     pub(crate) fn close_retired(&mut self) {
         self.retired.clear();
     }
@@ -345,9 +345,9 @@ impl Account {
         Duration::from_millis(u64::from(self.control.hello().lease_ms))
     }
 
-    /// Makes sure that a connection stands, and tells what was moved through shared memory. If it
-    /// had to be made again, asks whether the blade still knows our segments; false if it does not,
-    /// because the lease ran out.
+    /// Ensures that a connection stands, and reports what was moved through shared memory. After a
+    /// reconnection, asks whether the blade still knows our segments. False if it does not, because
+    /// the lease expired.
     pub(crate) fn keep_alive(&mut self, moved: (u64, u64)) -> Result<bool, CallError> {
         self.report(moved)?;
         if self.control.reconnects() == self.reconnects_checked {
@@ -368,7 +368,7 @@ impl Account {
         Ok(true)
     }
 
-    /// Tells the blade what it cannot see; what it can see is not told.
+    /// Reports to the blade what it cannot see itself, and nothing else.
     fn report(&mut self, (pages_read, pages_written): (u64, u64)) -> Result<(), CallError> {
         let request = match self.address {
             Address::Shm(_) => Request::Report { pages_read, pages_written },
@@ -379,12 +379,12 @@ impl Account {
     }
 
     pub(crate) fn goodbye(&mut self, moved: (u64, u64)) {
-        // Whoever cannot be told finds out by the lease.
+        // A blade that cannot be told notices when the lease expires.
         let _ = self.report(moved);
         let _ = self.control.call(&Request::Goodbye);
     }
 
-    /// The error for an answer that is well-formed but cannot be.
+    /// The error for an answer that is well-formed but impossible.
     fn nonsense(&self) -> CallError {
         CallError::Refused {
             address: self.address.to_string(),

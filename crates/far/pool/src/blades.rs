@@ -1,9 +1,9 @@
-//! The blades of a pool: they come, are left, and go; some are lost.
+//! The blades of a pool: they are added, drained and removed; some are lost.
 //!
 //! Invariants:
-//! - A slot is filled when the blade's account are there; both change under the ledger's lock.
-//! - A blade is removed only when no superpage of a live segment lies on it, or is half moved
-//!   there.
+//! - A slot is filled while the blade's account exists; both change under the ledger's lock.
+//! - A blade is removed only when no superpage of a live segment lies on it, or is half moved to
+//!   it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -23,8 +23,7 @@ const LAPSED_BUT_HELD: &str =
     "this client's lease ran out there; its pages stay, but it gets no more memory";
 
 impl Pool {
-    /// Connects to one more blade, from which memory is taken from then on like from the others.
-    ///
+    /// Connects to one more blade, from which memory is taken from then on as from the others.
     /// # Errors
     /// There are [`MAX_BLADES`] already, TCP to another host without permission, or the blade does
     /// not answer.
@@ -44,8 +43,8 @@ impl Pool {
         let number = usize::from(at.0);
         let blades = &self.shared.blades;
         let slot = blades.get(number).ok_or(PoolError::NoSuchBlade(at))?;
-        // The very first has the configuration's name. All others come as new clients: a blade may
-        // be in several slots, and it does not matter what it remembers of an earlier time.
+        // The very first has the configuration's name. All others connect as new clients: a blade
+        // may be in several slots, and what it remembers of an earlier time does not matter.
         let is_first = number == 0 && slot.generation.load(Ordering::Acquire) == 0;
         let client = if is_first { self.shared.config.client } else { crate::fresh_client()? };
         let blade = Blade::new(&self.shared, spec, client);
@@ -59,7 +58,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Says whether the blade shall be left: no new memory is taken from it, and a
+    /// Sets whether the blade is to be left: no new memory is taken from it, and a
     /// [`Mover`](crate::Mover) moves away what lies there.
     pub fn set_leaving(&self, blade: BladeIndex, leaving: bool) {
         if let Some(account) = self.ledger().account_of(blade) {
@@ -67,21 +66,21 @@ impl Pool {
         }
     }
 
-    /// The blade gives memory and takes no pages: others are asked for memory first.
+    /// Marks a blade that gives memory but takes no pages: others are asked for memory first.
     pub fn set_refusing(&self, blade: BladeIndex) {
         if let Some(account) = self.ledger().account_of(blade) {
             account.is_full = true;
         }
     }
 
-    /// The blades to which pages can be written, as far as is known. Lock-free but for slots that
-    /// change.
+    /// The blades to which pages can be written, as far as is known. Lock-free except for slots
+    /// that are changing.
     pub fn usable_blades(&self) -> impl Iterator<Item = BladeIndex> + '_ {
         let slots = self.shared.blades.iter().enumerate();
         slots.filter(|(_, slot)| slot.is_filled() && !slot.is_lost()).map(|(at, _)| blade_index(at))
     }
 
-    /// Ends all dealings with a blade on which nothing is left.
+    /// Ends all use of a blade on which nothing is left.
     ///
     /// # Errors
     /// A superpage is still there: [`PoolError::InUse`].
@@ -122,8 +121,8 @@ impl Pool {
             .map_or_else(|| "unknown".into(), |it| it.description.clone())
     }
 
-    /// The blades that are lost, with the reason. A blade on this host that takes no requests any
-    /// more is listed too, though pages stored there can still be read and written.
+    /// The blades that are lost, with the reason. A blade on this host that takes no more requests
+    /// is listed too, though pages stored there can still be read and written.
     pub fn lost(&self) -> Vec<LostBlade> {
         let numbered = self.shared.blades.iter().enumerate();
         let lost = numbered.filter_map(|(number, slot)| {
@@ -135,19 +134,19 @@ impl Pool {
         lost.collect()
     }
 
-    /// The shortest lease of any blade: how long it keeps our memory when no connection of ours is
-    /// left.
+    /// The shortest lease of any blade: how long it keeps our memory after our last connection has
+    /// closed.
     pub fn lease(&self) -> Duration {
         let ledger = self.ledger();
         ledger.accounts.iter().flatten().map(Account::lease).min().unwrap_or(Duration::MAX)
     }
 
-    /// Makes sure that every blade still has a connection of ours; to be called about every third
-    /// of [`Pool::lease`] by a thread that may wait. Nothing else notices when the only connection
-    /// to a blade on this host breaks. A blade that let the lease run out and forgot us counts as
+    /// Ensures that every blade still has a connection of ours; to be called about every third of
+    /// [`Pool::lease`] by a thread that may wait. Otherwise a break of the only connection to a
+    /// blade on this host goes unnoticed. A blade that let the lease expire and forgot us counts as
     /// lost from then on. Over sockets that ends its pages. Over shared memory they stay as they
-    /// are, because the blade leaves memory alone whose descriptor we hold: the pager says what
-    /// [`Pool::lost`] reports and goes on, only without new memory for its segments from there.
+    /// are, because the blade leaves memory alone whose descriptor we hold: the pager reports
+    /// [`Pool::lost`] and goes on, but without new memory for its segments from there.
     pub fn keep_alive(&self) {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {

@@ -15,7 +15,7 @@ pub struct BladeIndex(pub u8);
 /// Why one page could not be read or written. Small and `Copy`: it travels on the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// The blade does not answer any more and could not be reached again within the deadline.
+    /// The blade no longer answers and could not be reached again within the deadline.
     #[error("blade number {} is lost", .0.0)]
     BladeLost(BladeIndex),
     /// The blade says its copy of the page no longer has the bytes that were written.
@@ -35,8 +35,8 @@ pub enum PageError {
     Deadline,
 }
 
-/// A refusal in words. A segment of ours that the blade does not know any more has gone with our
-/// lease: nobody else can free it.
+/// A refusal in words. A segment of ours that the blade no longer knows has gone with our lease: no
+/// other client can free it.
 fn refusal(number: u16) -> String {
     match ErrorCode::from_number(number) {
         Some(ErrorCode::UnknownSegment) => {
@@ -55,9 +55,9 @@ pub enum PoolError {
     /// The configuration names no blade, or too many.
     #[error("the pool needs between 1 and {limit} blades, but {given} were given")]
     BladeCount {
-        /// How many were given.
+        /// The number given.
         given: usize,
-        /// How many are possible.
+        /// The most that are possible.
         limit: usize,
     },
     /// None of the blades could be connected to.
@@ -71,12 +71,12 @@ pub enum PoolError {
     /// A blade is in this slot already.
     #[error("slot {} has a blade already", .0.0)]
     SlotInUse(BladeIndex),
-    /// The blade cannot be given up while memory of ours is there.
+    /// The blade cannot be removed while memory of ours is there.
     #[error("{superpages} superpages are still on blade {address}; move them first")]
     InUse {
         /// The blade's address.
         address: String,
-        /// How many.
+        /// The number of superpages.
         superpages: u64,
     },
     /// A superpage could not be moved; it is where it was, unless its blade is lost.
@@ -93,7 +93,7 @@ pub enum PoolError {
         from: String,
         /// The address of the blade it was to go to.
         to: String,
-        /// What happened to the first page that failed.
+        /// The error of the first page that failed.
         reason: PageError,
     },
     /// A superpage is just being moved; try again.
@@ -110,7 +110,7 @@ pub enum PoolError {
     BladeLost {
         /// The blade's address.
         address: String,
-        /// What happened.
+        /// The reason.
         reason: String,
     },
     /// A TCP address beyond loopback without permission.
@@ -122,7 +122,7 @@ pub enum PoolError {
         /// The blade's address.
         address: String,
     },
-    /// No blade gives another superpage: each is full, or has given this client all it may have.
+    /// No blade gives another superpage: each is full, or this client has reached its quota there.
     #[error("no blade has 16 MiB left: {blades}; another --blade adds memory")]
     Full {
         /// All blades asked, each with its reason and remedy.
@@ -160,10 +160,10 @@ pub enum PoolError {
     Refused {
         /// The blade's address.
         address: String,
-        /// Its words.
+        /// The blade's reason.
         reason: String,
     },
-    /// Two blades say that they hold the superpage: either could be the wrong one.
+    /// Two blades report the superpage as theirs: either could be wrong.
     #[error(
         "superpage {superpage} of a shared segment is on blade {address} and on another one; \
          neither is read"
@@ -174,7 +174,7 @@ pub enum PoolError {
         /// The address of the second blade.
         address: String,
     },
-    /// The token names a blade process that is not in this pool, or was started anew since.
+    /// The token names a blade process that is not in this pool, or was restarted since.
     #[error("the segment's blade {address} is not the one it was frozen on; it was restarted")]
     OtherBlade {
         /// The address of the blade in this pool at that place.
@@ -189,7 +189,7 @@ pub enum PoolError {
     /// The kernel gave no random numbers for a client id.
     #[error("the kernel gave no random numbers for a client id; try again")]
     NoRandom,
-    /// The blade may be there, but this client may not use it, or must not.
+    /// The blade may be there, but this client may not, or must not, use it.
     #[error("{0}")]
     Barred(ConnectError),
     /// This process cannot hold more descriptors.

@@ -17,12 +17,12 @@ use crate::shared::{Found, LaneClock, Shared};
 use crate::types::Access;
 use crate::{BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError};
 
-/// Longest time `wait` sleeps before it looks at the deadlines again.
+/// Longest that `wait` sleeps before it checks the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);
-/// Longest time `wait` sleeps while a write waits for the mover, which has a page for about as
-/// long.
+/// Longest that `wait` sleeps while a write waits for the mover, which takes about as long for a
+/// page.
 const MOVER_STEP: Duration = Duration::from_micros(100);
-/// Completions a lane holds without allocating.
+/// Completions that a lane holds without allocating.
 const DONE_CAPACITY: usize = 1024;
 
 /// One pager thread's way to the blades: its own connections, no locks.
@@ -30,32 +30,32 @@ const DONE_CAPACITY: usize = 1024;
 pub struct Lane {
     shared: Arc<Shared>,
     clock: Arc<LaneClock>,
-    /// Which of the client's connections this lane's are, on every blade.
+    /// Number of this lane's connection on every blade.
     slot: u32,
-    /// One per slot of a blade.
+    /// One per blade slot.
     ways: [Way; MAX_BLADES],
-    /// Pages given to links and not yet handed out.
+    /// Pages given to links and not yet completed.
     with_links: usize,
     /// Blades of the current call in the order of their first page.
     order: Vec<usize>,
-    /// Completions that need no link any more.
+    /// Completions that no longer need a link.
     ready: Vec<Completion>,
-    /// Writes to pages that the mover has in its hands.
+    /// Writes to pages that the mover is copying.
     waiting: Vec<PageWrite>,
     scratch: Vec<PageDone>,
-    /// The phase that is being waited for, once seen; see [`Shared::phase`].
+    /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
 }
 
 /// The way to one blade.
 #[derive(Debug, Default)]
 struct Way {
-    /// Of the blade's slot when the link was made.
+    /// Generation of the blade's slot when the link was made.
     generation: u32,
     link: Option<Box<dyn Link>>,
     /// Pages of the current call.
     batch: Vec<LinkPage>,
-    /// What the link had been given when the phase began.
+    /// The link's mark when the phase began.
     mark: u64,
 }
 
@@ -89,10 +89,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends the reads; the order is the priority (demand page first). Consecutive pages of one
-    /// segment travel as one extent, all pages of one segment on one blade in one request. Every
-    /// read ends in one completion. A page must not be read and written at once: what is in flight
-    /// overtakes.
+    /// Sends the reads; their order is the priority (demand page first). Consecutive pages of one
+    /// segment are sent as one extent, all pages of one segment on one blade as one request. Every
+    /// read ends in one completion. A page must not be read and written at once: requests in flight
+    /// may overtake each other.
     ///
     /// # Safety
     /// Each [`PageRead::into`] points to 4096 bytes that stay mapped and writable, and that nothing
@@ -100,7 +100,7 @@ impl Lane {
     /// dropped).
     ///
     /// # Errors
-    /// None at present; a page that cannot be read says so in its completion.
+    /// None at present; an unreadable page is reported by its completion.
     pub unsafe fn read(&mut self, reads: &[PageRead]) -> Result<(), PoolError> {
         self.look_at_phase();
         let clock = Arc::clone(&self.clock);
@@ -109,7 +109,7 @@ impl Lane {
             match self.shared.find(read.at, Access::Read, read.into, read.token) {
                 Found::At(blade, page) => self.sort_in(blade, page),
                 Found::Not(error) => self.fail(read.token, error),
-                // Reads never wait for the mover; should one, it ends like any that came too late.
+                // Reads never wait for the mover; should one, it ends like any that is too late.
                 Found::Soon => self.fail(read.token, PageError::Deadline),
             }
         }
@@ -127,7 +127,7 @@ impl Lane {
     /// nothing writes, until the page's completion has been handed out (or the lane is dropped).
     ///
     /// # Errors
-    /// None at present; a page that cannot be stored says so in its completion.
+    /// None at present; a page that cannot be stored is reported by its completion.
     pub unsafe fn write(&mut self, writes: &[PageWrite]) -> Result<(), PoolError> {
         self.look_at_phase();
         let clock = Arc::clone(&self.clock);
@@ -147,7 +147,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Moves pages whose places the caller knows: the mover.
+    /// Moves pages whose places the caller knows (the mover).
     ///
     /// # Safety
     /// As for `read` or `write`, by `access`; the pages were found during a visit that has not
@@ -215,7 +215,7 @@ impl Lane {
         self.clock.set_in_flight(self.with_links);
     }
 
-    /// Makes a link to a blade that came after this lane, without waiting for it.
+    /// Makes a link to a blade that was added after this lane, without waiting for it.
     fn connect_later(&mut self, blade: usize, generation: u32) {
         let link = self.shared.blades[blade].get().and_then(|known| -> Option<Box<dyn Link>> {
             match known.session.address {
@@ -234,13 +234,13 @@ impl Lane {
         way.generation = generation;
         way.batch.reserve(DONE_CAPACITY);
         if let Some(mut old) = std::mem::replace(&mut way.link, link) {
-            // Nothing of it is under way any more; what it has to tell is told.
+            // Nothing of it is under way any more; this collects its last completions.
             old.poll(&mut self.scratch);
             self.take_over(blade);
         }
     }
 
-    /// Appends what is complete; never blocks.
+    /// Appends what is complete. Never blocks.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
         self.try_waiting();
         done.append(&mut self.ready);
@@ -250,7 +250,7 @@ impl Lane {
         self.look_at_phase();
     }
 
-    /// Appends what is complete and blocks until there is something, or nothing is in flight.
+    /// Appends what is complete, and blocks until there is something or nothing is in flight.
     pub fn wait(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.try_waiting();
@@ -287,16 +287,16 @@ impl Lane {
         }
     }
 
-    /// Looks again for the pages whose writes wait for the mover.
+    /// Looks up the pages again whose writes wait for the mover.
     fn try_waiting(&mut self) {
         if !self.waiting.is_empty() {
             let waiting = std::mem::take(&mut self.waiting);
-            // SAFETY: whoever called `write` lends the pages until their completions.
+            // SAFETY: the caller of `write` lends the pages until their completions.
             let _always_ok = unsafe { self.write(&waiting) };
         }
     }
 
-    /// The one link that has something in flight, if nothing else is waited for.
+    /// The one link with pages in flight, if there is nothing else to wait for.
     fn only_busy_link(&self) -> Option<usize> {
         let busy = |blade: &usize| self.busy_links().any(|it| it.0 == *blade);
         let mut all = (0..MAX_BLADES).filter(busy);
@@ -309,7 +309,7 @@ impl Lane {
         links.filter(|(_, link)| link.in_flight() > 0)
     }
 
-    /// Sleeps until a link can go on or it is time to look at the deadlines.
+    /// Sleeps until a link can go on or it is time to check the deadlines.
     fn sleep(&self) {
         let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
         let step = Timespec { tv_sec: 0, tv_nsec: i64::from(step.subsec_nanos()) };
@@ -328,11 +328,11 @@ impl Lane {
             *place = descriptor;
             count += 1;
         }
-        // An interrupted or failed sleep only means that the caller looks again earlier.
+        // An interrupted or failed sleep only means that the caller checks earlier.
         let _ = rustix::event::poll(&mut set[..count], Some(&step));
     }
 
-    /// Turns requests older than the deadline into errors, retries what is broken; cheap, to be
+    /// Turns requests older than the deadline into errors and retries broken links; cheap, to be
     /// called every few ms while something is in flight.
     pub fn expire(&mut self, now: Instant, done: &mut Vec<Completion>) {
         self.try_waiting();
@@ -349,12 +349,12 @@ impl Lane {
     }
 
     /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade
-    /// that has nothing to answer. The set changes, so ask again before every poll.
+    /// that owes no answer. The set changes, so call it before every poll.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ways.iter().filter_map(|way| way.link.as_ref()?.descriptor())
     }
 
-    /// Turns what lies in the scratch list into completions, and remembers a link's end.
+    /// Turns the scratch list into completions, and records a link's loss.
     fn take_over(&mut self, blade: usize) {
         if let Some(reason) = self.ways[blade].link.as_ref().and_then(|link| link.loss())
             && !self.shared.blades[blade].is_lost()
@@ -390,7 +390,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Closing the connections ends what is in flight; nobody shall wait for it.
+        // Closing the connections ends what is in flight; it must not be waited for.
         self.ways.iter_mut().for_each(|way| way.link = None);
         self.clock.set_in_flight(0);
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`Pool`] is one client. Its control operations (allocate, freeze, attach ...) take a lock and
 //! may wait for a blade; pages travel over a [`Lane`], one per pager thread, which shares nothing
-//! with other lanes but a read-only look at the map and takes no lock.
+//! with other lanes except read-only access to the map, and takes no lock.
 //!
 //! After fork the child calls [`Pool::forget_after_fork`] on its copy, connects a pool of its own
 //! under a new client id, and attaches the segments its parent froze.

@@ -1,10 +1,10 @@
 //! Where each superpage of a segment lies: a flat table, read by lanes without a lock.
 //!
-//! One word a superpage: which blade has it, and which superpage of that blade's memory it is (what
-//! a client on the same host reads directly); and, while it moves, which record ([`crate::moving`])
-//! knows about its pages. Writers hold the pool's control lock; a reader sees a superpage either
+//! One word per superpage: which blade has it, and which superpage of that blade's memory it is (a
+//! client on the same host reads it directly); and, while it moves, which record ([`crate::moving`])
+//! tracks its pages. Writers hold the pool's control lock; a reader sees a superpage either
 //! allocated or not. Tables come in chunks, made when first needed, so that a small segment costs a
-//! few KiB and the largest 16 TiB.
+//! few KiB and the largest, of 16 TiB, 8 MiB.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use farpool_units::exactly;
 
 use crate::{BladeIndex, SUPERPAGE_PAGES};
 
-/// Superpages of one segment: 16 TiB, which is every page number of 32 bits.
+/// Superpages of one segment: 16 TiB, all page numbers of 32 bits.
 pub const SEGMENT_LIMIT_SUPERPAGES: u32 = u32::MAX / SUPERPAGE_PAGES + 1;
 
 /// Superpages of one chunk: 16 GiB of memory for 8 KiB of table.
@@ -31,7 +31,7 @@ pub(crate) struct Place {
     pub(crate) rmma: u32,
     /// Which of the segment's parts on that blade it is in.
     pub(crate) part: u8,
-    /// It is leaving that blade; this record says which pages have.
+    /// It is leaving that blade; this record says which pages have moved.
     pub(crate) record: Option<u8>,
 }
 
@@ -76,13 +76,13 @@ impl SuperpageMap {
         SuperpageMap { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Where the superpage lies, if it is allocated.
+    /// The place of the superpage, if it is allocated.
     pub(crate) fn get(&self, superpage: u32) -> Option<Place> {
         let (chunk, slot) = split(superpage);
         Place::of_word(self.chunks.get(chunk)?.get()?[slot].load(Ordering::Acquire))
     }
 
-    /// Records where the superpage lies; false if the number is beyond the segment.
+    /// Records the place of the superpage. False if the number is beyond the segment.
     pub(crate) fn set(&self, superpage: u32, place: Option<Place>) -> bool {
         let (chunk, slot) = split(superpage);
         let Some(chunk) = self.chunks.get(chunk) else {

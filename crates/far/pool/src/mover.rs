@@ -1,14 +1,14 @@
 //! Moves memory from blade to blade under a running program, superpage by superpage.
 //!
-//! The life of a move: memory on another blade; a [`Record`] is published, from which on lanes
-//! write to the new place; what was in flight before ends; the pages that nobody has written are
-//! copied; the new place is published alone; what may still be reading the old one ends; its memory
-//! goes back. While the program uses far memory the copy is slow on purpose: small pieces with
-//! pauses between them, so that the program's own pages come first.
+//! The life of a move: memory is allocated on another blade; a [`Record`] is published, from which
+//! on lanes write to the new place; what was in flight before ends; the pages that were not written
+//! are copied; the new place alone is published; reads of the old one that are still in flight end;
+//! its memory is freed. While the program uses far memory the copy is slow on purpose: small pieces
+//! with pauses between them, so that the program's own pages come first.
 //!
 //! Frozen segments, which others share, cannot be taken from their blade. One of the users makes a
 //! copy elsewhere, the others attach that ([`CopyDesk`]), and each gives up its share in the
-//! original. Until the copy is complete, children are given the original.
+//! original. Until the copy is complete, children get the original.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,31 +31,30 @@ use crate::{
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
 const BATCH_PAGES: usize = 256;
-/// Batches under way at once then: one being read, one being written, one between.
+/// Batches under way at once in that case: one being read, one being written, one between.
 const BATCHES: usize = 3;
-/// Pages copied at once while the program is busy: a fetch waits behind 64 KiB at most.
+/// Pages copied at once while the program is busy: a fetch waits behind at most 64 KiB.
 const BUSY_PAGES: usize = 16;
-/// While the program is busy, the mover rests this many times as long as the last piece took.
+/// While the program is busy, the mover pauses this many times as long as the last piece took.
 const REST_FACTOR: u32 = 4;
-/// But no longer than this, so that a piece that took long for other reasons does not stop the
-/// move.
+/// But no longer than this, so that a piece that was slow for other reasons does not stop the move.
 const REST_LIMIT: Duration = Duration::from_millis(10);
-/// Between two looks at lanes that have something in flight.
+/// Pause between two checks of lanes that have something in flight.
 const SETTLE_STEP: Duration = Duration::from_micros(50);
 
-/// What one step came to.
+/// The result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A superpage was moved.
     Moved,
     /// All that this process moves is moved, but a share in a frozen segment cannot be given up
-    /// yet: somebody else copies it, or a child may still attach it.
+    /// yet: another process copies it, or a child may still attach it.
     Waiting,
-    /// Nothing of ours is there any more; [`Pool::remove_blade`] will succeed.
+    /// Nothing of ours is left there; [`Pool::remove_blade`] will succeed.
     Empty,
 }
 
-/// Moves superpages away from blades; has a lane of its own. One is enough for a pool, and two take
+/// Moves superpages away from blades, with a lane of its own. One is enough for a pool; two take
 /// turns.
 #[derive(Debug)]
 pub struct Mover<'a> {
@@ -64,11 +63,11 @@ pub struct Mover<'a> {
     clock: Arc<LaneClock>,
     batches: Vec<Batch>,
     done: Vec<Completion>,
-    /// Pages that all other lanes together had moved when last looked.
+    /// Pages that all other lanes together had moved at the last check.
     moved_by_others: u64,
 }
 
-/// Pages on their way.
+/// Pages being moved.
 #[derive(Debug)]
 struct Batch {
     memory: Vec<PageMemory>,
@@ -118,12 +117,12 @@ impl<'a> Mover<'a> {
     }
 
     /// Moves one superpage away from a blade that was declared [leaving](Pool::set_leaving), or
-    /// finishes with it. `may_detach` says that no child of this process will still attach what was
-    /// frozen there; it is asked while nothing can be frozen ([`Pool::hold_still`]).
+    /// completes the move. `may_detach` says whether no child of this process will still attach
+    /// what was frozen there; it is called while nothing can be frozen ([`Pool::hold_still`]).
     ///
     /// # Errors
-    /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Nothing is
-    /// lost but what the lost blade had alone.
+    /// No other blade has room, or a blade failed; [`PoolError::NotMoved`] says which. Only what
+    /// the lost blade alone had is lost.
     pub fn step(
         &mut self,
         from: BladeIndex,
@@ -178,8 +177,9 @@ impl<'a> Mover<'a> {
         if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, may_detach()) }
     }
 
-    /// Who copies the frozen part that a superpage is in. Who has begun goes on, whatever others
-    /// do: with a part of its own copy and all of theirs it would have superpages twice.
+    /// Decides who copies the frozen part that a superpage is in. A process that has begun goes on,
+    /// whatever others do: with a part of its own copy and all of another's it would have
+    /// superpages twice.
     fn ask(&self, desk: &dyn CopyDesk, handle: SegmentHandle, at: Place) -> Errand {
         let mut ledger = self.pool.ledger();
         if ledger.is_copying(handle) {
@@ -191,10 +191,10 @@ impl<'a> Mover<'a> {
         original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
     }
 
-    /// Takes somebody else's copy in place of the original part that `at` is in, and of whatever
-    /// else on the same blade it holds. If it is gone, the desk is told, and the next step asks
-    /// again. False if it holds what we have elsewhere: with both we would have superpages twice,
-    /// so we copy for ourselves.
+    /// Takes another process's copy in place of the original part that `at` is in, and of whatever
+    /// else on the same blade it covers. If the copy is gone, the desk is told, and the next step
+    /// asks again. False if it covers what we have elsewhere: with both we would have superpages
+    /// twice, so we copy for ourselves.
     fn attach_copy(
         &self,
         desk: &dyn CopyDesk,
@@ -238,8 +238,8 @@ impl<'a> Mover<'a> {
         !is_whole
     }
 
-    /// Attaches all of a copy that can be; the new parts, and where each superpage of the copy
-    /// lies.
+    /// Attaches all parts of a copy that can be attached. Returns the new parts, and the place of
+    /// each superpage of the copy.
     fn attach_parts_of(
         &self,
         ledger: &mut Ledger,
@@ -255,7 +255,7 @@ impl<'a> Mover<'a> {
             let put = |sma, rmma| {
                 places.insert(sma, Place::at(blade, which, rmma));
             };
-            // What could not be attached is missing for the caller.
+            // What could not be attached is missing from the result.
             let _ = account.attach(key, token, put);
             if let Some((id, file)) = account.part(key) {
                 self.pool.segment(handle).set_part(blade, which, id, file);
@@ -308,15 +308,14 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Leaves everything as right as it can be after a blade failed.
+    /// Restores as consistent a state as possible after a blade failed.
     fn give_up(
         &mut self,
         job: &Job<'_>,
         failed: CopyError,
         is_frozen: bool,
     ) -> Result<(), PoolError> {
-        // Where the old blade is lost, the record stays: pages written meanwhile are on the new
-        // one.
+        // If the old blade is lost, the record stays: pages written meanwhile are on the new one.
         if failed.of_new {
             job.record.turn_back();
             self.settle();
@@ -338,7 +337,7 @@ impl<'a> Mover<'a> {
         })
     }
 
-    /// Copies every page that nobody writes meanwhile.
+    /// Copies every page that is not written meanwhile.
     fn copy(&mut self, job: &Job<'_>) -> Result<(), CopyError> {
         let others = self.other_clocks();
         let (mut next, mut failed) = (0, None);
@@ -370,7 +369,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Whether the program used far memory since the last look, and nobody waits for the mover.
+    /// True if the program used far memory since the last check, and no thread waits for the mover.
     fn is_busy(&mut self, others: &[Arc<LaneClock>]) -> bool {
         let moved = others.iter().fold(0, |all: u64, it| all.wrapping_add(it.moved_in_all()));
         let is_used = std::mem::replace(&mut self.moved_by_others, moved) != moved;
@@ -388,7 +387,7 @@ impl<'a> Mover<'a> {
         std::thread::sleep((last * REST_FACTOR).min(REST_LIMIT));
     }
 
-    /// Begins to read the next pages; returns where to go on.
+    /// Begins to read the next pages. Returns where to continue.
     fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
         let batch = &mut self.batches[number];
         assert!(batch.pages.is_empty() && batch.in_flight == 0, "a batch is of one piece");
@@ -400,8 +399,8 @@ impl<'a> Mover<'a> {
         next
     }
 
-    /// Sends the batch's pages: all of them to be read; to be written, those that are not zero, for
-    /// the new memory is.
+    /// Sends the batch's pages: to be read, all of them; to be written, all but zero pages, since
+    /// the new memory is zero.
     fn submit(&mut self, number: usize, job: &Job<'_>, access: Access) {
         let batch = &mut self.batches[number];
         let place = if access == Access::Read { job.old } else { job.new };
@@ -422,7 +421,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Takes in the end of one page; says so if a batch failed.
+    /// Handles the completion of one page. Returns an error if its batch failed.
     fn completed(&mut self, job: &Job<'_>, completion: Completion) -> Option<CopyError> {
         let number: usize = exactly(completion.token >> 32);
         let batch = &mut self.batches[number];
@@ -459,7 +458,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Gives up our parts of segments on a blade where no superpage of them is any more.
+    /// Gives up our parts of segments on a blade where none of their superpages is left.
     fn leave(&mut self, from: BladeIndex, may_detach: bool) -> Result<Step, PoolError> {
         let pool = self.pool;
         self.settle();
@@ -492,8 +491,7 @@ impl<'a> Mover<'a> {
         Ok(Step::Empty)
     }
 
-    /// Makes our copy of a frozen segment's parts on a blade one that others may attach, and says
-    /// so.
+    /// Makes our copy of a frozen segment's parts on a blade attachable, and announces it.
     fn complete(
         &self,
         ledger: &mut Ledger,
@@ -525,7 +523,7 @@ impl<'a> Mover<'a> {
     }
 }
 
-/// The segment's first superpage that lies whole on the blade.
+/// The segment's first superpage that lies entirely on the blade.
 fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32, Place)> {
     let segment = pool.segment(handle);
     let is_there = |place: &Place| place.blade == from && place.record.is_none();

@@ -1,17 +1,16 @@
 //! A superpage on its way from one blade to another, page by page, while the program goes on.
 //!
 //! Every page is in one of four states. *Old*: its bytes are where the superpage was. *Copying*:
-//! the mover has it in its hands; it may be read at the old place and must not be written.
-//! *Copied*: its bytes are at both places. *New*: its bytes are only where the superpage goes. A
-//! lane that writes a page sends it to the new place and says so first, so that the mover has
-//! nothing to do with it any more.
+//! the mover is copying it; it may be read at the old place and must not be written. *Copied*: its
+//! bytes are at both places. *New*: its bytes are only where the superpage goes. A lane that writes
+//! a page marks it new first and sends it to the new place, so that the mover leaves it alone.
 //!
 //! Invariants:
-//! - Only old pages are copied, and nothing that was in flight before the record was published
-//!   is in flight any more when the first one is.
-//! - A page never goes back from new to old but by a new write, after its new blade was lost
+//! - Only old pages are copied, and by the first copy nothing that was in flight before the record
+//!   was published is in flight any more.
+//! - A page goes back from new to old only by a new write, after its new blade was lost
 //!   ([`Record::turn_back`]).
-//! - After turning back a copied page may be old again: nobody has written it since.
+//! - After turning back a copied page may be old again: it has not been written since.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
@@ -20,9 +19,9 @@ use crate::SUPERPAGE_PAGES;
 use crate::map::Place;
 use crate::types::Access;
 
-/// Superpages that can be on their way at once. One is, by the one mover; the others are those
-/// whose move ended with the loss of a blade, which stay half here and half there until their
-/// memory is given back. When all are taken nothing more is moved.
+/// Superpages that can be on their way at once. The one mover moves one; the others are those whose
+/// move ended with the loss of a blade, which stay half here and half there until their memory is
+/// freed. When all are taken nothing more is moved.
 pub(crate) const MAX_RECORDS: usize = 8;
 
 const OLD: u8 = 0;
@@ -35,11 +34,11 @@ const NEW: u8 = 3;
 pub(crate) enum Side {
     Old,
     New,
-    /// To be asked again soon: the mover has the page.
+    /// To be asked again soon: the mover is copying the page.
     Soon,
 }
 
-/// One superpage on its way.
+/// One superpage being moved.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// Where it goes, as a word of [`Place`]; 0 while the record is free.
@@ -58,7 +57,7 @@ impl Record {
         }
     }
 
-    /// Makes a free record ready; it must be published after this.
+    /// Prepares a free record, which must be published after this.
     pub(crate) fn begin(&self, target: Place) {
         assert!(self.is_free(), "a record is of one superpage");
         self.pages.iter().for_each(|page| page.store(OLD, Relaxed));
@@ -66,7 +65,7 @@ impl Record {
         self.target.store(target.word(), Release);
     }
 
-    /// Makes the record free again; no lane may be able to find it any more.
+    /// Frees the record; no lane may be able to find it any more.
     pub(crate) fn end(&self) {
         let before = self.target.swap(0, AcqRel);
         assert_ne!(before, 0, "a record ends once");
@@ -103,8 +102,8 @@ impl Record {
         }
     }
 
-    /// Takes up to `limit` old pages from `from` on into the mover's hands; gives their numbers to
-    /// `each` and returns where to go on.
+    /// Marks up to `limit` old pages from `from` on as being copied. Calls `each` with their
+    /// numbers and returns where to continue.
     pub(crate) fn claim(&self, from: u32, limit: usize, mut each: impl FnMut(u32)) -> u32 {
         let (mut page, mut claimed) = (from, 0);
         while page < SUPERPAGE_PAGES && claimed < limit {
@@ -118,26 +117,26 @@ impl Record {
         page
     }
 
-    /// The page has arrived.
+    /// Records that the page was copied.
     pub(crate) fn arrived(&self, page: u32) {
         let before = self.pages[page as usize].swap(COPIED, AcqRel);
         assert_eq!(before, COPYING, "page {page} was in the mover's hands");
     }
 
-    /// The page could not be copied.
+    /// Records that the page could not be copied.
     pub(crate) fn let_go(&self, page: u32) {
         let before = self.pages[page as usize].swap(OLD, AcqRel);
         assert_eq!(before, COPYING, "page {page} was in the mover's hands");
     }
 
-    /// The new blade failed: what is written from now on goes to the old place.
+    /// The new blade failed: writes from now on go to the old place.
     pub(crate) fn turn_back(&self) {
         self.turned.store(true, Release);
     }
 
-    /// After turning back, and when no lane can still think otherwise: makes copied pages old
-    /// again, and says whether all are, so that the record is needed no more. Pages that are only
-    /// at the new place share its fate.
+    /// Makes copied pages old again; called after turning back, once no lane can still think
+    /// otherwise. True if all pages are old, so that the record is no longer needed. Pages that are
+    /// only at the new place share its fate.
     pub(crate) fn restore(&self) -> bool {
         for page in &self.pages {
             let _written_meanwhile = page.compare_exchange(COPIED, OLD, AcqRel, Acquire);

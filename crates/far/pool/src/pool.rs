@@ -1,9 +1,9 @@
 //! The pool: one client, its segments, its blades.
 //!
 //! Invariants:
-//! - A superpage's place is published after the blade gave the memory and after everything a lane
-//!   needs to reach it, and unpublished before the memory goes back; between unpublishing and
-//!   giving back every lane has been outside the tables once.
+//! - A superpage's place is published after the blade has allocated the memory and after everything
+//!   that a lane needs to reach it, and unpublished before the memory is freed; between
+//!   unpublishing and freeing every lane has been outside the tables once.
 //! - A segment is marked frozen before the blades are told, and writable after they were.
 //! - A lost blade never stops operations that concern other blades only.
 
@@ -26,12 +26,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) shared: Arc<Shared>,
-    /// Held while a superpage moves, and by whoever needs superpages to stay where they are. Taken
+    /// Held while a superpage moves, and by threads that need superpages to stay in place. Taken
     /// before the ledger.
     pub(crate) moving: Mutex<()>,
-    /// It is the mover that holds `moving`.
+    /// The mover is the holder of `moving`.
     pub(crate) is_moving: AtomicBool,
-    /// How many wait for `moving`: the mover hurries then.
+    /// Number of threads that wait for `moving`: the mover then hurries.
     pub(crate) waiting_for_mover: AtomicU32,
     ledger: Mutex<Ledger>,
     next_slot: AtomicU32,
@@ -41,17 +41,17 @@ pub struct Pool {
 /// much.
 const _: () = assert!(size_of::<Pool>() <= 4096);
 
-/// What control operations change, under the pool's lock.
+/// The state that control operations change, under the pool's lock.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// One per slot of a blade.
-    /// On the heap: a pool is handed on by threads with small stacks, and accounts are 2 KiB each.
+    /// One per blade slot. On the heap: a pool is handed on by threads with small stacks, and
+    /// accounts are 2 KiB each.
     pub(crate) accounts: Box<[Option<Account>]>,
-    /// Superpages of each segment that count against the quota: those we asked for.
+    /// Superpages of each segment that count against the quota: those that we allocated.
     charged_superpages: [u64; MAX_SEGMENTS],
-    /// Places that superpages have left and that their blade did not take back at once.
+    /// Places that superpages have left and that their blade refused to free at once.
     pub(crate) unfreed: Vec<(SegmentHandle, u32, Place)>,
-    /// Of all lanes there ever were: few, and they end with the process.
+    /// Clocks of all lanes there ever were: few, and they end with the process.
     pub(crate) clocks: Vec<Arc<LaneClock>>,
 }
 
@@ -76,7 +76,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A pool without blades, whatever the configuration says; they are added one by one.
+    /// A pool without blades, whatever the configuration lists; they are added one by one.
     pub fn new(config: PoolConfig) -> Pool {
         let descriptors = Arc::new(DescriptorSet::default());
         let ledger = Ledger {
@@ -95,9 +95,9 @@ impl Pool {
         }
     }
 
-    /// A way to the blades for one thread; to be made before the first fault is served. A blade
-    /// that cannot be reached any more is lost from now on: nothing is written to it, and other
-    /// blades go on.
+    /// A lane for one thread; to be made before the first fault is served. A blade that can no
+    /// longer be reached counts as lost from now on: nothing is written to it, and other blades go
+    /// on.
     ///
     /// # Errors
     /// A blade refuses, or this process has no descriptor left.
@@ -117,7 +117,7 @@ impl Pool {
         Ok(lane)
     }
 
-    /// A lane that connects when it has something for a blade, and its clock.
+    /// A lane that connects to a blade when it first has pages for it, and its clock.
     pub(crate) fn unconnected_lane(&self) -> (Lane, Arc<LaneClock>) {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed);
         let clock = Arc::new(LaneClock::default());
@@ -126,7 +126,7 @@ impl Pool {
         (lane, clock)
     }
 
-    /// Keeps superpages where they are, unless the mover has one in its hands.
+    /// Keeps superpages in place, unless the mover is moving one.
     fn hold_unless_moving(&self) -> Option<Still<'_>> {
         loop {
             match self.moving.try_lock() {
@@ -135,14 +135,14 @@ impl Pool {
                 Err(TryLockError::WouldBlock) if self.is_moving.load(Ordering::Relaxed) => {
                     return None;
                 }
-                // Somebody else holds it, and waits for no lane.
+                // Another thread holds it, and waits for no lane.
                 Err(TryLockError::WouldBlock) => rustix::thread::sched_yield(),
             }
         }
     }
 
-    /// Waits until the mover has finished the superpage in its hands, and keeps it from the next as
-    /// long as the value lives. What the caller has in flight on a lane must have ended.
+    /// Waits until the mover has finished its superpage, and keeps it from the next as long as the
+    /// value lives. What the caller has in flight on a lane must have ended.
     pub fn hold_still(&self) -> Still<'_> {
         self.waiting_for_mover.fetch_add(1, Ordering::Relaxed);
         let guard = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,7 +150,7 @@ impl Pool {
         Still(guard)
     }
 
-    /// A new, empty, writable segment. Blades hear of it when it first needs memory on them.
+    /// A new, empty, writable segment. Blades learn of it when it first needs memory on them.
     ///
     /// # Errors
     /// All [`MAX_SEGMENTS`] handles are in use.
@@ -163,8 +163,8 @@ impl Pool {
         Ok(handle)
     }
 
-    /// Gives the superpage memory on a blade; nothing happens if it has some already. Its pages
-    /// read as zeros.
+    /// Allocates memory for the superpage on a blade, unless it has some already. Its pages read as
+    /// zeros.
     ///
     /// # Errors
     /// The quota is used up, every blade is full or lost, or the segment is frozen.
@@ -191,8 +191,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the blades in turn on which there is a part for it: the emptiest of ours first, those
-    /// known full only when all else failed.
+    /// Asks the blades in turn on which there is a part for it: first the one with the fewest of
+    /// our superpages, those known full only when all others failed.
     pub(crate) fn allocate_somewhere(
         &self,
         ledger: &mut Ledger,
@@ -220,7 +220,7 @@ impl Pool {
         Err(self.explain_refusals(&refusals))
     }
 
-    /// One error out of every blade's refusal.
+    /// Combines the blades' refusals into one error.
     fn explain_refusals(&self, refusals: &[Option<CallError>]) -> PoolError {
         let code = |error: &CallError| match error {
             CallError::Refused { code, .. } => Some(*code),
@@ -247,12 +247,12 @@ impl Pool {
         PoolError::Full { blades: blades.join("; ") }
     }
 
-    /// Whether the superpage has memory on a blade that is not known to be lost. Lock-free.
+    /// True if the superpage has memory on a blade that is not known to be lost. Lock-free.
     pub fn can_store(&self, s: SegmentHandle, sma: u32) -> bool {
         self.blade_of(s, sma).is_some_and(|blade| !self.is_lost(blade))
     }
 
-    /// The blade to which the superpage's pages are written, lost or not; None if it has no memory.
+    /// The blade to which the superpage's pages are written, lost or not. None if it has no memory.
     /// Lock-free.
     pub fn blade_of(&self, s: SegmentHandle, sma: u32) -> Option<BladeIndex> {
         let place = self.segment(s).map().get(sma)?;
@@ -260,20 +260,19 @@ impl Pool {
         Some(record.and_then(|record| record.target()).unwrap_or(place).blade)
     }
 
-    /// Whether the blade's pages cannot be reached any more. Lock-free.
+    /// True if the blade's pages can no longer be reached. Lock-free.
     pub fn is_lost(&self, blade: BladeIndex) -> bool {
         self.shared.blades.get(usize::from(blade.0)).is_none_or(BladeSlot::is_lost)
     }
 
-    /// Gives the superpage's memory back; nothing happens if it has none. No page of it may be in
-    /// flight.
+    /// Frees the superpage's memory, if it has any. No page of it may be in flight.
     ///
     /// # Errors
     /// The segment is frozen, or the blade refuses, which it does while any page of the segment is
     /// being written, or a superpage is being moved: the superpage then stays as it is. Or the
     /// blade is lost, and the superpage with it.
     pub fn free_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
-        // Not waited for: the mover may itself wait for pages whose owner waits for this caller.
+        // Without waiting: the mover may itself wait for pages whose owner waits for this caller.
         let _still = self.hold_unless_moving().ok_or(PoolError::Moving)?;
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
@@ -292,7 +291,8 @@ impl Pool {
         let freed = account.free(PartKey::of(s, place.part), sma);
         self.note_loss(usize::from(place.blade.0), account);
         if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
-            // Forgotten here, it would be given memory a second time, perhaps on another blade.
+            // If it were forgotten here, it could be allocated a second time, perhaps on another
+            // blade.
             self.segment(s).map().set(sma, Some(place));
         } else {
             let charged = &mut ledger.charged_superpages[s.index()];
@@ -302,15 +302,16 @@ impl Pool {
     }
 
     /// Makes the segment immutable, so that a child may share it. No write to it may be in flight.
-    /// Freezing a frozen segment gives a further token.
+    /// Freezing a frozen segment returns another token.
     ///
     /// # Errors
-    /// A blade refuses or is lost; the segment is then as it was.
+    /// A blade refuses or is lost; the segment is then as before.
     pub fn freeze(&self, s: SegmentHandle) -> Result<FrozenToken, PoolError> {
         self.freeze_still(&self.hold_still(), s)
     }
 
-    /// The same while nothing moves: what the token opens is not given up before `still` goes.
+    /// The same while nothing moves: what the token opens is not given up before `still` is
+    /// dropped.
     ///
     /// # Errors
     /// As for [`Pool::freeze`].
@@ -325,7 +326,7 @@ impl Pool {
         }
         self.expect_state(s, SegmentState::Writable)?;
         // A place that a superpage has left must not be frozen with the rest: others would find the
-        // superpage twice. No write is in flight, so its blade takes it back now.
+        // superpage twice. No write is in flight, so its blade frees it now.
         ledger.free_rest();
         if ledger.unfreed.iter().any(|(handle, ..)| *handle == s) {
             return Err(PoolError::Moving);
@@ -338,7 +339,7 @@ impl Pool {
             if let Err(error) = PartKey::all(s).try_for_each(|key| account.freeze(key)) {
                 self.note_loss(blade, account);
                 if account.loss().is_some() && !has_places {
-                    // Nothing of the segment goes with the blade, and nobody shall look for it
+                    // Nothing of the segment is lost with the blade, and it must not be looked for
                     // there.
                     PartKey::all(s).for_each(|key| drop(account.detach(key)));
                     continue;
@@ -354,7 +355,7 @@ impl Pool {
         Ok(ledger.token(s))
     }
 
-    /// Asks every blade that holds memory of a live segment whether it can still share it.
+    /// Checks that every blade that holds memory of a live segment can still share it.
     ///
     /// # Errors
     /// Such a blade is lost, or its control connection is.
@@ -383,7 +384,7 @@ impl Pool {
         self.segment(s).map().iter().any(|(_, place)| place.blade == blade)
     }
 
-    /// Makes a frozen segment writable again if nobody else uses it; says whether it is writable.
+    /// Makes a frozen segment writable again if it has no other users. True if it is writable.
     ///
     /// # Errors
     /// A blade refuses or is lost; the segment stays frozen.
@@ -440,8 +441,7 @@ impl Pool {
     /// Shares another client's frozen segment, read only.
     ///
     /// # Errors
-    /// The segment is gone, a blade is lost or another one than it was, or too many segments are
-    /// live.
+    /// The segment is gone, a blade is lost or replaced by another, or too many segments are live.
     pub fn attach(&self, token: &FrozenToken) -> Result<SegmentHandle, PoolError> {
         let mut ledger = self.ledger();
         let handle = self.free_handle()?;
@@ -476,11 +476,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives the segment up: its memory goes back, or the share in it. No page of it may be in
+    /// Gives up the segment: its memory is freed, or the share in it. No page of it may be in
     /// flight.
     ///
     /// # Errors
-    /// A blade refused; the segment is gone here all the same. A lost blade is no error.
+    /// A blade refused; the segment is gone here anyway. A lost blade is no error.
     pub fn detach(&self, s: SegmentHandle) -> Result<(), PoolError> {
         let _still = self.hold_still();
         let mut ledger = self.ledger();
@@ -493,7 +493,7 @@ impl Pool {
         }
     }
 
-    /// Unpublishes the segment and gives its parts up; returns the last error.
+    /// Unpublishes the segment and gives up its parts. Returns the last error.
     fn give_up(&self, ledger: &mut Ledger, s: SegmentHandle) -> Option<CallError> {
         let segment = self.segment(s);
         segment.set_state(SegmentState::Free);
@@ -518,14 +518,14 @@ impl Pool {
         last
     }
 
-    /// True if the descriptor belongs to this pool, which must survive the program's closing of
+    /// True if the descriptor belongs to this pool, which must survive when the program closes
     /// descriptors it does not know. Lock-free.
     pub fn owns_descriptor(&self, fd: std::os::fd::RawFd) -> bool {
         self.shared.descriptors.holds(fd)
     }
 
-    /// Tells the blades that this client ends; they free its memory at once, memory that is shared
-    /// by descriptor as soon as the pool is dropped or the process ends.
+    /// Tells the blades that this client ends. They free its memory at once, memory shared by
+    /// descriptor as soon as the pool is dropped or the process ends.
     pub fn goodbye(&self) {
         let mut ledger = self.ledger();
         for blade in 0..MAX_BLADES {
@@ -537,15 +537,15 @@ impl Pool {
     }
 
     /// For the child after fork: closes the inherited descriptors and forgets everything else,
-    /// without a word to the blades, a lock, or a look at memory other threads were changing.
-    /// The child's copies of lanes must be dropped by `std::mem::forget`.
+    /// without a message to the blades, a lock, or access to memory that other threads were
+    /// changing. The child's copies of lanes must be dropped by `std::mem::forget`.
     pub fn forget_after_fork(self) {
         self.shared.descriptors.close_all();
         std::mem::forget(self);
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Nothing below the lock panics; should it happen, the tables are still consistent.
+        // Nothing under the lock panics; should it happen, the tables are still consistent.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -595,8 +595,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blade to ask next, and the part to put it in: one that was not asked yet; not known to
-    /// be full if there is one; fewest of our superpages for its size.
+    /// The blade to ask next, and the part for the superpage: one not asked yet; not known to be
+    /// full if possible; with the fewest of our superpages for its size.
     fn best_blade(
         &mut self,
         asked: &[Option<CallError>],
@@ -614,15 +614,14 @@ impl Ledger {
         })
     }
 
-    /// A superpage has left this place, and nobody looks for it there any more.
+    /// Frees, now or later, a place that a superpage has left and where it is no longer looked for.
     pub(crate) fn free_soon(&mut self, s: SegmentHandle, superpage: u32, place: Place) {
         self.unfreed.push((s, superpage, place));
         self.free_rest();
     }
 
-    /// Gives places that were left back to their blades. A blade refuses while any page of the
-    /// segment is being written; then it is tried again later, and at the latest the whole part is
-    /// given up.
+    /// Frees the remaining places on their blades. A blade refuses while any page of the segment is
+    /// being written; then it is retried later, and at the latest freed with the whole part.
     pub(crate) fn free_rest(&mut self) {
         let mut unfreed = std::mem::take(&mut self.unfreed);
         unfreed.retain(|(handle, superpage, place)| {
@@ -634,7 +633,7 @@ impl Ledger {
         self.unfreed = unfreed;
     }
 
-    /// Whether the mover copies the frozen segment, as it is, from one blade to another.
+    /// True if the mover is copying the frozen segment from one blade to another.
     pub(crate) fn is_copying(&self, s: SegmentHandle) -> bool {
         let is_filling = |account: &Account| PartKey::all(s).any(|key| account.is_filling(key));
         self.accounts.iter().flatten().any(is_filling)
@@ -659,8 +658,8 @@ impl Ledger {
     }
 }
 
-/// Why a blade gives no superpage, with the remedy: its memory and its quota are different things
-/// to raise.
+/// Why a blade gives no superpage, with the remedy: raising its memory differs from raising the
+/// quota.
 fn explain_refusal(error: &CallError) -> String {
     match error {
         CallError::Refused { address, code: ErrorCode::BladeFull, detail, .. } => {

@@ -1,11 +1,10 @@
-//! What the pool and its lanes have in common: read by lanes without a lock, changed by the pool's
+//! State shared by the pool and its lanes: read by lanes without a lock, changed by the pool's
 //! control operations under theirs.
 //!
 //! A lane looks up a page in three steps (segment's state, superpage's place, the blade's part of
-//! the segment). What a lookup found stays valid until the lane leaves: before anything found that
-//! way is closed or given back, the pool unpublishes it and waits for every lane to pass a point
-//! outside ([`LaneClock`]). So a copy can never hit a descriptor number that means another file by
-//! now.
+//! the segment). What a lookup found stays valid until the lane leaves: before it is closed or
+//! freed, the pool unpublishes it and waits for every lane to pass a point outside ([`LaneClock`]).
+//! So a copy can never hit a descriptor number that means another file by now.
 //!
 //! Blades come and go in slots. A slot's generation tells lanes that their connection is to an
 //! earlier blade; it changes only when nothing of any segment lies in the slot and nothing is in
@@ -26,25 +25,25 @@ use crate::moving::{MAX_RECORDS, Record, Side};
 use crate::types::{Access, PARTS_PER_BLADE};
 use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
 
-/// Everything lanes look at.
+/// Everything that lanes read.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) descriptors: Arc<DescriptorSet>,
     pub(crate) blades: [BladeSlot; MAX_BLADES],
     pub(crate) segments: [Segment; MAX_SEGMENTS],
-    /// Superpages on their way; made when the first one moves.
+    /// Superpages being moved; made when the first one moves.
     records: OnceLock<Box<[Record; MAX_RECORDS]>>,
-    /// Raised when somebody wants to know that everything in flight by then has ended.
+    /// Raised to find out when everything in flight by then has ended.
     pub(crate) phase: AtomicU64,
 }
 
-/// A place for a blade.
+/// A slot for a blade.
 #[derive(Debug, Default)]
 pub(crate) struct BladeSlot {
     /// Counts the blades that were here; 0 before the first.
     pub(crate) generation: AtomicU32,
-    /// Its pages cannot be reached any more.
+    /// Its pages can no longer be reached.
     is_lost: AtomicBool,
     blade: RwLock<Option<Arc<Blade>>>,
 }
@@ -60,7 +59,7 @@ impl BladeSlot {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Takes the blade out.
+    /// Removes the blade.
     pub(crate) fn empty(&self) {
         *self.blade.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -73,7 +72,7 @@ impl BladeSlot {
         self.blade.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Its pages cannot be reached any more; the first reason counts.
+    /// Marks its pages as out of reach; the first reason counts.
     pub(crate) fn lose(&self, reason: &str) {
         if let Some(blade) = self.get() {
             blade.data_loss.get_or_init(|| reason.to_owned());
@@ -91,9 +90,9 @@ impl BladeSlot {
 pub(crate) struct Blade {
     pub(crate) session: Arc<Session>,
     pub(crate) description: String,
-    /// Why its pages cannot be reached any more.
+    /// Why its pages can no longer be reached.
     pub(crate) data_loss: OnceLock<String>,
-    /// Why it takes no control requests any more.
+    /// Why it takes no more control requests.
     pub(crate) control_loss: OnceLock<String>,
 }
 
@@ -147,7 +146,7 @@ impl Segment {
         self.map.get_or_init(SuperpageMap::new)
     }
 
-    /// Says where on a blade the segment lies, before the first place on that blade is published.
+    /// Sets where on a blade the segment lies, before the first place on that blade is published.
     pub(crate) fn set_part(&self, blade: BladeIndex, part: u8, id: SegmentId, file: RawFd) {
         let of_blade = self.parts.get(usize::from(blade.0));
         if let Some(part) = of_blade.and_then(|parts| parts.get(usize::from(part))) {
@@ -177,11 +176,11 @@ impl Segment {
     }
 }
 
-/// What looking for a page came to.
+/// The result of looking up a page.
 #[derive(Debug)]
 pub(crate) enum Found {
     At(BladeIndex, LinkPage),
-    /// It is being moved just now; to be looked for again.
+    /// It is just being moved; to be looked up again.
     Soon,
     Not(PageError),
 }
@@ -238,19 +237,19 @@ impl Shared {
     }
 }
 
-/// Counts a lane's visits to the shared tables: odd while it is inside. Beside it, what the lane
-/// asked to move; written by the lane alone.
+/// Counts a lane's visits to the shared tables: odd while it is inside. Also holds the counts of
+/// pages that the lane requested; written by the lane alone.
 #[derive(Debug, Default)]
 pub(crate) struct LaneClock {
     visits: AtomicU64,
     moved: [Moved; MAX_BLADES],
     /// Pages given to links and not yet seen to be done; written before the visit ends.
     in_flight: AtomicUsize,
-    /// The last phase from before which nothing is in flight.
+    /// The last phase before which nothing is in flight any more.
     settled: AtomicU64,
 }
 
-/// Pages that a lane asked one blade for.
+/// Pages that a lane requested from one blade.
 #[derive(Debug, Default)]
 struct Moved {
     read: AtomicU64,
@@ -262,7 +261,7 @@ struct Moved {
 pub(crate) struct Visit<'a>(&'a LaneClock);
 
 impl LaneClock {
-    /// Enters; what is looked up until the visit ends stays valid that long.
+    /// Begins a visit; what is looked up stays valid until it ends.
     pub(crate) fn visit(&self) -> Visit<'_> {
         let before = self.visits.fetch_add(1, Ordering::SeqCst);
         assert!(before.is_multiple_of(2), "a lane is inside once");
@@ -286,17 +285,17 @@ impl LaneClock {
         (moved.read.load(Ordering::Relaxed), moved.written.load(Ordering::Relaxed))
     }
 
-    /// Says how many pages are in flight; called by the lane only.
+    /// Sets how many pages are in flight; called by the lane only.
     pub(crate) fn set_in_flight(&self, pages: usize) {
         self.in_flight.store(pages, Ordering::Release);
     }
 
-    /// Says that nothing from before the phase is in flight; called by the lane only.
+    /// Records that nothing from before the phase is in flight; called by the lane only.
     pub(crate) fn set_settled(&self, phase: u64) {
         self.settled.store(phase, Ordering::Release);
     }
 
-    /// Whether everything that was in flight before the phase began has ended.
+    /// True if everything that was in flight before the phase began has ended.
     pub(crate) fn is_settled(&self, phase: u64) -> bool {
         fence(Ordering::SeqCst);
         if self.settled.load(Ordering::Acquire) >= phase {
@@ -306,7 +305,7 @@ impl LaneClock {
         is_outside && self.in_flight.load(Ordering::Acquire) == 0
     }
 
-    /// Pages asked for so far, on all blades.
+    /// Pages requested so far, on all blades.
     pub(crate) fn moved_in_all(&self) -> u64 {
         (0..MAX_BLADES)
             .map(|blade| self.moved(blade))
@@ -314,7 +313,7 @@ impl LaneClock {
     }
 
     /// Waits until the lane is outside or has been. To be called after unpublishing. A visit lasts
-    /// as long as a copy or a non-blocking send, so spinning politely is enough.
+    /// as long as a copy or a non-blocking send, so spinning with yields is enough.
     pub(crate) fn wait_until_outside(&self) {
         fence(Ordering::SeqCst);
         let seen = self.visits.load(Ordering::SeqCst);

@@ -12,44 +12,44 @@ use crate::{BladeIndex, PageError, PoolError};
 
 /// Pages of a superpage (16 MiB), the unit of allocation.
 pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
-/// Segments live at once in one process: the frozen layers of its ancestors and the current one.
+/// Most live segments in one process: the frozen layers of its ancestors and the current one.
 /// Beyond it [`PoolError::TooManySegments`](crate::PoolError::TooManySegments).
 pub const MAX_SEGMENTS: usize = 16;
 /// Blades of one pool; keeps [`FrozenToken`] small. Beyond it the configuration is refused.
 pub const MAX_BLADES: usize = 8;
 /// Parts that one segment may have on one blade. There is more than one only where frozen memory
 /// moved to a blade that had some of the same segment; when all are taken it moves to another
-/// blade, or not.
+/// blade, or not at all.
 pub(crate) const PARTS_PER_BLADE: usize = 4;
 /// Parts of a [`FrozenToken`].
 pub const TOKEN_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
 
-/// One blade of a pool: where it is, and under what the client comes there.
+/// One blade of a pool: its address, and how the client connects to it.
 #[derive(Clone, Debug)]
 pub struct BladeSpec {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// The grant to show, where the blade asks for one.
+    /// The grant to show, where the blade requires one.
     pub grant: Option<Grant>,
-    /// How fast to ask at most, over stream transports; shared by all lanes.
+    /// Limits on the request rate, over stream transports; shared by all lanes.
     pub limits: Option<Arc<ClientLimits>>,
 }
 
 impl From<Address> for BladeSpec {
-    /// Without grant and limits.
+    /// A blade without grant and limits.
     fn from(address: Address) -> Self {
         BladeSpec { address, grant: None, limits: None }
     }
 }
 
-/// What a pool is made of.
+/// The configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// The blades to spread over, at most [`MAX_BLADES`].
     pub blades: Vec<BladeSpec>,
     /// The name of this client on every blade.
     pub client: ClientId,
-    /// What the blades show to people for this client, for example `redis-server:4711`.
+    /// The client name that the blades display, for example `redis-server:4711`.
     pub client_name: String,
     /// The most this client may use, in bytes, over all blades together.
     pub quota_bytes: u64,
@@ -57,14 +57,14 @@ pub struct PoolConfig {
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
-    /// Who opens the connections in this process's stead, if somebody does.
+    /// Opens the connections in this process's stead, if set.
     pub asks: Option<Ask>,
 }
 
-/// A client id nobody else has: 128 random bits from the kernel.
+/// A unique client id: 128 random bits from the kernel.
 ///
 /// # Errors
-/// The kernel has no random numbers to give, which ends no later than its start does.
+/// The kernel has no random numbers yet, which ends at the latest with its start.
 pub fn fresh_client() -> Result<ClientId, PoolError> {
     let mut bits = [0; 16];
     match rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty()) {
@@ -105,7 +105,7 @@ pub struct PageRead {
     pub at: SegmentPage,
     /// 4096 writable bytes, aligned to 4096, local, untouched by others until the completion.
     pub into: *mut u8,
-    /// Comes back in the [`Completion`].
+    /// Returned in the [`Completion`].
     pub token: u64,
 }
 
@@ -116,7 +116,7 @@ pub struct PageWrite {
     pub at: SegmentPage,
     /// 4096 readable bytes, aligned to 4096, local, unchanged until the completion.
     pub from: *const u8,
-    /// Comes back in the [`Completion`].
+    /// Returned in the [`Completion`].
     pub token: u64,
 }
 
@@ -125,17 +125,17 @@ unsafe impl Send for PageRead {}
 // SAFETY: as above.
 unsafe impl Send for PageWrite {}
 
-/// The end of one [`PageRead`] or [`PageWrite`]. After an error the bytes of `into` mean nothing.
+/// The end of one [`PageRead`] or [`PageWrite`]. After an error the bytes of `into` are undefined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The token of the request.
     pub token: u64,
-    /// Whether the page was read (and verified) or stored (and acknowledged).
+    /// Ok if the page was read (and verified) or stored (and acknowledged).
     pub result: Result<(), PageError>,
 }
 
 /// What a child needs to attach its parent's frozen segment. Plain data that fork copies. It opens
-/// the segment as long as somebody uses it: the parent must not detach before the child has
+/// the segment as long as the segment has a user: the parent must not detach before the child has
 /// attached.
 #[derive(Clone, Copy, Debug)]
 pub struct FrozenToken {
@@ -146,7 +146,7 @@ impl FrozenToken {
     pub(crate) const NONE: FrozenToken =
         FrozenToken { blades: [[None; PARTS_PER_BLADE]; MAX_BLADES] };
 
-    /// The blade's id and what opens the part there, for each part that there is.
+    /// The blade's id and the part's token, for each part that there is.
     pub fn parts(&self) -> [Option<(u64, u128)>; TOKEN_PARTS] {
         let all = self.blades.as_flattened();
         std::array::from_fn(|at| all[at].map(|part| (part.blade_id, part.token.0)))
@@ -171,13 +171,13 @@ impl FrozenToken {
     }
 }
 
-/// Where all who share frozen memory agree on who copies it to another blade.
+/// Where all users of frozen memory agree on which of them copies it to another blade.
 pub trait CopyDesk {
     /// What this process is to do about a frozen part on a blade; `original` opens that part.
     fn ask(&self, from: BladeIndex, original: u128) -> Errand;
-    /// This process's copy is complete.
+    /// Announces that this process's copy is complete.
     fn announce(&self, original: u128, copy: &FrozenToken);
-    /// A copy that was announced is there no more.
+    /// Withdraws a copy that was announced and is gone.
     fn forget(&self, original: u128);
 }
 
@@ -186,13 +186,13 @@ pub trait CopyDesk {
 pub enum Errand {
     /// Copy it and announce the copy.
     Copy,
-    /// Somebody else is copying it.
+    /// Another process is copying it.
     Wait,
     /// Attach this copy.
     Attach(Box<FrozenToken>),
 }
 
-/// A desk for somebody who shares frozen memory with nobody, or copies all the same.
+/// A desk for a process that shares no frozen memory, or copies anyway.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -206,21 +206,21 @@ impl CopyDesk for Alone {
     fn forget(&self, _original: u128) {}
 }
 
-/// What opens the part of a frozen segment on one blade.
+/// The token of a frozen segment's part on one blade.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BladeToken {
     pub(crate) blade_id: u64,
     pub(crate) token: SegmentToken,
 }
 
-/// A blade that is gone.
+/// A blade that is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostBlade {
     /// Which one.
     pub blade: BladeIndex,
     /// Its address.
     pub address: String,
-    /// What happened.
+    /// The reason.
     pub reason: String,
 }
 
@@ -231,7 +231,7 @@ pub(crate) fn blade_index(number: usize) -> BladeIndex {
 /// The control connection's slot on each blade; lanes have the following ones.
 pub(crate) const CONTROL_SLOT: u32 = 0;
 
-/// What is said of a blade that forgot us.
+/// The reason given for a blade that forgot us.
 pub(crate) const LAPSED: &str = "this client's lease ran out there and its memory was freed";
 
 /// Whether a page is looked up to be read or to be written.

@@ -11,7 +11,7 @@ use farpool_pool::{
 };
 use proptest::prelude::*;
 
-/// Superpages the model plays with, so that operations meet.
+/// Superpages the model uses: few, so that operations meet.
 const SUPERPAGES: u32 = 3;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ enum Step {
         segment: usize,
         superpage: u32,
     },
-    /// Freeze and let the other process attach.
+    /// Freeze, and let the other process attach.
     Share {
         segment: usize,
     },
@@ -245,7 +245,7 @@ impl World {
     }
 }
 
-/// Everything is given back, and so the blades have it all again.
+/// Frees everything, and checks that the blades have it all again.
 fn leave(world: World, blades: &Blades) {
     world.processes.iter().for_each(|it| it.pool.goodbye());
     drop(world); // and with it the descriptors of shared memory

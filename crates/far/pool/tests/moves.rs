@@ -41,7 +41,7 @@ fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
     assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
 }
 
-/// What reading the pages gives: for each an error, or whether it has the pattern of `seed + page`.
+/// Reads the pages. Returns for each an error, or whether it has the pattern of `seed + page`.
 fn read(
     lane: &mut Lane,
     segment: SegmentHandle,
@@ -204,7 +204,7 @@ fn nothing_is_copied_before_earlier_writes_have_ended() {
     let mut lane = pool.lane().expect("lane");
     let new = pool.add_blade(&blades.addresses[1].clone().into()).expect("added");
     pool.set_leaving(BladeIndex(0), true);
-    // More than sockets hold: the rest is sent when the lane is driven, and that is later.
+    // More than sockets hold: the rest is sent when the lane is driven, which is later.
     let pages: Vec<u32> = (0..SUPERPAGE_PAGES).collect();
     let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
     let writes: Vec<_> = (0u64..)
@@ -324,8 +324,8 @@ fn all_who_share_frozen_memory_share_its_one_copy() {
     }
 }
 
-/// Two that claim the same part at the same moment are both told to copy, and one of them later
-/// that the other's copy is there.
+/// Two that claim the same part at the same moment are both told to copy, and one of them is told
+/// later that the other's copy exists.
 #[test]
 fn who_has_begun_to_copy_finishes_its_own_copy() {
     for (from, to) in transports() {
@@ -355,7 +355,7 @@ fn who_has_begun_to_copy_finishes_its_own_copy() {
     }
 }
 
-/// A copy holds all of a segment's parts on the old blade; who attached it once for each would have
+/// A copy holds all of a segment's parts on the old blade; attached once for each, it would give
 /// superpages twice.
 #[test]
 fn a_copy_of_two_parts_is_attached_once() {
@@ -427,16 +427,16 @@ fn a_copy_that_holds_what_we_have_elsewhere_is_not_taken() {
     connect(&blades).attach(&token).expect("every superpage is in one place");
 }
 
-/// While a segment is written its blade takes nothing back: what was left there must not be frozen
-/// with it.
+/// While a segment is written its blade frees nothing: what was left there must not be frozen with
+/// it.
 #[test]
 fn a_place_that_was_left_is_not_shared_with_a_child() {
-    // Whether a blade is just being written to when it is asked is a matter of luck.
+    // Whether a blade is just being written to when it is asked depends on timing.
     let met = (0..40).filter(|_| freeze_after_moves_under_writes()).take(1).count();
     assert!(met > 0, "the blade took everything back at once each time: nothing was tested");
 }
 
-/// Whether the blade refused to take a place back.
+/// True if the blade refused to free a place.
 fn freeze_after_moves_under_writes() -> bool {
     const SUPERPAGES: u32 = 12;
     let blades = Blades::start(&["unix", "unix"]);
@@ -474,8 +474,7 @@ fn freeze_after_moves_under_writes() -> bool {
     was_refused
 }
 
-/// A segment that was half moved when it was frozen has parts on both blades, and can leave either
-/// all the same.
+/// A segment that was half moved when it was frozen has parts on both blades, and can leave either.
 #[test]
 fn frozen_memory_moves_to_a_blade_that_has_some_of_it() {
     let blades = Blades::start(&["tcp", "shm"]);

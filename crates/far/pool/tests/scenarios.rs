@@ -174,7 +174,7 @@ fn the_quota_holds_over_all_blades() {
 }
 
 /// A blade frees nothing of a segment that is being written to: the superpage stays then, and is
-/// never given memory on a second blade.
+/// never allocated on a second blade.
 #[test]
 fn memory_given_back_during_writes_is_never_in_two_places() {
     let blades = Blades::start(&["unix", "unix"]);
@@ -325,7 +325,7 @@ fn reads_in_flight_when_the_blade_dies_end() {
 fn cut_connections(pool: &Pool) -> usize {
     let ours = (0..65536).filter(|&fd| pool.owns_descriptor(fd));
     ours.filter(|&fd| {
-        // SAFETY: the pool has it open and nobody closes it during this test.
+        // SAFETY: the pool has it open and nothing closes it during this test.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::net::shutdown(fd, rustix::net::Shutdown::Both).is_ok()
     })
@@ -379,7 +379,7 @@ fn a_lease_that_ran_out_is_noticed_and_takes_no_page() {
     assert_reads_back(&mut lane, segment, &[1]);
     pool.keep_alive();
     assert!(pool.lost()[0].reason.contains("lease"));
-    // What it holds stays its own, even when another client would need the room.
+    // What it holds stays its own, even when another client needs the room.
     let other = connect(&blades);
     let theirs = other.create_segment().expect("segment");
     let last = (0..).find(|&sma| other.allocate_superpage(theirs, sma).is_err());
@@ -404,7 +404,7 @@ fn a_token_of_another_blade_opens_nothing() {
     assert!(matches!(refused, Err(PoolError::OtherBlade { .. })), "{refused:?}");
 }
 
-/// The child's part of the fork test; true if all is as it should be.
+/// The child's part of the fork test. True if all is as it should be.
 fn child(inherited: Pool, mut config: PoolConfig, token: &FrozenToken, pages: &[u32]) -> bool {
     let Some(old) = (0..65536).find(|&fd| inherited.owns_descriptor(fd)) else {
         return false;
@@ -449,7 +449,7 @@ fn a_forked_child_reads_what_its_parent_froze() {
         if pid == 0 {
             std::mem::forget(lane);
             let good = child(pool, config, &token, &pages);
-            // SAFETY: ends the process at once, which is what is wanted.
+            // SAFETY: ends the process at once, as intended.
             unsafe { libc::_exit(if good { 0 } else { 1 }) };
         }
         assert!(pid > 0, "fork");

@@ -1,6 +1,6 @@
 //! Real blades in this process, and local pages to move.
 
-// Each test file is a crate of its own and uses its part of this.
+// Each test file is a crate of its own and uses a part of this.
 #![allow(dead_code)]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use farpool_pool::{Address, Completion, Lane, PageError, Pool, PoolConfig};
 use farpool_units::PAGE_BYTES;
 use farpool_wire::BladeTotals;
 
-/// Long enough for everything that must happen; a test that waits so long fails.
+/// Long enough for everything that must happen; a test that waits this long fails.
 pub const AMPLE: Duration = Duration::from_secs(20);
 
 /// Blades, stopped when dropped.
@@ -57,8 +57,8 @@ impl Blades {
         self.serving[blade].as_ref().expect("running").stat().totals.used_bytes.get()
     }
 
-    /// Waits until no running blade has a client or lent memory left; whoever holds shared memory
-    /// must have let go of it.
+    /// Waits until no running blade has a client or lent memory left; shared memory must have been
+    /// released by all holders.
     pub fn wait_until_unused(&self) {
         self.wait_until(|totals| totals.used_bytes.get() == 0 && totals.clients.get() == 0);
     }
@@ -100,7 +100,7 @@ pub fn connect(blades: &Blades) -> Pool {
     Pool::connect(config(blades)).expect("connect")
 }
 
-/// A page that tells its seed everywhere.
+/// A page filled with a pattern of its seed.
 pub fn pattern(seed: u64) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let mut word = seed;
@@ -129,7 +129,7 @@ impl Pages {
 
     pub fn at_mut(&mut self, token: u64) -> *mut u8 {
         let token = usize::try_from(token).expect("small");
-        // Every pointer comes from the same allocation, so earlier ones stay good.
+        // All pointers come from the same allocation, so earlier ones stay valid.
         let base: *mut Aligned = self.0.as_mut_ptr();
         base.wrapping_add(token).cast()
     }
@@ -139,7 +139,7 @@ impl Pages {
     }
 }
 
-/// Waits for `count` completions; their results by token, which run from 0.
+/// Waits for `count` completions. Returns their results by token, from 0.
 pub fn finish(lane: &mut Lane, count: usize) -> Vec<Result<(), PageError>> {
     let mut done: Vec<Completion> = Vec::new();
     while lane.in_flight() > 0 {
