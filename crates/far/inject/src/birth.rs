@@ -1,14 +1,14 @@
-//! The sidecar's birth: a task that shares the program's address space and is nobody's child.
+//! The sidecar's birth: a task that shares the program's address space without being its child.
 //!
-//! A stopped thread of the program clones a helper, the helper clones the sidecar and exits, the
-//! thread takes note of the helper's end. So the sidecar's parent is the nearest subreaper or init,
-//! and the program has no child, zombie or SIGCHLD it did not make. Only clone, wait4 and prctl are
-//! called in the program's name: none touches the restart block of the call the thread stands in.
+//! A stopped thread of the program clones a helper, the helper clones the sidecar and exits, and
+//! the thread reaps the helper. So the sidecar's parent is the nearest subreaper or init, and the
+//! program has no child, zombie or SIGCHLD it did not make. Only clone, wait4 and prctl are called
+//! in the program's name: none touches the restart block of the call that the thread is in.
 //!
 //! Where the program itself is that reaper (a subreaper, or the first process of a container) the
-//! sidecar would become a child like any other, with a SIGCHLD. There the thread clones it itself:
-//! a child without an exit signal, which wait knows nothing of unless asked for such (__WALL).
-//! When it has ended, it is waited for in the program's name ([`reap`]).
+//! sidecar would become a child like any other, with a SIGCHLD. There the thread clones it
+//! directly: a child without an exit signal, which wait ignores unless asked for such children
+//! (__WALL). When it has ended, it is reaped in the program's name ([`reap`]).
 
 use crate::arch::number;
 use crate::error::StepError;
@@ -19,13 +19,13 @@ use crate::sys;
 use crate::task::{Signal, SignalSet, Tid};
 
 /// CLONE_VM | CLONE_FILES, and no exit signal. The descriptor table is shared for a moment only:
-/// the sidecar's first call gives it an empty one, without a reference to any file of the program
-/// ever being taken (a copied table's close would flush files and drop nothing else's locks).
+/// the sidecar's first call gives it an empty one, without ever taking a reference to any file of
+/// the program (closing a copied table would flush files and drop the program's locks).
 const CLONE_FLAGS: u64 = 0x100 | 0x400;
 /// __WALL | WNOHANG.
 const REAP_FLAGS: u64 = 0x4000_0000 | 1;
 const PR_GET_CHILD_SUBREAPER: u64 = 37;
-/// The first process of its namespace, which orphans go to.
+/// The first process of its namespace, which adopts orphans.
 const FIRST_PROCESS: i32 = 1;
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_SECTION: u64 = 8;
@@ -34,26 +34,26 @@ const RSEQ_SECTION: u64 = 8;
 #[derive(Debug)]
 pub struct Born {
     pub sidecar: Remote,
-    /// Its id in the program's namespace, if it is the program's child.
+    /// Its process id in the program's namespace, if it is the program's child.
     pub child: Option<i32>,
 }
 
-/// A thread of the program that does what the program must do itself.
+/// A thread of the program that makes the calls that the program must make itself.
 #[derive(Debug)]
 struct Worker {
     remote: Remote,
     mask: SignalSet,
-    /// The thread's restartable sequence (address of the note, note): the kernel clears the note
-    /// when our calls leave the sequence, and would then not abort it.
+    /// The thread's restartable sequence (address of `rseq_cs`, its value): the kernel clears the
+    /// field when our calls leave the sequence, and would then not abort it.
     sequence: Option<(u64, [u8; 8])>,
-    /// It is preferred meanwhile, and so is whoever it bears.
+    /// The thread is preferred meanwhile, and so are the tasks it clones.
     standing: Option<Standing>,
 }
 
 impl Worker {
     /// Blocks all signals of the thread: a handler must not see the registers made up for calls.
-    /// Nor may the program: it would take the answer of our call for that of its own. Until the
-    /// thread is given back its process dies with us.
+    /// Nor may the program: it would take the result of our call for that of its own. Until the
+    /// thread is restored its process dies with us.
     fn new(tid: Tid, gate: Gate, memory: &Memory, options: usize) -> Result<Self, StepError> {
         let registers = sys::registers(tid).map_err(gone_or("PTRACE_GETREGSET"))?;
         let base = registers.ok_or(StepError::Fault)?;
@@ -73,7 +73,7 @@ impl Worker {
     fn give_back(&self, pid: Tid, memory: &Memory, options: usize) -> Result<(), StepError> {
         self.remote.give_back()?;
         if let Some((at, note)) = self.sequence {
-            // The page was there a moment ago; without it the sequence is not aborted, no more.
+            // The page was there a moment ago; without it the sequence is merely not aborted.
             let _ = memory.write(at, &note);
         }
         sys::set_signal_mask(self.remote.tid, self.mask).map_err(gone_or("PTRACE_SETSIGMASK"))?;
@@ -84,8 +84,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether the program has said that orphans below it are to become its children. The answer
-    /// comes to the thread's stack, which is put back: all threads stand still.
+    /// True if the program has asked for orphans below it to become its children. The answer is
+    /// written to the thread's stack, which is restored: all threads stand still.
     fn is_subreaper(&mut self, memory: &Memory) -> Result<bool, StepError> {
         let at = self.remote.base().stack_pointer() & !7;
         let (mut kept, mut answer) = ([0; 8], [0; 8]);
@@ -99,7 +99,7 @@ impl Worker {
         restored.map_err(|error| StepError::Kernel("putting back 8 bytes of a stack", error))?;
         match asked {
             Ok(_) => Ok(read.is_ok() && answer[..4] != [0; 4]),
-            // What may not be asked is not so: hardly any program is.
+            // If the question is refused the answer is no: hardly any program is a subreaper.
             Err(StepError::Refused(..)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -109,7 +109,7 @@ impl Worker {
     fn bear_child(&mut self, gate: Gate) -> Result<Born, StepError> {
         let (sidecar, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
         let born = Remote::newborn(sidecar, gate).and_then(|remote| {
-            // Without its number the program could not reap it.
+            // Without its process id the program could not reap it.
             let child = i32::try_from(own_id).map_err(|_| StepError::Fault)?;
             Ok(Born { sidecar: remote, child: Some(child) })
         });
@@ -122,7 +122,7 @@ impl Worker {
         }
     }
 
-    /// Clones the helper and lets it bring forth the sidecar.
+    /// Clones the helper and has it clone the sidecar.
     fn bear_orphan(&mut self, gate: Gate, options: usize) -> Result<Remote, StepError> {
         let (helper, own_id) = self.remote.clone_task(CLONE_FLAGS)?;
         let born = bear_through(helper, gate, options);
@@ -138,7 +138,7 @@ impl Worker {
     }
 }
 
-/// The helper's whole life. Whatever happens, it has ended afterwards.
+/// The helper's whole life. In any case it has ended afterwards.
 fn bear_through(helper: Tid, gate: Gate, options: usize) -> Result<Remote, StepError> {
     let mut helper = match Remote::newborn(helper, gate) {
         Ok(helper) => helper,
@@ -171,9 +171,8 @@ fn clone_sidecar(helper: &mut Remote, gate: Gate, options: usize) -> Result<Remo
     Remote::newborn(sidecar, gate)
 }
 
-/// Lets the stopped thread `tid` of process `pid` bring forth a sidecar. `own_pid` is the process's
-/// id in its own namespace. The thread is as before afterwards, also when it failed, and still
-/// stopped.
+/// Has the stopped thread `tid` of process `pid` create a sidecar. `own_pid` is the process id in
+/// its own namespace. Afterwards, also on failure, the thread is as before and still stopped.
 pub fn bear(
     (pid, own_pid): (Tid, i32),
     tid: Tid,
@@ -193,7 +192,7 @@ pub fn bear(
         Err(error) => Err(error),
     };
     before_return();
-    // First, while the program still dies with us: nobody may be left with another nice value.
+    // First, while the program still dies with us: it must not be left with another nice value.
     worker.standing.into_iter().for_each(Standing::give_back);
     let returned = worker.give_back(pid, memory, options);
     match (born, returned) {
@@ -206,8 +205,8 @@ pub fn bear(
     }
 }
 
-/// Has the stopped thread `tid` of process `pid` take note of the end of a sidecar that was the
-/// program's child. The thread is as before afterwards.
+/// Has the stopped thread `tid` of process `pid` reap a sidecar that was the program's child. The
+/// thread is as before afterwards.
 pub fn reap(
     pid: Tid,
     tid: Tid,
@@ -238,10 +237,10 @@ mod tests {
     use crate::procfs;
     use crate::stop::stop;
 
-    /// How long a program may take until it sleeps.
+    /// Longest time until a program sleeps again.
     const GOES_ON_WITHIN: Duration = Duration::from_secs(30);
 
-    /// What became of a program when the thread that had stopped it, and done `then`, ended.
+    /// How a program fared after the thread that had stopped it, and done `then`, ended.
     fn left_by(then: impl FnOnce(&mut Worker, Tid, &Memory) + Send + 'static) -> Child {
         let child = Command::new("sleep").arg("1000").spawn().expect("sleep");
         let pid = Tid(i32::try_from(child.id()).expect("a process id"));
@@ -257,7 +256,7 @@ mod tests {
         child
     }
 
-    /// The calling thread may be killed at any instant: a call's answer must not reach the program
+    /// The calling thread may be killed at any instant: a call's result must not reach the program
     /// as its own.
     #[test]
     fn a_program_that_is_left_in_the_middle_of_a_call_ends() {
@@ -282,7 +281,7 @@ mod tests {
             worker.give_back(pid, memory, sys::OPTION_SYSGOOD).expect("as before");
         });
         let pid = Tid(i32::try_from(child.id()).expect("a process id"));
-        // On its way to its sleep it may wait for a disk.
+        // Before its sleep it may wait for a disk.
         let until = Instant::now() + GOES_ON_WITHIN;
         loop {
             let state = procfs::Status::read(pid).expect("it lives").state();

@@ -1,15 +1,15 @@
 //! A small reader of ELF files: static position-independent executables only.
 //!
 //! Pure, and safe on any bytes: each field is read through [`field`], each sum is checked, and the
-//! limits below bound what an image can ask of a program.
+//! limits below bound what an image can demand of a program.
 
 use crate::arch;
 
-/// Largest image file; the sidecar is below 4 MiB. Beyond: refused.
+/// Largest image file; the sidecar is below 4 MiB. Larger ones are refused.
 pub const MAX_FILE_BYTES: usize = 64 << 20;
-/// Largest span of addresses of an image, with its zeroed memory. Beyond: refused.
+/// Largest span of addresses of an image, with its zeroed memory. Larger ones are refused.
 pub const MAX_SPAN_BYTES: u64 = 256 << 20;
-/// Most loadable segments. Linkers make 4 to 6. Beyond: refused.
+/// Most loadable segments. Linkers make 4 to 6. More are refused.
 pub const MAX_SEGMENTS: usize = 16;
 /// Largest alignment of a segment that is honoured: a huge page.
 pub const MAX_ALIGN_BYTES: u64 = 2 << 20;
@@ -20,7 +20,7 @@ const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
 const ET_DYN: u16 = 3;
 
-/// Why bytes are no image for a sidecar.
+/// Why bytes cannot be used as a sidecar's image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ElfError {
     #[error("it is no ELF file of 64 bits, little-endian")]
@@ -39,7 +39,7 @@ pub enum ElfError {
     Memory(String),
 }
 
-/// What a segment's pages may be used for.
+/// How a segment's pages may be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     pub read: bool,
@@ -66,9 +66,9 @@ pub struct Layout {
     /// Where the program headers lie in memory, relative.
     pub headers: u64,
     pub header_count: u16,
-    /// Addresses from 0 up to here are the image's; a multiple of the page size.
+    /// The image's addresses go from 0 up to here; a multiple of the page size.
     pub span_bytes: u64,
-    /// What the image's start must be a multiple of; at least the page size.
+    /// Required alignment of the image's start; at least the page size.
     pub align_bytes: u64,
 }
 
@@ -90,7 +90,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Result<u64, ElfError> {
     field(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Whether the first bytes of a file are those of a 64-bit program for this processor.
+/// True if the first bytes of a file are those of a 64-bit program for this processor.
 pub fn is_native(start: &[u8]) -> bool {
     start.starts_with(b"\x7fELF\x02\x01") && u16_at(start, 18) == Ok(arch::ELF_MACHINE)
 }
@@ -184,7 +184,8 @@ fn segment(bytes: &[u8], at: usize) -> Result<Segment, ElfError> {
     }
 }
 
-/// Segments ascend, share no page, start at page 0, and lie in pages as they lie in the file.
+/// Checks that segments ascend, share no page, start at page 0, and are aligned in memory as in the
+/// file.
 fn check_order(segments: &[Segment], page_bytes: u64) -> Result<(), ElfError> {
     let mut free = 0;
     for segment in segments {

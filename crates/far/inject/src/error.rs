@@ -1,11 +1,11 @@
-//! Why an injection was not done. Each names the process and what can be done about it.
+//! Why an injection failed. Each message names the process and the remedy.
 
 use std::io;
 
 use crate::elf::ElfError;
 use crate::limits::MAX_STOP_MS;
 
-/// Why a sidecar is not in the program. The program goes on as before in every case but
+/// Why no sidecar was put into the program. The program goes on as before except for
 /// [`InjectError::Died`].
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
@@ -61,18 +61,18 @@ pub enum InjectError {
     Kernel { pid: i32, what: &'static str, source: io::Error },
 }
 
-/// A step on one task failed; the caller knows the process and adds it.
+/// The failure of a step on one task; the caller knows the process and adds it.
 #[derive(Debug)]
 pub(crate) enum StepError {
     /// The task ended.
     Gone,
-    /// No stop within the time allowed.
+    /// It did not stop within the time allowed.
     Busy,
-    /// No answer of a call within the time allowed.
+    /// A call did not return within the time allowed.
     Late(&'static str),
-    /// The task was hit by a signal that no mask holds back (a fault, or SIGSYS).
+    /// The task got a signal that no mask blocks (a fault, or SIGSYS).
     Fault,
-    /// What is mapped is locked at once (mlockall with MCL_FUTURE).
+    /// New mappings are locked at once (mlockall with MCL_FUTURE).
     Locked,
     Refused(&'static str, io::Error),
     Kernel(&'static str, io::Error),

@@ -1,8 +1,8 @@
 //! Seccomp filters: a process's own, or those that this process has, too.
 //!
-//! What a filter says nobody tells without rights over the whole machine. But most filters are a
-//! container's, and hold for all that runs there. What is under the very filters that this process
-//! is under may do what this process may.
+//! What a filter allows cannot be read without rights over the whole machine. But most filters are
+//! a container's, and apply to all that runs there. A process under exactly the filters of this
+//! process may do what this process may.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -15,14 +15,14 @@ use crate::task::Tid;
 
 const FILTERED: i32 = 2;
 
-/// Whether a process has a filter.
+/// True if a process has a filter.
 pub fn is_filtered(status: &Status) -> bool {
     status.number("Seccomp") == Some(FILTERED)
 }
 
-/// Whether a process is under the filters that this process is under, and no others: as many, in
-/// the same cgroup. None comes off again, and a container's processes begin with its own; a service
-/// with as many of its own is in another cgroup.
+/// True if a process is under exactly the filters of this process: as many, in the same cgroup.
+/// Filters are never removed, and a container's processes begin with the container's; a service
+/// with the same number of filters is in another cgroup.
 pub fn are_own(tid: Tid) -> bool {
     let own = Tid(rustix::process::getpid().as_raw_nonzero().get());
     let of = |tid: Tid| {
@@ -33,21 +33,21 @@ pub fn are_own(tid: Tid) -> bool {
     of(own).is_some_and(|found| of(tid) == Some(found))
 }
 
-/// Whether a sidecar of the process may give memory the right to be executed, as far as filters
-/// go: it lives under its program's.
+/// True if filters let a sidecar of the process make memory executable: it runs under its program's
+/// filters.
 pub fn may_execute(pid: Pid) -> bool {
     let tid = procfs::living(Tid(pid.as_raw_nonzero().get()));
     let is_free = Status::read(tid).is_ok_and(|status| status.number("Seccomp").unwrap_or(0) == 0);
     is_free || (are_own(tid) && is_execution_allowed())
 }
 
-/// Whether this process's own filters allow it. They are the same for its life.
+/// True if this process's own filters allow it. They are the same for its life.
 fn is_execution_allowed() -> bool {
     static IS_ALLOWED: OnceLock<bool> = OnceLock::new();
     *IS_ALLOWED.get_or_init(try_execution)
 }
 
-/// On a child: a filter may end whoever tries.
+/// Tries it in a child: a filter may kill a process that tries.
 fn try_execution() -> bool {
     let Ok(child) = sys::fork_executing() else { return false };
     let Some(child) = Pid::from_raw(child.0) else { return false };

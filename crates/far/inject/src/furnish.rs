@@ -1,8 +1,8 @@
-//! Makes a program of the newborn sidecar while the host program runs again: descriptors of its
-//! own, the image mapped, a stack, no rights, and off it goes.
+//! Makes a program of the newborn sidecar while the host program runs again: it gets descriptors of
+//! its own, the mapped image, a stack, loses its rights, and is started.
 //!
 //! All by calls in the sidecar's name. If one fails, what was mapped is unmapped and the sidecar is
-//! killed; the program never knew. It dies with the injecting thread until it is let go.
+//! killed; the program does not notice. It dies with the injecting thread until it is detached.
 
 use std::io::{Error, IoSlice};
 use std::mem::MaybeUninit;
@@ -22,20 +22,20 @@ use crate::remote::{Remote, gone_or};
 use crate::stack::{self, Contents};
 use crate::sys;
 
-/// Where the sidecar finds its control socket. 0, 1 and 2 are /dev/null.
+/// Descriptor of the sidecar's control socket. 0, 1 and 2 are /dev/null.
 pub const CONTROL_FD: u64 = 3;
-/// Where the sidecar finds a pidfd of the program.
+/// Descriptor of the sidecar's pidfd of the program.
 pub const HOST_FD: u64 = 4;
 /// Variable with the program's process id, as the sidecar sees it.
 pub const HOST_VARIABLE: &str = "FARPOOL_SIDECAR_HOST";
 /// Variable with the addresses of image and stack, START-END in hexadecimal.
 pub const SPAN_VARIABLE: &str = "FARPOOL_SIDECAR_SPAN";
 
-/// The first thread's stack. Touched pages only cost memory; other threads bring their own.
+/// Size of the first thread's stack. Only touched pages cost memory; other threads bring their own.
 const STACK_BYTES: u64 = 512 << 10;
-/// No access below the stack: overrunning it faults instead of writing into the image.
+/// Inaccessible range below the stack: an overrun faults instead of writing into the image.
 const GUARD_BYTES: u64 = 64 << 10;
-/// Arguments, environment and auxiliary vector have to fit in this part of the stack.
+/// Room for arguments, environment and auxiliary vector within the stack.
 const MAX_CONTENTS_BYTES: usize = 64 << 10;
 
 const PROT_NONE: u64 = 0;
@@ -47,8 +47,8 @@ const MAP_RESERVE: u64 = 0x2 | 0x20 | 0x4000;
 /// MAP_PRIVATE | MAP_FIXED.
 const MAP_PLACED: u64 = 0x2 | 0x10;
 const NO_FD: u64 = u64::MAX;
-/// A fork of the program must not carry the sidecar's memory, and must not pay for copying it.
-/// MADV_DONTDUMP is not given: a core of the program is worth more with the pager's state in it.
+/// A fork of the program must not get the sidecar's memory, nor pay for copying it. MADV_DONTDUMP
+/// is not used: a core of the program is worth more with the pager's state in it.
 const MADV_DONTFORK: u64 = 10;
 const ALL_FDS: u64 = u32::MAX as u64;
 const CLOSE_RANGE_UNSHARE: u64 = 2;
@@ -81,7 +81,7 @@ pub struct Host<'a> {
     pub auxiliary: &'a [(u64, u64)],
 }
 
-/// A sidecar that runs.
+/// A running sidecar.
 #[derive(Debug)]
 pub struct Furnished {
     pub pidfd: OwnedFd,
@@ -89,15 +89,15 @@ pub struct Furnished {
     pub span: Range<u64>,
 }
 
-/// Where things lie in the program's address space.
+/// The layout in the program's address space.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// All that was reserved.
+    /// Start of the whole reservation.
     start: u64,
     end: u64,
-    /// Where the image begins.
+    /// Start of the image.
     image: u64,
-    /// Where the stack begins; it ends at `end`. Also the room for the calls' arguments.
+    /// Start of the stack, which ends at `end`. Also used for the calls' arguments.
     stack: u64,
 }
 
@@ -107,7 +107,7 @@ struct Work<'a> {
     place: Place,
 }
 
-/// Turns the newborn into a running sidecar, or leaves nothing of it.
+/// Turns the newborn into a running sidecar, or removes it completely.
 pub fn furnish(
     mut task: Remote,
     image: &Image,
@@ -119,7 +119,7 @@ pub fn furnish(
     let furnished = try_furnish(&mut task, image, setup, host, &mut place);
     if furnished.is_err() {
         if let Some(Place { start, end, .. }) = place {
-            // What cannot be unmapped stays as unused addresses: there is nobody left to ask.
+            // What cannot be unmapped stays as unused addresses: no task is left that could do it.
             let _ = task.call("munmap", number::MUNMAP, [start, end - start, 0, 0, 0, 0]);
         }
         task.kill();
@@ -152,8 +152,9 @@ fn try_furnish(
     Ok(Furnished { pidfd, control, span: place.start..place.end })
 }
 
-/// One reservation for all: no access, no memory, and not in forks. Far from all that is mapped: a
-/// program may unmap memory and map at the same place a moment later, and must find nothing there.
+/// Makes one reservation for everything: no access, no memory, and not in forks. It is far from all
+/// other mappings: a program may unmap memory and map at the same place a moment later, and must
+/// find nothing there.
 fn reserve(
     task: &mut Remote,
     image: &Image,
@@ -164,12 +165,12 @@ fn reserve(
     let bytes = layout.span_bytes + slack + GUARD_BYTES + STACK_BYTES;
     let mappings = procfs::mappings(task.tid);
     let mappings = mappings.map_err(|e| StepError::Kernel("reading its mappings", e))?;
-    // A wish: if something is there by now the kernel chooses another place.
+    // A hint: if something is there by now the kernel chooses another place.
     let wish = procfs::middle_of_largest_gap(&mappings);
     let args = [wish, bytes, PROT_NONE, MAP_RESERVE, NO_FD, 0];
     let locks = procfs::locks_memory(task.tid);
     let locks = locks.map_err(|e| StepError::Kernel("reading its status", e))?;
-    // Above its limit of locked memory it is not mapped at all.
+    // Above its limit of locked memory the mapping fails.
     let start = task.call("mmap", number::MMAP, args).map_err(|error| match error {
         StepError::Refused(_, source) if locks && source.raw_os_error() == Some(libc::EAGAIN) => {
             StepError::Locked
@@ -220,22 +221,22 @@ impl Work<'_> {
         self.protect(self.place.stack..self.place.end, PROT_READ | PROT_WRITE)
     }
 
-    /// The program may leave its directory later, and have that file system unmounted.
+    /// Leaves the program's directory, whose file system may be unmounted later.
     fn leave_directory(&mut self) -> Result<(), StepError> {
         let room = self.place.stack;
         self.put(room, b"/\0")?;
         self.task.call("chdir", number::CHDIR, [room, 0, 0, 0, 0, 0]).map(drop)
     }
 
-    /// A core of the sidecar would be the program's whole memory. 1 is the value that also holds
-    /// for a core that goes to a pipe (core(5)).
+    /// A core of the sidecar would be the program's whole memory. 1 is the value that also applies
+    /// to a core written to a pipe (core(5)).
     fn forbid_core(&mut self) -> Result<(), StepError> {
         let room = self.place.stack;
         let limits: Vec<u8> = [1u64, 1].iter().flat_map(|limit| limit.to_le_bytes()).collect();
         self.put(room, &limits)?;
         let args = [0, RLIMIT_CORE, room, 0, 0, 0];
         match self.task.call("prlimit64", number::PRLIMIT64, args) {
-            // The program's own hard limit is 0, which holds for files and may not be raised.
+            // The program's own hard limit is 0, which applies to files and may not be raised.
             Err(StepError::Refused(_, error)) if error.raw_os_error() == Some(libc::EPERM) => {
                 Ok(())
             }
@@ -243,7 +244,7 @@ impl Work<'_> {
         }
     }
 
-    /// A socket pair, of which we take one end; the rest comes through the other.
+    /// Makes a socket pair and takes one end; the other descriptors are sent through the other.
     fn make_descriptors(
         &mut self,
         image: &Image,
@@ -266,8 +267,8 @@ impl Work<'_> {
         Ok((pidfd, control))
     }
 
-    /// recvmsg in the sidecar's name: /dev/null as 0, 1 and 2, the pidfd as 4, the image as 5. The
-    /// kernel gives the lowest free numbers in order, and 3 is the socket.
+    /// Does recvmsg in the sidecar's name: /dev/null as 0, 1 and 2, the pidfd as 4, the image as 5.
+    /// The kernel gives the lowest free numbers in order, and 3 is the socket.
     fn receive_descriptors(&mut self) -> Result<(), StepError> {
         const HEADER: u64 = 56;
         const CONTROL_BYTES: u64 = 40;
@@ -314,8 +315,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Handlers were copied from the program, whose code they are. What it ignored stays ignored,
-    /// as over exec.
+    /// Resets handlers: they were copied from the program, whose code they are. Ignored signals
+    /// stay ignored, as over exec.
     fn forget_handlers(&mut self) -> Result<(), StepError> {
         let status = procfs::Status::read(self.task.tid);
         let status = status.map_err(|e| StepError::Kernel("reading its status", e))?;
@@ -328,7 +329,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// It shares memory that the program can write: it must not be able to do more than that.
+    /// It shares memory that the program can write, so it must not be able to do more than the
+    /// program.
     fn name_and_drop_rights(&mut self) -> Result<(), StepError> {
         let room = self.place.stack;
         self.put(room, NAME)?;
@@ -368,7 +370,7 @@ impl Work<'_> {
         Ok(pointer)
     }
 
-    /// From here on it is a program of its own.
+    /// Starts it as a program of its own.
     fn start(&mut self, entry: u64, stack: u64) -> Result<(), StepError> {
         let tid = self.task.tid;
         let float = arch::fresh_float_registers();
@@ -379,11 +381,12 @@ impl Work<'_> {
     }
 }
 
-/// Number of the image in the sidecar until it is mapped.
+/// The image's descriptor in the sidecar until it is mapped.
 const IMAGE_FD: u64 = 5;
 
-/// Without AT_SYSINFO_EHDR: the program can unmap or move its vDSO at any time (valgrind, CRIU and
-/// gVisor do), so the sidecar makes system calls where others ask the vDSO.
+/// The auxiliary vector, without AT_SYSINFO_EHDR: the program can unmap or move its vDSO at any
+/// time (valgrind, CRIU and gVisor do), so the sidecar makes system calls instead of using the
+/// vDSO.
 fn pairs(image: &Image, base: u64, host: &Host) -> Vec<(u64, u64)> {
     const AT_PHDR: u64 = 3;
     const AT_PHENT: u64 = 4;
@@ -408,7 +411,7 @@ fn pairs(image: &Image, base: u64, host: &Host) -> Vec<(u64, u64)> {
     pairs
 }
 
-/// A pidfd of the sidecar, and a copy of one of its descriptors.
+/// Returns a pidfd of the sidecar, and a copy of one of its descriptors.
 fn take_descriptor(pid: i32, fd: RawFd) -> Result<(OwnedFd, OwnedFd), StepError> {
     let pid = Pid::from_raw(pid).ok_or(StepError::Fault)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty());

@@ -1,10 +1,10 @@
-//! Threads of a process that stand still to be looked at: nothing is put into it.
+//! Threads of a process that stand still to be inspected: nothing is put into it.
 //!
 //! A process with a preloaded pager brings its pages by threads of its own, so these must run while
 //! its memory is read: the caller says which threads stand still.
 //!
-//! Invariant: ptrace knows threads, so [`Halted`] stays in the thread that made it. When that
-//! thread ends, however, the kernel lets everything go.
+//! Invariant: ptrace is per thread, so [`Halted`] stays in the thread that made it. When that
+//! thread ends, the kernel releases everything in any case.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use crate::task::Tid;
 #[derive(Debug)]
 pub struct Halted {
     stopped: Stopped,
-    /// They were let run, and are traced all the same.
+    /// They were resumed, but are still traced.
     run: bool,
     _stays_in_its_thread: PhantomData<*const ()>,
 }
 
-/// Stops the threads of a process that are wanted, of which there must be one, and those that they
+/// Stops the wanted threads of a process, of which there must be at least one, and those that they
 /// make meanwhile.
 pub fn halt(pid: Pid, wanted: &dyn Fn(i32) -> bool) -> Result<Halted, InjectError> {
     let pid = Tid(pid.as_raw_nonzero().get());
@@ -41,23 +41,24 @@ impl Halted {
         self.stopped.threads().iter().map(|tid| tid.0).collect()
     }
 
-    /// A set of registers of one of them, by the number of its note in a core file (NT_PRSTATUS for
-    /// one). None: the processor has no such set, or the thread was killed or is not among them.
+    /// A set of registers of one of them, by its note number in a core file (NT_PRSTATUS for
+    /// example). None if the processor has no such set, or the thread was killed or is not among
+    /// them.
     pub fn registers(&self, thread: i32, kind: u32) -> Option<Vec<u8>> {
         let is_halted = !self.run && self.stopped.threads().contains(&Tid(thread));
         is_halted.then(|| sys::register_set(Tid(thread), usize::try_from(kind).ok()?)).flatten()
     }
 
-    /// Lets them run until this is dropped, also where the whole process was stopped by SIGSTOP:
-    /// afterwards they are. [`Halted::keep_running`] has to be called now and then.
+    /// Lets them run until this is dropped, even if the whole process was stopped by SIGSTOP: it
+    /// then stops again. [`Halted::keep_running`] has to be called now and then.
     pub fn let_run(&mut self) {
         self.run = true;
         // A thread that was killed needs nothing.
         self.stopped.threads().iter().for_each(|tid| drop(sys::go_on(*tid, None)));
     }
 
-    /// Lets those go on that stopped again: a thread that SIGSTOP had stopped is told twice to
-    /// stop, and all are told of SIGCONT.
+    /// Resumes threads that stopped again: a thread stopped by SIGSTOP reports its stop twice, and
+    /// all report SIGCONT.
     pub fn keep_running(&self) {
         for tid in self.stopped.threads().iter().filter(|_| self.run) {
             let signal = match sys::look(*tid) {
@@ -75,7 +76,8 @@ impl Drop for Halted {
         if self.run {
             let deadline = Instant::now() + Duration::from_millis(MAX_STOP_MS);
             for tid in self.stopped.threads() {
-                // What does not stop in time is let go by the kernel when this thread ends.
+                // A thread that does not stop in time is released by the kernel when this thread
+                // ends.
                 let _ = sys::interrupt(*tid);
                 let _ = sys::wait(*tid, deadline, || procfs::has_ended(*tid));
             }

@@ -1,4 +1,4 @@
-//! An image in memory that nobody can change: what sidecars are mapped from.
+//! An immutable image in memory, from which sidecars are mapped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use crate::elf::{self, ElfError, Layout};
 use crate::error::InjectError;
 
-/// A static position-independent executable, ready to be injected any number of times. The text of
-/// all sidecars is one copy in memory.
+/// A static position-independent executable, ready to be injected any number of times. All sidecars
+/// share one copy of the text in memory.
 #[derive(Debug)]
 pub struct Image {
     file: OwnedFd,
@@ -38,8 +38,8 @@ impl Image {
     }
 }
 
-/// MFD_EXEC: a machine with vm.memfd_noexec=1 would refuse to map text otherwise. Kernels before
-/// 6.3 do not know the flag and need none.
+/// Uses MFD_EXEC: with vm.memfd_noexec=1 a machine would refuse to map text otherwise. Kernels
+/// before 6.3 do not know the flag and need none.
 fn create() -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match memfd_create("farpool-sidecar", flags | MemfdFlags::EXEC) {

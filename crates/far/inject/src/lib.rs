@@ -2,23 +2,23 @@
 //!
 //! No descriptor, signal handler, working directory or process id is shared with the program, and
 //! it sees no child it did not make. How: [`stop`] all threads for some hundred microseconds,
-//! [`birth`] in one of them, let all go, then [`furnish`] the newborn while the program runs.
+//! [`birth`] in one of them, resume all, then [`furnish`] the newborn while the program runs.
 //!
 //! Invariants:
-//! - the program's text and memory are not written (but for a restartable-sequence note, and a word
-//!   of a stack, that are put back), its registers and signal mask are put back, an interrupted
-//!   system call goes on;
+//! - the program's text and memory are not written (except for a restartable-sequence field, and a
+//!   word of a stack, that are restored), its registers and signal mask are restored, an
+//!   interrupted system call goes on;
 //! - when an injection fails, the program goes on and nothing of the sidecar is left;
-//! - the sidecar dies with the injecting thread until it is complete; the program dies with it
-//!   only in the moment when a thread of it makes calls in our name: it would take their answers
-//!   for those of its own. Nothing but a SIGKILL of the injecting process comes at such a moment.
+//! - the sidecar dies with the injecting thread until it is complete; the program dies with it only
+//!   while a thread of it makes calls in our name: it would take their results for those of its
+//!   own. Only a SIGKILL of the injecting process can hit such a moment.
 //!
 //! While [`inject`] runs, no other thread of this process may wait for the program's process id
 //! with waitpid or waitid: it would take our stops. Poll a pidfd instead.
 //!
 //! A program under a seccomp filter: filters are suspended while the sidecar is made (this needs
 //! CAP_SYS_ADMIN, and no filter of our own), but the sidecar itself then lives under the program's
-//! filter. Where both are under the same ones (in a container) the calls are made under these.
+//! filter. Where both are under the same filters (in a container) the calls are made under these.
 
 mod arch;
 mod birth;
@@ -81,7 +81,7 @@ impl Default for Setup {
     }
 }
 
-/// A sidecar that runs.
+/// A running sidecar.
 #[derive(Debug)]
 pub struct Injected {
     pub pid: Pid,
@@ -90,19 +90,19 @@ pub struct Injected {
     pub control: OwnedFd,
     /// Addresses of its image and first stack.
     pub span: Range<u64>,
-    /// How long the program's threads were stopped: from the first interrupt until all went on.
+    /// How long the program's threads were stopped: from the first interrupt until all ran again.
     pub stopped: Duration,
-    /// How many threads that were.
+    /// The number of those threads.
     pub threads: usize,
-    /// Its id in the program's own namespace, if it is the program's child: see [`reap`].
+    /// Its process id in the program's own namespace, if it is the program's child: see [`reap`].
     pub child: Option<i32>,
 }
 
-/// Puts a sidecar into the process `target`, which stands still for as short as possible;
-/// [`Standstill::enter`] has it stand still for longer.
+/// Puts a sidecar into the process `target`, which stands still as briefly as possible;
+/// [`Standstill::enter`] keeps it stopped for longer.
 ///
-/// Everything is done in a thread of its own: the kernel lets go of all that a thread traces when
-/// it ends, also what could not be let go in an orderly way.
+/// Everything is done in a thread of its own: when a thread ends the kernel releases all that it
+/// traces, even what could not be released in an orderly way.
 pub fn inject(target: Pid, image: &Image, setup: &Setup) -> Result<Injected, InjectError> {
     let pid = Tid(target.as_raw_nonzero().get());
     std::thread::scope(|scope| {
@@ -123,7 +123,7 @@ pub fn inject(target: Pid, image: &Image, setup: &Setup) -> Result<Injected, Inj
     })
 }
 
-/// What was learnt of the process before it was stopped.
+/// What was learned about the process before it was stopped.
 #[derive(Debug)]
 struct Known {
     pidfd: OwnedFd,
@@ -132,7 +132,7 @@ struct Known {
     gate: Option<Gate>,
 }
 
-/// Puts a sidecar into a stopped process, which stays so if `holds` and nothing failed.
+/// Puts a sidecar into a stopped process, which stays stopped if `holds` and nothing failed.
 fn enter(
     pid: Tid,
     known: &Known,
@@ -149,13 +149,13 @@ fn enter(
     let time = stopped.since.elapsed();
     let Born { sidecar, child } = born?;
     let tid = sidecar.tid;
-    // The same address space, read when nothing is stopped any more.
+    // It has the same address space, and is read when nothing is stopped any more.
     let auxiliary = procfs::auxiliary(tid);
     let host = Host { pidfd: known.pidfd.as_fd(), own_pid: known.own_pid, auxiliary: &auxiliary };
     let furnished = furnish::furnish(sidecar, image, setup, &host);
     if furnished.is_err() && child.is_some() {
         stopped.release();
-        // A zombie that stays is seen by nobody who does not ask for such children.
+        // A remaining zombie is visible only to a program that waits for such children.
         let _ = reap_here(pid, child);
     }
     let furnished = furnished.map_err(|error| error.of(pid.0, tid.0))?;
@@ -193,7 +193,7 @@ fn examine(pid: Tid) -> Result<Known, InjectError> {
     let opened = raw.and_then(|raw| pidfd_open(raw, PidfdFlags::empty()).ok());
     let Some(pidfd) = opened else { return Err(gone) };
     let own_pid = status.own_pid().unwrap_or(pid.0);
-    // Looked for now to shorten the stop; it is looked at again when the program stands still.
+    // Searched now to shorten the stop; checked again when the program stands still.
     let gate = Memory::open(living).ok().and_then(|memory| find_gate(living, &memory));
     Ok(Known { pidfd, own_pid, is_filtered: filters::is_filtered(&status), gate })
 }
@@ -202,7 +202,7 @@ fn find_gate(tid: Tid, memory: &Memory) -> Option<Gate> {
     procfs::find_gate(memory, &procfs::mappings(tid).ok()?)
 }
 
-/// A thread that is to make calls, with what that takes.
+/// A thread to make calls, with what that takes.
 fn prepare(
     pid: Tid,
     stopped: &Stopped,
@@ -221,8 +221,8 @@ fn prepare(
     Ok((tid, memory, gate, options))
 }
 
-/// Has a program take note of the end of a sidecar that was its child, if it was ([`Injected`]): it
-/// stands still for that.
+/// Has a program reap a sidecar that was its child, if it was ([`Injected`]). The program stands
+/// still for that.
 pub fn reap(program: Pid, child: Option<i32>) -> Result<(), InjectError> {
     let pid = Tid(program.as_raw_nonzero().get());
     std::thread::scope(|scope| {
@@ -278,8 +278,8 @@ fn suitable(pid: Tid, threads: &[Tid]) -> Result<Tid, InjectError> {
     Err(sealed(reason))
 }
 
-/// The tracing options; with a filter, one that suspends it if we may. Who is under a filter may
-/// not, but where the process has the same filters what we may do is allowed to it, too.
+/// The tracing options; with a filter, one that suspends it if we may. A process under a filter may
+/// not, but if the program has the same filters it may do what we may.
 fn options(pid: Tid, tid: Tid, is_filtered: bool) -> Result<usize, InjectError> {
     if !is_filtered {
         return Ok(sys::OPTION_SYSGOOD);

@@ -1,4 +1,4 @@
-//! What /proc says of a process. Read as bytes and searched: names in it may be any bytes.
+//! What /proc reports of a process. Read as bytes and searched: names in it may be any bytes.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use crate::arch;
 use crate::task::Tid;
 
-/// Largest /proc/PID/auxv that is read; it has some 20 pairs of words.
+/// Most bytes of /proc/PID/auxv that are read; it has some 20 pairs of words.
 const MAX_AUXV_BYTES: usize = 4096;
-/// Most of one executable mapping that is searched for a system call instruction.
+/// Most bytes of one executable mapping that are searched for a system call instruction.
 const MAX_SEARCH_BYTES: usize = 1 << 20;
 
 /// Lines "Name:\tvalue" of /proc/PID/status.
@@ -44,24 +44,24 @@ impl Status {
     }
 }
 
-/// Whether the thread runs no more: gone, or a zombie (a first thread that exited before others).
+/// True if the thread no longer runs: gone, or a zombie (a first thread that exited before others).
 pub fn has_ended(tid: Tid) -> bool {
     Status::read(tid).map_or(true, |status| matches!(status.state(), Some('Z' | 'X') | None))
 }
 
-/// Whether the thread waits for nothing but a processor, or for something that a stop interrupts.
+/// True if the thread waits only for a processor, or for something that a stop interrupts.
 pub fn is_runnable(tid: Tid) -> bool {
     Status::read(tid).is_ok_and(|status| matches!(status.state(), Some('R' | 'S')))
 }
 
-/// Whether any memory of the process is locked (mlock, mlockall).
+/// True if any memory of the process is locked (mlock, mlockall).
 pub fn locks_memory(tid: Tid) -> Result<bool, Error> {
     let status = Status::read(tid)?;
-    // A kernel without it locks no memory.
+    // A kernel without the field locks no memory.
     Ok(status.0.get("VmLck").is_some_and(|text| !text.starts_with("0 ")))
 }
 
-/// Whether the mapping that begins at an address is locked.
+/// True if the mapping that begins at an address is locked.
 pub fn is_locked(tid: Tid, start: u64) -> Result<bool, Error> {
     let smaps = fs::read(format!("/proc/{}/smaps", tid.0))?;
     Ok(is_locked_in(&String::from_utf8_lossy(&smaps), start))
@@ -70,32 +70,32 @@ pub fn is_locked(tid: Tid, start: u64) -> Result<bool, Error> {
 fn is_locked_in(smaps: &str, start: u64) -> bool {
     let head = format!("{start:x}-");
     let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
-    // The first flags after the mapping's head are its own.
+    // The first flags after the mapping's header are its own.
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
     flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "lo"))
 }
 
-/// The process's threads now.
+/// The process's present threads.
 pub fn threads(pid: Tid) -> Result<Vec<Tid>, Error> {
     let entries = fs::read_dir(format!("/proc/{}/task", pid.0))?;
     let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     Ok(names.map(Tid).collect())
 }
 
-/// A thread of the process that runs. Its first one may have ended: then it has no memory, no
-/// program file and no filter of system calls any more.
+/// A running thread of the process. Its first one may have ended: then that has no memory, no
+/// program file and no seccomp filter any more.
 pub fn living(pid: Tid) -> Tid {
     let others = || threads(pid).ok()?.into_iter().find(|tid| !has_ended(*tid));
     if has_ended(pid) { others().unwrap_or(pid) } else { pid }
 }
 
-/// Whether children of the thread would be born into another process-id namespace.
+/// True if children of the thread would be born into another process-id namespace.
 pub fn births_elsewhere(tid: Tid) -> bool {
     let link = |name| fs::read_link(format!("/proc/{}/ns/{name}", tid.0));
     matches!((link("pid"), link("pid_for_children")), (Ok(own), Ok(next)) if own != next)
 }
 
-/// The start of the program file, to tell its architecture; None when it may not be read.
+/// The start of the program file, to tell its architecture. None if it may not be read.
 pub fn program_start(tid: Tid) -> Option<[u8; 20]> {
     let mut start = [0; 20];
     let file = File::open(format!("/proc/{}/exe", tid.0)).ok()?;
@@ -105,7 +105,8 @@ pub fn program_start(tid: Tid) -> Option<[u8; 20]> {
 
 /// End of the addresses that a program has unless it asks for more.
 const USER_END: u64 = 1 << 47;
-/// What is put into a gap begins at a multiple of this, so that its page tables are nobody else's.
+/// What is put into a gap begins at a multiple of this, so that its page tables are not shared with
+/// other mappings.
 const GAP_ALIGN_BYTES: u64 = 2 << 20;
 
 /// A line of /proc/PID/maps.
@@ -134,18 +135,18 @@ pub fn mappings(tid: Tid) -> Result<Vec<Mapping>, Error> {
     Ok(String::from_utf8_lossy(&bytes).lines().filter_map(mapping).collect())
 }
 
-/// The middle of the largest range of addresses in which nothing is mapped: no hole that the
-/// program has made, or will.
+/// The middle of the largest unmapped range of addresses, which is no hole that the program has
+/// made, or will make.
 pub fn middle_of_largest_gap(mappings: &[Mapping]) -> u64 {
     let ends = mappings.iter().map(|mapping| mapping.end);
     let starts = mappings.iter().skip(1).map(|mapping| mapping.start);
-    // The kernel's own page at the very end, where there is one, is no memory of the program.
+    // The kernel's own page at the very end, if present, is no memory of the program.
     let gaps = ends.zip(starts).filter(|(_, start)| *start <= USER_END);
     let (end, start) = gaps.max_by_key(|(end, start)| start.saturating_sub(*end)).unwrap_or((0, 0));
     (end + (start.saturating_sub(end)) / 2).next_multiple_of(GAP_ALIGN_BYTES)
 }
 
-/// The pairs that the kernel gave the program at its start.
+/// The auxiliary vector that the kernel gave the program at its start.
 pub fn auxiliary(tid: Tid) -> Vec<(u64, u64)> {
     let mut bytes = fs::read(format!("/proc/{}/auxv", tid.0)).unwrap_or_default();
     bytes.truncate(MAX_AUXV_BYTES);
@@ -178,7 +179,7 @@ impl Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate(pub u64);
 
-/// Where an instruction stands in bytes.
+/// The offset of a system call instruction in bytes.
 fn find_instruction(bytes: &[u8]) -> Option<usize> {
     let places = bytes.windows(arch::GATE.len()).enumerate().step_by(arch::GATE_ALIGN);
     places.into_iter().find(|(_, window)| *window == arch::GATE).map(|(at, _)| at)
@@ -191,7 +192,7 @@ fn search(memory: &Memory, mapping: &Mapping) -> Option<Gate> {
     Some(Gate(mapping.start + find_instruction(&text)? as u64))
 }
 
-/// Whether a system call instruction stands at `gate`.
+/// True if a system call instruction is at `gate`.
 pub fn is_gate(memory: &Memory, gate: Gate) -> bool {
     let mut bytes = vec![0; arch::GATE.len()];
     memory.read(gate.0, &mut bytes).is_ok() && bytes == arch::GATE

@@ -1,4 +1,4 @@
-//! System calls in the name of a stopped task, through an instruction that is there already.
+//! System calls in the name of a stopped task, through an existing instruction.
 //!
 //! Invariant: the task's text is never changed. Signals are blocked by the caller (ptrace's mask),
 //! so that none is handled with the registers made up here.
@@ -15,8 +15,8 @@ use crate::sys::{self, Phase, Stop};
 use crate::task::{Signal, Tid};
 
 /// Longest that one call may take while the program stands still; none of them waits for anything
-/// but a processor. Beyond: the injection is given up, and the program ends, for its thread stands
-/// in the middle of a call that it did not make. So this is longer than a thread is left without a
+/// but a processor. After that the injection is given up, and the program ends, since its thread is
+/// in the middle of a call that it did not make. So this is longer than a thread goes without a
 /// processor on a machine that still does anything: more than 2 s were seen with 40 runnable
 /// threads for two processors, some of them preferred.
 const MAX_STOPPED_CALL: Duration = Duration::from_secs(30);
@@ -25,9 +25,9 @@ const MAX_STOPPED_CALL: Duration = Duration::from_secs(30);
 const MAX_FREE_CALL: Duration = Duration::from_secs(10);
 /// Tries of a call that the kernel wants restarted (it was interrupted before it did anything).
 const MAX_TRIES: usize = 16;
-/// Answers from here to -1 are error numbers.
+/// Results from here to -1 are error numbers.
 const MIN_ERROR: i64 = -4095;
-/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK: not seen by programs.
+/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK: never seen by programs.
 const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
 
 /// A stopped task in whose name calls are made.
@@ -36,10 +36,10 @@ pub struct Remote {
     pub tid: Tid,
     gate: Gate,
     base: Registers,
-    /// The task cloned by the last call, in our view.
+    /// The task cloned by the last call, by its id in our namespace.
     cloned: Option<Tid>,
     patience: Duration,
-    /// A SIGSTOP came meanwhile; it is sent again afterwards.
+    /// A SIGSTOP arrived meanwhile; it is sent again afterwards.
     pub was_told_to_stop: bool,
     /// At least one call was begun: the registers are not the task's own any more.
     pub has_moved: bool,
@@ -76,7 +76,7 @@ impl Remote {
         &self.base
     }
 
-    /// Makes a call and gives its answer.
+    /// Makes a call. Returns its result.
     pub fn call(
         &mut self,
         name: &'static str,
@@ -97,7 +97,7 @@ impl Remote {
         Err(StepError::Late("interrupted again and again"))
     }
 
-    /// A call of clone: the new task in our view, and its id as the caller's namespace has it.
+    /// Calls clone. Returns the new task in our namespace, and its id in the caller's.
     pub fn clone_task(&mut self, flags: u64) -> Result<(Tid, u64), StepError> {
         self.cloned = None;
         let own_id = self.call("clone", crate::arch::number::CLONE, [flags, 0, 0, 0, 0, 0])?;
@@ -116,7 +116,7 @@ impl Remote {
         }
     }
 
-    /// Goes on to the next entry or exit; traps and notes on the way are passed over.
+    /// Runs to the next entry or exit; traps and events on the way are skipped.
     fn next_call_stop(&mut self, deadline: Instant, wanted: Phase) -> Result<Phase, StepError> {
         loop {
             sys::to_next_call(self.tid).map_err(gone_or("PTRACE_SYSCALL"))?;
@@ -136,13 +136,13 @@ impl Remote {
         }
     }
 
-    /// Ends the task by a call of its own, and takes note of it.
+    /// Ends the task by a call of its own, and reaps it.
     pub fn exit(&mut self) -> Result<(), StepError> {
         let registers = self.base.calling(self.gate.0, crate::arch::number::EXIT, [0; 6]);
         sys::set_registers(self.tid, &registers).map_err(gone_or("PTRACE_SETREGSET"))?;
         let deadline = self.deadline();
         loop {
-            // ESRCH is a task on its way out: the wait tells.
+            // ESRCH is a task about to end: the wait reports that.
             let _ = sys::go_on(self.tid, None);
             if wait(self.tid, deadline)? == Stop::Ended {
                 return Ok(());
@@ -150,16 +150,16 @@ impl Remote {
         }
     }
 
-    /// Ends the task by force, and takes note of it.
+    /// Kills the task, and reaps it.
     pub fn kill(&self) {
         sys::send(self.tid, Signal(libc::SIGKILL));
         let deadline = self.deadline();
         while !matches!(wait(self.tid, deadline), Ok(Stop::Ended) | Err(_)) {}
     }
 
-    /// Gives the task its own registers back, at a stop from which the kernel does what is due for
-    /// an interrupted system call. At the exit of a call it would not: an ERESTART answer would
-    /// reach the program.
+    /// Restores the task's own registers, at a stop from which the kernel does what is due for an
+    /// interrupted system call. At the exit of a call it would not: an ERESTART result would reach
+    /// the program.
     pub fn give_back(&self) -> Result<(), StepError> {
         if !self.has_moved {
             return Ok(());
@@ -178,7 +178,7 @@ impl Remote {
     }
 }
 
-/// ESRCH is the end of the task, anything else a failure of the request.
+/// ESRCH means the end of the task, anything else a failure of the request.
 pub fn gone_or(what: &'static str) -> impl Fn(Error) -> StepError {
     move |error| match error.raw_os_error() {
         Some(libc::ESRCH) => StepError::Gone,

@@ -1,6 +1,6 @@
 //! The first stack of a new program, as exec makes it: argc, argv, envp, auxv, strings.
 //!
-//! Pure. The C library's start-up reads it; the System V ABI has its shape.
+//! Pure. It is read by the C library's start-up; its layout is that of the System V ABI.
 
 /// What goes on the stack.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +19,7 @@ const AT_RANDOM: u64 = 25;
 const AT_EXECFN: u64 = 31;
 const ALIGN: u64 = 16;
 
-/// A string or an argument has a zero byte, or it does not fit.
+/// A string or an argument has a zero byte, or the contents do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfit;
 
@@ -47,7 +47,7 @@ pub fn build(contents: &Contents, top: u64, limit_bytes: usize) -> Result<(u64, 
     if bytes.len() > limit_bytes { Err(Unfit) } else { Ok((start, bytes)) }
 }
 
-/// Strings one after the other, and where each begins.
+/// Concatenated strings, and where each begins.
 #[derive(Default)]
 struct Strings {
     bytes: Vec<u8>,

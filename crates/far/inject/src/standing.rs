@@ -1,30 +1,30 @@
 //! How soon a task gets a processor when others want it.
 //!
 //! A call in a task's name waits for a processor twice, and an injection makes some fifty, while
-//! the program stands still or grows: that is long on a machine whose processors others want, too.
-//! So the thread that bears the sidecar is preferred until it is given back, and the sidecar for
-//! its life: its first thread answers its keeper, and the pager's threads stand back where they
-//! shall (`farpool_pager::sys::stand_back`).
+//! the program stands still or grows: that is long on a machine whose processors are busy. So the
+//! thread that clones the sidecar is preferred until it is restored, and the sidecar for its life:
+//! its first thread answers its keeper, and the pager's threads lower their own priority where they
+//! should (`farpool_pager::sys::stand_back`).
 //!
-//! By the nice value and short slices, not by a real-time policy: the program can write to the
-//! sidecar's code, so whatever that may do the program may do, too. It gets a ten times larger part
-//! of a processor then, and nobody starves. By short slices an injection beside eight busy loops
+//! This uses the nice value and short slices, not a real-time policy: the program can write to the
+//! sidecar's code, so the program may do whatever the sidecar may. It then gets a ten times larger
+//! part of a processor, and no task starves. With short slices an injection beside eight busy loops
 //! takes 13 and 15 ms instead of 17 and 19 (medians of 15).
 
 use crate::procfs;
 use crate::sys;
 use crate::task::Tid;
 
-/// So much smaller is the nice value of a task that is preferred. Ten steps are a weight ten times
-/// that of the others, and with eight busy loops on two processors a wake-up took 66 us, not 2.8 ms
-/// (median of 800).
+/// How much smaller the nice value of a preferred task is. Ten steps are a weight ten times that of
+/// the others, and with eight busy loops on two processors a wake-up took 66 us, not 2.8 ms (median
+/// of 800).
 pub const PREFERRED_STEPS: i32 = 10;
 const LEAST_NICE: i32 = -20;
-/// Its turn on a processor: the least that the kernel grants (from Linux 6.12 on; before, it knows
-/// no such wish). Who asks for shorter turns than the one that runs comes before it.
+/// Its time slice: the least that the kernel grants (from Linux 6.12 on; earlier ones have no such
+/// setting). A task with a shorter slice than the running one is scheduled before it.
 const SLICE_NS: u64 = 100_000;
 
-/// What a task had before it was preferred.
+/// A task's scheduling before it was preferred.
 #[derive(Clone, Copy)]
 pub struct Standing {
     tid: Tid,
@@ -32,8 +32,8 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Prefers a task. None: it has no nice value (real-time, or SCHED_IDLE), or we may not
-    /// (CAP_SYS_NICE), which costs time only.
+    /// Prefers a task. None if it has no nice value (real-time, or SCHED_IDLE), or we may not
+    /// (CAP_SYS_NICE), which costs only time.
     pub fn prefer(tid: Tid) -> Option<Standing> {
         let before = sys::scheduling(tid).filter(has_nice)?;
         let preferred = libc::sched_attr {
@@ -44,8 +44,8 @@ impl Standing {
         sys::set_scheduling(tid, &preferred).then_some(Standing { tid, before })
     }
 
-    /// Puts it back; a task that has ended needs nothing. The slice that was read, if only the
-    /// kernel's own, counts as the task's wish from then on.
+    /// Restores it; a task that has ended needs nothing. The slice that was read, even the kernel's
+    /// default, counts as requested by the task from then on.
     pub fn give_back(self) {
         sys::set_scheduling(self.tid, &self.before);
     }
@@ -58,14 +58,14 @@ impl std::fmt::Debug for Standing {
     }
 }
 
-/// Whether a task's nice value counts. Pure.
+/// True if a task's nice value counts. Pure.
 fn has_nice(attributes: &libc::sched_attr) -> bool {
     let policy = i32::try_from(attributes.sched_policy);
     matches!(policy, Ok(libc::SCHED_OTHER | libc::SCHED_BATCH))
 }
 
-/// Prefers all threads of a process that is about to be ended. Some may be under SCHED_IDLE, and
-/// would not come to a stop while others want the processors. A refusal costs time only.
+/// Prefers all threads of a process that is about to be killed. Some may be under SCHED_IDLE, and
+/// would not stop while others want the processors. A refusal costs only time.
 pub fn prefer_all(pid: Tid) {
     for tid in procfs::threads(pid).unwrap_or_default() {
         sys::leave_idle(tid);
@@ -73,7 +73,7 @@ pub fn prefer_all(pid: Tid) {
     }
 }
 
-/// Pure.
+/// The nice value of a preferred task. Pure.
 fn preferred(nice: i32) -> i32 {
     (nice - PREFERRED_STEPS).max(LEAST_NICE)
 }

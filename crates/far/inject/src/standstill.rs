@@ -1,7 +1,7 @@
 //! Several processes that stand still while sidecars are put into them, one after the other.
 //!
-//! Invariant: all that was stopped goes on when the work on it returns, whatever it did: the thread
-//! that stopped it ends then, and the kernel lets go of all that a thread traces.
+//! Invariant: all that was stopped goes on when the work on it returns, in any case: the thread
+//! that stopped it ends then, and the kernel releases all that a thread traces.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -45,7 +45,8 @@ impl Standstill {
         Ok(())
     }
 
-    /// Puts a sidecar into a process, which stands still then. If that fails it goes on.
+    /// Puts a sidecar into a process, which stands still afterwards. On failure the process goes
+    /// on.
     pub fn enter(
         &mut self,
         pid: Pid,
@@ -64,13 +65,13 @@ impl Standstill {
         entered
     }
 
-    /// How long a process has stood still; nothing if it does not.
+    /// How long a process has stood still; zero if it does not.
     pub fn since(&self, pid: Pid) -> Duration {
         let stopped = self.stopped.get(&pid.as_raw_nonzero().get());
         stopped.map_or(Duration::ZERO, |(_, stopped)| stopped.since.elapsed())
     }
 
-    /// Who stands still.
+    /// The processes that stand still.
     pub fn pids(&self) -> impl Iterator<Item = Pid> + '_ {
         self.stopped.keys().filter_map(|pid| Pid::from_raw(*pid))
     }

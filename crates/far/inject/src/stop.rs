@@ -1,9 +1,9 @@
-//! Stops all threads of a process, and lets them go again.
+//! Stops all threads of a process, and resumes them.
 //!
 //! All of them, because a helper task is the process's child for a moment, which another thread
-//! would see in wait4. Stopped by SEIZE and INTERRUPT: no signal is sent, a group stop stays, and
-//! signals that arrive are delivered as ever. Whatever goes wrong, the end of the injecting thread
-//! makes the kernel let go of every thread.
+//! would see in wait4. Stopped by SEIZE and INTERRUPT: no signal is sent, a group stop is
+//! preserved, and signals that arrive are delivered as usual. Whatever goes wrong, the end of the
+//! injecting thread makes the kernel release every thread.
 
 use std::collections::HashSet;
 use std::io::Error;
@@ -15,11 +15,11 @@ use crate::procfs;
 use crate::sys::{self, Stop};
 use crate::task::Tid;
 
-/// The same for a thread that could stop and gets no processor for it: it would not run anyway, nor
+/// The same for a thread that could stop but gets no processor for it: it would not run anyway, nor
 /// would the others.
 const MAX_STARVED_MS: u64 = 2_000;
-/// Looks at /proc/PID/task; each but the last found threads that were made since the one before.
-/// A stopped thread makes none, so this ends; the limit is for a process that is not to be trusted.
+/// Most reads of /proc/PID/task; each but the last found threads made since the one before. A
+/// stopped thread makes none, so this ends; the limit is for a process that is not to be trusted.
 const MAX_ROUNDS: usize = 1_000;
 
 /// A process whose threads are all stopped.
@@ -35,7 +35,7 @@ pub fn stop(pid: Tid) -> Result<Stopped, InjectError> {
     stop_those(pid, &|_| true)
 }
 
-/// Stops the threads of the process that are wanted.
+/// Stops the wanted threads of the process.
 pub fn stop_those(pid: Tid, wanted: &dyn Fn(Tid) -> bool) -> Result<Stopped, InjectError> {
     let mut stopped = Stopped { pid, threads: Vec::new(), since: Instant::now() };
     match stopped.gather(wanted) {
@@ -54,14 +54,14 @@ impl Stopped {
         &self.threads
     }
 
-    /// Lets all threads go but one.
+    /// Resumes all threads but one.
     pub fn release_but(&mut self, kept: Tid) {
         let go = self.threads.iter().filter(|tid| **tid != kept);
         go.for_each(|tid| drop(sys::detach(*tid)));
         self.threads.retain(|tid| *tid == kept);
     }
 
-    /// Lets all threads go.
+    /// Resumes all threads.
     pub fn release(&mut self) {
         self.threads.drain(..).for_each(|tid| drop(sys::detach(tid)));
     }
@@ -107,7 +107,8 @@ impl Stopped {
             match await_stop(tid, deadline) {
                 Ok(true) => self.threads.push(tid),
                 Ok(false) => {}
-                // The others stand already, or will at once: only who stands can be let go.
+                // The others are stopped, or will be at once: only a stopped thread can be
+                // detached.
                 Err(error) => {
                     failure.get_or_insert_with(|| error.of(self.pid.0, tid.0));
                 }
@@ -117,7 +118,7 @@ impl Stopped {
     }
 }
 
-/// Waits for a thread's stop. False when it ended instead. A signal that comes first is delivered:
+/// Waits for a thread's stop. False if it ended instead. A signal that arrives first is delivered:
 /// its handler's frame is made, and the stop follows before the handler runs.
 fn await_stop(tid: Tid, mut deadline: Instant) -> Result<bool, StepError> {
     let last = deadline + Duration::from_millis(MAX_STARVED_MS - MAX_STOP_MS);

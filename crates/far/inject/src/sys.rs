@@ -1,6 +1,6 @@
-//! ptrace and waitpid, made safe to call: every `unsafe` of this crate is here.
+//! Safe wrappers of ptrace and waitpid: every `unsafe` of this crate is here.
 //!
-//! Invariant: all calls on one task come from the thread that seized it (ptrace knows threads).
+//! Invariant: all calls on one task come from the thread that seized it (ptrace is per thread).
 
 use std::io::Error;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,11 +12,11 @@ use crate::arch::Registers;
 use crate::procfs;
 use crate::task::{Signal, SignalSet, Tid};
 
-/// How long waitpid is tried without a sleep: most stops of a task on another processor come within
-/// a few microseconds, and a sleep there costs 60. Not longer: a task on this processor cannot run
-/// meanwhile, for we may be preferred to it (the keeper has a real-time policy).
+/// How long waitpid is polled without a sleep: most stops of a task on another processor arrive
+/// within a few microseconds, and a sleep there costs 60. Not longer: a task on this processor
+/// cannot run meanwhile, since we may be preferred to it (the keeper has a real-time policy).
 const SPIN: Duration = Duration::from_micros(20);
-/// Sleep between later tries: as long as a call takes, and twice as long each time.
+/// Sleep between later polls: as long as a call takes, doubled each time.
 const FIRST_NAP: Duration = Duration::from_micros(5);
 const LAST_NAP: Duration = Duration::from_micros(100);
 
@@ -27,7 +27,7 @@ const SETSIGMASK: libc::c_uint = 0x420b;
 const GET_SYSCALL_INFO: libc::c_uint = 0x420e;
 const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
-/// PTRACE_O_TRACESYSGOOD: system call stops are told from SIGTRAP.
+/// PTRACE_O_TRACESYSGOOD: system call stops are distinguished from SIGTRAP.
 pub const OPTION_SYSGOOD: usize = 1;
 /// PTRACE_O_TRACECLONE: what a task clones is traced from birth.
 pub const OPTION_CLONE: usize = 1 << 3;
@@ -36,22 +36,22 @@ pub const OPTION_EXITKILL: usize = 1 << 20;
 /// PTRACE_O_SUSPEND_SECCOMP: filters do not run while traced.
 pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
 
-/// Where a stopped task stands.
+/// What stopped a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// The task (or its whole process) ended.
     Ended,
-    /// A stop asked for by interrupt, or the first of a traced newborn, or a group stop.
+    /// A stop requested by interrupt, or the first of a traced newborn, or a group stop.
     Asked,
     /// At the entry or exit of a system call.
     Call,
-    /// Told of a clone.
+    /// A clone was reported.
     Cloned,
     /// About to get a signal.
     Signal(Signal),
 }
 
-/// `struct ptrace_syscall_info`, as far as the answer of a call reaches.
+/// `struct ptrace_syscall_info`, up to a call's result.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct CallInfo {
@@ -95,7 +95,7 @@ struct DispatchConfig {
 
 const _: () = assert!(size_of::<DispatchConfig>() == 32);
 
-/// What a system call stop says.
+/// Which kind of system call stop it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Entry,
@@ -131,7 +131,7 @@ pub fn go_on(tid: Tid, with: Option<Signal>) -> Result<(), Error> {
     ptrace(libc::PTRACE_CONT, tid, 0, signal_word(with))
 }
 
-/// Goes on to the next entry or exit of a system call.
+/// Runs to the next entry or exit of a system call.
 pub fn to_next_call(tid: Tid) -> Result<(), Error> {
     ptrace(libc::PTRACE_SYSCALL, tid, 0, 0)
 }
@@ -148,7 +148,7 @@ fn signal_word(signal: Option<Signal>) -> usize {
     signal.map_or(0, |Signal(number)| exactly(number))
 }
 
-/// The id of the task just cloned, in this process's view.
+/// The id of the task just cloned, in this process's namespace.
 pub fn cloned(tid: Tid) -> Result<Tid, Error> {
     let message: libc::c_ulong = ask(libc::PTRACE_GETEVENTMSG, tid, 0)?;
     i32::try_from(message).map(Tid).map_err(Error::other)
@@ -171,7 +171,7 @@ pub fn set_signal_mask(tid: Tid, SignalSet(bits): SignalSet) -> Result<(), Error
     ptrace(SETSIGMASK, tid, size_of::<u64>(), std::ptr::from_ref(&bits) as usize)
 }
 
-/// The registers; None when they are of another size, that is of another architecture.
+/// The registers. None if they have another size, that is, another architecture.
 pub fn registers(tid: Tid) -> Result<Option<Registers>, Error> {
     let mut registers = Registers::default();
     let whole = size_of::<Registers>();
@@ -185,8 +185,8 @@ pub fn registers(tid: Tid) -> Result<Option<Registers>, Error> {
 /// Most bytes of one set of registers; the largest, with AMX, has 11 KiB.
 const MAX_SET_BYTES: usize = 64 << 10;
 
-/// A set of registers by the number of its note in a core file, as the kernel has it; None: the
-/// processor has no such.
+/// A set of registers by its note number in a core file, in the kernel's form. None if the
+/// processor has no such set.
 pub fn register_set(tid: Tid, kind: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0_u8; MAX_SET_BYTES];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -211,18 +211,18 @@ fn set_area(tid: Tid, kind: usize, base: *mut libc::c_void, bytes: usize) -> Res
     ptrace(libc::PTRACE_SETREGSET, tid, kind, std::ptr::from_ref(&vector) as usize)
 }
 
-/// The thread's restartable-sequence area, if it has one (and the kernel can say).
+/// The thread's restartable-sequence area, if it has one (and the kernel can report it).
 pub fn rseq(tid: Tid) -> Option<RseqConfig> {
     let config = ask(GET_RSEQ_CONFIGURATION, tid, size_of::<RseqConfig>());
     config.ok().filter(|config: &RseqConfig| config.address != 0)
 }
 
-/// Where it lies.
+/// The address of that area.
 pub fn rseq_address(tid: Tid) -> Option<u64> {
     rseq(tid).map(|config| config.address)
 }
 
-/// Whether the thread catches its own system calls (syscall user dispatch).
+/// True if the thread catches its own system calls (syscall user dispatch).
 pub fn dispatches_calls(tid: Tid) -> bool {
     let size = size_of::<DispatchConfig>();
     ask(GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size).is_ok_and(|c: DispatchConfig| c.mode != 0)
@@ -241,12 +241,12 @@ fn decode(status: libc::c_int) -> Stop {
     }
 }
 
-/// Looks once whether a traced task stopped or ended. The end of a process that is this one's child
-/// is left to whoever waits for it: it would never hear of its exit code.
+/// Checks once whether a traced task stopped or ended. The end of a child of this process is left
+/// to its waiter, which would otherwise never get its exit code.
 pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-    // Of a traced task its stops are told, too, asked for or not.
+    // The stops of a traced task are reported, too, requested or not.
     let has_ended = wait_id(tid, flags).is_ok_and(|(code, _)| ends.contains(&code));
     if !has_ended {
         let stop = next_stop(tid)?;
@@ -262,11 +262,11 @@ pub fn look(tid: Tid) -> Result<Option<Stop>, Error> {
     Ok(Some(Stop::Ended))
 }
 
-/// Takes note of a stop, never of an end: the task may end at any time.
+/// Takes a stop, never an end: the task may end at any time.
 fn next_stop(tid: Tid) -> Result<Option<Stop>, Error> {
     match wait_id(tid, libc::WSTOPPED | libc::WNOHANG | libc::__WALL) {
         Ok((0, _)) => Ok(None),
-        // As waitpid has it.
+        // In the form of waitpid.
         Ok((_, status)) => Ok(Some(decode(status << 8 | 0x7f))),
         // Nothing that could stop is left.
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Ended)),
@@ -286,8 +286,8 @@ fn wait_id(tid: Tid, flags: libc::c_int) -> Result<(libc::c_int, libc::c_int), E
     }
 }
 
-/// Waits for the next stop of a task, at the latest until `deadline` (None then). `has_ended` is
-/// asked now and then: a first thread that exits before the others never reports it.
+/// Waits for the next stop of a task until `deadline` (then None). `has_ended` is called now and
+/// then: a first thread that exits before the others never reports it.
 pub fn wait(
     tid: Tid,
     deadline: Instant,
@@ -304,7 +304,7 @@ pub fn wait(
             continue;
         }
         if has_ended() {
-            // It may have become reportable between the two looks, and must be taken note of.
+            // It may have become reportable between the two checks, and must be reaped.
             return Ok(Some(look(tid)?.unwrap_or(Stop::Ended)));
         }
         if Instant::now() >= deadline {
@@ -321,8 +321,8 @@ pub fn send(tid: Tid, Signal(number): Signal) {
     let _ = unsafe { libc::kill(tid.0, number) };
 }
 
-/// A child of this process that opens itself to its tracer, writes a byte, and then does nothing
-/// until it is killed or the calling thread ends.
+/// A child of this process that opens itself to its tracer, writes a byte, and then idles until it
+/// is killed or the calling thread ends.
 pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
     let (ready, parent) = (ready.as_raw_fd(), std::process::id());
     // SAFETY: the child makes system calls and nothing else, and never returns.
@@ -331,7 +331,7 @@ pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
             -1 => Err(Error::last_os_error()),
             0 => {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                // A parent that had ended by then sends nothing any more.
+                // If the parent had ended by then, it sends no more signal.
                 if libc::getppid().cast_unsigned() != parent {
                     libc::_exit(0);
                 }
@@ -347,7 +347,7 @@ pub fn fork_idle(ready: BorrowedFd<'_>) -> Result<Tid, Error> {
     }
 }
 
-/// A child of this process that makes memory executable, and ends with 0 if it may.
+/// A child of this process that makes memory executable, and exits with 0 if it may.
 pub fn fork_executing() -> Result<Tid, Error> {
     const BYTES: usize = 4096;
     let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
@@ -369,7 +369,7 @@ pub fn fork_executing() -> Result<Tid, Error> {
     }
 }
 
-/// Whether the address space of a task can be compared with this one's.
+/// Checks that the address space of a task can be compared with this one's.
 pub fn compare_memory(tid: Tid) -> Result<(), Error> {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: kcmp compares two processes by numbers and touches no memory of ours.
@@ -379,7 +379,7 @@ pub fn compare_memory(tid: Tid) -> Result<(), Error> {
     }
 }
 
-/// Takes a task out of SCHED_IDLE, if it is there and we may.
+/// Takes a task out of SCHED_IDLE, if it is in it and we may.
 pub fn leave_idle(tid: Tid) {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: numbers, and a pointer to a live sched_param.
@@ -390,21 +390,21 @@ pub fn leave_idle(tid: Tid) {
     }
 }
 
-/// How a task gets processors: its policy, nice value, and slice (`sched_runtime`, ns; kernels
-/// before 6.12 have none for ordinary tasks). None: it cannot be told.
+/// How a task is scheduled: its policy, nice value, and slice (`sched_runtime`, ns; kernels before
+/// 6.12 have none for ordinary tasks). None if that cannot be read.
 pub fn scheduling(tid: Tid) -> Option<libc::sched_attr> {
     let bytes = u32::try_from(size_of::<libc::sched_attr>()).ok()?;
     // SAFETY: all-zero is a value of this plain structure.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: a pointer to a live structure of so many bytes.
+    // SAFETY: a pointer to a live structure of `bytes` bytes.
     let result =
         unsafe { libc::syscall(libc::SYS_sched_getattr, tid.0, &raw mut attributes, bytes, 0) };
     (result == 0).then_some(attributes)
 }
 
-/// Says whether the kernel let us.
+/// Sets how a task is scheduled. True if the kernel allowed it.
 pub fn set_scheduling(tid: Tid, attributes: &libc::sched_attr) -> bool {
-    // SAFETY: a pointer to a live structure, which tells its size.
+    // SAFETY: a pointer to a live structure, which holds its own size.
     unsafe { libc::syscall(libc::SYS_sched_setattr, tid.0, &raw const *attributes, 0) == 0 }
 }
 
@@ -414,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// It may end between the look whether it has and the one whether it has stopped.
+    /// It may end between the check for its end and that for a stop.
     #[test]
     fn the_end_of_a_child_is_left_to_its_parent() {
         let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("sh");

@@ -1,6 +1,6 @@
-//! Words of the kernel for tasks and signals.
+//! The kernel's types for tasks and signals.
 
-/// A kernel thread id; of a process's first thread it is the process id.
+/// A kernel thread id; for a process's first thread it is the process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tid(pub i32);
 
@@ -8,6 +8,6 @@ pub struct Tid(pub i32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal(pub i32);
 
-/// A set of signals, as the kernel has it.
+/// A set of signals, in the kernel's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalSet(pub u64);

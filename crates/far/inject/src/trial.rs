@@ -1,5 +1,6 @@
-//! Whether this process may do what an injection needs, tried on a child that does nothing: a
-//! security module, a seccomp filter of a container or a process-id namespace may forbid any of it.
+//! Checks whether this process may do what an injection needs, by trying it on a child that does
+//! nothing: a security module, a container's seccomp filter or a process-id namespace may forbid
+//! any of it.
 
 use std::io::Error;
 use std::os::fd::AsFd;
@@ -29,25 +30,25 @@ pub enum TrialError {
 }
 
 impl TrialError {
-    /// Whether tracing itself is what is forbidden.
+    /// True if tracing itself is what is forbidden.
     pub fn is_of_tracing(&self) -> bool {
         matches!(self, TrialError::Trace(InjectError::NotPermitted { .. }))
     }
 }
 
-/// Tries all but the image on a child of this process, which has ended afterwards. It takes some
-/// hundred microseconds.
+/// Tries everything but the image on a child of this process, which has ended afterwards. It takes
+/// some hundred microseconds.
 pub fn try_tracing() -> Result<(), TrialError> {
     let failed = |errno: rustix::io::Errno| TrialError::Child(errno.into());
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     let child = sys::fork_idle(writer.as_fd()).map_err(TrialError::Child)?;
     drop(writer);
-    // The child opens itself to its tracer before it writes. Should it end, the pipe does.
+    // The child opens itself to its tracer before it writes. If it ends, so does the pipe.
     let begun = rustix::io::read(&reader, &mut [0; 1]).map_err(failed);
     let tried = begun.and_then(|_| try_on(child));
     sys::send(child, Signal(libc::SIGKILL));
     if let Some(child) = Pid::from_raw(child.0) {
-        // Its end is nobody else's to hear of. A stop that was asked for may be told of first.
+        // No other thread waits for its end. A requested stop may be reported first.
         while let Ok(Some((_, status))) =
             rustix::process::waitpid(Some(child), WaitOptions::empty())
             && !(status.exited() || status.signaled())
@@ -69,8 +70,8 @@ fn try_descriptor(child: Tid) -> Result<(), TrialError> {
     let failed = |errno: rustix::io::Errno| TrialError::Descriptor(errno.into());
     let Some(pid) = Pid::from_raw(child.0) else { return Ok(()) };
     let handle = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
-    // Which descriptor it is does not matter, nor whether it is open: who may not is told so
-    // before.
+    // The descriptor does not matter, nor whether it is open: a lack of permission is reported
+    // first.
     match pidfd_getfd(&handle, 0, PidfdGetfdFlags::empty()) {
         Ok(_) | Err(rustix::io::Errno::BADF) => Ok(()),
         Err(errno) => Err(failed(errno)),

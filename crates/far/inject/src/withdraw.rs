@@ -1,7 +1,7 @@
 //! Takes a sidecar out of a program again: its memory is unmapped in its own name, then it is
-//! ended.
+//! killed.
 //!
-//! Its threads are stopped and never go on, so the stacks they stand on can go, too. The program is
+//! Its threads are stopped and never go on, so the stacks they are on can go, too. The program is
 //! not stopped.
 
 use std::ops::Range;
@@ -22,8 +22,8 @@ const UNREGISTER: u64 = 1;
 /// Size of `struct robust_list_head`.
 const ROBUST_LIST_BYTES: u64 = 24;
 
-/// Ends the sidecar and unmaps `ranges`, all of them its own. It must not be waited for by anybody:
-/// neither for pages nor for events of a userfaultfd that covers them.
+/// Ends the sidecar and unmaps `ranges`, all of them its own. Nothing may wait for it: neither for
+/// pages nor for events of a userfaultfd that covers them.
 pub fn withdraw(sidecar: Pid, ranges: &[Range<u64>]) -> Result<(), InjectError> {
     let pid = Tid(sidecar.as_raw_nonzero().get());
     std::thread::scope(|scope| {
@@ -38,7 +38,7 @@ fn withdraw_here(pid: Tid, ranges: &[Range<u64>]) -> Result<(), InjectError> {
     standing::prefer_all(pid);
     let stopped = stop::stop(pid)?;
     let result = unmap(stopped.threads(), ranges).map_err(|error| error.of(pid.0, pid.0));
-    // Killed, not let go: what it would run on is gone.
+    // Killed, not resumed: what it would run on is gone.
     sys::send(pid, Signal(libc::SIGKILL));
     result
 }
@@ -63,15 +63,14 @@ fn unmap(threads: &[Tid], ranges: &[Range<u64>]) -> Result<(), StepError> {
     Ok(())
 }
 
-/// Has the kernel forget the memory that it would touch in a thread's name: its restartable
+/// Makes the kernel forget the memory that it would touch in a thread's name: its restartable
 /// sequence, on the way out of any call (a fault there is a SIGSEGV), and at its end the word that
-/// tells of it and the locks that it may hold. By then the program may have memory of its own
-/// there.
+/// reports it and the locks that it may hold. By then the program may have memory of its own there.
 fn let_go(tid: Tid, gate: Gate) -> Result<Remote, StepError> {
     let kernel = |what| move |error| StepError::Kernel(what, error);
     let registers = sys::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;
     let mut remote = Remote::new(tid, gate, registers.ok_or(StepError::Fault)?);
-    // With its tracer it ends: it must not go on with registers that were made up for a call.
+    // It ends with its tracer: it must not go on with registers that were made up for a call.
     let deadly = sys::OPTION_SYSGOOD | sys::OPTION_EXITKILL;
     sys::set_options(tid, deadly).map_err(kernel("PTRACE_SETOPTIONS"))?;
     sys::set_signal_mask(tid, SignalSet(u64::MAX)).map_err(kernel("PTRACE_SETSIGMASK"))?;

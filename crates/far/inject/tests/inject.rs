@@ -101,7 +101,7 @@ fn works_in_a_program_of_another_user_and_has_its_rights_only() {
     works_in(host);
 }
 
-/// Also of a root program's sidecar: no capability is left, no signal gets through, and its
+/// Also for a root program's sidecar: no capability is left, no signal gets through, and its
 /// descriptors are the ones handed to it.
 #[test]
 fn the_sidecar_has_nothing_of_the_program() {
@@ -128,7 +128,7 @@ fn the_sidecar_has_nothing_of_the_program() {
 fn goes_on(mode: &str, wake: impl Fn(&mut Host)) {
     let Some(mut host) = Host::c(Link::Dynamic, &[mode]) else { return };
     host.await_sleep();
-    // On a slow machine a timed call is over first: then there is nothing to see, but no fault.
+    // On a slow machine a timed call may be over first: then there is nothing to see, but no error.
     let injected = match host.inject() {
         Ok(injected) => Some(injected),
         Err(error @ (InjectError::NoProcess { .. } | InjectError::Died { .. })) => {
@@ -184,7 +184,8 @@ fn a_fork_does_not_inherit_the_sidecar() {
     assert_eq!(host.finish(), "ok");
 }
 
-/// Memory that the sidecar's C library and Rust's allocator map is known and hidden from forks too.
+/// Memory that the sidecar's C library and Rust's allocator map is known, too, and hidden from
+/// forks.
 #[test]
 fn all_memory_of_the_sidecar_is_known_and_hidden_from_forks() {
     let Some(mut host) = Host::c(Link::Static, &["obey"]) else { return };

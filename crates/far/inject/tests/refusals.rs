@@ -61,7 +61,8 @@ fn a_program_that_catches_its_own_calls_is_refused() {
     host.await_sleep();
     match host.inject() {
         Err(InjectError::Sealed { .. }) => {}
-        // The kernel cannot tell (before 6.4), and the call went through: the selector allows all.
+        // The kernel cannot report it (before 6.4), and the call went through: the selector allows
+        // all.
         other => println!("SKIPPED: the kernel does not tell of user dispatch: {other:?}"),
     }
     assert_eq!(host.finish(), "ok");
@@ -130,7 +131,7 @@ fn a_process_that_is_not_there_is_named() {
     assert!(matches!(refused, Err(InjectError::NoProcess { pid: i32::MAX })), "{refused:?}");
 }
 
-/// A 32-bit program of 8 instructions bytes: pause() by int 0x80, for ever.
+/// A 32-bit program of three instructions in 9 bytes: pause() by int 0x80, for ever.
 fn small_i386_program() -> Vec<u8> {
     const BASE: u32 = 0x0804_8000;
     const CODE: [u8; 9] = [0xb8, 29, 0, 0, 0, 0xcd, 0x80, 0xeb, 0xf7];

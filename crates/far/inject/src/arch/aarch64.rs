@@ -1,4 +1,4 @@
-//! aarch64. Written from the kernel's headers, its encodings are tested, but it was never run.
+//! aarch64. Written from the kernel's headers; its encodings are tested, but it was never run.
 //!
 //! The kernel prepares the restart of an interrupted call before the tracer sees the registers
 //! (`do_signal` moves pc back and x0 to its first value), so saving and restoring them is enough.
@@ -7,12 +7,12 @@
 pub const ELF_MACHINE: u16 = 183;
 /// `svc #0`.
 pub const GATE: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
-/// Where an instruction may begin.
+/// Alignment of instructions.
 pub const GATE_ALIGN: usize = 4;
 /// AT_PLATFORM.
 pub const PLATFORM: &str = "aarch64";
 
-/// Numbers of the system calls that are made in another task's name.
+/// Numbers of the system calls made in another task's name.
 pub mod number {
     pub const DUP3: u64 = 24;
     pub const CHDIR: u64 = 49;
@@ -50,7 +50,7 @@ pub struct Registers {
 const _: () = assert!(size_of::<Registers>() == 272);
 
 impl Registers {
-    /// These registers, about to make a system call at `gate`.
+    /// These registers, set up for a system call at `gate`.
     pub fn calling(&self, gate: u64, number: u64, args: [u64; 6]) -> Self {
         let mut next = Self { pc: gate, ..*self };
         next.x[..6].copy_from_slice(&args);
@@ -62,13 +62,13 @@ impl Registers {
         self.sp
     }
 
-    /// A new program's registers, as exec gives them.
+    /// A new program's registers, as set by exec.
     pub fn starting(&self, entry: u64, stack: u64) -> Self {
         Self { x: [0; 31], sp: stack, pc: entry, pstate: 0 }
     }
 
     /// Calls that end with EINTR at a stop (epoll_wait and others, signal(7)) cannot be restarted
-    /// from here: x0 of the call is lost. They report EINTR, as after SIGSTOP and SIGCONT.
+    /// from here: the call's original x0 is lost. They return EINTR, as after SIGSTOP and SIGCONT.
     pub fn restarted(&self) -> Option<Self> {
         None
     }

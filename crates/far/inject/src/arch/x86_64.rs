@@ -6,12 +6,12 @@ use std::mem::offset_of;
 pub const ELF_MACHINE: u16 = 62;
 /// `syscall`.
 pub const GATE: &[u8] = &[0x0f, 0x05];
-/// Where an instruction may begin.
+/// Alignment of instructions.
 pub const GATE_ALIGN: usize = 1;
 /// AT_PLATFORM.
 pub const PLATFORM: &str = "x86_64";
 
-/// Numbers of the system calls that are made in another task's name.
+/// Numbers of the system calls made in another task's name.
 pub mod number {
     pub const CLOSE: u64 = 3;
     pub const MMAP: u64 = 9;
@@ -36,11 +36,11 @@ pub mod number {
     pub const CLOSE_RANGE: u64 = 436;
 }
 
-/// Calls that come back with EINTR when a thread is stopped, though no signal handler ran
-/// (signal(7)): semop, rt_sigtimedwait, io_getevents, semtimedop, epoll_wait, epoll_pwait,
-/// io_pgetevents, io_uring_enter, epoll_pwait2; and on a socket with a timeout (SO_RCVTIMEO,
-/// SO_SNDTIMEO) read, write, readv, writev, connect, accept, sendto, recvfrom, sendmsg, recvmsg,
-/// accept4, recvmmsg, sendmmsg. What has done a part says how much, not EINTR.
+/// Calls that return EINTR when a thread is stopped, though no signal handler ran (signal(7)):
+/// semop, rt_sigtimedwait, io_getevents, semtimedop, epoll_wait, epoll_pwait, io_pgetevents,
+/// io_uring_enter, epoll_pwait2; and on a socket with a timeout (SO_RCVTIMEO, SO_SNDTIMEO) read,
+/// write, readv, writev, connect, accept, sendto, recvfrom, sendmsg, recvmsg, accept4, recvmmsg,
+/// sendmmsg. A call that did a part returns the amount, not EINTR.
 const NOT_RESTARTED: [u64; 22] = [
     65, 128, 208, 220, 232, 281, 333, 426, 441, 0, 1, 19, 20, 42, 43, 44, 45, 46, 47, 288, 299, 307,
 ];
@@ -88,7 +88,7 @@ pub struct Registers {
 const _: () = assert!(size_of::<Registers>() == 216 && offset_of!(Registers, rip) == 128);
 
 impl Registers {
-    /// These registers, about to make a system call at `gate`.
+    /// These registers, set up for a system call at `gate`.
     pub fn calling(&self, gate: u64, number: u64, args: [u64; 6]) -> Self {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let (rax, orig_rax, rip) = (number, NO_CALL, gate);
@@ -99,7 +99,7 @@ impl Registers {
         self.rsp
     }
 
-    /// A new program's registers, as exec gives them; the segments are this task's.
+    /// A new program's registers, as set by exec; the segments are this task's.
     pub fn starting(&self, entry: u64, stack: u64) -> Self {
         Self {
             rip: entry,
@@ -112,8 +112,8 @@ impl Registers {
         }
     }
 
-    /// Makes a call that our stop alone ended go on, where the kernel would not restart it. None
-    /// when nothing is to be changed. A handler that runs first still makes it EINTR.
+    /// Makes a call continue that only our stop ended, where the kernel would not restart it. None
+    /// if nothing is to be changed. A signal handler that runs first still makes it EINTR.
     pub fn restarted(&self) -> Option<Self> {
         let is_ended = self.rax == EINTR && NOT_RESTARTED.contains(&self.orig_rax);
         is_ended.then_some(Self { rax: ERESTARTNOHAND, ..*self })

@@ -1,4 +1,4 @@
-//! Host programs, built and run; sidecars, asked. Every host dies with its guard.
+//! Host programs, built and run; requests to sidecars. Every host dies with its guard.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
@@ -17,7 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
 };
 
-/// Longest that a condition is waited for before a test fails. Far beyond what any takes.
+/// Longest wait for a condition before a test fails. Far beyond what any takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How a host is linked.
@@ -49,7 +49,7 @@ fn build_c(link: Link) -> Result<PathBuf, String> {
     Ok(made)
 }
 
-/// The C host, linked as asked; Err is why this machine has none.
+/// The C host, linked as requested. Err is why this machine has none.
 pub fn c_host(link: Link) -> Result<PathBuf, String> {
     static BUILT: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
     BUILT[link as usize].get_or_init(|| build_c(link)).clone()
@@ -100,7 +100,7 @@ impl Host {
         input.write_all(text.as_bytes()).expect("its input");
     }
 
-    /// Closes its input and gives the last line it said.
+    /// Closes its input. Returns its last line.
     pub fn finish(&mut self) -> String {
         self.input = None;
         let mut last = String::new();
@@ -167,7 +167,7 @@ fn readable(fd: impl AsFd, patience: Duration) -> bool {
     poll(&mut fds, Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
-/// Asks the sidecar; the answer, or "" when it is gone.
+/// Sends a request to the sidecar. Returns the answer, or "" if it is gone.
 pub fn ask(injected: &Injected, request: &str) -> String {
     if send(&injected.control, request.as_bytes(), SendFlags::NOSIGNAL).is_err() {
         return String::new();
@@ -178,20 +178,20 @@ pub fn ask(injected: &Injected, request: &str) -> String {
     String::from_utf8_lossy(&bytes[..got]).into_owned()
 }
 
-/// Waits for the sidecar's end, and tells how long it took.
+/// Waits for the sidecar's end. Returns how long it took.
 pub fn await_end(injected: &Injected) -> Duration {
     let start = Instant::now();
     assert!(readable(&injected.pidfd, PATIENCE), "the sidecar does not end");
     start.elapsed()
 }
 
-/// Waits until a task is gone for good: its new parent (init) took note of its end.
+/// Waits until a task is gone for good: its new parent (init) has reaped it.
 pub fn await_zombieless(pid: Pid) {
     let path = format!("/proc/{}", pid.as_raw_nonzero());
     eventually("the sidecar is reaped", || !Path::new(&path).exists());
 }
 
-/// What a mapping is like.
+/// Properties of a mapping.
 #[derive(Debug)]
 pub struct Flags {
     pub name: String,
@@ -232,7 +232,7 @@ pub fn ranges(text: &str) -> Vec<Range<u64>> {
     text.split_whitespace().filter_map(range).collect()
 }
 
-/// Asks with a descriptor, and gives the one that came with the answer.
+/// Sends a request with a descriptor. Returns the one that came with the answer.
 pub fn hand_over(injected: &Injected, request: &str, fd: impl AsFd) -> Option<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
