@@ -1,9 +1,9 @@
 //! Connections that another process opens in this one's stead.
 //!
 //! A sidecar has the root directory, the namespaces and the user of its program, from which the
-//! blade that its keeper means may not be reached, or another one may be. So it asks its keeper,
-//! with a socket on which the answer comes: one message, and with it the blade's socket on its way
-//! to being connected. Nobody waits for the connection but who asked.
+//! keeper's blade may be out of reach, or another one may be reached. So it asks its keeper, with a
+//! socket on which the answer arrives: one message, and with it the blade's socket, which may still
+//! be connecting. Only the asking process waits for the connection.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,11 +19,12 @@ use rustix::net::{
 use crate::opening::{self, DialError};
 use crate::peer::Stranger;
 
-/// The longest answer.
+/// The longest answer in bytes.
 const ANSWER_BYTES: usize = 64;
 
-/// Opens a connection in the name of whoever asked, and hands it over. `user` may run the blade
-/// besides those who may anyway: the asker's own. None: it is none of the blades to be used.
+/// Opens a connection on behalf of the asking process, and hands it over. `user` is the asking
+/// process's own user, which may run the blade besides those that always may. With `address` None
+/// it is none of the blades to be used.
 pub fn answer(asker: &OwnedFd, address: Option<&Address>, user: Option<u32>) {
     let opened = address.ok_or(DialError::NotMeant).and_then(|address| {
         let may_serve = |stranger: &Stranger| user == Some(stranger.owner);
@@ -41,12 +42,12 @@ pub fn answer(asker: &OwnedFd, address: Option<&Address>, user: Option<u32>) {
     if !sockets.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
     }
-    // Who does not listen any more has given up.
+    // A process that no longer listens has given up.
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let _ = rustix::net::sendmsg(asker, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags);
 }
 
-/// The socket that was asked for; None: no answer is there yet.
+/// The socket that was asked for. None if no answer has arrived yet.
 pub(crate) fn take(asked: BorrowedFd<'_>) -> Result<Option<OwnedFd>, DialError> {
     let mut bytes = [0; ANSWER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -65,13 +66,13 @@ pub(crate) fn take(asked: BorrowedFd<'_>) -> Result<Option<OwnedFd>, DialError> 
     match (understand(&bytes[..got]), socket) {
         (None, Some(socket)) => Ok(Some(socket)),
         (Some(error), _) => Err(error),
-        // It has ended, or what it sent was cut: this process has no descriptor left.
+        // The peer has ended, or its message was truncated: this process has no descriptor left.
         (None, None) if got == 0 => Err(DialError::Later(Errno::CONNRESET)),
         (None, None) => Err(DialError::Descriptors),
     }
 }
 
-/// What an answer refuses, if it does. Pure.
+/// The refusal in an answer, if it is one. Pure.
 fn understand(answer: &[u8]) -> Option<DialError> {
     let text = std::str::from_utf8(answer).ok()?;
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
@@ -99,7 +100,7 @@ mod tests {
         pair.expect("sockets")
     }
 
-    /// What comes back to who asks for `address`.
+    /// What a process that asks for `address` receives.
     fn asked_for(address: Option<&Address>) -> Result<Option<OwnedFd>, DialError> {
         let (here, there) = sockets();
         assert!(matches!(take(here.as_fd()), Ok(None)), "no answer yet");

@@ -1,7 +1,7 @@
-//! The control connection: one request at a time, waited for, at most as long as the deadline.
+//! The control connection: one request at a time, awaited at most until the deadline.
 //!
-//! A connection that breaks is made again and the request repeated, as long as the deadline allows.
-//! The blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
+//! A broken connection is made again and the request repeated, as long as the deadline allows. The
+//! blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
 //! "already done" then means success.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,14 +36,14 @@ pub struct Control {
     reconnects: u64,
 }
 
-/// What the blade answered.
+/// The blade's answer.
 #[derive(Debug)]
 pub struct Answer<'a> {
     /// The answer; never [`Response::Error`].
     pub response: Response<'a>,
     /// The descriptor that came with it.
     pub file: Option<Descriptor>,
-    /// True if the request went out more than once.
+    /// True if the request was sent more than once.
     pub repeated: bool,
 }
 
@@ -58,17 +58,17 @@ pub enum CallError {
     Refused {
         /// The blade's address.
         address: String,
-        /// Why.
+        /// The reason.
         code: ErrorCode,
-        /// What about; see the code.
+        /// Details; see the code.
         detail: u64,
-        /// True if the request went out more than once.
+        /// True if the request was sent more than once.
         repeated: bool,
     },
 }
 
 impl Control {
-    /// Connects; waits for it, at most as long as the session's deadline.
+    /// Connects, waiting at most as long as the session's deadline.
     ///
     /// # Errors
     /// The blade cannot be reached or refuses.
@@ -89,17 +89,17 @@ impl Control {
         })
     }
 
-    /// What the blade said when it let us in.
+    /// The blade's answer to hello.
     pub fn hello(&self) -> &HelloOk {
         &self.hello
     }
 
-    /// Why no further request will succeed, once that is so.
+    /// Why every further request will fail, once that is so.
     pub fn loss(&self) -> Option<&ConnectError> {
         self.lost.as_ref()
     }
 
-    /// How often the connection was made again; the lease may have run out in between.
+    /// How often the connection was made again; the lease may have expired in between.
     pub fn reconnects(&self) -> u64 {
         self.reconnects
     }
@@ -107,7 +107,7 @@ impl Control {
     /// Carries out a request.
     ///
     /// # Errors
-    /// The blade refuses, or is lost; once lost it stays so.
+    /// The blade refuses, or is lost; once lost it stays lost.
     pub fn call(&mut self, request: &Request<'_>) -> Result<Answer<'_>, CallError> {
         if let Some(lost) = &self.lost {
             return Err(lost.clone().into());
@@ -135,7 +135,7 @@ impl Control {
         }
     }
 
-    /// Gets one verified answer into `received`; says whether the request went out more than once.
+    /// Gets one verified answer into `received`. True if the request was sent more than once.
     fn exchange(&mut self, request: &Request<'_>) -> Result<bool, ConnectError> {
         let until = Instant::now() + self.dialer.session.deadline;
         let mut attempts = 0u32;
@@ -214,7 +214,7 @@ impl Control {
         }
     }
 
-    /// Whether the whole answer is there; anything but the answer is a break.
+    /// True if the whole answer is there; anything but the answer is a break.
     fn is_answer(&self, id: RequestId, request: &Request<'_>) -> Result<bool, Break> {
         let Some(head) = split_head(&self.received)? else {
             return Ok(false);

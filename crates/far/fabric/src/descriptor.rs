@@ -1,9 +1,9 @@
-//! The descriptors one pool holds open inside somebody else's program.
+//! The descriptors that one pool holds open inside another program.
 //!
 //! A program may close descriptors it does not know (daemons do, up to the limit) and may be copied
-//! by fork. So every descriptor of ours is moved out of the low numbers programs like to choose, is
-//! closed on exec, and stands in a [`DescriptorSet`] that answers "is it ours?" without a lock and
-//! can close all of them in a forked child without a look at any other state.
+//! by fork. So every descriptor of ours is moved out of the low numbers that programs like to
+//! choose, is closed on exec, and is listed in a [`DescriptorSet`] that answers "is it ours?"
+//! without a lock and can close all of them in a forked child without reading any other state.
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-/// Our descriptors have numbers from here up where the limit of the process allows: low enough for
-/// the usual limit of 1024, high enough to be out of a program's way.
+/// Lowest number of our descriptors where the limit of the process allows: low enough for the usual
+/// limit of 1024, high enough to be out of a program's way.
 pub const DESCRIPTOR_FLOOR: RawFd = 700;
 /// Highest number of a descriptor that can be ours, plus one; beyond it `adopt` fails as if the
-/// process had no descriptor left. Costs one bit each.
+/// process had no descriptor left. Each number takes one bit.
 pub const DESCRIPTOR_LIMIT: RawFd = 65536;
 
 const WORDS: usize = DESCRIPTOR_LIMIT as usize / 64;
@@ -38,10 +38,10 @@ impl Default for DescriptorSet {
 }
 
 impl DescriptorSet {
-    /// Takes the descriptor in: moves it up, marks it close-on-exec, remembers it.
+    /// Adds the descriptor: moves it up, marks it close-on-exec, records it.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// The process has no descriptor left.
     pub fn adopt(self: &Arc<Self>, fd: OwnedFd) -> Result<Descriptor, Errno> {
         let moved = match rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTOR_FLOOR) {
             Ok(moved) => {
@@ -150,7 +150,7 @@ mod tests {
         let _other = set.adopt(a_file()).expect("adopt");
         set.close_all();
         assert_eq!(set.numbers().count(), 0);
-        // Told by the pipe and not by the number, which another test may have by now.
+        // Checked by the pipe and not by the number, which another test may have by now.
         assert_eq!(rustix::io::read(&end, &mut [0; 1]), Ok(0));
     }
 

@@ -1,9 +1,9 @@
 //! Making a connection: connect, hello, hello's answer; step by step, so that a pager thread need
 //! not wait for it.
 //!
-//! Each attempt takes the next generation of the connection's slot. When the blade has answered
-//! hello, nothing sent over an earlier connection of the slot can take effect any more; so what was
-//! not answered there may be repeated.
+//! Each attempt takes the next generation of the connection's slot. Once the blade has answered
+//! hello, nothing sent over an earlier connection of the slot can take effect any more; so requests
+//! that were unanswered there may be repeated.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::peer::Stranger;
 use crate::session::{ConnectError, Session};
 use crate::sys;
 
-/// Number of hello, the first request of every connection.
+/// Request id of hello, the first request of every connection.
 const HELLO_ID: RequestId = RequestId(0);
 /// Most bytes of hello's answer, which has a fixed form.
 const ANSWER_LIMIT_BYTES: usize = 128;
@@ -35,14 +35,14 @@ pub(crate) struct Dialer {
     pub(crate) session: Arc<Session>,
     slot: u32,
     generation: u32,
-    /// The blade process we have memory on, once known.
+    /// The blade process that has our memory, once known.
     blade_id: Option<u64>,
 }
 
 /// An attempt under way.
 #[derive(Debug)]
 pub(crate) struct Dial {
-    /// The blade's, or what the answer comes on if somebody was asked for that.
+    /// The blade's socket, or the one for the answer if another process was asked to open it.
     socket: Descriptor,
     is_asked: bool,
     connected: bool,
@@ -53,7 +53,7 @@ pub(crate) struct Dial {
     descriptors: Arc<DescriptorSet>,
 }
 
-/// What the blade said when it let us in.
+/// The blade's answer to hello.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Greeting {
     pub(crate) ok: HelloOk,
@@ -106,12 +106,12 @@ impl Dialer {
         Ok(out)
     }
 
-    /// Remembers which blade process answered, so that another one is told apart later.
+    /// Records which blade process answered, to recognize another one later.
     pub(crate) fn met(&mut self, greeting: &Greeting) {
         self.blade_id = Some(greeting.ok.blade_id);
     }
 
-    /// Connects and waits for it, at most until the given time.
+    /// Connects, waiting at most until the given time.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(Descriptor, Greeting), DialError> {
         loop {
             match self.connect_once(until) {
@@ -138,7 +138,7 @@ impl Dialer {
         }
     }
 
-    /// The error for people.
+    /// The error, for display.
     pub(crate) fn explain(&self, error: DialError) -> ConnectError {
         let address = self.session.address.to_string();
         match error {
@@ -166,12 +166,12 @@ impl Dial {
         self.socket
     }
 
-    /// What the next step waits for on the descriptor.
+    /// The events that the next step waits for on the descriptor.
     fn awaits(&self) -> PollFlags {
         if self.is_asked || self.connected { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Takes the blade's socket from who was asked for it; false: it is not there yet.
+    /// Takes the blade's socket from the process asked for it. False if it has not arrived yet.
     fn is_open(&mut self) -> Result<bool, DialError> {
         if self.is_asked
             && let Some(socket) = asked::take(self.socket.as_fd())?
@@ -182,7 +182,7 @@ impl Dial {
         Ok(!self.is_asked)
     }
 
-    /// Goes as far as it can without waiting; the greeting once it is there.
+    /// Goes as far as it can without waiting. Returns the greeting once it has arrived.
     pub(crate) fn advance(&mut self) -> Result<Option<Greeting>, DialError> {
         if !self.is_open()? {
             return Ok(None);
@@ -219,7 +219,7 @@ impl Dial {
         Ok(true)
     }
 
-    /// How many bytes the answer still lacks, as far as that can be said; none when it is complete.
+    /// How many bytes the answer still lacks, as far as that is known. None when it is complete.
     fn missing_bytes(&self) -> Result<Option<usize>, DialError> {
         let Some((header, _)) = self.answer.split_first_chunk::<HEADER_BYTES>() else {
             return Ok(Some(HEADER_BYTES - self.answer.len()));

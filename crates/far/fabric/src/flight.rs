@@ -1,10 +1,10 @@
 //! The requests of one stream link: waiting for a credit, flying, or done.
 //!
 //! A request is a run of pages of one segment. It flies from the moment its first byte may be sent
-//! until its answer is verified; answers usually come in the order of sending, but need not. Reads
-//! overtake waiting writes: somebody stands still until a read is answered. A client that keeps to
-//! a rate has requests wait for that too, which no deadline counts. Buffers of finished requests
-//! are used again, so a warm link allocates nothing.
+//! until its answer is verified; answers usually arrive in the order of sending, but need not.
+//! Reads overtake waiting writes, since a thread is stalled until a read is answered. A client that
+//! keeps to a rate has requests wait for that too, which does not count towards the deadline.
+//! Buffers of finished requests are reused, so a warm link allocates nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::limits::ClientLimits;
 use crate::link::{LinkPage, PageDone, PageFault};
 use crate::sys::{self, Vector};
 
-/// Pages of one request at most (1 MiB), below the protocol's limit so that one long request does
-/// not keep the others waiting.
+/// Most pages of one request (1 MiB), below the protocol's limit so that one long request does not
+/// keep the others waiting.
 pub(crate) const REQUEST_LIMIT_PAGES: usize = 256;
 /// How often a request may be answered by damaged or impossible frames, each ending the connection,
 /// before it fails: once is bad luck, three times is a broken peer.
 const DAMAGE_LIMIT: u8 = 3;
 
-/// Longest time before a request that is held back is looked at again, in nanoseconds: the limit
-/// may have been raised meanwhile, by another process.
+/// Longest time before a request that is held back is checked again, in nanoseconds: the limit may
+/// have been raised meanwhile, by another process.
 const ASK_AGAIN_NS: u64 = 100_000_000;
 
 /// One request.
@@ -46,7 +46,7 @@ pub(crate) struct Slot {
     /// The limit that it was charged by, and when it may be sent by that.
     charged: Option<(RateLimit, u64)>,
     damaged: u8,
-    /// Place in the stream of the byte after its last one.
+    /// Position in the stream after its last byte.
     pub(crate) end_bytes: u64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Flight {
     limits: Option<Arc<ClientLimits>>,
     /// When reads, and when writes, were last held back by the limits.
     held: [Option<Instant>; 2],
-    /// When the first request held back now may be sent; 0 if none is.
+    /// When the first request that is held back now may be sent; 0 if none is.
     resumes_ns: u64,
     spare: Vec<Slot>,
     pub(crate) done: Vec<PageDone>,
@@ -67,7 +67,7 @@ pub(crate) struct Flight {
     next_id: u64,
     /// Requests submitted so far.
     pub(crate) submitted: u64,
-    /// Bytes of the stream that belong to requests made so far.
+    /// Bytes of the stream in all requests made so far.
     stream_bytes: u64,
     pages: usize,
     pub(crate) credits: u16,
@@ -105,7 +105,7 @@ impl Flight {
         self.pages > 0
     }
 
-    /// Takes the pages in as requests.
+    /// Adds the pages as requests.
     pub(crate) fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
         let submitted = Instant::now();
         self.pages += pages.len();
@@ -129,7 +129,7 @@ impl Flight {
         if opcode == Opcode::Read { &mut self.waiting_reads } else { &mut self.waiting_writes }
     }
 
-    /// Puts the next waiting requests on the wire as far as credits and the vector's room go.
+    /// Puts the next waiting requests on the wire as far as credits and the vector's room allow.
     pub(crate) fn launch(&mut self, output: &mut Vector, room_parts: usize) {
         self.resumes_ns = 0;
         while self.flying.len() < usize::from(self.credits.max(1)) && output.parts() < room_parts {
@@ -143,7 +143,8 @@ impl Flight {
             slot.id = RequestId(self.next_id);
             self.next_id += 1;
             if slot.encode(&mut self.extents).is_err() {
-                // Our own limits keep requests within the protocol's, so this is no blade's doing.
+                // Our own limits keep requests within the protocol's, so this is not caused by a
+                // blade.
                 self.finish(slot, Err(PageFault::Refused(ErrorCode::BadFrame)));
                 continue;
             }
@@ -158,7 +159,7 @@ impl Flight {
         }
     }
 
-    /// The next request that may be sent by now: a read, unless all of these must wait.
+    /// The next request that may be sent by now: a read, unless all reads must wait.
     fn next_within_limits(&mut self) -> Option<Slot> {
         let meters = self.limits.as_deref()?.meters();
         let now_ns = sys::now_ns();
@@ -184,13 +185,13 @@ impl Flight {
         None
     }
 
-    /// When to look again at the first request that the limits hold back, if that is what there is
-    /// to wait for.
+    /// When to check again the first request that the limits hold back, if there is one to wait
+    /// for.
     pub(crate) fn resumes_ns(&self) -> Option<u64> {
         (self.resumes_ns > 0).then_some(self.resumes_ns)
     }
 
-    /// Ends the flying request at this place of the queue.
+    /// Ends the flying request at index `at`.
     pub(crate) fn land(&mut self, at: usize, result: Result<(), PageFault>) {
         if let Some(slot) = self.flying.remove(at) {
             self.finish(slot, result);
@@ -204,8 +205,8 @@ impl Flight {
         self.spare.push(slot);
     }
 
-    /// The connection is gone: what flew waits again, in the old order. `damaged` says that it
-    /// ended by bytes that cannot be, which a request survives only so often.
+    /// Handles a lost connection: flying requests wait again, in the old order. `damaged` says that
+    /// it ended by impossible bytes, which a request survives only a few times.
     pub(crate) fn ground(&mut self, damaged: bool) {
         self.stream_bytes = 0;
         while let Some(mut slot) = self.flying.pop_back() {
@@ -219,7 +220,7 @@ impl Flight {
         }
     }
 
-    /// When the oldest request was submitted, or could first have been sent by the limits.
+    /// When the oldest request was submitted, or could first have been sent within the limits.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         let flying = self.flying.iter().map(|slot| slot.submitted).min();
         let fronts = [self.waiting_reads.front(), self.waiting_writes.front()];
@@ -229,10 +230,11 @@ impl Flight {
         fronts.into_iter().zip(self.held).filter_map(since).chain(flying).min()
     }
 
-    /// Whether all of the first `count` requests have ended.
+    /// True if all of the first `count` requests have ended.
     pub(crate) fn is_finished_before(&self, count: u64) -> bool {
         let waiting = [self.waiting_reads.front(), self.waiting_writes.front()];
-        // What is flying is in the order of sending, in which reads overtake writes: look at all.
+        // Flying requests are in the order of sending, in which reads overtake writes: all are
+        // checked.
         waiting.into_iter().flatten().chain(&self.flying).all(|slot| slot.sequence >= count)
     }
 
@@ -263,7 +265,7 @@ impl Slot {
         }
     }
 
-    /// When it may be sent. Charged once, and once more when the limit has changed meanwhile.
+    /// When it may be sent. Charged once, and again if the limit has changed meanwhile.
     fn passes_ns(
         &mut self,
         now_ns: u64,
@@ -305,7 +307,7 @@ impl Slot {
         checksum_of(&self.pages[..self.answer_pages()])
     }
 
-    /// Copies the answer's pages, which lie in `bytes`, to where they belong.
+    /// Copies the answer's pages, which are in `bytes`, to their places.
     pub(crate) fn fill(&self, bytes: &[u8]) {
         for (page, bytes) in self.pages.iter().zip(bytes.chunks_exact(PAGE_BYTES)) {
             // SAFETY: the page's memory is lent to the link for writing until its completion.

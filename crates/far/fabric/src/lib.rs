@@ -2,7 +2,8 @@
 //!
 //! A [`Control`] connection carries the rare requests (allocate, freeze ...), one at a time. Pages
 //! move over a [`Link`], one per thread: [`ShmLink`] copies from and to the blade's memory on the
-//! same host, [`StreamLink`] asks over a unix socket or TCP. The blade's [`Address`] chooses.
+//! same host, [`StreamLink`] sends requests over a unix socket or TCP. The blade's [`Address`]
+//! chooses.
 //!
 //! All of it runs on pager threads inside arbitrary programs: system calls are made directly,
 //! nothing is printed, looked up or spawned, no signal is touched, and moving pages allocates

@@ -1,4 +1,4 @@
-//! How fast a client may ask, kept to by the client itself: requests over the limit wait here,
+//! Limits on a client's request rate, kept by the client itself: requests over the limit wait here,
 //! where demand reads can overtake writes, and not in a blade's sockets.
 //!
 //! The buckets may lie in memory that the processes of one tree share: they then keep to the limit
@@ -19,12 +19,12 @@ enum Place {
 }
 
 impl ClientLimits {
-    /// Limits for who shares this value.
+    /// Limits for the users of this value.
     pub fn new(read: RateLimit, write: RateLimit) -> Self {
         ClientLimits(Place::Own(Meters { read: Meter::new(read), write: Meter::new(write) }))
     }
 
-    /// Limits for all who share this memory, processes included: their clock is the system's
+    /// Limits for all that share this memory, processes included: their clock is the system's
     /// monotonic one.
     pub fn shared(meters: &'static Meters) -> Self {
         ClientLimits(Place::Shared(meters))
@@ -38,7 +38,7 @@ impl ClientLimits {
         }
     }
 
-    /// Changes the limits from now on; what has been sent counts on.
+    /// Changes the limits from now on; what has been sent still counts.
     pub fn set(&self, read: RateLimit, write: RateLimit) {
         let (meters, now_ns) = (self.meters(), sys::now_ns());
         meters.read.set_limit(now_ns, read);

@@ -1,4 +1,4 @@
-//! What every transport does with pages: take a batch, give completions back.
+//! What every transport does with pages: take a batch, return completions.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
@@ -17,26 +17,26 @@ pub struct LinkPage {
     pub file: RawFd,
     /// The page's number in that file; else unused.
     pub file_page: u64,
-    /// 4096 bytes of local memory, aligned to 4096: filled by a read, only looked at by a write.
-    /// Lent to the link until the completion.
+    /// 4096 bytes of local memory, aligned to 4096: filled by a read, only read by a write. Lent to
+    /// the link until the completion.
     pub memory: *mut u8,
-    /// Comes back in the [`PageDone`].
+    /// Returned in the [`PageDone`].
     pub token: u64,
 }
 
 // SAFETY: the pointer is lent to the link, whichever thread drives it.
 unsafe impl Send for LinkPage {}
 
-/// The end of one page's journey.
+/// The completion of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageDone {
     /// The token of the [`LinkPage`].
     pub token: u64,
-    /// Whether the page was read and verified, or stored and acknowledged.
+    /// Ok if the page was read and verified, or stored and acknowledged.
     pub result: Result<(), PageFault>,
 }
 
-/// Why one page did not make it.
+/// Why one page failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageFault {
     /// The connection is gone and could not be made again.
@@ -45,20 +45,20 @@ pub enum PageFault {
     Deadline,
     /// The blade refused the request.
     Refused(ErrorCode),
-    /// Answer after answer was damaged on the way.
+    /// Repeated answers were damaged on the way.
     Corrupt,
     /// The system call on the blade's memory failed.
     Failed(Errno),
 }
 
-/// The pages' way to one blade, driven by one thread. Every page given to `read` or `write` comes
-/// back in exactly one [`PageDone`].
+/// The pages' way to one blade, driven by one thread. Every page given to `read` or `write` is
+/// returned in exactly one [`PageDone`].
 pub trait Link: Send + std::fmt::Debug {
     /// Fetches the pages; order is priority.
     ///
     /// # Safety
-    /// Each `memory` must be writable and nobody else's until the page's completion. Each `file`
-    /// that the transport uses must be open during the call.
+    /// Each `memory` must be writable and not used by others until the page's completion. Each
+    /// `file` that the transport uses must be open during the call.
     unsafe fn read(&mut self, pages: &[LinkPage]);
 
     /// Stores the pages.
@@ -68,7 +68,7 @@ pub trait Link: Send + std::fmt::Debug {
     /// `read`.
     unsafe fn write(&mut self, pages: &[LinkPage]);
 
-    /// Hands out what is complete and moves on what can move; never blocks.
+    /// Hands out what is complete and moves on what can move. Never blocks.
     fn poll(&mut self, done: &mut Vec<PageDone>);
 
     /// As `poll`, but waits a short while for something to happen if nothing is complete.
@@ -83,14 +83,14 @@ pub trait Link: Send + std::fmt::Debug {
     /// A mark in the order of pages given: everything given so far is before it.
     fn mark(&self) -> u64;
 
-    /// Whether everything given before the mark has taken effect or failed, so that nothing of it
+    /// True if everything given before the mark has taken effect or failed, so that nothing of it
     /// will reach the blade any more.
     fn is_finished_before(&self, mark: u64) -> bool;
 
     /// What to poll for readability while something is in flight.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Whether the descriptor is also to be polled for room to send.
+    /// True if the descriptor is also to be polled for room to send.
     fn is_sending(&self) -> bool;
 
     /// Why the link ended, once it has: every request then fails.

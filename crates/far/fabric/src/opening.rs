@@ -1,4 +1,4 @@
-//! Opening a connection to an address, before anything is said on it.
+//! Opens a connection to an address, before anything is sent on it.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -54,18 +54,18 @@ impl DialError {
         }
     }
 
-    /// What the kernel said, as far as that is so.
+    /// The kernel's error, if there was one.
     pub(crate) fn errno(self) -> Errno {
         match self {
             DialError::Gone(errno) | DialError::Forbidden(errno) | DialError::Later(errno) => errno,
-            // Of whoever opens connections, not of whoever asked him.
+            // Trouble of the opening process (no descriptors, say), not of the asking one.
             _ => Errno::NOBUFS,
         }
     }
 }
 
-/// Opens a connection, which may be under way. Before anything is said: a unix socket's listener is
-/// known once it is connected.
+/// Opens a connection, which may be still connecting. The listener of a unix socket is checked once
+/// it is connected, before anything is sent.
 pub(crate) fn open(
     address: &Address,
     may_serve: impl Fn(&Stranger) -> bool,

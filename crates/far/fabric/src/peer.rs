@@ -1,9 +1,9 @@
-//! Who may be the blade behind a unix socket.
+//! Which users may run the blade behind a unix socket.
 //!
-//! The blade reads what it is given, and a socket in a folder like /tmp can be anybody's. So the
+//! The blade can read all pages, and a socket in a folder like /tmp can belong to any user. So the
 //! process that listens must be root's, this user's, or that of the owner of the socket's folder,
-//! if nobody else can put a socket there (a blade run by a service user). The kernel says who it
-//! was when it began to listen.
+//! if no other user can put a socket there (a blade run by a service user). The kernel reports the
+//! user at the time when it began to listen.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::sys;
 
-/// Somebody whose blade this user did not mean to use.
+/// A user whose blade this user did not mean to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stranger {
     /// The user that listens.
@@ -22,7 +22,7 @@ pub(crate) struct Stranger {
     pub(crate) user: u32,
 }
 
-/// Who listens at the other end of a connected unix socket, if it is a stranger.
+/// The user that listens at the other end of a connected unix socket, if it is a stranger.
 pub(crate) fn stranger(socket: BorrowedFd<'_>, path: &Path) -> Result<Option<Stranger>, Errno> {
     let owner = sys::peer_user(socket)?;
     let user = rustix::process::geteuid().as_raw();
@@ -30,7 +30,7 @@ pub(crate) fn stranger(socket: BorrowedFd<'_>, path: &Path) -> Result<Option<Str
     Ok((!is_known).then_some(Stranger { owner, user }))
 }
 
-/// The only unprivileged user who can put a socket at this path; none if there is no single one.
+/// The only unprivileged user that can put a socket at this path. None if there is no single one.
 fn keeper_of(path: &Path) -> Option<u32> {
     let folder = rustix::fs::stat(path.parent()?).ok()?;
     let mode = Mode::from_raw_mode(folder.st_mode);

@@ -1,15 +1,15 @@
 //! Receiving answers straight into the pages they belong to.
 //!
-//! The receiver guesses that answers come in the order of the requests and hands the kernel one
+//! The receiver guesses that answers arrive in the order of the requests and hands the kernel one
 //! list: head, pages, head, pages ... of the oldest requests in flight. While the guess is right a
 //! page is written once, by the kernel, and a lone read costs one system call. Where a head turns
 //! out not to be the one guessed (another order, an error), the bytes received from there on are
-//! gathered into the *spill* and taken from it by copying until it ends with a frame; then guessing
-//! begins again.
+//! gathered into the *spill* and copied from it until it ends with a frame; then guessing begins
+//! again.
 //!
-//! Nothing is believed before its checksum: a head before its fields are used, pages before their
-//! request is ended well. Bytes that cannot be (damage, an answer to nothing, a second answer) are
-//! a [`Break::Damaged`], after which nothing of this connection is used.
+//! Nothing is trusted before its checksum: a head before its fields are used, pages before their
+//! request succeeds. Impossible bytes (damage, an answer to nothing, a second answer) are a
+//! [`Break::Damaged`], after which nothing of this connection is used.
 
 use std::os::fd::BorrowedFd;
 
@@ -24,9 +24,9 @@ use crate::flight::{Flight, REQUEST_LIMIT_PAGES, Slot};
 use crate::link::PageFault;
 use crate::sys::{self, Patience, Vector};
 
-/// Answers guessed ahead for one system call; more are received by the next one.
+/// Most answers guessed for one system call; more are received by the next one.
 const AHEAD_LIMIT_ANSWERS: usize = 32;
-/// Pages guessed ahead for one system call, which bounds the list handed to the kernel.
+/// Most pages guessed for one system call, which bounds the list handed to the kernel.
 const AHEAD_LIMIT_PAGES: usize = REQUEST_LIMIT_PAGES;
 
 /// Why a connection cannot be used any more.
@@ -35,23 +35,23 @@ pub(crate) enum Break {
     /// The blade closed it.
     #[error("the blade closed the connection")]
     Closed,
-    /// The system gave it up.
+    /// The system reports that it broke.
     #[error("the connection broke ({0})")]
     Broken(Errno),
-    /// It carried bytes that are no frame.
+    /// It carried bytes that are not a frame.
     #[error("{0}")]
     Damaged(WireError),
-    /// It carried an answer to nothing: to no request, or to one already answered.
+    /// It carried an answer to no request, or to one already answered.
     #[error("the blade answered a request that is not in flight (number {})", .0.0)]
     Unasked(RequestId),
-    /// It carried a refusal of a request that had not been sent to its end. That is the blade's
-    /// right; a new connection is the plain way to leave the rest unsent.
+    /// It carried a refusal of a request that had not been sent completely. The blade may do that;
+    /// a new connection is the simple way to leave the rest unsent.
     #[error("the blade refused a request while it was being sent")]
     RefusedEarly,
 }
 
 impl Break {
-    /// True if the peer or the way to it does wrong things, rather than being gone.
+    /// True if the peer or the network misbehaves, rather than being gone.
     pub(crate) fn is_damage(self) -> bool {
         matches!(self, Break::Damaged(_) | Break::Unasked(_))
     }
@@ -70,7 +70,7 @@ type HeadBytes = [u8; HEADER_BYTES];
 pub(crate) struct Receiver {
     heads: Box<[HeadBytes; AHEAD_LIMIT_ANSWERS]>,
     vector: Vector,
-    /// Bytes already there of the answer guessed first.
+    /// Bytes of the first guessed answer that have arrived already.
     partial_bytes: usize,
     spill: Vec<u8>,
 }
@@ -85,7 +85,7 @@ impl Receiver {
         }
     }
 
-    /// Ready for a new connection.
+    /// Prepares for a new connection.
     pub(crate) fn reset(&mut self) {
         self.partial_bytes = 0;
         self.spill.clear();
@@ -119,7 +119,7 @@ impl Receiver {
         Ok(got == Ok(expected) && flight.is_busy())
     }
 
-    /// Lists the places of the answers expected next; returns their bytes not yet there.
+    /// Lists the places of the answers expected next. Returns their bytes still missing.
     fn expect(&mut self, flight: &Flight, sent_bytes: u64) -> usize {
         self.vector.clear();
         let mut pages = 0;
@@ -141,8 +141,8 @@ impl Receiver {
         self.vector.bytes()
     }
 
-    /// Ends the requests whose answers came as guessed; moves everything from the first other head
-    /// on into the spill.
+    /// Ends the requests whose answers arrived as guessed, and moves everything from the first
+    /// other head on into the spill.
     fn take_guessed(
         &mut self,
         flight: &mut Flight,
@@ -210,7 +210,7 @@ impl Receiver {
         }
     }
 
-    /// Makes room at the end of the spill for what its last frame lacks.
+    /// Makes room at the end of the spill for the rest of its last frame.
     fn expect_spill(&mut self) -> Result<usize, Break> {
         let have = self.spill.len();
         let want = match self.spill.split_first_chunk::<HEADER_BYTES>() {
@@ -227,7 +227,7 @@ impl Receiver {
         Ok(missing)
     }
 
-    /// Ends the requests whose answers lie complete in the spill.
+    /// Ends the requests whose complete answers are in the spill.
     fn take_spilled(&mut self, flight: &mut Flight, sent_bytes: u64) -> Result<(), Break> {
         let mut at = 0;
         while let Some(head) = split_head(&self.spill[at..])? {
@@ -244,7 +244,7 @@ impl Receiver {
     }
 }
 
-/// Whether this is the answer that the slot's request gets when all is well.
+/// True if this is the answer that the slot's request gets when all is well.
 fn is_plain_answer(header: &Header, slot: &Slot, sent_bytes: u64) -> bool {
     header.request_id == slot.id
         && header.opcode == slot.opcode
@@ -287,7 +287,7 @@ fn take_copied(
     if is_sent { Ok(()) } else { Err(Break::RefusedEarly) }
 }
 
-/// Appends at most `limit` of the bytes; returns how many.
+/// Appends at most `limit` of the bytes. Returns their number.
 fn gather(spill: &mut Vec<u8>, bytes: &[u8], limit: usize) -> usize {
     let take = bytes.len().min(limit);
     spill.extend_from_slice(&bytes[..take]);

@@ -1,4 +1,4 @@
-//! Who we are to a blade, and why it could not be reached.
+//! Our identity to a blade, and why it could not be reached.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,48 +10,48 @@ use rustix::io::Errno;
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
 
-/// One client's dealings with one blade: what every connection of it has in common.
+/// One client's use of one blade: what all its connections have in common.
 #[derive(Clone, Debug)]
 pub struct Session {
     /// Where the blade is.
     pub address: Address,
-    /// The client's name to the blade.
+    /// The client's id on the blade.
     pub client: ClientId,
-    /// The client's name to people; cut to what the protocol holds.
+    /// The client's name for display; cut to the protocol's limit.
     pub client_name: String,
-    /// The grant of memory that the client shows, on a blade that asks for one.
+    /// The grant of memory that the client shows, on a blade that requires one.
     pub grant: Option<Grant>,
-    /// How fast the client asks, at most; requests over it wait until they may be sent, and their
+    /// Limits on the client's request rate; requests over it wait until they may be sent, and their
     /// deadline begins then. To be no more than what the blade grants: a request that waits there
-    /// is one without an answer.
+    /// counts as unanswered.
     pub limits: Option<Arc<ClientLimits>>,
     /// What the connections are for.
     pub purpose: Purpose,
-    /// The memory the client would like at most, in bytes; counts when the blade first sees the
+    /// The most memory that the client would like, in bytes; counts when the blade first sees the
     /// client.
     pub quota_bytes: u64,
     /// A request older than this means that the blade is lost.
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
-    /// Who opens the connections in this process's stead, if somebody does.
+    /// Opens the connections in this process's stead, if set.
     pub asks: Option<Ask>,
-    /// Where the connections' descriptors are kept.
+    /// The set that holds the connections' descriptors.
     pub descriptors: Arc<DescriptorSet>,
 }
 
 /// Why there is no connection to a blade. Each message names the blade and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// It cannot be reached, or not any more.
+    /// It cannot be reached, or no longer.
     #[error("blade {address} is lost: {reason}; check that it runs and can be reached")]
     Lost {
         /// The blade's address.
         address: String,
-        /// What happened.
+        /// The reason.
         reason: String,
     },
-    /// It may be there, but who opens the connection may not.
+    /// It may be there, but the user that opens the connection may not use it.
     #[error(
         "user {user} may not connect to blade {address} ({reason}): open its socket and the \
          folders above it to that user (chmod, or a group), or run farpool as one who may"
@@ -59,12 +59,12 @@ pub enum ConnectError {
     Forbidden {
         /// The blade's address.
         address: String,
-        /// Who asks.
+        /// The user that connects.
         user: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
-    /// Whoever opens the connections was not told of it.
+    /// The process that opens connections does not know this blade.
     #[error(
         "blade {address} is none of those that farpool was given, and it connects this program to \
          no others; name it with --blade, or add it with `farpool blades --add`"
@@ -78,7 +78,7 @@ pub enum ConnectError {
     Refused {
         /// The blade's address.
         address: String,
-        /// Why.
+        /// The reason.
         code: ErrorCode,
     },
     /// A TCP address beyond loopback without permission.
@@ -90,7 +90,7 @@ pub enum ConnectError {
         /// The blade's address.
         address: String,
     },
-    /// The blade behind a unix socket is run by somebody whom this user did not choose.
+    /// The blade behind a unix socket is run by a user that this user did not choose.
     #[error(
         "blade {address} is run by user {owner}, neither root nor this user ({user}), and could \
          read the memory: have it listen in a folder that is user {owner}'s and that nobody else \
@@ -99,9 +99,9 @@ pub enum ConnectError {
     Stranger {
         /// The blade's address.
         address: String,
-        /// Who runs it.
+        /// The user that runs it.
         owner: u32,
-        /// Who asks.
+        /// The user that connects.
         user: u32,
     },
     /// This process may hold no more descriptors.
@@ -112,6 +112,6 @@ pub enum ConnectError {
     },
 }
 
-/// Asks for a connection to an address; the answer comes on the socket. None: nobody is there any
-/// more who could be asked, and the connection is opened here.
+/// Asks for a connection to an address; the answer arrives on the socket. None if there is no
+/// process left to ask, and the connection is opened here.
 pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;

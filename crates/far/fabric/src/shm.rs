@@ -2,9 +2,9 @@
 //!
 //! The memory is never mapped here, so it does not count as the program's own (resident memory) and
 //! a wrong pointer of the program cannot reach it. A copy by `pread` costs one short system call
-//! more than a copy through a mapping. Pages that follow one another on the blade move in one call,
-//! wherever their local places are. The blade's process takes no part, so this link works on when
-//! it has died: the descriptor keeps the memory alive.
+//! more than a copy through a mapping. Consecutive pages on the blade move in one call, wherever
+//! their local places are. The blade's process takes no part, so this link works on after it has
+//! died: the descriptor keeps the memory alive.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl ShmLink {
     }
 }
 
-/// Splits the pages where they stop being neighbours on the blade.
+/// Splits the pages where they are not consecutive on the blade.
 fn runs(pages: &[LinkPage]) -> impl Iterator<Item = &[LinkPage]> {
     pages
         .chunk_by(|a, b| a.file == b.file && a.file_page.checked_add(1) == Some(b.file_page))

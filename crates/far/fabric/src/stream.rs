@@ -1,10 +1,10 @@
 //! Pages over a byte stream: unix socket or TCP.
 //!
-//! The life of a request: taken in (`Flight::submit`), launched when a credit is free, sent
+//! The life of a request: submitted (`Flight::submit`), launched when a credit is free, sent
 //! together with others in one system call, answered in place (`Receiver`), handed out. When the
-//! connection breaks, the link makes another one and sends again what was not answered; reading and
+//! connection breaks, the link makes another one and resends what was not answered; reading and
 //! writing whole pages may be repeated, and the connection's generation keeps the first copy from
-//! taking effect late. That goes on until it works, nobody serves the address any more, or a
+//! taking effect late. That goes on until it works, the address is not served any more, or a
 //! request is older than the deadline: then the link is lost for good and every request ends with
 //! an error.
 
@@ -39,7 +39,7 @@ pub struct StreamLink {
     receiver: Receiver,
     /// Times the connection broke and was made again.
     reconnects: u64,
-    /// Where there are limits: readable when a request that they hold back may be sent.
+    /// Set if there are limits: readable when a request that they hold back may be sent.
     timer: Option<Timer>,
 }
 
@@ -53,15 +53,16 @@ struct Timer {
 enum State {
     Up(Descriptor),
     Dialing(Dial),
-    /// Not before this time.
+    /// No attempt before this time.
     Pausing(Instant),
     Lost(String),
 }
 
 impl StreamLink {
-    /// Connects; waits for it, at most as long as the session's deadline.
+    /// Connects, waiting at most as long as the session's deadline.
     ///
-    /// `slot` tells this connection from the client's others and is used by one link at a time.
+    /// `slot` distinguishes this connection from the client's others and is used by one link at a
+    /// time.
     ///
     /// # Errors
     /// The blade cannot be reached or refuses.
@@ -142,14 +143,13 @@ impl StreamLink {
         }
     }
 
-    /// For who polls: see [`Link::descriptor`].
+    /// Sets the timer for callers that poll: see [`Link::descriptor`].
     fn set_timer(&mut self) {
         if let (Some(timer), Some(resumes_ns)) = (&mut self.timer, self.flight.resumes_ns())
             && timer.set_to_ns != resumes_ns
         {
             timer.set_to_ns = resumes_ns;
-            // It can only fail for a time that cannot be; the link is then looked at by its
-            // deadlines.
+            // It can only fail for an impossible time; the link is then driven by its deadlines.
             let _ = sys::set_timer(timer.descriptor.as_fd(), resumes_ns);
         }
     }
@@ -254,7 +254,7 @@ impl Timer {
     }
 }
 
-/// Receives and sends in turn as long as either moves something.
+/// Receives and sends alternately as long as either moves something.
 fn exchange(
     socket: BorrowedFd<'_>,
     flight: &mut Flight,

@@ -1,7 +1,7 @@
 //! The system calls of this crate: vectored reads and writes on lent memory, sockets.
 //!
-//! All go straight to the kernel (rustix without libc, or `syscall`), so nothing the program
-//! interposes gets in between, and nothing here allocates after a [`Vector`] has grown to its
+//! All go straight to the kernel (rustix without libc, or `syscall`), so that nothing interposed by
+//! the program gets in between, and nothing here allocates after a [`Vector`] has grown to its
 //! working size.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -19,12 +19,12 @@ use rustix::net::{
 };
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-/// Parts one vectored system call takes (the kernel's `UIO_MAXIOV`).
+/// Most parts of one vectored system call (the kernel's `UIO_MAXIOV`).
 pub(crate) const VECTOR_LIMIT_PARTS: usize = 1024;
-/// Descriptors taken from one message; more are closed by the kernel.
+/// Most descriptors taken from one message; more are closed by the kernel.
 const DESCRIPTORS_PER_MESSAGE: usize = 4;
 
-/// One stretch of memory, laid out as the kernel's `iovec`.
+/// One range of memory, laid out as the kernel's `iovec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Part {
@@ -78,12 +78,12 @@ impl Vector {
         }
     }
 
-    /// Adds memory that is only read from.
+    /// Adds memory that is only read.
     pub(crate) fn push_const(&mut self, base: *const u8, len: usize) {
         self.push(base.cast_mut(), len);
     }
 
-    /// Leaves out the first `bytes`, which have been moved.
+    /// Drops the first `bytes`, which have been moved.
     pub(crate) fn advance(&mut self, bytes: usize) {
         debug_assert!(bytes <= self.bytes);
         let mut left = bytes.min(self.bytes);
@@ -104,7 +104,7 @@ impl Vector {
     }
 
     /// # Safety
-    /// Every part must be readable for the length of the slices' use.
+    /// Every part must be readable while the slices are used.
     unsafe fn slices(&self) -> &[IoSlice<'_>] {
         let parts = &self.parts[self.batch()];
         // SAFETY: same layout (checked above); readable as promised.
@@ -112,7 +112,7 @@ impl Vector {
     }
 
     /// # Safety
-    /// Every part must be writable and nobody else's for the length of the slices' use.
+    /// Every part must be writable, and not used by others, while the slices are used.
     unsafe fn slices_mut(&mut self) -> &mut [IoSliceMut<'_>] {
         let batch = self.batch();
         let parts = &mut self.parts[batch];
@@ -133,7 +133,7 @@ fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
 /// Fills the whole vector from the file.
 ///
 /// # Safety
-/// Every part of the vector must be writable and nobody else's during the call.
+/// Every part of the vector must be writable, and not used by others, during the call.
 pub(crate) unsafe fn read_all_at(
     fd: BorrowedFd<'_>,
     into: &mut Vector,
@@ -143,13 +143,13 @@ pub(crate) unsafe fn read_all_at(
     while into.bytes() > 0 {
         // SAFETY: as promised by the caller.
         let slices = unsafe { into.slices_mut() };
-        // The plain call for the common lone page: the kernel need not copy a list in.
+        // The plain call for the common single page saves the kernel from copying a list in.
         let got = match slices {
             [only] => again(|| rustix::io::pread(fd, &mut **only, at))?,
             many => again(|| rustix::io::preadv(fd, many, at))?,
         };
         if got == 0 {
-            return Err(Errno::NXIO); // beyond the end of the file: not the memory we were promised
+            return Err(Errno::NXIO); // beyond the end of the file: not the promised memory
         }
         into.advance(got);
         at += got as u64;
@@ -186,19 +186,19 @@ pub(crate) unsafe fn write_all_at(
 /// Whether a receive may wait for the first byte (until the socket's own time limit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Come back at once.
+    /// Return at once.
     None,
     /// Wait, at most [`WAIT_STEP`].
     Step,
 }
 
-/// Longest a patient receive waits before its caller looks at the deadlines.
+/// Longest that a patient receive waits before its caller checks the deadlines.
 pub(crate) const WAIT_STEP: Duration = Duration::from_millis(20);
 
-/// Receives what is there, up to the vector's size; 0 means the peer closed.
+/// Receives what is there, up to the vector's size. 0 means that the peer closed.
 ///
 /// # Safety
-/// Every part of the vector must be writable and nobody else's during the call.
+/// Every part of the vector must be writable, and not used by others, during the call.
 pub(crate) unsafe fn receive(
     fd: BorrowedFd<'_>,
     into: &mut Vector,
@@ -216,7 +216,7 @@ pub(crate) unsafe fn receive(
     Ok(got.bytes)
 }
 
-/// Lets a connected socket wait in patient receives.
+/// Makes a connected socket wait in patient receives.
 pub(crate) fn make_patient(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_timeout(
         fd,
@@ -257,7 +257,7 @@ pub(crate) fn receive_with_descriptors(
     Ok(got.bytes)
 }
 
-/// Waits until the descriptor is ready or the time is over; says whether it is ready.
+/// Waits until the descriptor is ready or the time is over. True if it is ready.
 pub(crate) fn wait_until(
     fd: BorrowedFd<'_>,
     what: PollFlags,
@@ -282,7 +282,7 @@ pub(crate) fn timespec(time: Duration) -> Timespec {
 /// Time between two attempts to connect to a listener that is busy or cannot be reached.
 pub(crate) const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 
-/// A unix socket, connected. A listener with a full queue gives [`Errno::AGAIN`].
+/// A connected unix socket. A listener with a full queue gives [`Errno::AGAIN`].
 pub(crate) fn connect_unix(path: &Path) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let socket = stream_socket(AddressFamily::UNIX)?;
@@ -290,7 +290,7 @@ pub(crate) fn connect_unix(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A TCP socket without delay, on its way to being connected: ask [`connected`].
+/// A TCP socket with no delay, still connecting: see [`connected`].
 pub(crate) fn connect_tcp(to: &std::net::SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = stream_socket(family)?;
@@ -306,7 +306,7 @@ fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// Whether the attempt to connect has come to an end, which may be an error.
+/// True if the attempt to connect has ended, which may be an error.
 pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     if !wait_until(socket, PollFlags::OUT, Instant::now())? {
         return Ok(false);
@@ -315,16 +315,16 @@ pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// The user who began to listen at the other end of a connected unix socket. rustix wants his
-/// process, too, which has no number in another process-id namespace.
+/// The user that began to listen at the other end of a connected unix socket. rustix also requires
+/// its process, which has no number in another process-id namespace.
 ///
 /// # Errors
-/// It is no connected unix socket.
+/// It is not a connected unix socket.
 pub fn peer_user(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     const BYTES: libc::socklen_t = 12;
     const _: () = assert!(size_of::<libc::ucred>() == BYTES as usize);
     let (mut peer, mut bytes) = (libc::ucred { pid: 0, uid: 0, gid: 0 }, BYTES);
-    // SAFETY: the kernel writes at most `bytes` bytes to `peer`, which is so large, and their
+    // SAFETY: the kernel writes at most `bytes` bytes to `peer`, which has that size, and their
     // number to `bytes`.
     let done = unsafe {
         libc::syscall(
@@ -339,7 +339,7 @@ pub fn peer_user(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     if done == 0 { Ok(peer.uid) } else { Err(errno()) }
 }
 
-/// What the last call through the C library was refused with.
+/// The error of the last call through the C library.
 fn errno() -> Errno {
     let error = std::io::Error::last_os_error();
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
@@ -352,13 +352,13 @@ pub(crate) fn now_ns() -> u64 {
     seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
 }
 
-/// A timer that becomes readable.
+/// A timer that becomes readable when it expires.
 pub(crate) fn timer() -> Result<OwnedFd, Errno> {
     let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
     rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
 }
 
-/// Lets the timer be readable from this time on, as [`now_ns`] counts, and not before.
+/// Makes the timer readable from this time on, as [`now_ns`] counts, and not before.
 pub(crate) fn set_timer(timer: BorrowedFd<'_>, at_ns: u64) -> Result<(), Errno> {
     let at = Itimerspec {
         it_interval: timespec(Duration::ZERO),

@@ -1,4 +1,4 @@
-//! What goes wrong on a stream and what then: the right bytes or an error, never anything else.
+//! Faults on a stream and their results: the right bytes or an error, never anything else.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn read(link: &mut StreamLink, first: u32, count: u32) -> (Vec<PageDone>, Buffer
     let mut buffers = Buffers::new(count as usize);
     let pages: Vec<_> =
         (0..count).map(|number| buffers.page(first + number, number as usize)).collect();
-    // SAFETY: the buffers live until all completions are in.
+    // SAFETY: the buffers live until all completions have arrived.
     unsafe { link.read(&pages) };
     (finish(link), buffers)
 }
@@ -243,8 +243,8 @@ fn any_fault() -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// Pages are read and written under any faults: every page completes once, and well only with
-    /// the right bytes on the right side.
+    /// Pages are read and written under any faults: every page completes once, and succeeds only
+    /// with the right bytes on the right side.
     #[test]
     fn whatever_happens_good_completions_are_true(
         script in proptest::collection::vec(any_fault(), 0..30),

@@ -1,4 +1,4 @@
-//! A client that keeps to a rate: no more than that, nothing lost, no deadline for what waits.
+//! A client that keeps to a rate: no faster than that, nothing lost, no deadline while waiting.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn what_is_sent_and_not_answered_still_meets_its_deadline() {
 #[test]
 fn links_share_one_limit_and_who_polls_is_woken_for_what_waits() {
     let blade = FakeBlade::unix();
-    // As a process tree would: plain zeroed memory, which is no limit until one is set.
+    // As in a process tree: plain zeroed memory, which means no limit until one is set.
     let meters: &'static Meters = Box::leak(Box::default());
     let limits = Arc::new(ClientLimits::shared(meters));
     let mut link = link_with(&blade, AMPLE, &limits);

@@ -1,9 +1,9 @@
-//! A blade that misbehaves on request. Faults it may inject, one per data request, in the order of
+//! A blade that misbehaves on request. It may inject faults, one per data request, in the order of
 //! the script: close in the middle of an answer, send garbage, damage a page, damage a head, answer
 //! twice, answer the wrong request, hold an answer until the next one is sent (wrong order),
 //! refuse, keep silent. Answers may also be cut into pieces of any size. It otherwise serves pages
 //! correctly, over several connections. As with a real blade, nothing that an older connection
-//! still brings takes effect once a newer one has been taken.
+//! still sends takes effect once a newer one has been accepted.
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
@@ -45,7 +45,7 @@ pub struct Inner {
     pub credits: u16,
     pub piece_bytes: usize,
     pub blade_id: u64,
-    /// Whether the newest connection leaves its client waiting for bytes that may never come: an
+    /// True if the newest connection leaves its client waiting for bytes that may never arrive: an
     /// answer is held back, or a damaged head promised more than was sent.
     pub is_owing: bool,
     live: Vec<Stream>,
@@ -154,7 +154,7 @@ impl FakeBlade {
         lock(&self.inner).script = faults.iter().copied().collect();
     }
 
-    /// Closes everything: nobody serves the address any more.
+    /// Closes everything: the address is not served any more.
     pub fn kill(&self) {
         let mut guard = lock(&self.inner);
         guard.credits = 0;
@@ -193,12 +193,12 @@ impl Drop for FakeBlade {
     }
 }
 
-/// What a page that was never written reads as.
+/// The content of a page that was never written.
 pub fn fresh_page(page: u32) -> Vec<u8> {
     page.to_le_bytes().repeat(PAGE_BYTES / 4)
 }
 
-/// Serves the connection that was taken as number `own`.
+/// Serves the connection that was accepted as number `own`.
 fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
     let mut held: Option<Vec<u8>> = None;
     let mut is_head_damaged = false;
@@ -261,8 +261,8 @@ fn note_owing(is_owing: bool, own: usize, state: &Mutex<Inner>) {
 
 type Asked = (RequestId, Opcode, Vec<u8>);
 
-/// Reads one request and carries it out, unless a newer connection was taken meanwhile; returns the
-/// pages of the answer.
+/// Reads one request and carries it out, unless a newer connection was accepted meanwhile. Returns
+/// the pages of the answer.
 fn next_request(
     stream: &mut Stream,
     own: usize,
