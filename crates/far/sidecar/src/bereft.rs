@@ -1,5 +1,5 @@
 //! The sidecar was killed, and its keeper has closed its end: the warden ends the program, and
-//! those of its children that wait for a page which lies where nobody looks any more.
+//! those of its children that wait for a page that is no longer served.
 //!
 //! Nothing here allocates, see [`crate::warden`].
 
@@ -16,22 +16,22 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::watch::{Host, Look};
 use crate::{HOST_FD, raw};
 
-/// Between two looks at those who wait (5 ms).
+/// Pause between two checks for waiting processes (5 ms).
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// The kernel's list of the descriptors of a process.
 const LIST: &CStr = c"/proc/self/fd";
-/// What it calls a userfaultfd.
+/// The kernel's name for a userfaultfd.
 const KIND: &[u8] = b"anon_inode:[userfaultfd]";
-/// Room for some entries of the list, of 24 bytes and more.
+/// Room for some entries of the list, each of 24 bytes or more.
 const ENTRIES_BYTES: usize = 1024;
 
-/// Until nobody lives who could wait for a page.
+/// Ends processes until none is left that could wait for a page.
 pub fn end_all(host: Host) {
-    // The list is opened once: there may be no descriptor to be had later.
+    // The list is opened once: there may be no descriptor left later.
     let list = open(LIST, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     loop {
         let is_running = end_program(host);
-        // Without the list nobody can be ended, and nobody reads zeros as long as the table is
+        // Without the list no process can be ended, but none reads zeros as long as the table is
         // there.
         let is_waiting = list.as_ref().map_or(true, |list| end_waiting(list.as_fd()));
         if !is_running && !is_waiting {
@@ -41,7 +41,7 @@ pub fn end_all(host: Host) {
     }
 }
 
-/// Kills the program unless it runs another image; false: it has ended.
+/// Kills the program unless it runs another image. False if it has ended.
 fn end_program(host: Host) -> bool {
     let process = raw::held_descriptor(HOST_FD);
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -53,7 +53,7 @@ fn end_program(host: Host) -> bool {
     true
 }
 
-/// Ends whoever waits for a page; says whether somebody could do so later.
+/// Ends processes that wait for a page. True if some could do so later.
 fn end_waiting(list: BorrowedFd<'_>) -> bool {
     let mut room = [MaybeUninit::uninit(); ENTRIES_BYTES];
     let mut is_waiting = rustix::fs::seek(list, rustix::fs::SeekFrom::Start(0)).is_err();
@@ -71,7 +71,7 @@ fn end_waiting(list: BorrowedFd<'_>) -> bool {
 
 /// The same for one userfaultfd.
 fn end_waiting_for(number: RawFd) -> bool {
-    // Whoever else serves a child reads of it; the end of the table is no end of that.
+    // Another server of a child reads its events; the end of the table does not end that.
     if elsewhere::contains(number) {
         let uffd = borrowed(number);
         return !uffd.is_gone();
@@ -80,15 +80,15 @@ fn end_waiting_for(number: RawFd) -> bool {
     let _ = fcntl_setfl(uffd.as_fd(), OFlags::NONBLOCK);
     let mut has_born = false;
     uffd.end_waiting(|born| {
-        // It stays in the table, and is found there at the next look.
+        // It stays in the table, and is found there by the next check.
         let _ = born.into_raw_fd();
         has_born = true;
     });
-    // The memory of the program is there as long as this task is.
+    // The program's memory exists as long as this task does.
     has_born || (uffd.is_of_caller() != Some(true) && !uffd.is_gone())
 }
 
-/// A userfaultfd of the table, not to be closed.
+/// A userfaultfd of the table, which must not be closed.
 fn borrowed(number: RawFd) -> ManuallyDrop<Uffd> {
     ManuallyDrop::new(Uffd::adopt(raw::placed_descriptor(number)))
 }
@@ -98,7 +98,7 @@ fn is_userfaultfd(list: BorrowedFd<'_>, name: &CStr) -> bool {
     readlinkat_raw(list, name, &mut room).is_ok_and(|(kind, _)| *kind == *KIND)
 }
 
-/// The number that an entry of the list stands for.
+/// The descriptor number of an entry in the list.
 fn number(name: &CStr) -> Option<RawFd> {
     name.to_str().ok()?.parse().ok()
 }

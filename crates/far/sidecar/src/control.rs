@@ -1,7 +1,7 @@
-//! The control socket: one request a message, one answer a message, text, perhaps a descriptor.
+//! The control socket: one request per message, one answer per message, text, perhaps a descriptor.
 //!
-//! This is the proof of the runtime that the pager will stand on: memory, threads, thread-local
-//! storage, sockets, /proc and userfaultfd, each in a program that is not ours.
+//! Some requests (MAPS, WORK, NET and others) prove the runtime that the pager stands on: memory,
+//! threads, thread-local storage, sockets, /proc and userfaultfd, each inside another program.
 
 use std::cell::Cell;
 use std::io::{IoSliceMut, Read, Write};
@@ -15,7 +15,7 @@ use crate::reply::{Answer, reply};
 use crate::watch::Host;
 use crate::{dialing, paging, raw, warden};
 
-/// Largest request; longer ones are cut by the kernel and then not understood.
+/// Largest request; longer ones are truncated by the kernel and then not understood.
 const MAX_REQUEST_BYTES: usize = 256;
 /// Numbers that each thread of WORK adds up.
 const WORK_NUMBERS: u64 = 200_000;
@@ -44,8 +44,8 @@ pub fn serve(socket: BorrowedFd, host: Host) -> bool {
     true
 }
 
-/// A request may begin with `@NUMBER `, and its answer then begins so, too: whoever has given up
-/// waiting for an answer does not take it for that to the next request. Pure.
+/// Splits off the `@NUMBER ` that a request may begin with. Its answer then begins so, too: a
+/// keeper that gave up on an answer does not take it for that to the next request. Pure.
 fn split_tag(request: &str) -> (&str, &str) {
     match request.find(' ') {
         Some(end) if request.starts_with('@') => request.split_at(end + 1),
@@ -91,7 +91,7 @@ fn answer(request: &str, fd: Option<OwnedFd>, host: Host) -> Answer {
     }
 }
 
-/// A request with the number of a child.
+/// Handles a request with the number of a child.
 fn about_child(request: &str) -> Answer {
     match request.split_once(' ') {
         Some(("CEDE", number)) => paging::cede(number).map(|memory| ("CEDED".into(), Some(memory))),
@@ -111,7 +111,7 @@ thread_local! {
     static SUM: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Two threads that allocate, and add up in thread-local storage.
+/// Runs two threads that allocate, and add up in thread-local storage.
 fn work() -> Answer {
     let add = |seed: u64| {
         let numbers: Vec<Box<u64>> = (0..WORK_NUMBERS).map(|n| Box::new(n + seed)).collect();
@@ -126,7 +126,7 @@ fn work() -> Answer {
     if total == expected { Ok(("WORK ok".into(), None)) } else { Err(format!("sum {total}")) }
 }
 
-/// A message over TCP and one over a Unix socket.
+/// Sends a message over TCP and one over a Unix socket.
 fn net() -> Answer {
     let run = || -> std::io::Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -163,8 +163,8 @@ fn userfaultfd(device: Option<OwnedFd>) -> Answer {
     Ok(("UFFD ok".into(), Some(made)))
 }
 
-/// Makes another warden, for somebody has ended the one before. Without one it ends as if the
-/// keeper had been killed.
+/// Makes another warden after the previous one was killed. If that fails the program is ended, as
+/// if the keeper had been killed.
 pub fn replace_warden(socket: BorrowedFd, host: Host) {
     match warden::make(host) {
         Ok(made) => reply(socket, Ok(("WARDEN".into(), Some(made)))),

@@ -1,8 +1,8 @@
 //! Connections to blades, which the keeper opens: it has the root directory, the namespaces and the
-//! user of whoever started it, and this process those of its program.
+//! user that started it, and this process those of its program.
 //!
-//! A request is the blade's address, and a socket on which the answer comes. When the keeper has
-//! ended, connections are opened from here.
+//! A request is the blade's address, and a socket for the answer. After the keeper has ended,
+//! connections are opened from here.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -17,10 +17,10 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
-/// What requests go to.
+/// The socket for requests.
 static DIALER: OnceLock<OwnedFd> = OnceLock::new();
 
-/// From now on connections are asked for.
+/// From now on the keeper is asked for connections.
 pub fn begin(socket: Option<OwnedFd>) -> Result<(), String> {
     let socket = socket.ok_or("DIALER wants a socket")?;
     DIALER.set(socket).map_err(|_| "there is a dialer already")?;

@@ -1,8 +1,8 @@
 //! The sidecar's only allocator: dlmalloc on mapped pages, for Rust and, by C's names, for glibc.
 //!
-//! Invariants: no break is ever moved; all pages come from [`raw::map`] and are known as the
-//! sidecar's own. C's names are those that glibc asks a replacement to have; `malloc_usable_size`
-//! is left out, so that a dependency that wants it fails to link instead of mixing two allocators.
+//! Invariants: no break is ever moved; all pages come from [`raw::map`] and are recorded as the
+//! sidecar's own. C's names are those that glibc requires of a replacement; `malloc_usable_size` is
+//! left out, so that a dependency that needs it fails to link instead of mixing two allocators.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
@@ -53,7 +53,7 @@ static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(
     },
 );
 
-/// Rust's door to the heap.
+/// Rust's interface to the heap.
 pub struct Heap;
 
 // SAFETY: dlmalloc keeps GlobalAlloc's contract, and the lock makes it one caller at a time.
@@ -119,13 +119,13 @@ extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     aligned(align, size)
 }
 
-/// The older aligned_alloc.
+/// The older form of aligned_alloc.
 #[cfg_attr(target_feature = "crt-static", unsafe(no_mangle))]
 extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     aligned(align, size)
 }
 
-/// POSIX's aligned_alloc.
+/// POSIX's form of aligned_alloc.
 #[cfg_attr(target_feature = "crt-static", unsafe(no_mangle))]
 unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
     if !align.is_power_of_two() || align < size_of::<usize>() {
@@ -135,7 +135,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     if at.is_null() {
         return libc::ENOMEM;
     }
-    // SAFETY: the caller hands a pointer that can be written.
+    // SAFETY: the caller passes a pointer that can be written.
     unsafe { *out = at };
     0
 }

@@ -1,23 +1,23 @@
-//! The only lock of the memory code: it works before the C library's thread-local storage stands,
-//! and it neither allocates nor touches errno.
+//! The only lock of the memory code: it works before the C library's thread-local storage is set
+//! up, and it neither allocates nor touches errno.
 //!
 //! Invariant: the value is reached only while `held` is set by this thread.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Turns of spinning before the processor is given to somebody else; the critical sections here
-/// are shorter than that unless the holder was preempted.
+/// Spins before the processor is yielded; the critical sections here are shorter than that unless
+/// the holder was preempted.
 const SPINS_BEFORE_YIELD: u32 = 128;
 
-/// A spinning lock round a value.
+/// A spinlock around a value.
 pub struct Lock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `with` hands the value to one thread at a time, so only moving it between threads (Send)
-// is asked of it.
+// SAFETY: `with` gives the value to one thread at a time, so only moving it between threads (Send)
+// is required of it.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -40,8 +40,8 @@ impl<T> Lock<T> {
             }
             std::hint::spin_loop();
         }
-        // SAFETY: `held` went from false to true in this thread, so no other reference exists
-        // until it is cleared below; panics abort, so it cannot be left set by an unwinding.
+        // SAFETY: `held` went from false to true in this thread, so no other reference exists until
+        // it is cleared below; panics abort, so unwinding cannot leave it set.
         let result = work(unsafe { &mut *self.value.get() });
         self.held.store(false, Ordering::Release);
         result

@@ -35,28 +35,28 @@ use crate::watch::Host;
 #[global_allocator]
 static GLOBAL: heap::Heap = heap::Heap;
 
-/// Where the injector places the control socket.
+/// Descriptor at which the injector places the control socket.
 const CONTROL_FD: RawFd = 3;
-/// Where the injector places a pidfd of the program.
+/// Descriptor at which the injector places a pidfd of the program.
 const HOST_FD: RawFd = 4;
-/// The injector's word for the program's process id, as seen from its process-id namespace.
+/// The injector's variable with the program's process id, as seen from the sidecar.
 const HOST_VARIABLE: &str = "FARPOOL_SIDECAR_HOST";
-/// The injector's word for the addresses of image and first stack, START-END in hexadecimal.
+/// The injector's variable with the addresses of image and first stack, START-END in hexadecimal.
 const SPAN_VARIABLE: &str = "FARPOOL_SIDECAR_SPAN";
-/// How often an exec is looked for; the old image's memory stays for at most this long.
+/// How often an exec is checked for; the old image's memory stays for at most this long.
 const EXEC_LOOK_NS: i64 = 5_000_000;
-/// Between two looks whether the children of a program that has ended have all their pages.
+/// How often the children of an ended program are checked for missing pages.
 const CHILDREN_LOOK: std::time::Duration = std::time::Duration::from_millis(2);
-/// Exit codes, seen by whoever reaps the sidecar.
+/// Exit codes, seen by the process that reaps the sidecar.
 const EXIT_DONE: i32 = 0;
 const EXIT_NOT_INJECTED: i32 = 2;
 
-/// The word by which an address space is recognised (see `watch`).
+/// The word by which an address space is recognized (see `watch`).
 static SECRET: AtomicU64 = AtomicU64::new(0);
 
-/// All addresses that are the sidecar's own now: a pager must leave them alone.
+/// All present addresses of the sidecar: a pager must leave them alone.
 fn own_ranges() -> Vec<Span> {
-    // Room first: an allocation under the table's lock would wait for itself.
+    // Allocated first: an allocation under the table's lock would deadlock.
     let mut copy = Vec::with_capacity(spans::CAPACITY);
     raw::OWN.with(|own| copy.extend_from_slice(own.spans()));
     copy
@@ -68,7 +68,7 @@ fn parse_span(text: &str) -> Option<Span> {
     Some(Span { start: number(start)?, end: number(end)? })
 }
 
-/// What the injector told by the environment; None for a program started by hand.
+/// The program, from the injector's variables. None for a sidecar started by hand.
 fn host() -> Option<Host> {
     let pid = std::env::var(HOST_VARIABLE).ok()?.parse().ok()?;
     let span = parse_span(&std::env::var(SPAN_VARIABLE).ok()?)?;
@@ -80,7 +80,7 @@ fn host() -> Option<Host> {
     Some(Host { pid, address: SECRET.as_ptr() as usize, secret })
 }
 
-/// A panic is told on the control socket (there is no terminal), then the process aborts.
+/// Reports a panic on the control socket (there is no terminal); then the process aborts.
 fn tell_panics() {
     std::panic::set_hook(Box::new(|panic| {
         // SAFETY: the control socket stays open for the life of the sidecar.
@@ -112,14 +112,14 @@ fn run(host: Host, control: OwnedFd, ended: &OwnedFd) -> ! {
             control::replace_warden(paging::control_socket(), host);
         }
         if is_over && paging::owes_children() {
-            // They would read zeros where their pages are to come.
+            // They would read zeros instead of their pages.
             paging::finish_children();
             progress.tell();
             std::thread::sleep(CHILDREN_LOOK);
             continue;
         }
         if is_over {
-            // An orderly end: a keeper who is not told of one takes it for a failure, and ends the
+            // An orderly end: a keeper that is not told takes it for a failure, and ends the
             // program.
             paging::tell("GONE");
             warden::dismiss();
@@ -143,7 +143,7 @@ fn start() -> i32 {
     run(host, control, &ended)
 }
 
-/// C's main: Rust's own start-up would install signal handlers and look at the standard streams.
+/// C's main: Rust's own start-up would install signal handlers and check the standard streams.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: i32, _argv: *const *const u8, _environment: *mut *mut u8) -> i32 {

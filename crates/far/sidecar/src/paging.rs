@@ -1,39 +1,41 @@
-//! The pager in the program: what the keeper asks of it on the control socket.
+//! The pager in the program: the keeper's requests to it on the control socket.
 //!
-//! DIALER, before all else: connections to blades are asked for on its socket ([`crate::dialing`]).
+//! DIALER, before all others: connections to blades are requested on its socket
+//! ([`crate::dialing`]).
 //!
-//! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate sent
-//! back; the keeper, which has the right, shakes hands on it. START, with the board: paging begins,
-//! and goes on until LEAVE.
+//! MAKE, with /dev/userfaultfd: a userfaultfd of this address space is made and a duplicate
+//! returned; the keeper, which has the right, does its handshake. START, with the board: paging
+//! begins, and goes on until LEAVE.
 //!
 //! A program that was forked from one with a sidecar has a userfaultfd already. Between MAKE and
 //! START: CLAIM, with the userfaultfd of some child, asks whether it is this program's (MINE or
-//! OTHER). If so, the keeper has the parent's sidecar CEDE the child by its number, and hands what
-//! that answers over with INHERIT; or DISCLAIM: it was too late. Once the child's sidecar serves it
-//! says TAKEN, and the keeper passes that on; or RETURN, if it failed.
+//! OTHER). If so, the keeper has the parent's sidecar CEDE the child by its number, and passes the
+//! answer on with INHERIT; or sends DISCLAIM if it was too late. Once the child's sidecar serves
+//! it, it sends TAKEN, which the keeper passes on; or the keeper sends RETURN, if the sidecar
+//! failed.
 //!
-//! STANDING, after STANDSTILL was told: the program stands still. The answer is MOVED when it may
-//! go on, or PASSED if nobody wants that any more.
+//! STANDING, after STANDSTILL was sent: the program stands still. The answer is MOVED when it may
+//! go on, or PASSED if the standstill is no longer wanted.
 //!
 //! PAGEMAP and MEMORY, before START: descriptors of /proc/PID/pagemap and mem, where this process
 //! may not open its own (a program that has changed its user is not dumpable, and its files in
 //! /proc are root's).
 //!
-//! WARD, once and before START: a process is made that outlives this one when that is killed
+//! WARD, once and before START: a process is made that takes over when this one is killed
 //! ([`crate::warden`]); the answer's descriptor is a pidfd of it. DISMISS ends it: nothing is left
-//! to be kept.
+//! to keep.
 //!
-//! What happens later is told without having been asked: SAY (a message for people), PROMPT and
-//! CALM (a thread asks for real-time priority, or gives it up), CHILD with a number (and a child's
-//! userfaultfd, to be kept until SETTLED comes with the same number), WARDEN (with a pidfd: there
-//! is another one), TAKEN, STANDSTILL (the program is to stand still for a moment), READY (the
-//! program's memory is registered, or watched and far from the limit), LEFT, STUCK, FAILED,
-//! FINISHING (the program has ended, and its children are given their pages), or GONE when the
-//! program has ended or runs another image.
+//! Later events are reported unasked: SAY (a message for people), PROMPT and CALM (a thread asks
+//! for real-time priority, or gives it up), CHILD with a number (and a child's userfaultfd, to be
+//! kept until SETTLED arrives with the same number), WARDEN (with a pidfd: there is a new one),
+//! TAKEN, STANDSTILL (the program is to stand still for a moment), READY (the program's memory is
+//! registered, or watched and far from the limit), LEFT, STUCK, FAILED, FINISHING (the program has
+//! ended, and its children are getting their pages), or GONE when the program has ended or runs
+//! another image.
 //!
-//! When the keeper ends, nobody else holds the userfaultfd any more: if this process then died,
-//! too, the program would read zeros. So the program is ended with it (START) or left, with all its
-//! memory (START STAYING).
+//! When the keeper ends, no other process holds the userfaultfd any more: if this process then
+//! died, too, the program would read zeros. So the program is ended with it (START) or left, with
+//! all its memory (START STAYING).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
@@ -51,8 +53,8 @@ use rustix::net::SendFlags;
 use crate::reply::reply;
 use crate::{CONTROL_FD, own_ranges};
 
-/// How often, and after what time, a userfaultfd is asked again whose owner is changing its address
-/// space.
+/// How often, and after what pause, a userfaultfd is asked again while its owner changes its
+/// address space.
 const MOST_CLAIMS: u32 = 100;
 const CLAIM_STEP: Duration = Duration::from_millis(1);
 
@@ -72,7 +74,7 @@ static ATTACHED: OnceLock<&'static Attached> = OnceLock::new();
 static STAYS: AtomicBool = AtomicBool::new(false);
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// The keeper holds on to what a child waits for.
+/// Has the keeper hold the userfaultfds of children that wait for pages.
 const KEEPER: Keeper = Keeper {
     born: |number, uffd| {
         reply(control_socket(), Ok((format!("CHILD {number}"), uffd.try_clone().ok())));
@@ -82,17 +84,17 @@ const KEEPER: Keeper = Keeper {
     standstill: || tell("STANDSTILL"),
 };
 
-/// Whether the program or a child of it would read zeros, were nobody there. Allocates nothing.
+/// True if the program or a child of it would read zeros without a server. Allocates nothing.
 pub fn may_owe_pages() -> bool {
     !HAS_LEFT.load(SeqCst) && ATTACHED.get().is_some_and(|attached| attached.may_owe_pages())
 }
 
-/// Whether a child of the program still has to get pages from here.
+/// True if a child of the program still has to get pages from here.
 pub fn owes_children() -> bool {
     ATTACHED.get().is_some_and(|attached| attached.owes_children())
 }
 
-/// Makes a userfaultfd; the answer's descriptor is a duplicate.
+/// Makes a userfaultfd. Returns a duplicate.
 pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
     let device = device.ok_or("MAKE wants a descriptor of /dev/userfaultfd")?;
     let refused = |error: std::io::Error| {
@@ -104,19 +106,19 @@ pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
     Ok(duplicate)
 }
 
-/// The page map, opened by the keeper.
+/// Keeps the page map, opened by the keeper.
 pub fn keep_pagemap(file: Option<OwnedFd>) -> Result<(), String> {
     put(&PAGEMAP, file.ok_or("PAGEMAP wants a descriptor")?);
     Ok(())
 }
 
-/// The memory's file, opened by the keeper.
+/// Keeps the memory file, opened by the keeper.
 pub fn keep_memory(file: Option<OwnedFd>) -> Result<(), String> {
     put(&MEMORY, file.ok_or("MEMORY wants a descriptor")?);
     Ok(())
 }
 
-/// Whether a userfaultfd, which some process got by fork, is this program's: then it is kept.
+/// True if a userfaultfd, which some process got by fork, is this program's: then it is kept.
 pub fn claim(uffd: Option<OwnedFd>) -> Result<bool, String> {
     let uffd = Uffd::adopt(uffd.ok_or("CLAIM wants a userfaultfd")?);
     for _ in 0..MOST_CLAIMS {
@@ -129,40 +131,40 @@ pub fn claim(uffd: Option<OwnedFd>) -> Result<bool, String> {
             None => std::thread::sleep(CLAIM_STEP),
         }
     }
-    // Nobody reads of its changes: whoever it is of cannot be this program, which would be served.
+    // No process reads its events: so it is not this program's, which would be served.
     Ok(false)
 }
 
-/// What was claimed is not to be had after all.
+/// Drops the claimed userfaultfd, which cannot be had after all.
 pub fn disclaim() {
     drop(take(&CLAIMED));
 }
 
-/// Where the pages are of the program whose userfaultfd was claimed.
+/// Keeps the place of the pages of the program whose userfaultfd was claimed.
 pub fn inherit(memory: Option<OwnedFd>) -> Result<(), String> {
     put(&INHERITED, memory.ok_or("INHERIT wants memory with a handover")?);
     Ok(())
 }
 
-/// Gets a child of the program ready for a sidecar of its own; the answer is for that.
+/// Prepares a child of the program for a sidecar of its own. Returns what that sidecar needs.
 pub fn cede(number: &str) -> Result<OwnedFd, String> {
     children()?.cede(number_of(number)?)
 }
 
-/// The sidecar of a child serves it.
+/// Records that a child's own sidecar serves it.
 pub fn taken(number: &str) -> Result<(), String> {
     children()?.has_been_taken(number_of(number)?);
     Ok(())
 }
 
-/// The sidecar of a child has failed: it is this one's again.
+/// Takes a child back whose own sidecar has failed.
 pub fn take_back(number: &str) -> Result<(), String> {
     children()?.take_back(number_of(number)?);
     Ok(())
 }
 
-/// Tells the keeper now and then that children get their pages: one that hears nothing takes the
-/// sidecar for dead.
+/// Tells the keeper now and then that children get their pages: else it would take the sidecar for
+/// dead.
 #[derive(Debug)]
 pub struct Progress {
     told: Instant,
@@ -183,7 +185,7 @@ impl Progress {
     }
 }
 
-/// Gives all children of the program all that they lack.
+/// Gives all children of the program all pages that they lack.
 pub fn finish_children() {
     if let Some(attached) = ATTACHED.get() {
         attached.finish_children();
@@ -208,7 +210,7 @@ fn take(place: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
 
 /// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives
 /// threads the policy that they ask for. EXECUTES: seccomp filters allow executable memory.
-/// PROGRAM=PID:TICKS: what the keeper calls the program, and when that started.
+/// PROGRAM=PID:TICKS: the program's process id for the keeper, and its start time.
 pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), String> {
     let has = |wanted| words.split(' ').any(|word| word == wanted);
     STAYS.store(has("STAYING"), SeqCst);
@@ -220,7 +222,7 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
         farpool_pager::sys::set_program_to_keeper(pid, ticks);
     }
     let (claimed, inherited) = (take(&CLAIMED), take(&INHERITED));
-    // Both or neither: where pages are is of no use without the userfaultfd of their memory.
+    // Both or neither: the place of pages is of no use without the userfaultfd of their memory.
     let (uffd, inherited) = match (claimed, inherited) {
         (Some(claimed), Some(memory)) => (claimed, Some(memory)),
         _ => (made, None),
@@ -259,7 +261,7 @@ fn program_to_keeper(word: &str) -> Option<(u32, u64)> {
     Some((pid.parse().ok()?, ticks.parse().ok()?))
 }
 
-/// The keeper has ended, with its end of the control socket.
+/// Handles the end of the keeper, and of its end of the control socket.
 pub fn keeper_has_ended() {
     if ATTACHED.get().is_none() {
         HAS_LEFT.store(true, SeqCst);
@@ -274,16 +276,17 @@ pub fn keeper_has_ended() {
     }
 }
 
-/// Whether the program was left as it was.
+/// True if the program was left as it was.
 pub fn has_left() -> bool {
     HAS_LEFT.load(SeqCst)
 }
 
-/// The program stands still; returns when it may go on. Says whether anybody wanted that.
+/// Called while the program stands still; returns when it may go on. True if the standstill was
+/// wanted.
 pub fn stand_still() -> Result<bool, String> {
     let attached = ATTACHED.get().ok_or("nothing was started")?;
     let stood = attached.stand_still();
-    // Without the keeper the program may have run while its memory had other rights.
+    // Without the keeper the program may have run while its memory had changed protection.
     if stood && has_hung_up() {
         farpool_pager::sys::say(
             "farpool has ended while the program stood still; it is ended, too",
@@ -293,7 +296,7 @@ pub fn stand_still() -> Result<bool, String> {
     Ok(stood)
 }
 
-/// Whether the keeper's end of the control socket is closed.
+/// True if the keeper's end of the control socket is closed.
 fn has_hung_up() -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let socket = control_socket();
@@ -301,7 +304,7 @@ fn has_hung_up() -> bool {
     poll(&mut looked, Some(&now)).is_ok() && looked[0].revents().contains(PollFlags::HUP)
 }
 
-/// Has everything brought in and the program left as it was.
+/// Has all pages brought back and the program left as it was.
 pub fn leave() -> Result<(), String> {
     ATTACHED.get().map(|attached| attached.leave()).ok_or_else(|| "nothing was started".into())
 }
@@ -329,12 +332,12 @@ fn end_of(attached: &'static Attached) -> String {
     }
 }
 
-/// Tells the keeper, if there is one.
+/// Sends a message to the keeper, if there is one.
 pub fn tell(message: &str) {
     let _ = rustix::net::send(control_socket(), message.as_bytes(), SendFlags::NOSIGNAL);
 }
 
-/// The connection to the keeper, also when that has ended.
+/// The connection to the keeper, even after that has ended.
 pub fn control_socket() -> BorrowedFd<'static> {
     // SAFETY: the control socket stays open for the life of the sidecar.
     unsafe { BorrowedFd::borrow_raw(CONTROL_FD) }

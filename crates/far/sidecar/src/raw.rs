@@ -1,4 +1,4 @@
-//! System calls made without the C library: for the functions that the C library itself stands on,
+//! System calls made without the C library: for the functions that the C library itself builds on,
 //! and which therefore may touch neither errno nor thread-local storage.
 //!
 //! Invariant: what is mapped here is in [`OWN`], and a fork of the program does not inherit it.
@@ -12,21 +12,21 @@ use farpool_units::{PAGE_BYTES, exactly};
 use crate::lock::Lock;
 use crate::spans::{Span, Table};
 
-/// Everything the sidecar has mapped, with its image and first stack.
+/// Everything that the sidecar has mapped, with its image and first stack.
 pub static OWN: Lock<Table> = Lock::new(Table::new());
 
 /// An error number of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// The largest error number; answers from -4095 to -1 are errors.
+/// The largest error number; results from -4095 to -1 are errors.
 const MAX_ERRNO: isize = 4095;
 
 #[cfg(target_arch = "x86_64")]
 fn call(number: libc::c_long, a: [usize; 6]) -> isize {
     let answer: isize;
     // SAFETY: callers of this private function name calls that touch no memory of Rust objects
-    // except as they say themselves (a fixed mapping replaces what its asker owns); the clobbers
+    // except as they say themselves (a fixed mapping replaces what its caller owns); the clobbers
     // are those of the kernel's ABI.
     unsafe {
         std::arch::asm!("syscall", inlateout("rax") number => answer, in("rdi") a[0],
@@ -63,7 +63,7 @@ fn flags(value: i32) -> usize {
     value.cast_unsigned() as usize
 }
 
-/// What a mapping is asked for with: mmap's own arguments.
+/// The parameters of a mapping: mmap's own arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     pub at: usize,
@@ -89,16 +89,16 @@ fn mmap(wish: Wish) -> isize {
     call(libc::SYS_mmap, [wish.at, wish.bytes, protection, how, fd, offset])
 }
 
-/// munmap without a look at [`OWN`].
+/// munmap without updating [`OWN`].
 fn give_up(start: usize, bytes: usize) -> Result<(), Errno> {
     checked(call(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])).map(drop)
 }
 
-/// From the image on so much is left to the image itself and its first stack.
+/// Addresses from the image on that are left to the image itself and its first stack.
 const IMAGE_ROOM_BYTES: usize = 64 << 20;
 
-/// Maps memory, hides it from forks and enters it in [`OWN`]. If the asker does not care where,
-/// apart from the program's.
+/// Maps memory, hides it from forks and enters it in [`OWN`]. Unless the caller names an address,
+/// it is placed apart from the program's memory.
 pub fn map(mut wish: Wish) -> Result<usize, Errno> {
     if wish.at == 0 {
         apart::begin(pages_up(std::ptr::from_ref(&OWN) as usize) + IMAGE_ROOM_BYTES);
@@ -112,25 +112,26 @@ pub fn map(mut wish: Wish) -> Result<usize, Errno> {
     Ok(start)
 }
 
-/// Enters a mapping in [`OWN`] and hides it from forks of the program. MADV_DONTDUMP is not given:
-/// a core of the program is worth more with the pager's tables in it.
+/// Enters a mapping in [`OWN`] and hides it from forks of the program. MADV_DONTDUMP is not used: a
+/// core of the program is worth more with the pager's tables in it.
 fn keep(span: Span) -> Result<(), Errno> {
     OWN.with(|own| own.add(span)).map_err(|_| Errno(libc::ENOMEM))?;
     let dont_fork = flags(libc::MADV_DONTFORK);
-    // An old kernel or a mapping without pages may refuse: the child then has a copy it never uses.
+    // An old kernel may refuse, or a mapping without pages: the child then has a copy it never
+    // uses.
     let _ = call(libc::SYS_madvise, [span.start, span.end - span.start, dont_fork, 0, 0, 0]);
     Ok(())
 }
 
-/// Unmaps memory and strikes it off [`OWN`] first, so that what the program maps at the same place
-/// a moment later is not taken for the sidecar's.
+/// Removes memory from [`OWN`], then unmaps it, so that what the program maps at the same place a
+/// moment later is not taken for the sidecar's.
 pub fn unmap(start: usize, bytes: usize) -> Result<(), Errno> {
     let span = Span { start, end: start.saturating_add(pages_up(bytes)) };
     OWN.with(|own| own.remove(span)).map_err(|_| Errno(libc::ENOMEM))?;
     give_up(start, bytes)
 }
 
-/// mremap, with [`OWN`] kept right.
+/// mremap that updates [`OWN`].
 pub fn remap(at: usize, old: usize, new: usize, how: i32, to: usize) -> Result<usize, Errno> {
     let moved = checked(call(libc::SYS_mremap, [at, old, new, flags(how), to, 0]))?;
     let from = Span { start: at, end: at.saturating_add(pages_up(old)) };
@@ -148,7 +149,7 @@ pub fn placed_descriptor(number: RawFd) -> OwnedFd {
 
 /// A descriptor that stays open for as long as this process lives.
 pub fn held_descriptor(number: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: the injector opened this number, and nobody closes it.
+    // SAFETY: the injector opened this number, and it is never closed.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
@@ -158,22 +159,22 @@ pub fn set_name(name: &'static CStr) {
     let _ = call(libc::SYS_prctl, [set_name, name.as_ptr() as usize, 0, 0, 0, 0]);
 }
 
-/// Waits until one of these things, or an error or a hang-up, is to be said of a descriptor.
+/// Waits for one of these events, an error or a hang-up on a descriptor.
 pub fn await_event(fd: RawFd, events: i16) {
     let mut asked = libc::pollfd { fd, events, revents: 0 };
     while asked.revents == 0 {
-        // Nobody sends a signal to a task that blocks all; an error is a reason to ask again.
+        // A task that blocks all signals gets none; after an error the call is repeated.
         let _ = call(libc::SYS_ppoll, [&raw mut asked as usize, 1, 0, 0, 0, 0]);
     }
 }
 
-/// The other end of a socket sees an end, and may go on talking.
+/// Shuts down sending: the other end of the socket sees an end, and may go on sending.
 pub fn tell_no_more(socket: RawFd) {
     let _ = call(libc::SYS_shutdown, [flags(socket), flags(libc::SHUT_WR), 0, 0, 0, 0]);
 }
 
-/// A stack for a task, with a page below that is no memory; the address of its end. 0: there is
-/// none to be had.
+/// A stack for a task, with an inaccessible page below. Returns the address of its end, or 0 if
+/// there is no memory.
 pub fn new_stack(bytes: usize) -> usize {
     let wish = Wish::anonymous(bytes + PAGE_BYTES);
     let Ok(start) = map(wish) else { return 0 };
@@ -182,8 +183,8 @@ pub fn new_stack(bytes: usize) -> usize {
     start + PAGE_BYTES + bytes
 }
 
-/// Clones a process that has the same memory and the same table of descriptors. It blocks all
-/// signals, tells nobody of its end, and has the thread-local storage of the calling thread.
+/// Clones a process with the same memory and the same descriptor table. It blocks all signals,
+/// sends none at its end, and has the thread-local storage of the calling thread.
 pub fn share_descriptors(
     life: extern "C" fn(*mut libc::c_void) -> libc::c_int,
     stack: usize,
@@ -195,7 +196,7 @@ pub fn share_descriptors(
     mask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     let shared = libc::CLONE_VM | libc::CLONE_FILES;
     let nothing = std::ptr::null_mut();
-    // SAFETY: the stack is the new task's alone, for ever, and `life` uses nothing of this
+    // SAFETY: the stack belongs to the new task alone, for ever, and `life` uses nothing of this
     // thread's.
     let pid = unsafe { libc::clone(life, stack as *mut libc::c_void, shared, nothing) };
     let error = std::io::Error::last_os_error();
@@ -203,23 +204,23 @@ pub fn share_descriptors(
     if pid < 0 { Err(error) } else { Ok(pid) }
 }
 
-/// Takes note of the end of a process that was cloned here; false: it has not ended.
+/// Reaps a process that was cloned here. False if it has not ended.
 pub fn reap(pid: i32) -> bool {
     // SAFETY: no status is asked for.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) == pid }
 }
 
-/// Ends a process that was cloned here, and waits for its end.
+/// Kills a process that was cloned here, and reaps it.
 pub fn end_child(pid: i32) {
-    // SAFETY: the number is the child's until its status is asked for, which is done here; no
-    // status is written.
+    // SAFETY: the number is the child's until it is reaped, which is done here; no status is
+    // written.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
         libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL);
     }
 }
 
-/// Reads 8 bytes at `address` of the process `pid`; the kernel asks for no right when that process
+/// Reads 8 bytes at `address` of the process `pid`; the kernel requires no right when that process
 /// shares this address space.
 pub fn read_word_of(pid: i32, address: usize) -> Result<u64, std::io::Error> {
     let mut word = 0u64;
@@ -259,7 +260,7 @@ pub fn read_vector(environment: *mut *mut u8) {
     unsafe { rustix::param::init(environment) };
 }
 
-/// Ends the sidecar at once, without the C library's tidying up of memory that it shares.
+/// Ends the sidecar at once, without the C library's clean-up of memory that it shares.
 pub fn leave(code: i32) -> ! {
     // SAFETY: _exit has no conditions.
     unsafe { libc::_exit(code) }

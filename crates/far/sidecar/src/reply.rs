@@ -1,4 +1,4 @@
-//! What the sidecar says to its keeper.
+//! Messages from the sidecar to its keeper.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// An answer: text and at most one descriptor.
 pub type Answer = Result<(String, Option<OwnedFd>), String>;
 
-/// Sends text and perhaps a descriptor; a send that fails is the other end's end.
+/// Sends text and perhaps a descriptor; a failed send means that the other end has ended.
 pub fn reply(socket: BorrowedFd, answer: Answer) {
     let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

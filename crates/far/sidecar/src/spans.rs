@@ -1,11 +1,11 @@
 //! Which addresses of the shared address space are the sidecar's own.
 //!
-//! Pure: a sorted table of disjoint spans that do not touch each other, of fixed size, because it
-//! is filled by the functions that the allocator stands on.
+//! Pure: a sorted table of disjoint, non-adjacent spans, of fixed size, because it is filled by the
+//! functions that the allocator builds on.
 
-/// Spans that can be known at once. Neighbours merge and the allocator grows in pieces of
-/// `heap::GRANULARITY_BYTES`, so a sidecar needs some dozens; beyond, a mapping is refused (ENOMEM)
-/// rather than left unknown to the pager.
+/// Most spans in the table. Neighbours merge and the allocator grows in pieces of
+/// `heap::GRANULARITY_BYTES`, so a sidecar needs some dozens; when it is full, a mapping is refused
+/// (ENOMEM) rather than left unknown to the pager.
 pub const CAPACITY: usize = 2048;
 
 /// Addresses from `start` up to `end`, `end` not included.
@@ -35,7 +35,7 @@ impl Table {
         &self.spans[..self.len]
     }
 
-    /// Adds `new`, which may overlap or touch what is there.
+    /// Adds `new`, which may overlap or touch existing spans.
     pub fn add(&mut self, new: Span) -> Result<(), Full> {
         if new.start >= new.end {
             return Ok(());
@@ -54,7 +54,7 @@ impl Table {
         Ok(())
     }
 
-    /// Takes `gone` out; a span that reaches over both its ends becomes two.
+    /// Removes `gone`; a span that extends beyond both its ends becomes two.
     pub fn remove(&mut self, gone: Span) -> Result<(), Full> {
         if gone.start >= gone.end {
             return Ok(());

@@ -1,16 +1,16 @@
 //! The warden: a process that shares the sidecar's descriptor table and outlives it.
 //!
-//! When a program forks the kernel puts the child's userfaultfd into the table of whoever reads of
-//! it, and nowhere else. Were the sidecar killed before the keeper has a duplicate, the table would
-//! go, the child's memory would be registered no more, and the child would read zeros. So the table
-//! is the warden's, too. It waits for the sidecar's end, in one system call. Then it has the keeper
-//! hear of it (the control socket does not end by itself while the table is there), and once the
-//! keeper has done its part and closed its end, or has ended as well, the warden ends the program
-//! and those of its children that wait for a page.
+//! When a program forks the kernel puts the child's userfaultfd into the table of the process that
+//! reads the event, and nowhere else. Were the sidecar killed before the keeper has a duplicate,
+//! the table would go, the child's memory would be unregistered, and the child would read zeros. So
+//! the table is the warden's, too. It waits for the sidecar's end, in one system call. Then it
+//! signals that to the keeper (the control socket does not end by itself while the table is there),
+//! and once the keeper has done its part and closed its end, or has ended as well, the warden ends
+//! the program and those of its children that wait for a page.
 //!
-//! Invariant: until the sidecar has ended the warden makes raw system calls only, for it has the
-//! thread-local storage of the thread that made it. Afterwards that is nobody else's; but locks may
-//! be held for ever, so it allocates nothing.
+//! Invariant: until the sidecar has ended the warden makes raw system calls only, since it has the
+//! thread-local storage of the thread that made it. Afterwards no other thread uses that; but locks
+//! may be held for ever, so it allocates nothing.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -24,21 +24,20 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use crate::watch::Host;
 use crate::{CONTROL_FD, bereft, paging, raw};
 
-/// What `ps` shows.
+/// Its name in `ps`.
 const NAME: &std::ffi::CStr = c"farpool-warden";
-/// Its deepest frame has room for 16 messages of a userfaultfd; the guard is another page.
+/// Its deepest frame has room for 16 messages of a userfaultfd; the guard page is extra.
 const STACK_BYTES: usize = 4 * farpool_units::PAGE_BYTES;
-/// A process that was killed is waited for at most this long (1 s); on a busy machine it takes some
-/// milliseconds.
+/// Longest wait for a killed process (1 s); on a busy machine it takes some milliseconds.
 const END_TIME: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// The program, to be known when nothing may be asked any more.
+/// The program, stored for when nothing can be asked any more.
 static HOST: OnceLock<Host> = OnceLock::new();
 /// A pidfd of the sidecar, which the warden waits for.
 static SIDECAR: AtomicI32 = AtomicI32::new(-1);
 static STACK: OnceLock<usize> = OnceLock::new();
 static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
-/// No other is made when it ends.
+/// It is not replaced when it ends.
 static IS_DISMISSED: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
@@ -47,7 +46,7 @@ struct Warden {
     process: OwnedFd,
 }
 
-/// Makes the warden; the answer is a pidfd of it.
+/// Makes the warden. Returns a pidfd of it.
 pub fn make(host: Host) -> Result<OwnedFd, String> {
     let failed = |what| move |error| format!("the warden cannot be made: {what}: {error}");
     let mut warden = lock();
@@ -71,7 +70,7 @@ pub fn make(host: Host) -> Result<OwnedFd, String> {
             Ok(duplicate)
         }
         Err(error) => {
-            // Nobody knows of it: the keeper would take it for a process of the program's.
+            // It is not known yet: the keeper would take it for a process of the program's.
             raw::end_child(pid);
             Err(failed("a handle of it")(error))
         }
@@ -90,12 +89,12 @@ pub fn dismiss() {
     if let Some(Warden { pid, process }) = lock().take() {
         let _ = pidfd_send_signal(&process, Signal::KILL);
         let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&END_TIME));
-        // Nobody else asks for its status while the sidecar lives.
+        // No other process reaps it while the sidecar lives.
         raw::reap(pid);
     }
 }
 
-/// Whether the warden was killed, and another one is due. It is forgotten then.
+/// True if the warden was killed and has to be replaced. It is forgotten then.
 pub fn is_missing() -> bool {
     let mut warden = lock();
     let has_ended = warden.as_ref().is_some_and(|warden| raw::reap(warden.pid));
@@ -109,7 +108,7 @@ pub fn is_missing() -> bool {
 extern "C" fn hold(_: *mut libc::c_void) -> libc::c_int {
     raw::set_name(NAME);
     raw::await_event(SIDECAR.load(SeqCst), libc::POLLIN);
-    // The keeper sees an end, after all that the sidecar has told, and closes its own: an error
+    // The keeper sees an end, after all messages of the sidecar, and closes its own: an error
     // (POLLHUP).
     raw::tell_no_more(CONTROL_FD);
     raw::await_event(CONTROL_FD, 0);

@@ -1,9 +1,9 @@
 //! When the sidecar must leave: the program ended, or it runs another image (exec).
 //!
-//! The end shows on a pidfd. An exec shows nowhere that a task without rights may look, but for
-//! this: the kernel lets anyone read the memory of a process *whose address space is one's own*
-//! (mm_access asks for no right then). So the sidecar reads a secret word of its own through the
-//! program's pid: as long as it comes back, the address space is shared.
+//! The end shows on a pidfd. An exec shows nowhere that a task without rights may look, except
+//! here: the kernel lets any task read the memory of a process *whose address space is its own*
+//! (mm_access requires no right then). So the sidecar reads a secret word of its own through the
+//! program's pid: as long as it gets the word, the address space is shared.
 
 use crate::raw::read_word_of;
 
@@ -12,13 +12,13 @@ use crate::raw::read_word_of;
 pub struct Host {
     /// Its process id as seen from here.
     pub pid: i32,
-    /// Where the secret lies.
+    /// Address of the secret.
     pub address: usize,
-    /// What lies there.
+    /// The secret word.
     pub secret: u64,
 }
 
-/// What a look at one task said.
+/// The result of checking one task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     Shared,
@@ -28,8 +28,8 @@ pub enum Look {
 }
 
 impl Host {
-    /// Whether the program still has this address space. Errs on the side of yes when /proc is
-    /// not there, or another namespace's: the pidfd tells of the end then.
+    /// True if the program still has this address space. True, too, when /proc is missing or
+    /// another namespace's: the pidfd then reports the end.
     pub fn shares_memory(&self) -> bool {
         match self.look() {
             Look::Shared => true,
@@ -38,7 +38,7 @@ impl Host {
         }
     }
 
-    /// What is seen of the program's first thread. It allocates nothing.
+    /// Checks the program's first thread. Allocates nothing.
     pub fn look(&self) -> Look {
         self.look_at(self.pid)
     }
@@ -50,14 +50,15 @@ impl Host {
             Err(error) => match error.raw_os_error() {
                 Some(libc::ESRCH) => Look::Ended,
                 Some(libc::EFAULT | libc::EPERM | libc::EACCES) => Look::Other,
-                // No proof (no memory for the look, perhaps): leaving for nothing is the worse.
+                // No proof (no memory for the check, perhaps): leaving without cause would be
+                // worse.
                 _ => Look::Shared,
             },
         }
     }
 
     fn some_thread_shares(&self) -> bool {
-        // In another namespace's list the numbers are other tasks'.
+        // The numbers in another namespace's list are other tasks'.
         if !farpool_pager::sys::proc_has_own_numbers() {
             return true;
         }
