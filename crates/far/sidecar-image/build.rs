@@ -1,8 +1,8 @@
 //! Builds `farpool-sidecar` as a static position-independent executable with a nested cargo.
 //!
-//! Nested, because cargo knows no linking mode per package, and because the sidecar is always the
-//! release profile: it shares the address space of programs that must not be slowed down. Its
-//! target directory lies below OUT_DIR, so that it waits for no lock of the outer cargo.
+//! Nested, because cargo has no linking mode per package, and because the sidecar is always built
+//! in the release profile: it shares the address space of programs that must not be slowed down.
+//! Its target directory is below OUT_DIR, so that it waits for no lock of the outer cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,8 +23,8 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|error| panic!("cargo did not set {name}: {error}"))
 }
 
-/// Everything that the sidecar is made of. Cargo.lock is in it: a new version of a dependency is
-/// a new sidecar.
+/// All sources of the sidecar. Cargo.lock is one of them: a new version of a dependency is a new
+/// sidecar.
 fn watch_sources(workspace: &Path) {
     let crates = [
         "far/sidecar",
@@ -53,7 +53,7 @@ fn build(workspace: &Path, triple: &str, directory: &Path) {
     cargo.args(["build", "--release", "--locked", "-p", "farpool-sidecar", "--target", triple]);
     cargo.args(["--features", "injected"]);
     if variable("PROFILE") == "debug" {
-        // So that tests see what is said then.
+        // So that tests see the messages.
         cargo.args(["--features", "test-panics"]);
     }
     cargo.arg("--target-dir").arg(directory).current_dir(workspace);
