@@ -4,9 +4,8 @@
 //! the blade's slot in every process's pool, so that what one process froze another finds under the
 //! same number.
 //!
-//! An entry changes by one store: its address is written while it names nobody. A writer that is
-//! killed anywhere leaves a table that can be read, at worst with an entry that cannot be used any
-//! more.
+//! An entry changes by one store: its address is written while the entry is free. A writer that is
+//! killed anywhere leaves a readable table, at worst with an entry that cannot be used any more.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
@@ -19,42 +18,42 @@ use crate::words::{BLADE_ENTRIES, halves, load_text, store_text};
 
 /// Bytes of an address; the longest (a socket's path of 107 bytes) is well below.
 const ADDRESS_BYTES: usize = 160;
-/// Version of the table a process says it follows while it is about to connect for the first time.
+/// Table version that a process publishes while it is about to connect for the first time.
 pub const CONNECTING: u32 = 1;
-/// The least version of a table that was written.
+/// The lowest version of a table that was written.
 const FIRST_VERSION: u32 = 2;
-/// As role: somebody writes the address of a new blade.
+/// As role: the address of a new blade is being written.
 const WRITING: u32 = u32::MAX;
 
-/// What a blade is to a run.
+/// How a run uses a blade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BladeRole {
     /// Memory is taken from it.
     Active = 1,
-    /// What lies there is moved to the others.
+    /// Its pages are being moved to the others.
     Leaving = 2,
 }
 
-/// A blade to use, and on what terms.
+/// A blade to use, with its grant and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BladeOffer {
-    /// In text form (numeric; no name is looked up in a program).
+    /// In text form (numeric; no name is resolved inside a program).
     pub address: String,
-    /// What opens the memory granted there, and its epoch; none where the blade asks for no grant.
+    /// Key and epoch of the grant of memory there; None where the blade requires no grant.
     pub grant: Option<(u128, u64)>,
-    /// How fast the whole tree may ask, to read and to write; none: as fast as it can.
+    /// Limits on the whole tree's rate of reads and writes. None if unlimited.
     pub limits: Option<[RateLimit; 2]>,
 }
 
 impl BladeOffer {
-    /// A blade that asks for nothing.
+    /// A blade without grant and limits.
     pub fn open(address: impl Into<String>) -> Self {
         BladeOffer { address: address.into(), grant: None, limits: None }
     }
 }
 
-/// One blade as the table has it.
+/// One blade in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BladeSettings {
     pub role: BladeRole,
@@ -62,9 +61,9 @@ pub struct BladeSettings {
     pub address: String,
     /// As in [`BladeOffer`].
     pub grant: Option<(u128, u64)>,
-    /// Whether there are limits; they are kept in [`BladeTable::meters`].
+    /// True if there are limits; they are kept in [`BladeTable::meters`].
     pub is_limited: bool,
-    /// Tells the blades apart that had this entry one after the other; given by the table.
+    /// Distinguishes successive blades of this entry; set by the table.
     pub generation: u32,
 }
 
@@ -72,11 +71,11 @@ pub struct BladeSettings {
 #[repr(C)]
 #[derive(Debug)]
 pub struct BladeEntry {
-    /// Generation and, in the lower half, role; role 0 = nobody.
+    /// Generation and, in the lower half, role; role 0 for a free entry.
     state: AtomicU64,
     /// Key and epoch of the grant; all zeros without one.
     grant: [AtomicU64; 3],
-    /// What all processes of the tree together may ask for; zeroed without limits.
+    /// Shared request rate of all processes of the tree; zeroed without limits.
     meters: Meters,
     address: [AtomicU8; ADDRESS_BYTES],
 }
@@ -132,18 +131,18 @@ impl BladeEntry {
 }
 
 impl BladeTable {
-    /// The table as it stands.
+    /// The present table.
     pub fn load(&self) -> Blades {
         let version = self.version.load(Acquire);
         Blades { version, entries: std::array::from_fn(|at| self.entries[at].load()) }
     }
 
-    /// The version that stands.
+    /// The present version.
     pub fn version(&self) -> u32 {
         self.version.load(Acquire)
     }
 
-    /// Enters a blade; its entry and generation, or none if all are taken.
+    /// Enters a blade. Returns its entry and generation, or None if all are taken.
     pub fn add(&self, offer: &BladeOffer) -> Option<(usize, u32)> {
         let claim = |entry: &BladeEntry| {
             let before = entry.state.load(Acquire);
@@ -171,7 +170,7 @@ impl BladeTable {
         Some((at, generation))
     }
 
-    /// All blades with their terms.
+    /// All blades with grants and limits.
     pub fn offers(&self) -> Vec<BladeOffer> {
         let all = self.load().entries.into_iter().zip(&self.entries);
         let offer = |(blade, entry): (Option<BladeSettings>, &BladeEntry)| {
@@ -182,17 +181,17 @@ impl BladeTable {
         all.filter_map(offer).collect()
     }
 
-    /// What the processes of the tree together may ask of the blade in an entry.
+    /// The rates that the processes of the tree share for the blade in an entry.
     pub fn meters(&self, at: usize) -> Option<&Meters> {
         self.entries.get(at).map(|entry| &entry.meters)
     }
 
-    /// Changes what a blade is to the run; false if the entry is another blade's by now.
+    /// Changes a blade's role. False if the entry is another blade's by now.
     pub fn set_role(&self, at: usize, generation: u32, role: BladeRole) -> bool {
         self.replace(at, generation, role as u32)
     }
 
-    /// Gives the entry free; false if it is another blade's by now.
+    /// Frees the entry. False if it is another blade's by now.
     pub fn remove(&self, at: usize, generation: u32) -> bool {
         self.replace(at, generation, 0)
     }
@@ -210,29 +209,29 @@ impl BladeTable {
         replaced.is_ok()
     }
 
-    /// Raises the version and wakes all who follow.
+    /// Raises the version and wakes all processes that follow.
     fn announce(&self) {
         let next = |version: u32| Some(version.wrapping_add(1).max(FIRST_VERSION));
         let _always_ok = self.version.fetch_update(AcqRel, Acquire, next);
         let _nobody_waits = futex::wake(&self.version, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Waits until the version is another one, or the time is over.
+    /// Waits until the version has changed, or the time is over.
     pub fn wait(&self, version: u32, at_most: Option<Duration>) {
         let timeout = at_most.and_then(|time| futex::Timespec::try_from(time).ok());
-        // An error is a wake-up like any other: the caller looks again.
+        // An error is a wake-up like any other: the caller checks again.
         let _ = futex::wait(&self.version, futex::Flags::empty(), version, timeout.as_ref());
     }
 }
 
-/// The clock that the meters of all processes go by.
+/// The clock of the meters in all processes.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
     seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
 }
 
-/// Whether an address fits an entry.
+/// True if an address fits an entry.
 pub fn address_fits(address: &str) -> bool {
     address.len() < ADDRESS_BYTES
 }
@@ -242,8 +241,7 @@ mod tests {
     use super::*;
 
     fn table() -> BladeTable {
-        // SAFETY: a table of atomics; all bits zero is a table without blades, as a new file has
-        // it.
+        // SAFETY: a table of atomics; all bits zero is a table without blades, as in a new file.
         unsafe { std::mem::zeroed() }
     }
 

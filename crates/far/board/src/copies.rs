@@ -1,10 +1,9 @@
-//! Who copies what: processes that share frozen memory agree here that one of them copies it to
-//! another blade and the others attach the copy.
+//! Which process copies what: processes that share frozen memory agree here that one of them copies
+//! it to another blade and the others attach the copy.
 //!
 //! An entry belongs to the process that claimed it until the copy is announced; the keeper frees
-//! entries of processes that are gone, and of blades that everybody has left. Two processes that
-//! claim the same at the same moment both copy, which costs memory and nothing else; so does a full
-//! table.
+//! entries of processes that are gone, and of blades that all have left. Two processes that claim
+//! the same at the same moment both copy, which costs only memory; so does a full table.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -13,11 +12,11 @@ use farpool_units::exactly;
 
 use crate::words::{BLADE_ENTRIES, load_wide, store_wide};
 
-/// Frozen parts that can be on their way at once. Beyond it each process copies for itself.
+/// Most frozen parts being copied at once. Beyond it each process copies for itself.
 pub const COPY_ENTRIES: usize = 64;
 
 const FREE: u32 = 0;
-/// Somebody writes what is copied.
+/// What is copied is being written.
 const WRITING: u32 = 1;
 const COPYING: u32 = 2;
 const DONE: u32 = 3;
@@ -25,7 +24,7 @@ const DONE: u32 = 3;
 /// Parts that a copy may have: a few on each blade.
 pub const COPY_PARTS: usize = 4 * BLADE_ENTRIES;
 
-/// What opens a copy: for each part, the blade's id and the segment's token there.
+/// The token of a copy: for each part, the blade's id and the segment's token there.
 pub type CopyToken = [Option<(u64, u128)>; COPY_PARTS];
 
 /// What a process that needs a copy is to do.
@@ -33,9 +32,9 @@ pub type CopyToken = [Option<(u64, u128)>; COPY_PARTS];
 pub enum Errand {
     /// It copies, and announces the copy.
     Copy,
-    /// Somebody else is copying.
+    /// Another process is copying.
     Wait,
-    /// The copy is there.
+    /// The copy is complete.
     Attach(Box<CopyToken>),
 }
 
@@ -43,7 +42,7 @@ pub enum Errand {
 #[repr(C)]
 #[derive(Debug)]
 struct CopyEntry {
-    /// Generation, and in the lower half how far it is.
+    /// Generation, and in the lower half the phase.
     state: AtomicU64,
     owner: AtomicU32,
     /// The entry of the blade it is copied from.
@@ -56,7 +55,7 @@ struct CopyEntry {
 #[derive(Debug)]
 struct CopyPart {
     blade_id: AtomicU64,
-    /// Both 0: no part here.
+    /// Both 0 if there is no part here.
     token: [AtomicU64; 2],
 }
 
@@ -79,7 +78,7 @@ fn in_phase(state: u64, phase: u32) -> u64 {
 }
 
 impl CopyEntry {
-    /// What the entry says about an original, if it is about that one.
+    /// The errand that the entry gives for an original, if it is about that one.
     fn about(&self, original: u128) -> Option<Errand> {
         let before = self.state.load(Acquire);
         let known = load_wide(&self.original) == original;
@@ -119,7 +118,7 @@ impl CopyEntry {
     fn free_if(&self, wanted: impl Fn(u32) -> bool) {
         let before = self.state.load(Acquire);
         if phase(before) != FREE && wanted(phase(before)) {
-            // Whoever changed it meanwhile knows better.
+            // A concurrent change takes precedence.
             let free = in_phase(before, FREE);
             let _ = self.state.compare_exchange(before, free, AcqRel, Relaxed);
         }
@@ -127,8 +126,8 @@ impl CopyEntry {
 }
 
 impl CopyTable {
-    /// What `owner`, a process, is to do about a frozen part, named by the token that opens it, on
-    /// the blade of this entry. Who may not claim it waits for somebody who may.
+    /// What the process `owner` is to do about a frozen part, named by the token that opens it, on
+    /// the blade of this entry. A process that may not claim it waits for another one.
     pub fn ask(&self, owner: u32, from: usize, original: u128, may_claim: bool) -> Errand {
         let known = self.entries.iter().find_map(|entry| {
             let errand = entry.about(original)?;
@@ -145,7 +144,7 @@ impl CopyTable {
         })
     }
 
-    /// The owner's copy is complete.
+    /// Records that the owner's copy is complete.
     pub fn announce(&self, owner: u32, original: u128, token: &CopyToken) {
         for entry in &self.entries {
             let is_mine =
@@ -163,7 +162,7 @@ impl CopyTable {
         }
     }
 
-    /// The copy that was announced cannot be attached: nobody has it any more.
+    /// Forgets an announced copy that cannot be attached, as it no longer exists.
     pub fn forget(&self, original: u128) {
         for entry in &self.entries {
             if matches!(entry.about(original), Some(Errand::Attach(_))) {
@@ -172,7 +171,7 @@ impl CopyTable {
         }
     }
 
-    /// Frees what processes that are gone were copying.
+    /// Frees entries of processes that are gone before their copies were complete.
     pub fn sweep(&self, is_alive: impl Fn(u32) -> bool) {
         for entry in &self.entries {
             let owner = entry.owner.load(Relaxed);
@@ -180,7 +179,7 @@ impl CopyTable {
         }
     }
 
-    /// Frees what was copied from the blade of an entry that nobody uses any more.
+    /// Frees entries of copies from a blade that is not used any more.
     pub fn forget_blade(&self, entry_of_blade: usize) {
         for entry in &self.entries {
             if usize::try_from(entry.from.load(Relaxed)) == Ok(entry_of_blade) {
@@ -195,7 +194,7 @@ mod tests {
     use super::*;
 
     fn table() -> Box<CopyTable> {
-        // SAFETY: atomics; all bits zero is an empty table, as a new file has it.
+        // SAFETY: atomics; all bits zero is an empty table, as in a new file.
         Box::new(unsafe { std::mem::zeroed() })
     }
 

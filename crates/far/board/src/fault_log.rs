@@ -1,4 +1,4 @@
-//! The faults of a run in order, for whoever captures them (`farpool trace --via fault`).
+//! The faults of a run in order, for capturing them (`farpool trace --via fault`).
 //!
 //! A bounded ring with many writers, the fault threads of all processes, and one reader, the
 //! keeper. Writers take no lock and never wait: with the ring full a fault is counted as missed and
@@ -6,14 +6,14 @@
 //! Vyukov's bounded queue): `turn = position` is free for the writer of that position, `position +
 //! 1` is written, `position + ENTRIES` is free for the next lap.
 //!
-//! A writer that dies between taking a position and writing it leaves a hole; the reader passes
-//! over it ([`FaultLog::pass_over`]). Nobody's memory is at stake here, only the trace.
+//! A writer that dies between taking a position and writing it leaves a hole; the reader skips it
+//! ([`FaultLog::pass_over`]). Only the trace is at risk here, no memory.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Faults that can wait for the reader: a tenth of a second of the most that a machine takes. It is
-/// 8 MiB of addresses; memory only as far as it is used.
+/// Most faults that can wait for the reader: a tenth of a second at the highest rate of a machine.
+/// It takes 8 MiB of addresses; memory only as far as it is used.
 pub const FAULT_ENTRIES: usize = 1 << 18;
 /// The lowest bit of a page's word.
 const WRITE_BIT: u64 = 1;
@@ -43,14 +43,14 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 32);
 
-/// See the module's description. Zeros are a log that is off and empty.
+/// See the module's description. All zeros is a log that is off and empty.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct FaultLog {
     is_on: AtomicU32,
-    /// Where the next fault goes. On a line of its own: all writers change it.
+    /// Position of the next fault. On a cache line of its own: all writers change it.
     head: Line,
-    /// Where the reader is.
+    /// Position of the reader.
     tail: Line,
     missed: Line,
     entries: [Entry; FAULT_ENTRIES],
@@ -61,7 +61,7 @@ pub struct FaultLog {
 struct Line(AtomicU64);
 
 impl FaultLog {
-    /// Faults are written from now on. The keeper does this before the program starts.
+    /// Turns the log on. The keeper does this before the program starts.
     pub fn switch_on(&self) {
         for (position, entry) in (0..).zip(&self.entries) {
             entry.turn.store(position, Relaxed);
@@ -69,7 +69,7 @@ impl FaultLog {
         self.is_on.store(1, Release);
     }
 
-    /// Whether anybody wants to know.
+    /// True if faults are to be logged.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Relaxed) != 0
@@ -80,7 +80,7 @@ impl FaultLog {
         self.missed.0.load(Relaxed)
     }
 
-    /// Writes a fault down, or counts it as missed.
+    /// Writes a fault, or counts it as missed.
     pub fn write(&self, fault: Fault) {
         let mut position = self.head.0.load(Relaxed);
         let entry = loop {
@@ -124,15 +124,15 @@ impl FaultLog {
         Some(fault)
     }
 
-    /// Whether the next fault's position was taken and it is not written: for long, only if its
-    /// writer died.
+    /// True if the next fault's position was taken but is not written: for long only if its writer
+    /// died.
     pub fn has_hole(&self) -> bool {
         let position = self.tail.0.load(Relaxed);
         position < self.head.0.load(Relaxed)
             && self.entries[place(position)].turn.load(Acquire) == position
     }
 
-    /// Gives up the hole at the reader's place; counted as missed. Only for writers that are dead.
+    /// Skips the hole at the reader's position, counting it as missed. Only for dead writers.
     pub fn pass_over(&self) {
         let position = self.tail.0.load(Relaxed);
         if self.has_hole() {

@@ -55,14 +55,13 @@ impl Histogram {
     }
 }
 
-/// All counted latencies together, to within a bucket's width.
+/// The sum of all counted latencies, to within a bucket's width.
 pub fn total_ns(sums: &[u64; BUCKET_COUNT]) -> u64 {
     let counted = sums.iter().enumerate().filter(|(_, count)| **count > 0);
     counted.map(|(bucket, count)| count.saturating_mul(bucket_upper_ns(bucket))).sum()
 }
 
-/// The latency below which `fraction` (0 to 1) of the counted ones lie, or None when nothing is
-/// counted.
+/// The latency below which `fraction` (0 to 1) of the counted ones lie. None if nothing is counted.
 pub fn quantile_ns(sums: &[u64; BUCKET_COUNT], fraction: f64) -> Option<u64> {
     let total: u64 = sums.iter().sum();
     if total == 0 {

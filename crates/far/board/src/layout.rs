@@ -1,4 +1,4 @@
-//! What stands where on the board.
+//! The layout of the board.
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -6,15 +6,15 @@ use crate::blades::{self, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
 use crate::words::{BLADE_ENTRIES, load_text, store_text};
 
-/// Processes one run can have at a time; a further one is ended with a message.
+/// Most processes of one run at a time; a further one is ended with a message.
 pub const MAX_SLOTS: usize = 1024;
-/// Kinds of memory that cannot be moved; which they are is the keeper's matter.
+/// Kinds of memory that cannot be moved; the keeper defines them.
 pub const UNMOVABLE_KINDS: usize = 7;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
-/// Bumped whenever the layout changes; programs and keeper come from one build, `stat` may not.
+/// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
 pub const VERSION: u32 = 11;
 
 /// What happens to a program that needs more far memory than the blades give.
@@ -31,11 +31,11 @@ pub enum WhenFull {
 pub struct Settings {
     /// Local memory of the whole process tree; with `local_percent` the least it may be.
     pub limit_bytes: u64,
-    /// If not 0: local memory is this share of all the memory that the tree holds, near and far.
+    /// If not 0, local memory is this share of all memory that the tree holds, local and far.
     pub local_percent: u32,
     /// Far memory each process may take from the blades.
     pub quota_bytes: u64,
-    /// The blades to begin with.
+    /// The blades at the start.
     pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
     pub when_full: WhenFull,
@@ -45,9 +45,9 @@ pub struct Settings {
     pub pager_threads: u32,
     /// Anonymous mappings from this size up are far.
     pub threshold_bytes: u64,
-    /// A request unanswered for so long means that its blade is lost.
+    /// A request unanswered for this long means that its blade is lost.
     pub deadline_ms: u64,
-    /// What the run is called in `farpool stat`.
+    /// The run's name in `farpool stat`.
     pub program: String,
 }
 
@@ -67,38 +67,39 @@ pub struct Header {
     pub(crate) quota_bytes: AtomicU64,
     pub(crate) threshold_bytes: AtomicU64,
     pub(crate) deadline_ms: AtomicU64,
-    /// Pages of the tree that are resident and that no process publishes; written by the keeper.
+    /// Resident pages of the tree that no process publishes; written by the keeper.
     pub unpublished_pages: AtomicU64,
-    /// Pages of processes of the tree that have no pager and can have none, and how many of those
-    /// there are; written by the keeper.
+    /// Pages, and number, of processes of the tree that have no pager and can have none; written by
+    /// the keeper.
     pub outside_pages: AtomicU64,
     pub outside_processes: AtomicU32,
-    /// Since when uses of pages are counted: each pager begins anew when the number changes;
-    /// written by the keeper.
+    /// The period in which uses of pages are counted: each pager starts anew when the number
+    /// changes; written by the keeper.
     pub use_epoch: AtomicU32,
     /// Local memory that would hold what the tree works on, while that does not fit; 0 while it
     /// does, or is not known.
     pub working_set_pages: AtomicU64,
-    /// Set: not all of it has been seen yet.
+    /// Nonzero if not all of it has been seen yet.
     pub working_set_is_guess: AtomicU32,
-    /// What was resident and could not be moved when the keeper last looked, by kind.
+    /// What was resident and could not be moved at the keeper's last check, by kind.
     pub unmovable_pages: [AtomicU64; UNMOVABLE_KINDS],
     /// Which process is served first while the tree thrashes, and until when; the pager's own
     /// format.
     pub turn: AtomicU64,
-    /// Slots from this number on were never claimed, so a look at all processes is a short one.
+    /// Slots from this number on were never claimed, which keeps scans of all processes short.
     pub(crate) slots_used: AtomicU32,
-    /// Slots from this number on have no room on the file system yet and must not be touched.
+    /// Slots from this number on have no blocks on the file system yet and must not be touched.
     pub(crate) slots_backed: AtomicU32,
     /// Processes that found no slot because the file system had no room for another; the keeper
-    /// says so.
+    /// reports it.
     pub processes_without_room: AtomicU32,
     /// Set once a message about a full pool was printed, so that a tree prints it once.
     pub full_reported: AtomicU32,
-    /// One bit for each entry of the table of blades: a message said that it cannot be used or
-    /// takes no pages.
+    /// One bit for each entry of the table of blades: it was reported as unusable or as taking no
+    /// pages.
     pub blades_reported: AtomicU32,
-    /// How much local memory was over its limit when that was last said, in bytes; 0 = it was not.
+    /// By how many bytes local memory was over its limit when that was last reported; 0 if it was
+    /// not.
     pub overrun_reported_bytes: AtomicU64,
     pub(crate) program: [AtomicU8; NAME_BYTES],
     pub(crate) victim_policy: [AtomicU8; NAME_BYTES],
@@ -109,7 +110,7 @@ pub struct Header {
 
 const _: () = assert!(size_of::<Header>() == 4096);
 
-/// How far a process has come.
+/// How a process is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ProcessState {
@@ -117,7 +118,7 @@ pub enum ProcessState {
     Native = 1,
     /// The pager serves its faults.
     Active = 2,
-    /// As [`ProcessState::Native`], for good: the pager in it found that it may open too few files.
+    /// As [`ProcessState::Native`], for good: its pager found that it may open too few files.
     Outside = 3,
 }
 
@@ -139,21 +140,20 @@ pub enum Counter {
     Evictions,
     /// Pages written to a blade.
     PagesWritten,
-    /// Of the pages moved out: not written, for the blade has them as they are.
+    /// Pages moved out without being written, because the blade has them unchanged.
     CleanDrops,
-    /// Pages that could not be moved out (pinned by the kernel, of changed rights, ...).
+    /// Pages that could not be moved out (pinned by the kernel, changed protection, ...).
     Refused,
     /// Pages lost with their blade: touching one is a SIGBUS.
     Lost,
     /// Times that local memory went over the limit because nothing could be evicted in time.
     Overruns,
-    /// Calls by which the program gave up registered memory (madvise), as a sidecar is told of
-    /// them.
+    /// Calls by which the program gave up registered memory (madvise), as reported to a sidecar.
     GiveUps,
-    /// Times that a piece of memory was given a rest from being registered, for it was given up all
-    /// the time.
+    /// Times that a piece of memory was left unregistered for a while, because it was given up
+    /// again and again.
     Rests,
-    /// Times that the program was stopped for its pager: to move memory out that may not be written
+    /// Times that the program was stopped for its pager: to move out memory that may not be written
     /// to, or to be certain of what it did to its memory.
     Standstills,
     /// Gauge: pages resident in this process (its anonymous resident set).
@@ -169,34 +169,34 @@ pub enum Counter {
     /// Gauge: resident pages of the pager itself (tables, stacks of requests, its allocator),
     /// without the victim buffer.
     PagerPages,
-    /// Gauge: threads of a native process that grew when it was last looked at; 0 if it did not.
+    /// Gauge: threads of a native process that grew at the last check; 0 if it did not.
     GrowingThreads,
     /// Gauge: pages fetched in the last tenth of a second by a process that did little else; 0 if
-    /// it did.
+    /// it did more.
     StalledFetches,
-    /// Pages that first touches were answered with, those after the touched one included.
+    /// Pages that first touches were answered with, including those after the touched one.
     PagesZeroed,
-    /// Chunks that pages were moved out of: how often the kernel was asked.
+    /// Chunks that pages were moved out of: how often the kernel was called.
     EvictedChunks,
-    /// Pages fetched, or fetched ahead, for the first time since uses are counted
+    /// Pages fetched, or prefetched, for the first time since uses are counted
     /// ([`Header::use_epoch`]).
     FirstReturns,
     /// Gauge: pages that came back since then, and are out again.
     UsedAwayPages,
-    /// Gauge: neighbouring mappings of equal rights that the kernel keeps apart, so that mremap of
-    /// more than one fails.
+    /// Gauge: neighbouring mappings of equal protection that the kernel keeps apart, so that mremap
+    /// of more than one fails.
     SplitMappings,
-    /// Gauge: resident anonymous pages that cannot be moved, when the keeper last looked; written
+    /// Gauge: resident anonymous pages that could not be moved at the keeper's last check; written
     /// by the keeper.
     PinnedPages,
     /// Gauge: 1 while no blade gives this process more memory or takes pages of it.
     WithoutRoom,
-    /// Gauge: resident anonymous pages that count with other processes, which a fork shares them
-    /// with.
+    /// Gauge: resident anonymous pages that are counted for other processes, which share them since
+    /// a fork.
     ElsewherePages,
 }
 
-/// The counters that say what is there now.
+/// The counters that hold a present value.
 const GAUGES: [Counter; 13] = [
     Counter::ResidentPages,
     Counter::FarPages,
@@ -220,11 +220,11 @@ pub const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot {
-    /// 0 = free. Claimed by compare-and-swap.
+    /// 0 if free. Claimed by compare-and-swap.
     pub pid: AtomicU32,
     pub(crate) state: AtomicU32,
-    /// Start time of the process in clock ticks (field 22 of /proc/pid/stat): tells a reused pid
-    /// apart.
+    /// Start time of the process in clock ticks (field 22 of /proc/pid/stat): distinguishes a
+    /// reused pid.
     pub start_ticks: AtomicU64,
     pub(crate) name: [AtomicU8; NAME_BYTES],
     counters: [AtomicU64; COUNTER_COUNT],
@@ -232,14 +232,14 @@ pub struct Slot {
     pub fetch_latency: Histogram,
     /// Latency of every other fault.
     pub other_latency: Histogram,
-    /// Pages this process may still take before it looks at the budget again.
+    /// Pages that this process may still take before it checks the budget again.
     pub allowance_pages: AtomicI64,
-    /// Version of the table of blades that this process has taken in; 0 while it has no pool,
+    /// Version of the table of blades that this process follows; 0 while it has no pool,
     /// [`CONNECTING`](crate::CONNECTING) while it is about to have one.
     pub blades_version: AtomicU32,
     /// Entries of the table on which this process has nothing, as bits; of the version above.
     pub blades_left: AtomicU32,
-    /// Entries that this process cannot leave, for no other blade has room, as bits.
+    /// Entries that this process cannot leave, because no other blade has room, as bits.
     pub blades_stuck: AtomicU32,
 }
 
@@ -274,7 +274,7 @@ impl Slot {
         load_text(&self.name)
     }
 
-    /// The process goes on without a pager: what that was doing is over, what it did stays counted.
+    /// The process goes on without a pager: gauges are reset, what was counted stays.
     pub fn lose_pager(&self) {
         GAUGES.iter().for_each(|gauge| self.set(*gauge, 0));
         self.blades_version.store(0, Relaxed);
@@ -314,7 +314,7 @@ impl Header {
         }
     }
 
-    /// The settings as they stand now.
+    /// The present settings.
     pub fn settings(&self) -> Settings {
         let fail = self.when_full.load(Relaxed) != 0;
         Settings {
@@ -334,7 +334,7 @@ impl Header {
     }
 }
 
-/// Whether the settings fit the board; the error names the field.
+/// Checks that the settings fit the board. The error names the field.
 pub(crate) fn check(settings: &Settings) -> Result<(), &'static str> {
     let fits = |blade: &BladeOffer| blades::address_fits(&blade.address);
     if settings.blades.len() > BLADE_ENTRIES || !settings.blades.iter().all(fits) {

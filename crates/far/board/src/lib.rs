@@ -2,15 +2,16 @@
 //!
 //! It carries four things between the keeper, every process of the program's tree and `farpool
 //! stat`: the settings of the run, the table of blades, the budget (each process publishes what it
-//! holds in local memory, and all are held to one limit), and the statistics. Reading it costs
-//! nothing to those who write it.
+//! holds in local memory, and all are held to one limit), and the statistics. Reading it costs its
+//! writers nothing.
 //!
 //! Invariants:
 //! * the file is created and sized by the keeper before the program starts and never shrinks;
 //! * a slot belongs to the process whose pid it holds; only that process writes its counters; the
 //!   keeper frees slots of processes that are gone;
-//! * every field is an atomic or written once by the keeper before anybody else can open the file,
-//!   so no reader needs a lock. Counters are relaxed: they are statistics, not synchronisation.
+//! * every field is an atomic or written once by the keeper before another process can open the
+//!   file, so no reader needs a lock. Counters are relaxed: they are statistics, not
+//!   synchronisation.
 
 mod blades;
 mod copies;

@@ -1,9 +1,8 @@
 //! Creating, opening and mapping the board's file.
 //!
-//! The file lies on a small file system as a rule (/run). A page of a mapped file that finds no
-//! block there when it is touched is a SIGBUS, so nothing is touched that has no block: what every
-//! run needs is allocated when the file is made, and more slots and the log of faults before they
-//! are used.
+//! The file usually lies on a small file system (/run). Touching a page of a mapped file that finds
+//! no block there is a SIGBUS, so nothing is touched that has no block: what every run needs is
+//! allocated when the file is made, and more slots and the log of faults before they are used.
 
 use std::io::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,11 +23,11 @@ const COPIES_END_BYTES: usize = SLOTS_END_BYTES + size_of::<CopyTable>();
 const FAULT_LOG_BYTES: usize = COPIES_END_BYTES.next_multiple_of(align_of::<FaultLog>());
 const FILE_BYTES: usize = FAULT_LOG_BYTES + size_of::<FaultLog>();
 const _: () = assert!(SLOTS_END_BYTES.is_multiple_of(align_of::<CopyTable>()));
-/// Slots that have their room from the start: more processes than most trees have, in 0.8 MiB. All
-/// 1024 would take 6.4 MiB of memory for each run, and the log of faults 8 MiB more.
+/// Slots that are allocated at the start: more processes than most trees have, in 0.8 MiB. All 1024
+/// would take 6.4 MiB of memory for each run, and the log of faults 8 MiB more.
 const FIRST_SLOTS: usize = 128;
 const FIRST_SLOTS_END_BYTES: usize = size_of::<Header>() + FIRST_SLOTS * size_of::<Slot>();
-/// Slots that get their room together when the ones before are taken: 50 KiB.
+/// Slots that are allocated together when the ones before are taken: 50 KiB.
 const SLOTS_STEP: usize = 8;
 
 /// Why a board cannot be used.
@@ -72,7 +71,7 @@ impl Board {
         let failed = |action| move |error: Errno| file_error(path, action, error);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         // Readable by the owner only: it names programs and addresses. Children that change their
-        // user opened it before they did.
+        // user have opened it before.
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
             if error == Errno::NOSPC { no_room(path, error) } else { failed("created")(error) }
         })?;
@@ -113,11 +112,11 @@ impl Board {
         Board::map_checked(&fd, writable, 0, path)
     }
 
-    /// The length of a board.
+    /// The length of a board in bytes.
     pub const BYTES: usize = FILE_BYTES;
 
-    /// Maps a board that another process has opened and handed over, at the address `wish` if
-    /// nothing is there.
+    /// Maps a board that another process has opened and handed over, at the address `wish` if that
+    /// is free.
     pub fn adopt(fd: &OwnedFd, wish: usize) -> Result<Board, BoardError> {
         Board::map_checked(fd, true, wish, Path::new("handed over"))
     }
@@ -161,14 +160,13 @@ impl Board {
         }
     }
 
-    /// Frozen memory on its way.
+    /// The table of copies of frozen memory.
     pub fn copies(&self) -> &CopyTable {
         // SAFETY: the table of atomics follows the slots; their end is aligned for it.
         unsafe { &*self.base.add(SLOTS_END_BYTES).cast::<CopyTable>() }
     }
 
-    /// Has the faults of the run written down from now on. The keeper does this before the program
-    /// starts.
+    /// Turns the log of the run's faults on. The keeper does this before the program starts.
     pub fn switch_on_fault_log(&self, path: &Path) -> Result<(), BoardError> {
         self.back(FAULT_LOG_BYTES, FILE_BYTES).map_err(|error| BoardError::NoRoom {
             path: path.to_owned(),
@@ -179,7 +177,7 @@ impl Board {
         Ok(())
     }
 
-    /// The faults of the run, if somebody wants them.
+    /// The log of the run's faults, if it is on.
     pub fn fault_log(&self) -> &FaultLog {
         // SAFETY: the log of atomics follows the copies, at an offset that is aligned for it.
         unsafe { &*self.base.add(FAULT_LOG_BYTES).cast::<FaultLog>() }
@@ -192,7 +190,7 @@ impl Board {
     }
 
     /// Claims a slot for a process and clears it: the one it had before exec, or a free one. None
-    /// when all are taken, or the file system has no room for another.
+    /// if all are taken, or the file system has no room for another.
     pub fn claim(&self, pid: u32, start_ticks: u64) -> Option<&Slot> {
         let mine = self.processes().find(|slot| {
             slot.pid.load(Acquire) == pid && slot.start_ticks.load(Relaxed) == start_ticks
@@ -218,35 +216,35 @@ impl Board {
         Some(slot)
     }
 
-    /// Why [`claim`](Self::claim) found no slot: the file system has no room for more, or, if
-    /// false, all are taken.
+    /// Why [`claim`](Self::claim) found no slot: true if the file system has no room for more,
+    /// false if all are taken.
     pub fn lacks_room(&self) -> bool {
         self.backed_slots().len() < MAX_SLOTS
     }
 
-    /// Gives a slot back: its process is gone.
+    /// Frees a slot whose process is gone.
     pub fn release(&self, slot: &Slot) {
         slot.clear();
         slot.pid.store(0, Release);
     }
 
-    /// Slots that have their room and may be touched.
+    /// Slots that are allocated and may be touched.
     fn backed_slots(&self) -> &[Slot] {
         let backed = self.header().slots_backed.load(Acquire) as usize;
         &self.slots()[..backed.min(MAX_SLOTS)]
     }
 
-    /// Sees to it that whoever opens the board finds a slot, or an error that says why there is
-    /// none.
+    /// Ensures that a process that opens the board finds a slot, or gets an error that says why
+    /// there is none.
     fn back_a_free_slot(&self) -> Result<(), Errno> {
         let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-        // Its own: it had one before exec.
+        // Its own counts: it had one before exec.
         let is_free = |slot: &Slot| [0, own].contains(&slot.pid.load(Relaxed));
         while !self.backed_slots().iter().any(is_free) && self.back_more_slots()? {}
         Ok(())
     }
 
-    /// Gives some more slots their room; false when there are no more. Several may do so at once.
+    /// Allocates some more slots. False if there are no more. Several processes may do so at once.
     fn back_more_slots(&self) -> Result<bool, Errno> {
         let backed = self.backed_slots().len();
         let next = (backed + SLOTS_STEP).min(MAX_SLOTS);
@@ -256,22 +254,21 @@ impl Board {
         Ok(next > backed)
     }
 
-    /// Has the file system give room to the pages of a part of the file: an error instead of a
-    /// SIGBUS.
+    /// Has the file system allocate the pages of a part of the file: an error instead of a SIGBUS.
     fn back(&self, from: usize, to: usize) -> Result<(), Errno> {
         let from = from / PAGE_BYTES * PAGE_BYTES;
-        // SAFETY: inside the mapping, from a page on; what is there stays as it is.
+        // SAFETY: inside the mapping, from a page on; its content is not changed.
         unsafe {
             let start = self.base.add(from).cast();
             rustix::mm::madvise(start, to - from, Advice::LinuxPopulateWrite)
         }
         .map_err(|error| match error {
-            Errno::FAULT => Errno::NOSPC, // the SIGBUS that a touch would have been
+            Errno::FAULT => Errno::NOSPC, // instead of the SIGBUS of a touch
             other => other,
         })
     }
 
-    /// At the address `wish`, if nothing is there.
+    /// Maps the file at the address `wish`, if that is free.
     fn map(fd: &OwnedFd, writable: bool, wish: usize) -> Result<Board, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (wish, protection) = (wish as *mut _, ProtFlags::READ | write);
@@ -295,8 +292,8 @@ impl Drop for Board {
 #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
 const FIRST_SLOTS_NUMBER: u32 = FIRST_SLOTS as u32;
 
-/// Gives room to all that is touched in every run: the header, the first slots, the copies, and of
-/// the log of faults the page that says whether it is on.
+/// Allocates all that is touched in every run: the header, the first slots, the copies, and the
+/// page of the fault log that says whether it is on.
 fn allocate_first(fd: &OwnedFd) -> Result<(), Errno> {
     let copies_at = SLOTS_END_BYTES / PAGE_BYTES * PAGE_BYTES;
     let parts = [(0, FIRST_SLOTS_END_BYTES), (copies_at, FAULT_LOG_BYTES + PAGE_BYTES)];
@@ -304,7 +301,7 @@ fn allocate_first(fd: &OwnedFd) -> Result<(), Errno> {
         let (from, bytes) = (from as u64, (to - from) as u64);
         let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), from, bytes);
         match rustix::io::retry_on_intr(allocate) {
-            // A file system that does not know the call gets its blocks the slow way.
+            // On a file system without the call blocks are allocated by writing zeros.
             Err(Errno::OPNOTSUPP) => write_zeros(fd, from, bytes)?,
             other => other?,
         }
@@ -328,8 +325,8 @@ fn no_room(path: &Path, error: Errno) -> BoardError {
     BoardError::NoRoom { path: path.to_owned(), bytes, error: error.into() }
 }
 
-/// Whoever owns the board names the blades that a program's pages go to: that is root, or the user
-/// himself. (A program that root's run started may have become another user.)
+/// Checks the owner of the board, who names the blades that a program's pages go to: it must be
+/// root or this user. (A program that root's run started may have become another user.)
 fn check_owner(path: &Path, owner: u32) -> Result<(), BoardError> {
     let user = rustix::process::geteuid().as_raw();
     if owner == user || owner == 0 {

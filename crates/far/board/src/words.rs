@@ -1,4 +1,4 @@
-//! Words of the board that several of its tables hold: texts and numbers of 128 bits.
+//! Helpers for several tables of the board: texts and numbers of 128 bits.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -34,5 +34,5 @@ pub(crate) fn load_text(field: &[AtomicU8]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Entries of the table: as many blades as a pool has slots. A run that needs more is refused them.
+/// Entries of the table: as many blades as a pool has slots. More are refused.
 pub const BLADE_ENTRIES: usize = 8;
