@@ -1,4 +1,4 @@
-//! Copies the memory of one mapping: far pages as they come, zeros as holes. Pure.
+//! Copies the memory of one mapping: far pages as they arrive, zeros as holes. Pure.
 
 use std::ops::Range;
 
@@ -6,19 +6,19 @@ use farpool_units::{PAGE_BYTES, PAGE_BYTES_U64, at_most};
 
 use crate::error::CoreError;
 
-/// What is read at once. The kernel pins what it reads, and pinned pages cannot be moved out: this
-/// must be little, even for the smallest limit.
+/// Pages read at once. The kernel pins what it reads, and pinned pages cannot be moved out: this
+/// must be few, even for the smallest limit.
 pub const CHUNK_PAGES: usize = 64;
 
-/// Where memory comes from.
+/// The source of memory.
 pub trait Source {
-    /// Reads whole pages; returns how many could be read before one that cannot be.
+    /// Reads whole pages. Returns how many were read before an unreadable one.
     fn read(&mut self, address: u64, pages: &mut [u8]) -> Result<usize, CoreError>;
     /// The pages that the kernel has for the process: bit n stands for page n.
     fn present(&mut self, address: u64, pages: usize) -> Result<u64, CoreError>;
 }
 
-/// Where it goes.
+/// The destination of memory.
 pub trait Sink {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CoreError>;
 }
@@ -26,9 +26,9 @@ pub trait Sink {
 /// Which pages of a mapping are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Those that the kernel has.
+    /// Pages that the kernel has.
     Present,
-    /// Those that a pager brings, too.
+    /// Also pages that a pager brings.
     All,
 }
 
@@ -42,8 +42,8 @@ pub struct Copier<'a, S, T> {
 }
 
 impl<S: Source, T: Sink> Copier<'_, S, T> {
-    /// Copies the memory of a range to `offset` of the sink. After each chunk `step` is told how
-    /// many bytes are done.
+    /// Copies the memory of a range to `offset` of the sink. After each chunk `step` gets the bytes
+    /// done.
     pub fn copy(
         &mut self,
         range: Range<u64>,
@@ -101,7 +101,7 @@ impl<S: Source, T: Sink> Copier<'_, S, T> {
         Ok(())
     }
 
-    /// Writes what is not zeros.
+    /// Writes the pages that are not zero.
     fn write(&mut self, offset: u64, chunk: &[u8]) -> Result<(), CoreError> {
         let is_empty = |page: &[u8]| page.iter().all(|byte| *byte == 0);
         let full: Vec<bool> = chunk.chunks(PAGE_BYTES).map(|page| !is_empty(page)).collect();
@@ -126,7 +126,7 @@ mod tests {
 
     const BASE: u64 = 0x7000_0000;
 
-    /// Each page is filled with one byte; 0 is a page that is not there, or zeros.
+    /// Each page is filled with one byte; 0 is a missing page, or zeros.
     struct Model {
         pages: Vec<u8>,
         absent: Vec<bool>,

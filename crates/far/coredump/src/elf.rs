@@ -1,10 +1,10 @@
-//! The frame of a core file: header, segments, the table that counts them where the header cannot.
-//! Pure.
+//! The ELF structure of a core file: header, segments, and the table that counts them where the
+//! header cannot. Pure.
 
 use farpool_units::{PAGE_BYTES_U64, at_most};
 use zerocopy::{Immutable, IntoBytes};
 
-/// A header can count so many segments; with more it says so, and section 0 has the number.
+/// Most segments that a header can count; with more it says so, and section 0 has the number.
 const MOST_COUNTED: usize = 0xffff;
 
 const TYPE_CORE: u16 = 4;
@@ -81,18 +81,18 @@ pub struct Load {
     pub rights: u32,
 }
 
-/// Where everything lies in the file.
+/// The layout of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What the file begins with: headers and notes.
+    /// The beginning of the file: headers and notes.
     pub start: Vec<u8>,
-    /// Where the contents of each memory lie.
+    /// Offsets of the contents of each load.
     pub offsets: Vec<u64>,
     /// Length of the whole file.
     pub bytes: u64,
 }
 
-/// Lays a core out.
+/// Computes the layout of a core.
 pub fn lay_out(notes: &[u8], loads: &[Load]) -> Layout {
     let segments = loads.len() + 1;
     let has_section = segments >= MOST_COUNTED;
@@ -140,7 +140,7 @@ fn header(segments: usize, sections_at: Option<u64>) -> Header {
         flags: 0,
         header_bytes: size_of::<Header>() as u16,
         segment_bytes: size_of::<Segment>() as u16,
-        // PN_XNUM where they are more: the one section has their number.
+        // PN_XNUM if there are more: the one section has their number.
         segments: at_most(segments),
         section_bytes: if sections_at.is_some() { size_of::<Section>() as u16 } else { 0 },
         sections: u16::from(sections_at.is_some()),
@@ -161,7 +161,7 @@ fn segment(load: &Load, offset: u64) -> Segment {
     }
 }
 
-/// Section 0, which has the number of segments that the header has no room for.
+/// Section 0, which holds the number of segments that does not fit the header.
 fn count_section(segments: usize) -> Section {
     Section {
         name: 0,

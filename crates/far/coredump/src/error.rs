@@ -1,11 +1,11 @@
-//! Why there is no core. Each names the thing and what can be done about it.
+//! Why there is no core. Each message names the cause and the remedy.
 
 use std::io::Error;
 use std::path::PathBuf;
 
 use farpool_inject::InjectError;
 
-/// Why there is no core; no part of one is left.
+/// Why there is no core; no partial file is left.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     #[error(transparent)]

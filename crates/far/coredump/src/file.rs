@@ -1,4 +1,5 @@
-//! The file: for its owner only, under a name of its own until it is whole, removed if it never is.
+//! The file: for its owner only, under a temporary name until it is complete, removed if it never
+//! is.
 
 use std::fs::{File, OpenOptions};
 use std::io::Error;
@@ -20,7 +21,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Memory may hold secrets: nobody else may read it, at no time.
+    /// Memory may hold secrets: no other user may read the file at any time.
     pub fn create(path: &Path) -> Result<Draft, CoreError> {
         if path.symlink_metadata().is_ok() {
             return Err(CoreError::Exists { path: path.to_owned() });
@@ -37,7 +38,7 @@ impl Draft {
         Ok(Draft { file, path: path.to_owned(), partial, written_bytes: 0 })
     }
 
-    /// Gives it its length and its name.
+    /// Sets its length and gives it its name.
     pub fn complete(mut self, bytes: u64) -> Result<(), CoreError> {
         self.file.set_len(bytes).map_err(|error| self.failed(error))?;
         let partial = std::mem::take(&mut self.partial);
@@ -53,7 +54,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The name that it goes by until it is whole.
+    /// Its temporary name until it is complete.
     pub fn partial_name(&self) -> PathBuf {
         self.partial.clone()
     }

@@ -1,15 +1,15 @@
 //! A core file of a process whose memory is partly far.
 //!
-//! The kernel's own core dump, and whoever reads /proc/PID/mem, does not see far pages.
-//! process_vm_readv does: it waits for the pager as the program itself would. So the program's
-//! threads are stopped, their registers are taken, and the memory is read page by page while the
-//! pager, which runs on, brings pages in and moves others out.
+//! The kernel's own core dump, and readers of /proc/PID/mem, do not see far pages. process_vm_readv
+//! does: it waits for the pager as the program itself would. So the program's threads are stopped,
+//! their registers are read, and the memory is read page by page while the pager, which runs on,
+//! brings pages in and moves others out.
 //!
 //! [`elf`], [`notes`], [`mappings`] and [`copy`] are pure; [`process`], [`sys`], [`file`] and
 //! [`take`] do what touches the machine.
 //!
-//! Invariants: the process's memory is never written, and no page of the pager's own buffer is
-//! touched that is not there: a page brought in there would be taken for one that was moved out.
+//! Invariants: the process's memory is never written, and no missing page of the pager's own buffer
+//! is touched: a page brought in there would be taken for one that was moved out.
 
 mod copy;
 mod elf;

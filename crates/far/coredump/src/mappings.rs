@@ -1,13 +1,13 @@
 //! The mappings of a process, and what of each goes into its core. Pure.
 //!
-//! As the kernel does, by the process's own coredump_filter: what lies in a file anyway is left to
-//! the file, and the note of files says where it is.
+//! As in the kernel, by the process's own coredump_filter: what is in a file anyway is left to the
+//! file, and the note of files says where it is.
 
 use farpool_units::PAGE_BYTES_U64;
 
 use crate::elf::{RIGHT_EXECUTE, RIGHT_READ, RIGHT_WRITE};
 
-/// A mapping as /proc/PID/smaps has it.
+/// A mapping in /proc/PID/smaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
@@ -15,12 +15,12 @@ pub struct Mapping {
     pub rights: u32,
     pub is_shared: bool,
     pub file_offset: u64,
-    /// 0: no file.
+    /// 0 without a file.
     pub inode: u64,
     pub name: Vec<u8>,
-    /// Bytes that the process has there itself, in memory or swap.
+    /// Bytes of the process's own there, in memory or swap.
     pub own_bytes: u64,
-    /// Two letters each, with a space behind.
+    /// Two letters each, followed by a space.
     pub flags: String,
 }
 
@@ -28,17 +28,17 @@ pub struct Mapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     Nothing,
-    /// The first page: of a program's file it tells which build it is.
+    /// The first page: in a program's file it identifies the build.
     Head,
     /// The pages that the kernel has for the process; others are zeros.
     Present,
-    /// Every page: those that are far come when they are read.
+    /// Every page: far pages are fetched when they are read.
     Everything,
 }
 
 /// Bits of /proc/PID/coredump_filter, in pairs: private and shared.
 pub const FILTER_ALL: u64 = 0x1ff;
-/// What the kernel takes if nobody has said anything.
+/// The kernel's default filter.
 pub const FILTER_DEFAULT: u64 = 0x33;
 const ANONYMOUS: u64 = 1 << 0;
 const SHARED_ANONYMOUS: u64 = 1 << 1;
@@ -63,13 +63,13 @@ impl Mapping {
         self.flags.split_ascii_whitespace().any(|word| word == flag)
     }
 
-    /// Whether a userfaultfd brings its pages.
+    /// True if a userfaultfd brings its pages.
     pub fn is_paged(&self) -> bool {
         self.has("um")
     }
 
-    /// The pager's own buffers: registered, never for write protection as the program's memory is,
-    /// not inherited, not in huge pages. A page that is missing there must stay so.
+    /// The pager's own buffers: registered, but never for write protection as the program's memory
+    /// is, not inherited, not in huge pages. A missing page there must stay missing.
     fn is_pagers_buffer(&self) -> bool {
         self.has("um") && self.has("dc") && self.has("nh") && !self.has("uw")
     }
@@ -84,8 +84,7 @@ impl Mapping {
             return Content::Everything;
         }
         if self.is_shared {
-            // A shared mapping without a name in any folder is anonymous memory, or as good as
-            // that.
+            // A shared mapping without a name in any folder is anonymous memory, or practically so.
             let is_nameless = self.name.is_empty() || self.name.ends_with(b" (deleted)");
             let wanted = if is_nameless { SHARED_ANONYMOUS } else { SHARED_FILES };
             return if filter & wanted != 0 && self.is_readable() {
@@ -103,7 +102,7 @@ impl Mapping {
         if filter & wanted != 0 || (is_changed && filter & ANONYMOUS != 0) {
             return match () {
                 () if !self.is_of_a_file() && !is_changed => Content::Nothing,
-                // Rights stop process_vm_readv, and what a pager would bring cannot be had
+                // Its protection stops process_vm_readv, and a pager's pages cannot be had
                 // otherwise.
                 () if !self.is_readable() => Content::Present,
                 () if self.is_of_a_file() || self.is_paged() => Content::Everything,
@@ -114,7 +113,7 @@ impl Mapping {
         if is_head && filter & ELF_HEADS != 0 { Content::Head } else { Content::Nothing }
     }
 
-    /// How much of the file it takes.
+    /// How many bytes of the core file it takes.
     pub fn file_bytes(&self, content: Content) -> u64 {
         match content {
             Content::Nothing => 0,
@@ -134,12 +133,12 @@ pub fn parse(smaps: &[u8]) -> Vec<Mapping> {
             detail(mapping, line);
         }
     }
-    // The gate of old system calls is no memory of the process, and cannot be read.
+    // The page of old system calls (vsyscall) is no memory of the process, and cannot be read.
     mappings.retain(|mapping| mapping.name != b"[vsyscall]");
     mappings
 }
 
-/// A line as "7f10-7f20 rw-p 00001000 fe:00 123   /a name".
+/// Parses a line as "7f10-7f20 rw-p 00001000 fe:00 123   /a name".
 fn head(line: &[u8]) -> Option<Mapping> {
     let mut words = line.splitn(6, |byte| *byte == b' ');
     let mut word = || std::str::from_utf8(words.next()?).ok();
@@ -166,7 +165,7 @@ fn head(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// The kernel writes a line's end in a name as \012.
+/// Decodes a name: the kernel writes a newline in it as \012.
 fn unescaped(name: &[u8]) -> Vec<u8> {
     const ESCAPED: &[u8] = b"\\012";
     let mut whole = Vec::with_capacity(name.len());

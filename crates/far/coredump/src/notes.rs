@@ -1,4 +1,4 @@
-//! What a core says besides memory: threads with registers, the process, its files. Pure.
+//! The contents of a core besides memory: threads with registers, the process, its files. Pure.
 
 use farpool_units::exactly;
 use zerocopy::{Immutable, IntoBytes};
@@ -10,7 +10,7 @@ pub const FLOAT_REGISTERS: u32 = 2;
 const PRPSINFO: u32 = 3;
 const AUXV: u32 = 6;
 const FILES: u32 = 0x4649_4c45;
-/// Sets of registers besides the general ones, with the name that their notes go by.
+/// Sets of registers besides the general ones, with the owner name of their notes.
 #[cfg(target_arch = "x86_64")]
 pub const OTHER_SETS: [(&str, u32); 2] = [("CORE", FLOAT_REGISTERS), ("LINUX", 0x202)];
 #[cfg(target_arch = "aarch64")]
@@ -71,7 +71,7 @@ struct Prpsinfo {
 
 const _: () = assert!(size_of::<Prpsinfo>() == 136);
 
-/// What is told of a process.
+/// Facts about a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     pub pid: i32,
@@ -88,20 +88,20 @@ pub struct Process {
     pub auxiliary: Vec<u8>,
 }
 
-/// What is told of a thread.
+/// Facts about a thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
     pub tid: i32,
     pub pending: u64,
     pub blocked: u64,
     pub times: [[i64; 2]; 4],
-    /// As the kernel gives them for [`PRSTATUS`].
+    /// In the kernel's form for [`PRSTATUS`].
     pub general: Vec<u8>,
-    /// The sets of [`OTHER_SETS`] that there are.
+    /// The available sets of [`OTHER_SETS`].
     pub others: Vec<(&'static str, u32, Vec<u8>)>,
 }
 
-/// All notes, one behind the other. The first thread is the one that a debugger shows.
+/// All notes, one after the other. A debugger shows the first thread.
 pub fn notes(process: &Process, threads: &[Thread], mappings: &[Mapping]) -> Vec<u8> {
     let mut notes = Vec::new();
     let mut of_threads = threads.iter();
@@ -125,9 +125,9 @@ fn add_others(notes: &mut Vec<u8>, thread: &Thread) {
     }
 }
 
-/// A note: sizes, kind, name with its zero, contents, both filled up to a multiple of 4.
+/// Appends a note: sizes, kind, name with its zero, contents, both padded to a multiple of 4.
 fn add(notes: &mut Vec<u8>, name: &str, kind: u32, contents: &[u8]) {
-    // The longest lists the mappings: some 65,000 with a path each, at most 300 MB.
+    // The longest note lists the mappings: some 65,000 with a path each, at most 300 MB.
     let size = |bytes: usize| u32::try_from(bytes).expect("a note is shorter than 4 GiB");
     for word in [size(name.len() + 1), size(contents.len()), kind] {
         notes.extend_from_slice(&word.to_le_bytes());
@@ -178,7 +178,7 @@ fn prpsinfo(process: &Process) -> Prpsinfo {
     }
 }
 
-/// The first bytes, and zeros behind.
+/// The first bytes, padded with zeros.
 fn cut<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
     let mut field = [0; BYTES];
     let count = bytes.len().min(BYTES);
@@ -186,7 +186,7 @@ fn cut<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
     field
 }
 
-/// As [`cut`], with a zero at the end in any case.
+/// As [`cut`], but always ends with a zero.
 fn text<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
     cut(&bytes[..bytes.len().min(BYTES.saturating_sub(1))])
 }

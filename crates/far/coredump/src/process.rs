@@ -1,4 +1,4 @@
-//! What /proc tells of a process, and its memory.
+//! What /proc reports of a process, and its memory.
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind};
@@ -13,7 +13,7 @@ use crate::mappings::{self, FILTER_DEFAULT, Mapping};
 use crate::notes::{OTHER_SETS, PRSTATUS, Process, Thread};
 use crate::sys;
 
-/// What the threads of a preloaded pager are called by.
+/// Name prefix of a preloaded pager's threads.
 const PAGERS_THREADS: &str = "farpool-";
 const PRELOAD_NAME: &[u8] = b"/libfarpool_preload.so";
 
@@ -51,7 +51,7 @@ fn read_status(path: &str) -> String {
     String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
 }
 
-/// Whether it is one: threads have numbers of the same kind.
+/// True if it is a process: threads have numbers of the same kind.
 pub fn is_process(pid: u32) -> bool {
     let status = read_status(&format!("/proc/{pid}/status"));
     status_word(&status, "Tgid").and_then(|word| word.parse().ok()) == Some(pid)
@@ -66,14 +66,15 @@ pub fn pagers_threads(pid: u32) -> Vec<i32> {
         name.starts_with(PAGERS_THREADS).then_some(thread)
     });
     let threads: Vec<i32> = threads.collect();
-    // By one of them: the first thread of the process may have ended, and has no memory then.
+    // Read through one of them: the first thread of the process may have ended, and then has no
+    // memory.
     let maps = threads.first().and_then(|thread| fs::read(format!("/proc/{thread}/maps")).ok());
     let maps = maps.unwrap_or_default();
     let has_pager = maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(PRELOAD_NAME));
     if has_pager { threads } else { Vec::new() }
 }
 
-/// What is told of the process. `task` is one of its threads that lives.
+/// Collects facts about the process. `task` is one of its living threads.
 pub fn describe(pid: u32, task: i32) -> Result<Process, Error> {
     let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
     let status = read_status(&format!("/proc/{pid}/status"));
@@ -99,7 +100,7 @@ pub fn describe(pid: u32, task: i32) -> Result<Process, Error> {
     })
 }
 
-/// What is told of the threads that stand still.
+/// Collects facts about the threads that stand still.
 pub fn describe_threads(pid: u32, halted: &Halted) -> Vec<Thread> {
     let of_thread = |tid: i32| {
         let general = halted.registers(tid, PRSTATUS)?;
@@ -129,7 +130,7 @@ pub fn read_mappings(task: i32) -> Result<Vec<Mapping>, Error> {
     fs::read(format!("/proc/{task}/smaps")).map(|text| mappings::parse(&text))
 }
 
-/// What the process wants in its core dumps.
+/// The process's filter for its core dumps.
 pub fn filter(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/coredump_filter")).unwrap_or_default();
     u64::from_str_radix(text.trim(), 16).unwrap_or(FILTER_DEFAULT)
@@ -143,7 +144,7 @@ pub struct Memory {
     pagemap: File,
     /// For memory that the process itself may not read.
     memory: File,
-    /// The mapping that is being read may be read, and a pager brings its pages.
+    /// The mapping being read is readable, and a pager brings its pages.
     pub is_readable: bool,
 }
 
@@ -161,7 +162,7 @@ impl Memory {
         }
     }
 
-    /// One page after the other, whatever the process may do with them; never of far memory.
+    /// Reads page by page, regardless of the process's protection; never far memory.
     fn read_forbidden(&self, address: u64, pages: &mut [u8]) -> Result<usize, CoreError> {
         for (index, page) in pages.chunks_mut(PAGE_BYTES).enumerate() {
             match self.memory.read_exact_at(page, address + (index * PAGE_BYTES) as u64) {
@@ -184,7 +185,7 @@ impl Source for Memory {
         }
         match sys::read_memory(self.task, address, pages) {
             Ok(bytes) => Ok(bytes / PAGE_BYTES),
-            // A page that was lost with its blade, a file that was cut, a mapping that has gone.
+            // A page that was lost with its blade, a truncated file, a mapping that is gone.
             Err(error)
                 if matches!(
                     error.raw_os_error(),

@@ -1,4 +1,4 @@
-//! Takes the core: who stands still, who reads, who watches.
+//! Takes the core: which threads are stopped, read and watch.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,32 +17,32 @@ use crate::mappings::{Content, FILTER_ALL, Mapping};
 use crate::notes::{self, Thread};
 use crate::process::{self, Memory};
 
-/// Between two looks at the reading thread.
+/// Pause between two checks of the reading thread.
 const STEP: Duration = Duration::from_millis(20);
-/// If nothing was read for so long, the program's threads are let go: one of them may hold up the
-/// pager, as while it forks. A blade that does not answer has a deadline of 10 s.
+/// If nothing was read for this long, the program's threads are resumed: one of them may hold up
+/// the pager, as during a fork. A blade that does not answer has a deadline of 10 s.
 const STALL: Duration = Duration::from_secs(15);
-/// Who is told to end waits so long for the reading thread, which may wait for a page.
+/// How long an aborted dump waits for the reading thread, which may wait for a page.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
-/// A thread in an uninterruptible wait is waited for by trying so often.
+/// How often stopping a thread in an uninterruptible wait is tried.
 const TRIES: u32 = 20;
 
-/// Whose core, and how.
+/// Which core to take, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     pub pid: u32,
     pub path: &'a Path,
-    /// Also what lies in files, whatever the process's coredump_filter says.
+    /// Also what is in files, whatever the process's coredump_filter.
     pub whole: bool,
     /// The program goes on while its memory is read.
     pub running: bool,
 }
 
-/// How far it has come.
+/// Progress of the dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     pub done_bytes: u64,
-    /// 0: not known yet.
+    /// 0 if not known yet.
     pub all_bytes: u64,
 }
 
@@ -58,11 +58,11 @@ pub struct Core {
     pub unreadable_pages: u64,
     /// How long the program stood still.
     pub stopped: Duration,
-    /// It did so until the end: the memory is that of one moment.
+    /// It stood still until the end: the memory is that of one moment.
     pub is_of_one_moment: bool,
 }
 
-/// Writes a core. Now and then `watch` is told how far it has come; it says whether to go on.
+/// Writes a core. Calls `watch` now and then with the progress; false from it aborts.
 pub fn take(wish: Wish<'_>, mut watch: impl FnMut(Progress) -> bool) -> Result<Core, CoreError> {
     let gone = CoreError::NoProcess { pid: wish.pid };
     let Some(pid) = i32::try_from(wish.pid).ok().and_then(Pid::from_raw) else { return Err(gone) };
@@ -112,10 +112,10 @@ pub fn take(wish: Wish<'_>, mut watch: impl FnMut(Progress) -> bool) -> Result<C
     })
 }
 
-/// The program's threads, which stand still, and what was told of all threads.
+/// The program's threads, which stand still, and the facts about all threads.
 struct Standing {
     halted: Option<Halted>,
-    /// Those of a preloaded pager: they stood still for their registers only.
+    /// Those of a preloaded pager: they stood still only for their registers.
     pager: Option<Halted>,
     threads: Vec<Thread>,
 }
@@ -127,8 +127,8 @@ impl Standing {
         let mut threads = process::describe_threads(number, &halted);
         let mut pager = None;
         if !pagers.is_empty() {
-            // The pager can be without its threads for this moment: nobody waits for a page but the
-            // program.
+            // The pager can do without its threads for this moment: only the program waits for
+            // pages.
             let mut of_pager = try_to_halt(pid, &|thread| pagers.contains(&thread))?;
             threads.extend(process::describe_threads(number, &of_pager));
             of_pager.let_run();
@@ -141,14 +141,15 @@ impl Standing {
         self.pager.iter().for_each(Halted::keep_running);
     }
 
-    /// Lets the program go on. The pager's threads are kept running, for SIGSTOP may have stopped
+    /// Lets the program go on. The pager's threads are kept running, since SIGSTOP may have stopped
     /// the process.
     fn end(&mut self) {
         self.halted = None;
     }
 }
 
-/// A thread that waits for a far page, in the kernel, stops when the page has come.
+/// Retries for a thread that waits for a far page in the kernel: it stops when the page has
+/// arrived.
 fn try_to_halt(pid: Pid, wanted: &dyn Fn(i32) -> bool) -> Result<Halted, InjectError> {
     let mut tries = 1..TRIES;
     loop {
@@ -202,7 +203,7 @@ impl Plan {
     }
 }
 
-/// What the reading thread and its watcher share.
+/// State shared by the reading thread and its watcher.
 struct Reading {
     plan: Plan,
     done_bytes: AtomicU64,
@@ -211,7 +212,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads everything; returns the pages that could not be read.
+    /// Reads everything. Returns the number of unreadable pages.
     fn read_all(&self, mut memory: Memory, mut draft: Draft) -> Result<(Draft, u64), CoreError> {
         let mut unreadable_pages = 0;
         for part in &self.plan.parts {
@@ -227,7 +228,7 @@ impl Reading {
     }
 }
 
-/// Watches the reading thread. It has its own, for ptrace knows threads.
+/// Watches the reading thread. It stays in its own thread, since ptrace is per thread.
 struct Watcher {
     reading: Arc<Reading>,
     partial: PathBuf,
@@ -236,7 +237,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Waits until all is read; returns how long the program stood still if that was not until the
+    /// Waits until all is read. Returns how long the program stood still if that was not until the
     /// end.
     fn watch(
         self,
@@ -270,7 +271,7 @@ impl Watcher {
         Progress { done_bytes, all_bytes: self.reading.plan.all_bytes }
     }
 
-    /// A page may not come for a while: whatever happens then, nothing is left behind.
+    /// A page may be slow to arrive: in any case nothing is left behind.
     fn give_up(&self, reader: &JoinHandle<Result<(Draft, u64), CoreError>>) {
         self.reading.must_end.store(true, Relaxed);
         let _ = std::fs::remove_file(&self.partial);
