@@ -11,7 +11,7 @@ use crate::sys;
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DialError {
-    #[error("nobody serves there ({0})")]
+    #[error("no blade serves there ({0})")]
     Gone(Errno),
     #[error("this user may not connect to it ({0})")]
     Forbidden(Errno),

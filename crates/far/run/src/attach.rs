@@ -81,7 +81,7 @@ impl Homecoming {
         let far_pages = board.processes().map(|slot| slot.get(Counter::FarPages)).sum();
         if self.has_stopped(far_pages, Instant::now()) {
             say!(
-                "farpool: process {pid} is being left, and nothing has come in for {} s \
+                "farpool: process {pid} is being left, and no page has come back for {} s \
                  ({far_pages} pages are far): its blade or its sidecar does not answer. Bring the \
                  blade back, or end the process (kill -9 {pid})",
                 SILENCE_TIME.as_secs()

@@ -37,7 +37,7 @@ pub enum DoorLack {
     NoDevice,
     #[error("{DEVICE} makes no userfaultfd ({0})")]
     Make(Error),
-    #[error("no CAP_SYS_PTRACE, without which the kernel tells of no fork")]
+    #[error("no CAP_SYS_PTRACE, without which the kernel reports no forks")]
     NoForkEvents,
     #[error("{0}")]
     Handshake(OpenError),
@@ -127,8 +127,8 @@ impl Means {
 /// The message when `--door auto` has to do without sidecars.
 pub(crate) fn note(lack: &DoorLack) -> String {
     format!(
-        "the preloaded library is used, which serves no static programs, for a sidecar cannot \
-         work here: {lack}; {}. (--door preload says no more of it)",
+        "the preloaded library is used, which serves no static programs, because a sidecar cannot \
+         work here: {lack}; {}. (--door preload suppresses this message)",
         lack.remedy()
     )
 }

@@ -51,7 +51,7 @@ impl fmt::Display for Ending {
         match self {
             Ending::Status(code) => write!(f, "it exited with status {code}"),
             Ending::Signal { number: libc::SIGKILL, .. } => {
-                f.write_str("signal 9 ended it: somebody killed it, or the kernel did for memory")
+                f.write_str("signal 9 ended it: a user killed it, or the kernel for lack of memory")
             }
             Ending::Signal { number, has_core } => {
                 let core = if *has_core { ", and left a core" } else { "" };

@@ -273,8 +273,8 @@ impl Keeper {
         }
         self.has_told_of_no_room = true;
         say!(
-            "farpool: the run has no room for more processes, for the file system of {0} is full; \
-             free some space there (df {0})",
+            "farpool: the run has no room for more processes, because the file system of {0} is \
+             full; free some space there (df {0})",
             self.folder.display()
         );
     }

@@ -257,8 +257,8 @@ pub enum RunError {
     #[error("{pages} pages of process {pid} could not be brought in, and it was ended")]
     Stuck { pid: u32, pages: String },
     #[error(
-        "the sidecar of process {pid} has ended, and the process with it, for nobody could bring \
-         its pages; please report it, with its last words: {words}"
+        "the sidecar of process {pid} has ended, and the process with it, because its far pages \
+         could not be fetched any more; please report it, with its last words: {words}"
     )]
     SidecarDied { pid: u32, words: String },
     #[error(
@@ -275,7 +275,7 @@ pub enum RunError {
     )]
     NobodyEntered { pid: u32 },
     #[error(
-        "process {pid} is no process of a farpool that could be told to leave it; farpool stat \
+        "process {pid} belongs to no farpool run or attachment that could be left; farpool stat \
          shows what runs"
     )]
     NotAttached { pid: u32 },

@@ -18,7 +18,7 @@ pub enum SidecarError {
     #[error(transparent)]
     Userfaultfd(#[from] OpenError),
     #[error(
-        "the kernel tells of the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as \
+        "the kernel reports the forks of process {pid} only with CAP_SYS_PTRACE: {error}; run as \
          root, or setcap cap_sys_ptrace=p on the farpool binary"
     )]
     NoRight { pid: i32, error: OpenError },

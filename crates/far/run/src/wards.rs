@@ -415,8 +415,8 @@ impl Wards {
             }
             Some(News::Died(words)) => {
                 say!(
-                    "farpool: the sidecar of process {0} has ended, and process {0} with it, for \
-                     nobody could bring its pages; its last words: {words}",
+                    "farpool: the sidecar of process {0} has ended, and process {0} with it, \
+                     because its far pages could not be fetched any more; its last words: {words}",
                     number(ward.pid)
                 );
                 ward.end_program();
