@@ -1,10 +1,10 @@
 //! Where each superpage of a segment lies: a flat table, read by lanes without a lock.
 //!
 //! One word per superpage: which blade has it, and which superpage of that blade's memory it is (a
-//! client on the same host reads it directly); and, while it moves, which record ([`crate::moving`])
-//! tracks its pages. Writers hold the pool's control lock; a reader sees a superpage either
-//! allocated or not. Tables come in chunks, made when first needed, so that a small segment costs a
-//! few KiB and the largest, of 16 TiB, 8 MiB.
+//! client on the same host reads it directly); and, while it moves, which record
+//! ([`crate::moving`]) tracks its pages. Writers hold the pool's control lock; a reader sees a
+//! superpage either allocated or not. Tables come in chunks, made when first needed, so that a
+//! small segment costs a few KiB and the largest, of 16 TiB, 8 MiB.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
