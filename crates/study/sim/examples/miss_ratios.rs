@@ -16,7 +16,7 @@ const REQUESTS: usize = 1_000_000;
 /// Local memory in percent of the pages that occur.
 const LOCAL_PERCENT: [usize; 2] = [50, 10];
 
-/// What libCacheSim 0.3.5 misses on the large traces, in the order of the policies' names.
+/// Misses of libCacheSim 0.3.5 on the large traces, in the order of the policies' names.
 const LIBCACHESIM: [[u64; 13]; 3] = [
     [
         4_029_902, 4_609_532, 3_903_374, 3_392_006, 3_392_006, 3_356_587, 3_438_670, 3_419_320,
@@ -104,7 +104,7 @@ fn dense(made: &Synthetic) -> DensePages<'_> {
     DensePages { pages: &made.pages, page_count: made.page_count }
 }
 
-/// Three digits without the zero before them.
+/// Formats three digits without the leading zero.
 #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
 fn ratio(misses: u64, requests: usize) -> String {
     let ratio = format!("{:.3}", misses as f64 / requests as f64);

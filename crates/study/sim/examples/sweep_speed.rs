@@ -3,7 +3,7 @@
 //! `cargo run --release -p farpool-sim --example sweep_speed -- [--rounds N] [PYTHON]` where PYTHON
 //! can `import libcachesim` (0.3.5). 20 million requests, Zipf of exponent 1 over 2^20 pages: four
 //! policies at six sizes in one process, then the exact curve of LRU, then samples. The best of N
-//! rounds counts, for other programs only ever add to a time.
+//! rounds counts, since other programs can only add to a time.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
@@ -21,7 +21,8 @@ const PAGES: u32 = 1 << 20;
 const KINDS: [CacheKind; 4] = [CacheKind::Lru, CacheKind::Fifo, CacheKind::Clock, CacheKind::Sieve];
 const SIZES: [usize; 6] = [16_384, 65_536, 131_072, 262_144, 524_288, 786_432];
 
-/// The same simulations, in one process, with its default table and with one made for the trace.
+/// The same simulations in one process, with libCacheSim's default table and with one sized for the
+/// trace.
 const ORACLE: &str = r#"
 import resource, sys, time
 import libcachesim as l
@@ -140,7 +141,7 @@ fn beside_the_oracle(
         writer.write_all(&time.to_le_bytes())?;
         writer.write_all(&u64::from(*page).to_le_bytes())?;
         writer.write_all(&1u32.to_le_bytes())?;
-        // None of the four policies looks at the next request.
+        // None of the four policies reads the next request.
         writer.write_all(&(-1i64).to_le_bytes())?;
     }
     writer.flush()?;
@@ -175,7 +176,7 @@ fn beside_the_oracle(
     Ok(())
 }
 
-/// The best time of some rounds in seconds, and the last answer.
+/// Returns the best time of `rounds` rounds in seconds, and the last answer.
 fn best<T>(rounds: usize, mut work: impl FnMut() -> T) -> (f64, T) {
     let mut round = || {
         let started = Instant::now();
@@ -191,7 +192,7 @@ fn best<T>(rounds: usize, mut work: impl FnMut() -> T) -> (f64, T) {
     (best_s, answer)
 }
 
-/// Millions of requests a second over so many passes.
+/// Returns millions of requests per second over `passes` passes.
 #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
 fn rate_m(passes: usize, time_s: f64) -> f64 {
     (passes * REQUESTS) as f64 / time_s / 1e6

@@ -9,7 +9,7 @@ use crate::load::References;
 /// Picoseconds in a millisecond.
 const MS_PS: f64 = 1e9;
 
-/// The answer to `farpool sim run`.
+/// Builds the page that `farpool sim run` answers with.
 #[must_use]
 pub fn page(
     experiment: &Experiment,

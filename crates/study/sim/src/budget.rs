@@ -9,39 +9,39 @@ use crate::design::{Design, DesignError};
 use crate::experiment::{Experiment, LocalSize, Refused, Row, all_local, cell};
 use crate::load::References;
 
-/// Local memory is looked for in steps of a hundredth of the footprint.
+/// Local memory is searched in steps of a hundredth of the footprint.
 const STEP_PERMILLE: u32 = 10;
 
-/// What is asked.
+/// The question: designs, policy and the slowdown allowed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
     /// The designs.
     pub designs: Vec<Design>,
     /// Which pages leave local memory.
     pub policy: CacheKind,
-    /// The most that the program may be slower than with everything local, in thousandths.
+    /// The largest slowdown allowed against all-local memory, in thousandths.
     pub slowdown_permille: u64,
-    /// References that wait at the same time ([`crate::Program::overlap`]).
+    /// References that may wait at the same time ([`crate::Program::overlap`]).
     pub overlap: u32,
-    /// How long a tick lasts; what the trace says where nothing is given.
+    /// Length of a tick; by default the trace's own.
     pub tick_ps: Option<u64>,
 }
 
-/// What one design needs.
+/// One design's need for local memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Need {
     /// The design's name.
     pub design: String,
-    /// The least local memory that keeps within the budget, and what it was simulated to cost.
+    /// The least local memory within the budget, with its simulated result.
     pub least: Option<Row>,
-    /// Everything that was simulated on the way, from the least local memory on.
+    /// Everything that was simulated on the way, the least local memory first.
     pub tried: Vec<Row>,
     /// Sizes that the design cannot work with.
     pub refused: Vec<Refused>,
 }
 
-/// Looks for the least local memory of each design by halving: more local memory is taken to be
-/// never slower, which is exact for LRU's faults and near it for the others. `done` is told after
+/// Finds the least local memory of each design by bisection. More local memory is taken never to be
+/// slower, which is exact for LRU's faults and nearly so for the others. `done` is called after
 /// each simulation.
 ///
 /// # Errors
@@ -105,7 +105,7 @@ fn number(value: u64) -> f64 {
     value as f64
 }
 
-/// The answer to `farpool plan local`.
+/// Builds the page that `farpool plan local` answers with.
 #[must_use]
 pub fn page(budget: &Budget, trace: &References, needs: &[Need], provenance: Provenance) -> Page {
     let allowed = number(budget.slowdown_permille) / 10.0;
@@ -139,7 +139,7 @@ pub fn page(budget: &Budget, trace: &References, needs: &[Need], provenance: Pro
                 (number(row.slowdown_permille) / 10.0).into(),
             ]);
         }
-        // Far above the budget nobody looks, and it would flatten the rest.
+        // Points far above the budget interest no reader and would flatten the plot.
         let shown =
             need.tried.iter().filter(|row| number(row.slowdown_permille) <= 100.0 * allowed);
         let points = shown.map(|row| {
@@ -172,7 +172,7 @@ mod tests {
     use crate::load::Reference;
     use farpool_trace::{Access, Clock, TraceInfo};
 
-    /// Half of the pages are used once, the others again and again.
+    /// Half of the pages are used once, the others repeatedly.
     fn trace() -> References {
         let reference =
             |page: u32, ticks| Reference { ticks, page, thread: 0, line: 0, access: Access::Read };
@@ -198,7 +198,7 @@ mod tests {
         assert!(needs[0].tried.iter().all(|row| {
             (row.slowdown_permille <= 10) == (row.local_pages >= least.local_pages)
         }));
-        // Compressed, the other hundred take 33 pages, and small sizes do not fit at all.
+        // Compressed, the other hundred pages take 33, and small sizes do not fit at all.
         let zram = needs[1].least.as_ref().unwrap();
         assert!((134..=142).contains(&zram.local_pages), "{zram:?}");
     }

@@ -1,5 +1,5 @@
-//! Miss-ratio curves of several policies over one trace, exact where that takes seconds, from a
-//! sample where it would take minutes; each curve says how it was made.
+//! Miss-ratio curves of several policies over one trace: exact where that takes seconds, from a
+//! sample where it would take minutes. Each curve says how it was made.
 
 use farpool_policy::CacheKind;
 use farpool_report::{Axis, Column, Line, LinePlot, Page, Provenance, Table};
@@ -10,14 +10,14 @@ use crate::misses::{CacheConfig, DensePages, MissPolicy};
 use crate::mrc::{LruCurve, Rate, SampleError, SampledCurve, miniature};
 use crate::sweep::{self, Progress, sweep};
 
-/// Requests up to which the LRU curve is exact when nothing is said: about 10 s.
+/// Requests up to which [`Method::Auto`] counts the LRU curve exactly: about 10 s.
 const EXACT_LRU_REQUESTS: u64 = 100_000_000;
-/// Requests of all configurations together up to which other policies are counted exactly: about 20
-/// s.
+/// Requests of all configurations together up to which [`Method::Auto`] counts the other policies
+/// exactly: about 20 s.
 const EXACT_SWEEP_REQUESTS: u64 = 2_000_000_000;
-/// The share of the pages that a sample takes when nothing is said.
+/// The share of the pages that a sample takes by default.
 const USUAL_RATE: f64 = 0.01;
-/// Samples of the LRU curve that are compared to say what one may be wrong by.
+/// Samples of the LRU curve that are compared to estimate its error.
 const CONFIDENCE_SEEDS: usize = 5;
 
 /// How curves are made.
@@ -31,7 +31,7 @@ pub enum Method {
     Sampled(Rate),
 }
 
-/// What is asked.
+/// The question: policies, sizes and method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CurvesQuestion {
     /// Which policies.
@@ -51,14 +51,14 @@ pub struct Curve {
     pub policy: &'static str,
     /// The share of references that miss, at each size that was asked for.
     pub miss_ratios: Vec<f64>,
-    /// The same as counts, where they are exact.
+    /// The same as counts; only of exact curves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses: Option<Vec<u64>>,
-    /// How it was made, and what it may be wrong by.
+    /// How it was made, and its estimated error.
     pub method: String,
 }
 
-/// Bytes that [`curves`] takes at most, beside the trace; known before it begins.
+/// Returns an upper bound of the bytes that [`curves`] takes beside the trace, before it begins.
 #[must_use]
 pub fn memory_bytes(question: &CurvesQuestion, pages: &Pages) -> u64 {
     let (page_count, requests) = (pages.page_count as u64, pages.pages.len() as u64);
@@ -76,7 +76,7 @@ fn configs(question: &CurvesQuestion, wanted: impl Fn(MissPolicy) -> bool) -> Ve
         .collect()
 }
 
-/// The curves, in the order of the question's policies.
+/// Computes the curves, in the order of the question's policies.
 ///
 /// # Errors
 /// A size of 0, or a sample without a page.
@@ -157,7 +157,7 @@ fn share(rate: Rate) -> String {
     format!("{} %", rate.share() * 100.0)
 }
 
-/// The answer to `farpool sim mrc`.
+/// Builds the page that `farpool sim mrc` answers with.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "for people")]
 pub fn page(

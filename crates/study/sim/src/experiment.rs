@@ -12,18 +12,18 @@ use crate::design::{Design, DesignError, Preset};
 use crate::engine::{Outcome, Program, simulate};
 use crate::load::References;
 
-/// Local memory, as people say it.
+/// Local memory, as users give it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum LocalSize {
     /// A share of the trace's footprint, in thousandths.
     Permille(u32),
-    /// So much.
+    /// An absolute size.
     Bytes(u64),
 }
 
 impl LocalSize {
-    /// Pages of a trace with this footprint; rounded down, at least one.
+    /// Returns the pages for a trace with this footprint; rounded down, at least one.
     #[must_use]
     pub fn pages(self, page_count: usize, page_bytes: u64) -> usize {
         let pages = match self {
@@ -75,39 +75,39 @@ impl From<LocalSize> for String {
     }
 }
 
-/// What is compared with what.
+/// The configurations to compare.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Experiment {
     /// The designs.
     pub designs: Vec<Design>,
     /// Local memory.
     pub local: Vec<LocalSize>,
-    /// Which pages leave it.
+    /// Which pages leave local memory.
     pub policies: Vec<CacheKind>,
-    /// References that wait at the same time ([`Program::overlap`]).
+    /// References that may wait at the same time ([`Program::overlap`]).
     pub overlap: u32,
-    /// How long a tick lasts; what the trace says where nothing is given.
+    /// Length of a tick; by default the trace's own.
     pub tick_ps: Option<u64>,
-    /// For policies that draw lots.
+    /// For random policies.
     pub seed: u64,
     /// Programs like this one that share the far tier.
     pub clients: u32,
 }
 
-/// One configuration and what became of it.
+/// One configuration and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// [`Design::name`].
     pub design: String,
-    /// Local memory as it was asked for.
+    /// Local memory as requested.
     pub local: LocalSize,
     /// Local memory in pages.
     pub local_pages: u64,
     /// The policy's name.
     pub policy: &'static str,
-    /// Time over that with everything local, in thousandths of it.
+    /// Time in thousandths of the all-local time.
     pub slowdown_permille: u64,
-    /// The first program's outcome; all of them do the same.
+    /// The first program's outcome; all programs do the same.
     pub outcome: Outcome,
 }
 
@@ -116,13 +116,13 @@ pub struct Row {
 pub struct Refused {
     /// [`Design::name`].
     pub design: String,
-    /// Local memory as it was asked for.
+    /// Local memory as requested.
     pub local: LocalSize,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Everything local: the time that slowdowns are measured by.
+/// Simulates all-local memory: the time that slowdowns are relative to.
 ///
 /// # Errors
 /// None in fact; the design of [`Preset::Local`] can always be simulated.
@@ -148,8 +148,8 @@ fn program<'a>(
     }
 }
 
-/// Runs every configuration on `threads` threads; rows come in the order designs, sizes, policies,
-/// whatever thread did them. `done` is told after each.
+/// Runs every configuration on `threads` threads. Rows are in the order designs, sizes, policies,
+/// whichever thread ran them. `done` is called after each.
 ///
 /// # Errors
 /// Nothing at all could be simulated.
@@ -189,7 +189,7 @@ pub fn run(
     Ok((local, rows))
 }
 
-/// One configuration; `local` is everything local.
+/// Simulates one configuration; `local` is the all-local outcome.
 pub(crate) fn cell(
     experiment: &Experiment,
     trace: &References,

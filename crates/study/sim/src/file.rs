@@ -5,14 +5,14 @@
 //! designs = ["ps", "fgra", { base = "ps", name = "ps, slow link", far.link_latency_ps = 500_000 }]
 //! local = ["75%", "50%", "64MiB"]
 //! policies = ["clock", "lru"]
-//! page_bytes = 4096                 # these and what follows may be left out
+//! page_bytes = 4096         # this and the rest may be omitted
 //! overlap = 1
 //! clients = 1
 //! tick_ps = 455
 //! seed = 1
 //! ```
 //!
-//! A design is a preset's name, or a table: `base` names the preset it is made from, the other keys
+//! A design is a preset's name, or a table: `base` names the preset to start from, the other keys
 //! are those of [`Design`].
 
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ pub enum FileError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// It is not what an experiment is.
+    /// It is not a valid experiment.
     #[error("{}: {reason}", path.display())]
     Wrong {
         /// Which file.
         path: PathBuf,
-        /// Where and what, in the parser's words where it is syntax.
+        /// What is wrong and where; for syntax errors the parser's message.
         reason: String,
     },
 }
@@ -75,21 +75,21 @@ fn one() -> u32 {
     1
 }
 
-/// What an experiment file asks for.
+/// The content of an experiment file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExperimentFile {
-    /// The trace, found from where the file is.
+    /// The trace's path, resolved against the file's folder.
     pub trace: PathBuf,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// The rest.
+    /// The experiment itself.
     pub experiment: Experiment,
 }
 
 /// Reads an experiment.
 ///
 /// # Errors
-/// The file is missing, is no TOML, has unknown keys or names, or a design that cannot be
+/// The file is missing, is not TOML, has unknown keys or names, or a design that cannot be
 /// simulated.
 pub fn read(path: &Path) -> Result<ExperimentFile, FileError> {
     let text = std::fs::read_to_string(path)
@@ -128,7 +128,7 @@ pub fn read(path: &Path) -> Result<ExperimentFile, FileError> {
     })
 }
 
-/// A preset's name, or a table over one.
+/// Parses a preset's name, or a table that overrides one.
 fn design(value: toml::Value) -> Result<Design, String> {
     let design = match value {
         toml::Value::String(name) => named(&name)?,

@@ -1,18 +1,18 @@
 //! The trace simulator: designs of far memory, in time.
 //!
-//! * [`load`]: a trace as dense references, in memory that is announced before it is used.
-//! * [`design`]: what is compared: page swapping, fine-grained access and the rest, with their
+//! * [`load`]: a trace as dense references; the memory it needs is known beforehand.
+//! * [`design`]: the designs compared: page swapping, fine-grained access and the rest, with their
 //!   sources.
-//! * [`engine`]: one program, or several that share a blade, through one design.
+//! * [`engine`]: runs one program, or several that share a blade, through a design.
 //! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`]
 //!   shows it.
 //!
 //! * [`budget`]: the local memory that keeps a program within a slowdown.
 //! * [`misses`], [`sweep`](mod@sweep): how often each policy misses at each size, in parallel.
-//! * [`mrc`]: misses at all sizes at once, exact for LRU, sampled for the others.
+//! * [`mrc`]: miss curves over all sizes, exact for LRU, sampled for the others.
 //! * [`pager`]: the faults a program will have under Farpool itself, and their time.
-//! * [`curves`]: these for several policies, as an answer.
-//! * [`reproduce`]: what the papers claim, and what comes out here.
+//! * [`curves`]: such curves for several policies, as an answer.
+//! * [`reproduce`]: the papers' claims, and our results.
 //! * [`synthetic`]: seeded traces that tell policies apart.
 //!
 //! Pages become dense numbers once; each configuration then runs over dense arrays. Time is integer

@@ -1,4 +1,4 @@
-//! A trace as dense references: what every configuration of an experiment runs over.
+//! A trace as dense references: the input of every configuration of an experiment.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ pub struct Reference {
     pub ticks: u64,
     /// Dense number of the page.
     pub page: u32,
-    /// The thread; numbers above 65,535 count as that one.
+    /// The thread; numbers above 65,535 count as 65,535.
     pub thread: u16,
     /// Which line of 64 bytes in the page, up to 255; 0 when the trace has pages only.
     pub line: u8,
-    /// What happens to it.
+    /// Read, write or write-back.
     pub access: Access,
 }
 
@@ -35,11 +35,11 @@ pub struct References {
     by_page_number: Vec<u32>,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Threads.
+    /// Number of threads.
     pub thread_count: usize,
     /// Sum of the ticks of all references.
     pub ticks: u64,
-    /// What the trace says of itself.
+    /// The trace's footer.
     pub info: TraceInfo,
 }
 
@@ -47,7 +47,7 @@ pub struct References {
 const LINE_BYTES: u64 = 64;
 
 impl References {
-    /// References to pages given by dense number; `page_numbers` says which page each is.
+    /// Builds a trace from references to dense pages; `page_numbers` maps each back to its page.
     #[must_use]
     pub fn new(
         references: Vec<Reference>,
@@ -70,7 +70,7 @@ impl References {
         self.page_numbers.len()
     }
 
-    /// The dense number of a page, if the trace touches it.
+    /// Returns the dense number of a page if the trace touches it.
     #[must_use]
     pub fn dense(&self, page_number: u64) -> Option<u32> {
         let number_of = |dense: &u32| self.page_numbers[*dense as usize];
@@ -78,13 +78,13 @@ impl References {
         Some(self.by_page_number[at])
     }
 
-    /// The numbers of all its pages, rising.
+    /// Returns the numbers of all its pages, ascending.
     pub fn rising_page_numbers(&self) -> impl Iterator<Item = u64> + '_ {
         self.by_page_number.iter().map(|dense| self.page_numbers[*dense as usize])
     }
 
-    /// How long a tick lasts: what the trace's clock says, one cycle of Lim's 2.2 GHz processors
-    /// where it counts no time.
+    /// Returns the length of a tick: that of the trace's clock, or one cycle of Lim's 2.2 GHz
+    /// processors if the clock counts no time.
     #[must_use]
     pub fn tick_ps(&self) -> u64 {
         self.info.clock.tick_ps().unwrap_or(CYCLE_PS)
@@ -99,7 +99,7 @@ const CYCLE_PS: u64 = 455;
 pub struct LoadOptions {
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// The most memory the loaded trace may take, in bytes.
+    /// The most memory that the loaded trace may take, in bytes.
     pub memory_limit_bytes: u64,
 }
 
@@ -115,27 +115,29 @@ pub enum LoadError {
          --memory, or capture less"
     )]
     TooLarge {
-        /// Which trace.
+        /// The trace's path.
         path: String,
-        /// Its records.
+        /// Records in the trace.
         records: u64,
-        /// What they take.
+        /// Bytes that they take.
         needed_bytes: u64,
-        /// What may be used.
+        /// Bytes that may be used.
         limit_bytes: u64,
     },
 }
 
-/// Bytes that `records` take before their pages are counted; known before anything is read.
+/// Returns the bytes that `records` take, without the table of pages; known before anything is
+/// read.
 #[must_use]
 pub fn memory_bytes(records: u64) -> u64 {
     records.saturating_mul(size_of::<Reference>() as u64)
 }
 
-/// Loads a trace that was opened; `progress` is told how many records were read.
+/// Loads an opened trace; `progress` is called with the number of records read.
 ///
 /// # Errors
-/// The trace is damaged, has smaller pages than asked for, or takes more memory than allowed.
+/// The trace is damaged, has blocks larger than the pages asked for, or takes more memory than
+/// allowed.
 pub fn load(
     reader: TraceReader,
     options: LoadOptions,
@@ -156,25 +158,25 @@ pub fn load(
     Ok(loading.finish(options.page_bytes, info))
 }
 
-/// Which pages a trace refers to, and nothing else of it: what miss counts need.
+/// The pages a trace refers to and nothing else: all that miss counts need.
 #[derive(Debug, Clone)]
 pub struct Pages {
     /// The dense number of each reference's page.
     pub pages: Vec<u32>,
     /// Distinct pages.
     pub page_count: usize,
-    /// What the trace says of itself.
+    /// The trace's footer.
     pub info: TraceInfo,
 }
 
-/// Bytes that the pages of `records` take before they are counted.
+/// Returns the bytes that the pages of `records` take, without the table of pages.
 #[must_use]
 pub fn pages_memory_bytes(records: u64) -> u64 {
     records.saturating_mul(size_of::<u32>() as u64)
 }
 
-/// Loads only the pages of a trace. Write-backs count as references: a cache of pages sees
-/// them, too.
+/// Loads only the pages of a trace. Write-backs count as references, since a cache of pages sees
+/// them too.
 ///
 /// # Errors
 /// As [`load`].
@@ -205,13 +207,13 @@ pub fn load_pages(
 struct Room {
     path: PathBuf,
     records: u64,
-    /// What the records alone take.
+    /// Bytes that the records alone take.
     records_bytes: u64,
     limit_bytes: u64,
 }
 
 impl Room {
-    /// Refuses a trace whose records alone take too much.
+    /// Checks the limit. Refuses a trace whose records alone exceed it.
     fn new(
         trace: &TraceReader,
         options: LoadOptions,
@@ -224,7 +226,7 @@ impl Room {
         Ok(room)
     }
 
-    /// The same with the table of pages as it is now.
+    /// Checks the limit with the table of pages at its present size.
     fn check(&self, pages: &Densifier) -> Result<(), LoadError> {
         self.allow(self.records_bytes + Densifier::memory_bytes(pages.page_count() as u64))
     }
@@ -252,7 +254,7 @@ struct Loading {
     densifier: Densifier,
     numbers: Vec<u32>,
     shift: u32,
-    /// How far a block's number is shifted to be a line's.
+    /// Shift from a block's number to a line's.
     line_shift: Option<u32>,
 }
 
@@ -275,7 +277,7 @@ impl Loading {
         self.densifier
             .number(batch.blocks.iter().map(|block| block >> shift), &mut self.numbers)?;
         for (record, &page) in batch.records().zip(&self.numbers) {
-            // As the fields have it, all above the last thread or line count as that one.
+            // Numbers beyond the fields' ranges are clamped to the largest thread or line.
             let thread = at_most(record.thread);
             let line = self.line_shift.map_or(0, |line_shift| {
                 record.block >> line_shift & ((1 << (shift - line_shift.min(shift))) - 1)

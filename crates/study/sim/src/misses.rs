@@ -1,4 +1,4 @@
-//! How often a page is missing: one trace, one cache.
+//! Counts the misses of one cache on one trace.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,12 +12,12 @@ pub const RANDOM_SEED: u64 = 42;
 /// Requests between two reports of progress.
 const BLOCK_REQUESTS: usize = 1 << 20;
 
-/// What misses can be counted for: the policies, and the bound that no policy can pass.
+/// What misses can be counted for: the policies, and the bound that no policy can beat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MissPolicy {
-    /// A policy that does not know the future.
+    /// A policy without knowledge of the future.
     Online(CacheKind),
-    /// Belady's optimum, which does.
+    /// Belady's optimum, which knows the future.
     Belady,
 }
 
@@ -33,15 +33,15 @@ pub struct CacheConfig {
 /// Misses that cannot be counted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MissError {
-    /// No room for any page.
+    /// A capacity of 0.
     #[error("{0} with 0 pages of local memory: a size must be 1 page or more")]
     ZeroCapacity(MissPolicy),
-    /// A name that no policy has.
+    /// An unknown policy.
     #[error("there is no cache policy named \"{name}\"; choose one of: {known}")]
     UnknownPolicy {
-        /// What was asked for.
+        /// The name given.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
 }
@@ -51,7 +51,7 @@ pub enum MissError {
 pub struct DensePages<'t> {
     /// The page of each request.
     pub pages: &'t [u32],
-    /// All pages are below it.
+    /// Exclusive upper bound of the pages.
     pub page_count: usize,
 }
 
@@ -65,7 +65,7 @@ impl MissPolicy {
         }
     }
 
-    /// Every policy, the bound last.
+    /// Returns every policy, the bound last.
     pub fn all() -> impl Iterator<Item = Self> {
         CacheKind::ALL.into_iter().map(Self::Online).chain([Self::Belady])
     }
@@ -95,7 +95,7 @@ impl CacheConfig {
         if self.capacity == 0 { Err(MissError::ZeroCapacity(self.policy)) } else { Ok(()) }
     }
 
-    /// Bytes that its cache takes at most.
+    /// Returns an upper bound of the bytes that its cache takes.
     #[must_use]
     pub fn memory_bytes(self, page_count: u64, requests: u64) -> u64 {
         let capacity = self.capacity as u64;
@@ -106,7 +106,7 @@ impl CacheConfig {
     }
 }
 
-/// Requests that find their page missing; the first reference to a page always does.
+/// Counts the requests that miss; the first reference to a page always does.
 ///
 /// # Errors
 /// A capacity of 0.
@@ -117,8 +117,8 @@ pub fn count_misses(trace: DensePages<'_>, config: CacheConfig) -> Result<u64, M
     Ok(count(trace, config, future.as_ref(), |_| {}))
 }
 
-/// The same with a future that is already known, of the same trace, and told after every block how
-/// many more requests are done. The capacity must not be 0.
+/// The same with the future of the same trace precomputed. `progress` is called after every block
+/// with the number of requests in it. The capacity must not be 0.
 pub(crate) fn count(
     trace: DensePages<'_>,
     config: CacheConfig,
@@ -132,7 +132,7 @@ pub(crate) fn count(
             kind.visit(page_count, config.capacity, RANDOM_SEED, visitor)
         }
         (MissPolicy::Belady, Some(future)) => {
-            // No trace has more pages.
+            // No trace has more pages than fit.
             let room = at_most(config.capacity);
             run(pages, Belady::new(future, page_count, room), progress)
         }

@@ -7,18 +7,18 @@ use farpool_policy::cache::Future;
 
 use crate::misses::{CacheConfig, DensePages, MissError, MissPolicy, count};
 
-/// How far a sweep is.
+/// Progress of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Requests simulated, over all configurations.
     pub requests: u64,
-    /// Requests there are to simulate.
+    /// Requests to simulate in total.
     pub requests_total: u64,
 }
 
-/// Counts the misses of each configuration, with so many threads; the answers are in the order of
-/// the questions and do not depend on the threads. `progress` is told about every million requests,
-/// from any of them but never from two at once.
+/// Counts the misses of each configuration on `threads` threads; the results are in the order of
+/// `configs` and do not depend on the threads. `progress` is called about every million requests,
+/// from any thread but never from two at once.
 ///
 /// # Errors
 /// A configuration with a capacity of 0, before anything is done.
@@ -67,8 +67,8 @@ pub fn sweep(
     Ok(answers)
 }
 
-/// Bytes that [`sweep`] takes beside the trace: the largest caches that are in use at once, and the
-/// future if it is needed.
+/// Returns the bytes that [`sweep`] takes beside the trace: the largest caches in use at once, and
+/// the future if it is needed.
 #[must_use]
 pub fn memory_bytes(
     page_count: u64,

@@ -1,7 +1,7 @@
 //! Traces made by a seeded generator: the same numbers on any machine.
 //!
-//! They are what tests and benchmarks of the simulator run on; each stands for a behaviour that
-//! tells policies apart.
+//! Tests and benchmarks of the simulator run on them; each stands for a behaviour that tells
+//! policies apart.
 
 use farpool_policy::Rng;
 use farpool_units::exactly;
@@ -61,7 +61,7 @@ impl Synthetic {
         })
     }
 
-    /// Round and round over all pages.
+    /// Cycles over all pages.
     #[must_use]
     pub fn cycle(page_count: u32, requests: usize) -> Self {
         let mut next = 0;
@@ -72,7 +72,7 @@ impl Synthetic {
         })
     }
 
-    /// Every other reference goes on with a scan over all pages, the others stay in a hot eighth.
+    /// Every other reference continues a scan over all pages; the rest stay in a hot eighth.
     #[must_use]
     pub fn scan_and_hot_set(page_count: u32, requests: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -87,8 +87,8 @@ impl Synthetic {
         })
     }
 
-    /// Ten phases, each with a working set of an eighth of the pages that overlaps the last by
-    /// half.
+    /// Ten phases, each with a working set of an eighth of the pages that overlaps the previous one
+    /// by half.
     #[must_use]
     pub fn phases(page_count: u32, requests: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -99,12 +99,12 @@ impl Synthetic {
             if at % phase_requests == 0 {
                 first = (first + set / 2) % page_count;
             }
-            // The smaller of two draws: the pages of a set are not alike.
+            // The smaller of two draws, so that the pages of a set differ in popularity.
             (first + rng.below(set).min(rng.below(set))) % page_count
         })
     }
 
-    /// A walk: each reference lies a little before or behind the last, sometimes far away.
+    /// A walk: each reference lies a little before or behind the previous one, sometimes far away.
     #[must_use]
     pub fn walk(page_count: u32, requests: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -118,8 +118,8 @@ impl Synthetic {
         })
     }
 
-    /// A third of the references go to pages that never come again, the others to a Zipf of the
-    /// first `page_count` pages, a power of two.
+    /// A third of the references go to pages that never recur, the others to a Zipf of the first
+    /// `page_count` pages, a power of two.
     ///
     /// # Panics
     /// As [`Synthetic::zipf`]; pages beyond 2^32.
@@ -146,7 +146,7 @@ fn modulo(drawn: u64, bound: u32) -> u32 {
     exactly(drawn % u64::from(bound))
 }
 
-/// Where in the sums of weights to begin a search: a table of equal steps of the sum.
+/// Where a search in the sums of weights begins: a table of equal steps of the sum.
 #[derive(Debug)]
 struct RankIndex {
     starts: Vec<u32>,
@@ -170,7 +170,7 @@ impl RankIndex {
         Self { starts, per_sum }
     }
 
-    /// The first rank, from 0, whose sum is above `drawn`.
+    /// Returns the first rank, from 0, whose sum is above `drawn`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -178,7 +178,7 @@ impl RankIndex {
     )]
     fn rank(&self, sums: &[f64], drawn: f64) -> u32 {
         let step = (drawn * self.per_sum) as usize;
-        // A step back, for the product may have been rounded up.
+        // One step back, since the product may have been rounded up.
         let low = self.starts[step.saturating_sub(1)] as usize;
         let high = self.starts[(step + 2).min(self.starts.len() - 1)] as usize + 1;
         let found = low + sums[low..high].partition_point(|sum| *sum <= drawn);

@@ -1,4 +1,4 @@
-//! The engine against times worked out by hand, and against properties that every design must have.
+//! The engine against times calculated by hand, and against properties that every design must have.
 
 use farpool_policy::CacheKind;
 use farpool_sim::load::{Reference, References};
@@ -31,7 +31,7 @@ fn run_by(design: &Design, trace: &References, local_pages: usize, policy: Cache
 
 #[test]
 fn page_swapping_takes_the_times_of_the_table() {
-    // Room for one page, no reserve: every change of page waits for the other one to leave.
+    // Room for one page, no reserve: every change of page waits for the other one to be written.
     let trace = trace(vec![read(0, 0), read(0, 1), read(1, 0), read(0, 0)]);
     let outcome = run(&Preset::Ps.design(), &trace, 1);
     // Third reference: page 0 leaves, 4,096 ns on the link. Fourth: page 1 leaves while page 0
@@ -57,10 +57,10 @@ fn fine_grained_access_pays_for_every_line() {
 
 #[test]
 fn fine_grained_access_may_send_pages_away_for_new_ones() {
-    // Page 0 goes when page 1 is touched for the first time; its lines are far from then on.
+    // Page 0 is evicted when page 1 is first touched; its lines are far from then on.
     let trace = trace(vec![read(0, 0), read(1, 0), read(0, 0), read(0, 1), read(1, 1)]);
     let outcome = run(&Preset::FgraEvict.design(), &trace, 1);
-    // The link towards the program is free each time: 381 ns a line.
+    // The link towards the program is idle each time: 381 ns a line.
     assert_eq!(outcome.far_ps, 2 * 381 * NS);
     assert_eq!(outcome.far_references, 2);
     assert_eq!(outcome.time_ps, (5 * 10 + 3 * 60 + 2 * 381) * NS);
@@ -70,7 +70,7 @@ fn fine_grained_access_may_send_pages_away_for_new_ones() {
 fn critical_block_first_waits_for_the_line_alone() {
     let design = Preset::PsCbfWaits.design();
     let mut references = vec![read(0, 0), read(1, 0), read(0, 7), read(0, 8)];
-    // Time enough for page 0 to leave before it is wanted again.
+    // Time enough for page 0 to leave before it is needed again.
     references[2].ticks = 10_000;
     let outcome = run(&design, &trace(references), 1);
     // 750 ns for line 7; 70 ns later line 8 has arrived, which takes 64 ns.
@@ -78,16 +78,16 @@ fn critical_block_first_waits_for_the_line_alone() {
     let far_line =
         vec![read(0, 0), Reference { ticks: 10_000, ..read(1, 0) }, read(0, 7), read(0, 6)];
     let outcome = run(&design, &trace(far_line.clone()), 1);
-    // Line 6 is the last of 64 to come, 64 ns each, less what the program did in between.
+    // Line 6 is the last of 64 to arrive, 64 ns each, less the time the program used in between.
     assert_eq!(outcome.far_ps, (750 + 63 * 64 - 70) * NS);
-    // As the thesis counts, nobody waits for it.
+    // As the thesis counts, no reference waits for it.
     let outcome = run(&Preset::PsCbf.design(), &trace(far_line), 1);
     assert_eq!(outcome.far_ps, 750 * NS);
 }
 
 #[test]
 fn a_page_that_went_before_it_had_come_is_waited_for_when_it_comes_again() {
-    // Page 0 comes twice, and leaves in between before anybody used the rest of it.
+    // Page 0 is fetched twice and evicted in between, before the rest of it is used.
     let later = |reference| Reference { ticks: 20_000, ..reference };
     let references = vec![
         read(0, 0),
@@ -122,11 +122,11 @@ fn threads_wait_for_themselves_and_keep_the_traces_order() {
         line: 0,
         access: Access::Read,
     };
-    // Thread 1 is seen after 500 ns of thread 0: it began no earlier.
+    // Thread 1 first appears after 500 ns of thread 0: it began no earlier.
     let outcome = run(&Preset::Local.design(), &trace(vec![on(0, 500), on(1, 1), on(0, 100)]), 2);
     assert_eq!(outcome.time_ps, (500 + 60 + 100 + 60) * NS);
     assert_eq!(outcome.compute_ps, 601 * NS);
-    // A long stall of thread 0 does not hold thread 1 up.
+    // A long stall of thread 0 does not delay thread 1.
     let trace = trace(vec![on(0, 10), on(1, 10), on(0, 10), on(1, 10), on(1, 10)]);
     let alone = run(&Preset::Local.design(), &trace, 2);
     assert_eq!(alone.time_ps, (20 + 120 + 10) * NS + 60 * NS);
@@ -144,12 +144,12 @@ fn pages_that_did_not_change_are_not_written_where_copies_are_kept() {
 
 #[test]
 fn what_overflows_the_blade_comes_from_the_tier_below() {
-    // 8 pages in a circle, 2 local, 4 on the blade: whatever is wanted is the oldest, and below.
+    // 8 pages in a cycle, 2 local, 4 on the blade: the next page is always the oldest, and below.
     let trace = trace((0..80).map(|step| read(step % 8, 0)).collect());
     let outcome = run(&Preset::PsFlash.design(), &trace, 2);
     assert_eq!(outcome.far_references, 0);
     assert_eq!(outcome.overflow_references, 72);
-    // With room for all of them nothing is.
+    // With room for all of them none is below.
     let mut design = Preset::PsFlash.design();
     design.overflow.as_mut().unwrap().far_permille = 1000;
     let outcome = run(&design, &trace, 2);
@@ -159,7 +159,7 @@ fn what_overflows_the_blade_comes_from_the_tier_below() {
 #[test]
 fn compressed_memory_takes_its_room_from_the_resident_pages() {
     let trace = trace((0..90).map(|step| read(step % 90, 0)).collect());
-    // r + (90 - r) / 3 = 60: 45 pages as they are, of which 2 frames are kept free.
+    // r + (90 - r) / 3 = 60: 45 pages uncompressed, of which 2 frames are kept free.
     assert_eq!(run(&Preset::Zram.design(), &trace, 60).resident_pages, 43);
     let program = Program {
         references: &trace,
@@ -178,7 +178,7 @@ fn compressed_memory_takes_its_room_from_the_resident_pages() {
 
 #[test]
 fn migration_brings_what_is_used_and_prefetch_what_will_be() {
-    // Page 2 finds no room, and is used often: 30,000 times in an epoch at the most.
+    // Page 2 finds no local frame and is used often: at most 30,000 times in an epoch.
     let mut references = vec![read(0, 0), read(1, 0), read(2, 0)];
     references.extend((0..99_999).map(|_| read(2, 0)));
     let trace = trace(references);
@@ -243,7 +243,8 @@ fn any_trace() -> impl Strategy<Value = References> {
     })
 }
 
-/// Misses of exact LRU after each page's first touch, by a plain list; write-backs touch nothing.
+/// Counts the misses of exact LRU after each page's first touch, with a plain list; write-backs
+/// touch nothing.
 fn lru_faults(trace: &References, capacity: usize) -> u64 {
     let (mut list, mut touched, mut faults) = (Vec::new(), vec![false; trace.page_count()], 0);
     for reference in trace.references.iter().filter(|r| r.access != Access::WriteBack) {

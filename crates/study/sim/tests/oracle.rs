@@ -1,8 +1,8 @@
 //! Miss counts against libCacheSim, an independent and widely used simulator (the wheel of its
 //! Python package, pinned: its policies change between versions).
 //!
-//! `scripts/install-deps.sh test` puts it where `scripts/test.sh` finds it; by hand: a Python that
-//! can `import libcachesim`, named in `LIBCACHESIM_PYTHON`.
+//! `scripts/install-deps.sh test` installs it where `scripts/test.sh` finds it. By hand: set
+//! `LIBCACHESIM_PYTHON` to a Python that can `import libcachesim`.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,16 +17,17 @@ use farpool_sim::synthetic::Synthetic;
 
 const REQUESTS: usize = 60_000;
 
-/// Sizes at which the oracle's own limits (queues of whole percents of the capacity) bite nowhere.
+/// Sizes at which the oracle's own limits (queues of whole percents of the capacity) make no
+/// difference.
 const SIZES: [usize; 6] = [200, 333, 500, 1000, 2501, 6000];
 
 /// Sizes at which the plain policies must agree too.
 const SMALL_SIZES: [usize; 4] = [1, 2, 3, 17];
 
-/// How far random victims may lie apart. libCacheSim looks for a victim at places of its table
-/// given by the low bits of a linear congruential generator; those of 2^16 places go round in a
-/// fixed tour of 2^16 draws, so its victims are not drawn independently and no page is lucky for
-/// long. Ours are, and [`random_victims_survive_as_theory_says`] holds them to that.
+/// How far the misses of random victims may differ. libCacheSim looks for a victim at places of its
+/// table given by the low bits of a linear congruential generator; those of 2^16 places repeat a
+/// fixed cycle of 2^16 draws, so its victims are not drawn independently and no page is lucky for
+/// long. Ours are independent, which [`random_victims_survive_as_theory_says`] checks.
 const RANDOM_APART: f64 = 0.025;
 
 /// The policies' names in the Python package.
@@ -46,7 +47,7 @@ const NAMES: [(MissPolicy, &str); 13] = [
     (MissPolicy::Belady, "Belady"),
 ];
 
-/// Reads `trace policy size` from its arguments' file and answers with the misses, one line each.
+/// Reads `trace policy size` from the file in its arguments and prints the misses, one line each.
 const PROGRAM: &str = r#"
 import sys
 import libcachesim as l
@@ -73,8 +74,8 @@ fn traces() -> Vec<(&'static str, Synthetic)> {
     ]
 }
 
-/// As the oracle reads it: u32 time, u64 object, u32 size, i64 request that asks for it next, from
-/// 1.
+/// Writes the oracle's format: u32 time, u64 object, u32 size, i64 number of the object's next
+/// request, from 1.
 fn write_oracle_general(path: &Path, pages: &[u32]) {
     let mut next = vec![-1i64; pages.len()];
     let mut seen = HashMap::new();
@@ -92,7 +93,7 @@ fn write_oracle_general(path: &Path, pages: &[u32]) {
     file.flush().unwrap();
 }
 
-/// The plain policies have no queues whose sizes have to be rounded, so any capacity must agree.
+/// The plain policies have no queues whose sizes must be rounded, so any capacity must agree.
 fn is_plain(policy: MissPolicy) -> bool {
     use CacheKind::{Clock, Fifo, Lfu, Lru, Sieve};
     matches!(policy, MissPolicy::Belady | MissPolicy::Online(Lru | Fifo | Clock | Sieve | Lfu))
@@ -105,7 +106,7 @@ fn configs() -> Vec<CacheConfig> {
     usual.chain(small.flat_map(|(policy, _)| SMALL_SIZES.map(|size| at(*policy, size)))).collect()
 }
 
-/// Misses that may separate the two: none, but for the policy that draws lots.
+/// Returns the relative difference allowed: none, except for the random policy.
 fn allowed(policy: MissPolicy) -> f64 {
     match policy {
         MissPolicy::Online(CacheKind::Random) => RANDOM_APART,
@@ -119,7 +120,7 @@ fn oracle_misses(python: &str, folder: &Path, questions: &str) -> Vec<u64> {
     let run = Command::new(python).arg("-c").arg(PROGRAM).arg(&list).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let said = String::from_utf8(run.stdout).unwrap();
-    // Some policies print what they are made of.
+    // Some policies print their parameters.
     said.lines().filter_map(|line| line.strip_prefix("MISSES ")?.parse().ok()).collect()
 }
 
@@ -166,8 +167,8 @@ fn every_policy_misses_as_often_as_in_libcachesim() {
     assert!(apart.is_empty(), "{}\n{} of {}", apart.join("\n"), apart.len(), theirs.len());
 }
 
-/// Round and round over n pages with room for c, a page is still there after n references if none
-/// of the misses among them drew it: the hit ratio h solves h = (1 - 1/c)^(n (1 - h)).
+/// Cycling over n pages with room for c, a page is still resident after n references if none of the
+/// misses among them drew it: the hit ratio h solves h = (1 - 1/c)^(n (1 - h)).
 #[test]
 #[expect(clippy::cast_precision_loss, reason = "miss counts are below 2^53")]
 fn random_victims_survive_as_theory_says() {
@@ -182,7 +183,8 @@ fn random_victims_survive_as_theory_says() {
         for _ in 0..10_000 {
             hit_ratio = survives.powf(f64::from(pages) * (1.0 - hit_ratio));
         }
-        // The first round misses everywhere, and some more until the cache is full and mixed.
+        // The first round misses everywhere, and so do some more requests until the cache is full
+        // and mixed.
         let requests = made.pages.len() as u64;
         let warm = (requests - misses) as f64 / (requests - u64::from(pages)) as f64;
         assert!((warm - hit_ratio).abs() < 0.005, "{capacity}: {warm} {hit_ratio}");

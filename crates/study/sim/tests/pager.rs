@@ -1,4 +1,4 @@
-//! The model of the pager: what must hold of its counts for any trace, and what is known for some.
+//! The model of the pager: properties of its counts on any trace, and known counts on some.
 
 use farpool_policy::{PrefetchKind, Rng, VictimKind};
 use farpool_sim::References;
@@ -33,7 +33,7 @@ fn settings(limit_pages: u64) -> Settings {
     }
 }
 
-/// All pages once, then `passes` times over.
+/// Touches all pages once, then scans them `passes` times.
 fn scan(pages: u32, passes: u32, is_write: bool) -> References {
     let fill = (0..pages).map(|page| (page, true));
     let again = (0..passes).flat_map(move |_| (0..pages).map(move |page| (page, is_write)));
@@ -64,7 +64,7 @@ fn a_scan_is_fetched_a_chunk_at_a_time() {
     assert!(fetched > all * 9 / 10 && fetched <= all, "{counted:?}");
     assert!(counted.demand_fetches < fetched / 30, "{counted:?}");
     assert_eq!(counted.victim_hits, 0, "{counted:?}");
-    // First touches beyond the limit come in runs of 64.
+    // First touches beyond the limit are answered in runs of 64.
     assert!(counted.zero_fills < counted.pages_zeroed / 40, "{counted:?}");
 }
 
@@ -80,13 +80,13 @@ fn pages_that_were_only_read_are_not_written_again_where_that_pays() {
     let fill = (0..pages).map(|page| (page, true));
     let writes: Vec<(u32, bool)> = (0..200_000).map(|_| (rng.below(pages), true)).collect();
     let counted = events(&trace(fill.chain(writes), pages), &settings(8_192));
-    // What was fetched ahead in vain has not changed.
+    // Pages prefetched in vain have not changed.
     assert!(counted.clean_drops <= counted.prefetches, "{counted:?}");
 }
 
 #[test]
 fn pages_in_use_are_taken_back_and_then_spared() {
-    // One page of each chunk is used all the time while a scan goes over the rest.
+    // One page of each chunk is in constant use while a scan goes over the rest.
     let pages = 32_768_u32;
     let uses = (0..pages * 4).flat_map(|step| {
         let page = step % pages;
@@ -106,7 +106,7 @@ fn less_local_memory_never_means_fewer_fetches_by_much() {
     let fetches = |limit| events(&trace, &settings(limit)).demand_fetches;
     let counts: Vec<u64> = [14_000, 12_000, 8_000, 4_000].into_iter().map(fetches).collect();
     assert!(counts.windows(2).all(|pair| pair[1] > pair[0]), "{counts:?}");
-    // Uniform access at half of memory: every second use is a fault, about.
+    // Uniform access with half of memory local: about every second use is a fault.
     assert!((110_000..180_000).contains(&counts[2]), "{counts:?}");
 }
 
@@ -133,7 +133,7 @@ proptest! {
         prop_assert_eq!(faults, zero_fills + victim_hits + demand_fetches);
         prop_assert_eq!(counted.evictions, counted.pages_written + counted.clean_drops);
         prop_assert!(pages_zeroed >= zero_fills && pages_zeroed <= u64::from(pages));
-        // What comes back had left, and what left and is not back is far or in the buffer.
+        // A page that came back had left; a page that left and is not back is far or in the buffer.
         let came = victim_hits + demand_fetches + counted.prefetches;
         prop_assert!(came <= counted.evictions);
         prop_assert!(counted.evictions - came <= u64::from(pages));

@@ -1,7 +1,7 @@
-//! Designs of far memory: where a page is when it is not local, and what it costs to use it there.
+//! Designs of far memory: where a page is when it is not local, and what its use costs there.
 //!
 //! Every figure is a parameter; the presets name their sources. Latencies are picoseconds, so that
-//! nothing is rounded between two machines.
+//! nothing is rounded differently on two machines.
 
 mod preset;
 
@@ -10,7 +10,7 @@ pub use preset::Preset;
 use farpool_units::{at_most, exactly};
 use serde::{Deserialize, Serialize};
 
-/// What travels when the program needs something that is not local.
+/// What is transferred when the program uses memory that is not local.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
@@ -20,19 +20,18 @@ pub enum Unit {
     Line,
 }
 
-/// Where a page that is touched for the first time goes when local memory is full, with
-/// [`Unit::Line`].
+/// Where a page goes at its first touch when local memory is full, with [`Unit::Line`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// To the far tier, and stays there: what hardware and an unchanged system do (thesis 3.3.2).
+    /// To the far tier for good, as hardware and an unchanged system do (thesis 3.3.2).
     Far,
-    /// Into local memory, for which another page goes (thesis 4.1.2); software has to move that
-    /// one.
+    /// Into local memory, from which another page is evicted (thesis 4.1.2); software has to move
+    /// that one.
     Local,
 }
 
-/// Something that holds what is not local, and the way to it. A fetch takes
+/// Memory or storage that holds pages that are not local, and the path to it. A fetch takes
 ///
 /// `software + link + request + map + device + response + link + bytes / bandwidth`
 ///
@@ -40,25 +39,25 @@ pub enum Placement {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
-    /// The client's software for each fault: trap, page tables, request.
+    /// The client's software per fault: trap, page tables, request.
     pub software_ps: u64,
     /// One way over the link.
     pub link_latency_ps: u64,
     /// Each direction of the link.
     pub link_bytes_per_s: u64,
-    /// The far side takes the request apart.
+    /// The far side's time to decode the request.
     pub request_ps: u64,
-    /// It finds the place.
+    /// Its time to look up the address.
     pub map_ps: u64,
-    /// Its memory answers.
+    /// Its memory's latency.
     pub device_ps: u64,
     /// Its memory's bandwidth, which all clients share.
     pub device_bytes_per_s: u64,
-    /// The device does one thing at a time: a disk's arm.
+    /// The device serves one request at a time, like a disk's arm.
     pub is_serial: bool,
-    /// It puts the answer together.
+    /// The far side's time to build the response.
     pub response_ps: u64,
-    /// Latency by utilisation of the link; empty = always the same.
+    /// Latency by utilisation of the link; empty if it is constant.
     pub loaded_latency: Vec<LoadPoint>,
 }
 
@@ -76,19 +75,20 @@ pub struct LoadPoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CriticalBlock {
-    /// From the fault to the line that is wanted.
+    /// From the fault until the faulting line has arrived.
     pub first_ps: u64,
-    /// A reference to another line waits until that line has come. The thesis does not count this.
+    /// A reference to another line waits until that line has arrived. The thesis does not count
+    /// this.
     pub others_wait: bool,
 }
 
-/// Pages move to local memory where they are used most, at intervals (thesis 4.6.1).
+/// Moves the most used pages to local memory at intervals (thesis 4.6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Migration {
     /// The interval.
     pub epoch_ps: u64,
-    /// What moving one page costs the program, beside the link.
+    /// The program's cost of moving one page, beside the link.
     pub page_ps: u64,
     /// References in an epoch that make a page worth moving.
     pub min_references: u32,
@@ -98,14 +98,14 @@ pub struct Migration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overflow {
-    /// Pages that the tier above holds, in thousandths of the footprint; what leaves it first is
-    /// what came first.
+    /// Capacity of the tier above, in thousandths of the footprint; its oldest pages leave it
+    /// first.
     pub far_permille: u32,
-    /// Where the others are.
+    /// The tier that holds the other pages.
     pub tier: Tier,
 }
 
-/// A design, completely.
+/// A complete design.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Design {
@@ -115,29 +115,28 @@ pub struct Design {
     pub source: String,
     /// Page or line.
     pub unit: Unit,
-    /// New pages when local memory is full; pages that move always become local.
+    /// New pages when local memory is full; a design that moves pages always makes them local.
     pub placement: Placement,
-    /// A reference to local memory.
+    /// Latency of a reference to local memory.
     pub local_latency_ps: u64,
-    /// What is not local.
+    /// The tier of pages that are not local.
     pub far: Tier,
-    /// The faulting line comes first; the rest of the page follows (thesis 6.3).
+    /// The faulting line arrives first, then the rest of the page (thesis 6.3).
     pub critical_block: Option<CriticalBlock>,
-    /// Frames kept free for incoming pages; evictions go on beside the program until none is left.
+    /// Frames kept free for incoming pages; eviction runs beside the program until none is left.
     pub free_frames: u32,
-    /// A page that comes back keeps its place at the far side, so an unchanged page is not written
-    /// again.
+    /// A fetched page keeps its copy at the far side, so it is not written again if unchanged.
     pub keeps_copies: bool,
-    /// Pages fetched with one that faults, by the pager's own rule; none without.
+    /// The pager's prefetch policy by name; none without.
     pub prefetch: Option<String>,
-    /// Moves pages between local and far.
+    /// Migration of pages between local and far.
     pub migration: Option<Migration>,
     /// Far pages lie compressed in local memory and take `1000 / compression_permille` of their
     /// size.
     pub compression_permille: Option<u32>,
-    /// Far pages with the content of another one, in thousandths: they take no room there.
+    /// Far pages that duplicate another one's content, in thousandths: they take no memory there.
     pub duplicates_permille: u32,
-    /// Below the first far tier.
+    /// The tier below the far one.
     pub overflow: Option<Overflow>,
 }
 
@@ -152,10 +151,10 @@ pub struct DesignError {
 }
 
 impl Design {
-    /// Finds what no simulation could make sense of.
+    /// Rejects a design that no simulation could make sense of.
     ///
     /// # Errors
-    /// The first such thing.
+    /// The first fault found.
     pub fn check(&self) -> Result<(), DesignError> {
         let error = |reason: &str| {
             Err(DesignError { design: self.name.clone(), reason: reason.to_owned() })
@@ -201,7 +200,7 @@ impl Design {
         Ok(())
     }
 
-    /// What a fetch of one unit takes while nothing else uses link and device.
+    /// Returns the time to fetch one unit while link and device are otherwise idle.
     #[must_use]
     pub fn idle_fetch_ps(&self, page_bytes: u64) -> u64 {
         let bytes = match self.unit {
@@ -216,7 +215,7 @@ impl Design {
 pub const LINE_BYTES: u64 = 64;
 
 impl Tier {
-    /// A fetch of `bytes` while nothing else uses link and device.
+    /// Returns the time to fetch `bytes` while link and device are otherwise idle.
     #[must_use]
     pub fn idle_fetch_ps(&self, bytes: u64) -> u64 {
         self.software_ps
@@ -228,7 +227,7 @@ impl Tier {
             + transfer_ps(bytes, self.link_bytes_per_s)
     }
 
-    /// The idle latency over the factor at this utilisation, between the points on a straight line.
+    /// Returns the idle latency times the factor at this utilisation, interpolated linearly.
     #[must_use]
     pub fn loaded_ps(&self, idle_ps: u64, utilisation_permille: u64) -> u64 {
         let points = &self.loaded_latency;
@@ -251,7 +250,7 @@ impl Tier {
     }
 }
 
-/// How long `bytes` take at this rate, rounded up.
+/// Returns the time that `bytes` take at this rate, rounded up.
 #[must_use]
 pub fn transfer_ps(bytes: u64, bytes_per_s: u64) -> u64 {
     let time = (u128::from(bytes) * 1_000_000_000_000).div_ceil(u128::from(bytes_per_s.max(1)));

@@ -7,19 +7,19 @@ use super::{CriticalBlock, Design, LoadPoint, Migration, Overflow, Placement, Ti
 /// A named design.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Preset {
-    /// Everything local: what the others are compared with.
+    /// Everything local: the reference for the others.
     Local,
     /// Lim's page swapping.
     Ps,
-    /// The same with critical-block-first, as the thesis counts it.
+    /// Page swapping with critical-block-first, as the thesis counts it.
     PsCbf,
-    /// The same where other lines of the page are waited for.
+    /// The same, but references to lines still on their way wait.
     PsCbfWaits,
     /// Lim's fine-grained remote access over a coherent link.
     Fgra,
-    /// The same where new pages are local and another one goes for them.
+    /// Fine-grained access where new pages are local and others are evicted for them.
     FgraEvict,
-    /// The same with page migration.
+    /// Fine-grained access with page migration.
     FgraMigration,
     /// Fine-grained access tunnelled over PCIe.
     FgraPcie,
@@ -53,7 +53,7 @@ const LOCAL_LATENCY_PS: u64 = 60 * NS;
 const FREE_FRAMES: u32 = 256;
 
 impl Preset {
-    /// All of them, in the order of their list.
+    /// All presets, in the order of their declaration.
     pub const ALL: [Self; 16] = [
         Self::Local,
         Self::Ps,
@@ -208,7 +208,7 @@ fn base(preset: Preset) -> Design {
     }
 }
 
-/// Lines instead of pages; new pages go where there is room.
+/// Access by lines; new pages go far when local memory is full.
 fn lines(design: Design, far: Tier) -> Design {
     Design { unit: Unit::Line, placement: Placement::Far, far, ..design }
 }
@@ -251,7 +251,7 @@ fn cxl(link_latency_ps: u64) -> Tier {
     }
 }
 
-/// Something behind no link worth the name: software, device, one bandwidth.
+/// A tier without a link worth modelling: software, device, one bandwidth.
 fn direct(software_ps: u64, device_ps: u64, bytes_per_s: u64) -> Tier {
     Tier {
         software_ps,
@@ -267,7 +267,7 @@ fn direct(software_ps: u64, device_ps: u64, bytes_per_s: u64) -> Tier {
     }
 }
 
-/// A name that is no preset's.
+/// A name that belongs to no preset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no design named \"{name}\"; choose of: {known}")]
 pub struct UnknownDesign {

@@ -1,16 +1,16 @@
-//! One direction of a link, or a device: things pass one after the other, and it remembers how busy
-//! it was.
+//! One direction of a link, or a device: a queue that also measures its utilisation.
 
 use crate::design::{LINE_BYTES, Tier, transfer_ps};
 
-/// Utilisation is that of the last whole window: long against a page, short against a phase.
+/// Utilisation is that of the last whole window: long against a page's transfer, short against a
+/// phase of a program.
 const WINDOW_PS: u64 = 100_000_000;
 
 /// A queue with one server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Channel {
     free_ps: u64,
-    /// When what goes first has passed.
+    /// When the last urgent transfer has passed.
     urgent_ps: u64,
     window_start_ps: u64,
     busy_ps: u64,
@@ -18,7 +18,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Something that takes `duration_ps` comes at `now_ps`; when it has passed.
+    /// Queues something of `duration_ps` at `now_ps`. Returns when it has passed.
     pub fn pass(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
         self.roll(now_ps);
         self.busy_ps += duration_ps;
@@ -26,7 +26,7 @@ impl Channel {
         self.free_ps
     }
 
-    /// The same for something that goes before all that waits, as demand fetches do; the others
+    /// The same for something that overtakes everything queued, as demand fetches do; the others
     /// wait longer.
     pub fn pass_first(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
         self.pass(now_ps, duration_ps);
@@ -34,7 +34,7 @@ impl Channel {
         self.urgent_ps
     }
 
-    /// Share of the last whole window in which it was busy, in thousandths.
+    /// Returns the share of the last whole window in which the channel was busy, in thousandths.
     pub fn utilisation_permille(&mut self, now_ps: u64) -> u64 {
         self.roll(now_ps);
         self.utilisation_permille
@@ -45,8 +45,7 @@ impl Channel {
         if elapsed_ps < WINDOW_PS {
             return;
         }
-        // What was asked for in a window may take longer than it: the rest goes on in the next
-        // ones.
+        // Work queued in a window may exceed it: the rest counts in the next ones.
         let windows = elapsed_ps / WINDOW_PS;
         let in_last_ps = self.busy_ps.saturating_sub((windows - 1) * WINDOW_PS).min(WINDOW_PS);
         self.utilisation_permille = in_last_ps * 1000 / WINDOW_PS;
@@ -63,15 +62,15 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A fetch of `bytes` that the program asks for at `now_ps`: when the last one is there. The
-    /// software's time is included.
+    /// Fetches `bytes` that the program asks for at `now_ps`. Returns when the last one has
+    /// arrived; the software's time is included.
     pub fn fetch(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
         let (sent_ps, link_latency_ps) = self.ask(tier, device, now_ps, bytes);
         self.towards_local.pass(sent_ps, link_ps(tier, bytes)) + link_latency_ps
     }
 
-    /// The same with its first line before all that waits on the link: when that line and when the
-    /// last one is there.
+    /// The same, with the first line ahead of everything queued on the link. Returns when that line
+    /// and when the last one has arrived.
     pub fn fetch_line_first(
         &mut self,
         tier: &Tier,
@@ -87,7 +86,8 @@ impl Link {
         (first_ps + link_latency_ps, last_ps + link_latency_ps)
     }
 
-    /// Up to where the answer goes on the link: when, and the link's latency at its load.
+    /// Takes a fetch up to the response. Returns when the response enters the link, and the link's
+    /// latency at its load.
     fn ask(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> (u64, u64) {
         let utilisation = self.towards_local.utilisation_permille(now_ps);
         let link_latency_ps = tier.loaded_ps(tier.link_latency_ps, utilisation);
@@ -96,21 +96,21 @@ impl Link {
         let answered_ps = if tier.is_serial {
             device.pass_first(asked_ps, tier.device_ps + transfer)
         } else {
-            // The device's own transfer goes on beside the link's; only what it cannot keep up with
+            // The device's own transfer overlaps the link's; only its excess over the link's time
             // waits.
             device.pass_first(asked_ps, transfer) - transfer + tier.device_ps
         };
         (answered_ps + tier.response_ps, link_latency_ps)
     }
 
-    /// `bytes` go to the far side from `now_ps` on; when the local frame is free again.
+    /// Sends `bytes` to the far side from `now_ps` on. Returns when the local frame is free again.
     pub fn send(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
         let sent_ps = self.towards_far.pass(now_ps, transfer_ps(bytes, tier.link_bytes_per_s));
         device.pass(now_ps, transfer_ps(bytes, tier.device_bytes_per_s)).max(sent_ps)
     }
 }
 
-/// How long `bytes` take on the link; a serial device's own time includes it.
+/// Returns the time of `bytes` on the link; 0 for a serial device, whose own time includes it.
 fn link_ps(tier: &Tier, bytes: u64) -> u64 {
     if tier.is_serial { 0 } else { transfer_ps(bytes, tier.link_bytes_per_s) }
 }

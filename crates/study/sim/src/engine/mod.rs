@@ -1,10 +1,9 @@
 //! Programs through a design, in time.
 //!
-//! Each thread has a clock. A reference is issued when its thread has computed up to it, and never
-//! before the reference that stands before it in the trace was issued: what happened earlier while
-//! the program was captured happens earlier here. Then the thread waits for what it needs. Several
-//! programs advance together, the earliest first; each has its own link, all share the far tier's
-//! device.
+//! Each thread has a clock. A reference is issued when its thread has computed up to it, but never
+//! before the preceding reference of the trace was issued, so the order of the capture is kept.
+//! Then the thread waits for the memory it needs. Several programs advance together, the earliest
+//! first; each has its own link, all share the far tier's device.
 
 mod channel;
 mod program;
@@ -17,25 +16,25 @@ use crate::load::References;
 use channel::Channel;
 use program::Running;
 
-/// One program and the local memory it has.
+/// A program and its local memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Program<'a> {
     /// What it does.
     pub references: &'a References,
     /// Its local memory, in pages.
     pub local_pages: usize,
-    /// How long a tick of its clock lasts.
+    /// Length of a tick of its clock.
     pub tick_ps: u64,
-    /// References that wait at the same time: stalls for lines are divided by it. 1 = each one
-    /// blocks, as in the thesis.
+    /// References that may wait at the same time: stalls for lines are divided by it. 1 means that
+    /// each one blocks, as in the thesis.
     pub overlap: u32,
-    /// What leaves local memory first.
+    /// Which pages leave local memory first.
     pub policy: CacheKind,
-    /// For policies that draw lots.
+    /// For random policies.
     pub seed: u64,
 }
 
-/// What became of one program. Times of threads are added up, but for `time_ps`.
+/// The result of one program. Times are summed over threads, except `time_ps`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// From the beginning to the end of its last thread.
@@ -52,28 +51,28 @@ pub struct Outcome {
     pub frame_ps: u64,
     /// Waiting while pages were moved.
     pub migration_ps: u64,
-    /// References that somebody waited for.
+    /// References that a thread waited for.
     pub references: u64,
-    /// Those that went to the far tier: faults of pages, or lines.
+    /// References that went to the far tier: page faults, or lines.
     pub far_references: u64,
-    /// Those that went to the tier below.
+    /// References that went to the tier below.
     pub overflow_references: u64,
-    /// Pages fetched ahead.
+    /// Pages prefetched.
     pub prefetched_pages: u64,
-    /// Pages that left local memory.
+    /// Pages evicted from local memory.
     pub evicted_pages: u64,
-    /// Those of them that were written.
+    /// Evicted pages that were written.
     pub written_pages: u64,
-    /// Pages moved towards the program by migration.
+    /// Pages that migration made local.
     pub migrated_pages: u64,
-    /// Bytes towards the program.
+    /// Bytes sent to the program.
     pub fetched_bytes: u64,
-    /// Bytes away from it.
+    /// Bytes sent to the far tier.
     pub sent_bytes: u64,
     /// The most pages that were far at one time.
     pub far_pages_peak: u64,
-    /// Pages of local memory that held pages as they are: less than was given, where it also holds
-    /// compressed ones.
+    /// Pages of local memory that hold uncompressed pages: fewer than were given where it also
+    /// holds compressed ones.
     pub resident_pages: u64,
 }
 

@@ -15,19 +15,18 @@ use crate::load::{Reference, References};
 
 /// The page was used before.
 const TOUCHED: u8 = 1;
-/// It is in local memory.
+/// The page is in local memory.
 const LOCAL: u8 = 2;
-/// It changed since it came, or was never far.
+/// The page changed since it was fetched, or was never far.
 const CHANGED: u8 = 4;
-/// The far side still has it as it was.
+/// The far side still has a valid copy.
 const HAS_COPY: u8 = 8;
-/// It is local, but parts of it are still on their way.
+/// The page is local, but parts of it are still on their way.
 const ARRIVING: u8 = 16;
-/// It is in the tier below the far one.
+/// The page is in the tier below the far one.
 const BELOW: u8 = 32;
 
-/// A page on its way: the line that was asked for arrives first, the others in their order after
-/// it.
+/// A page on its way: the requested line arrives first, then the others in order.
 #[derive(Debug, Clone, Copy)]
 struct Arrival {
     page: u32,
@@ -37,7 +36,7 @@ struct Arrival {
     last_ps: u64,
 }
 
-/// A cache behind a pointer: its policy is one of many.
+/// A cache behind a pointer, so that the policy is chosen at run time.
 trait AnyCache: Send {
     fn access_any(&mut self, page: u32, left: &mut dyn FnMut(u32)) -> bool;
     fn resident(&self) -> usize;
@@ -63,7 +62,7 @@ impl CacheVisitor for Boxed {
     }
 }
 
-/// A program on its way through a design.
+/// A running program.
 pub(super) struct Running<'a> {
     trace: &'a References,
     next: usize,
@@ -80,15 +79,16 @@ pub(super) struct Running<'a> {
     /// The link to the tier below, and that tier's device.
     link_below: Link,
     device_below: Channel,
-    /// Pages being sent away, with the time at which their frames are free; at most `free_frames`.
+    /// Pages being written out, with the time at which their frames are free; at most
+    /// `free_frames`.
     leaving: VecDeque<(u32, u64)>,
     free_frames: usize,
     arriving: Vec<Arrival>,
     prefetcher: Option<Box<dyn Prefetcher>>,
-    /// Far pages in the order in which they came there, when there is a tier below.
+    /// Far pages in order of arrival there, if there is a tier below.
     far_order: Option<(Fifo, usize)>,
     far_count: u64,
-    /// References to each far page in this epoch, and when it ends.
+    /// References to each far page in this epoch, and the epoch's end.
     epoch_references: Vec<u32>,
     epoch_end_ps: u64,
     victims: Vec<u32>,
@@ -136,7 +136,7 @@ impl<'a> Running<'a> {
         self.next == self.trace.references.len()
     }
 
-    /// Where the program is in time.
+    /// Returns the program's current time.
     pub fn clock_ps(&self) -> u64 {
         self.issued_ps
     }
@@ -146,7 +146,7 @@ impl<'a> Running<'a> {
         self.outcome
     }
 
-    /// The next reference; false at the end.
+    /// Runs the next reference. False at the end.
     pub fn step(&mut self, design: &Design, device: &mut Channel) -> bool {
         let Some(&reference) = self.trace.references.get(self.next) else { return false };
         self.next += 1;
@@ -167,7 +167,7 @@ impl<'a> Running<'a> {
         true
     }
 
-    /// A changed line leaves the processor's caches: nobody waits.
+    /// The processor's caches write back a changed line; no thread waits.
     fn write_back(
         &mut self,
         design: &Design,
@@ -217,7 +217,7 @@ impl<'a> Running<'a> {
         now_ps + stall_ps
     }
 
-    /// Makes `page` resident, sending away what leaves for it; true when it was resident.
+    /// Makes `page` resident and evicts the victims. True if it was resident already.
     fn bring(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) -> bool {
         let mut victims = std::mem::take(&mut self.victims);
         let was_resident = self.cache.access_any(page, &mut |victim| victims.push(victim));
@@ -248,7 +248,7 @@ impl<'a> Running<'a> {
         self.overflow(design, page, now_ps);
     }
 
-    /// What is far and has no room there goes one tier down.
+    /// Marks `page` as far; pages that exceed the far tier's capacity go one tier down.
     fn overflow(&mut self, design: &Design, page: u32, now_ps: u64) {
         let Some(overflow) = &design.overflow else { return };
         let Some((order, room)) = &mut self.far_order else { return };
@@ -262,7 +262,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// A frame is free when fewer pages than the reserve are leaving.
+    /// Waits until fewer pages than the reserve are being written out. Returns when a frame is
+    /// free.
     fn wait_for_frame(&mut self, now_ps: u64) -> u64 {
         while self.leaving.front().is_some_and(|(_, free_ps)| *free_ps <= now_ps) {
             self.leaving.pop_front();
@@ -277,7 +278,7 @@ impl<'a> Running<'a> {
         free_ps
     }
 
-    /// Fetches a page that is not local, and others ahead of their use.
+    /// Fetches a page that is not local, and prefetches others.
     fn fault(
         &mut self,
         design: &Design,
@@ -286,7 +287,7 @@ impl<'a> Running<'a> {
         now_ps: u64,
     ) -> u64 {
         let page = reference.page;
-        // What is still leaving has left before it can come back.
+        // A page still being written out must have left before it can be fetched.
         let left_ps = self.leaving.iter().find(|(leaving, _)| *leaving == page).map(|(_, ps)| *ps);
         let asked_ps = now_ps.max(left_ps.unwrap_or(0));
         let is_below = self.pages[page as usize] & BELOW != 0;
@@ -306,7 +307,7 @@ impl<'a> Running<'a> {
         wait_ps
     }
 
-    /// One page from where it is; when it is there.
+    /// Fetches one page from its tier. Returns when it has arrived.
     fn fetch(&mut self, design: &Design, device: &mut Channel, page: u32, now_ps: u64) -> u64 {
         let is_below = self.leave_far(page);
         let bytes = self.trace.page_bytes;
@@ -318,8 +319,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// One page, the line that is wanted first; when that is there. The rest comes line by line
-    /// while the program goes on.
+    /// Fetches one page, the faulting line first. Returns when that line has arrived; the rest
+    /// follows line by line while the program goes on.
     fn fetch_line_first(
         &mut self,
         design: &Design,
@@ -332,7 +333,7 @@ impl<'a> Running<'a> {
         self.leave_far(page);
         let (far, bytes) = (&design.far, self.trace.page_bytes);
         let (first_ps, last_ps) = self.link.fetch_line_first(far, device, now_ps, bytes);
-        // The design says how long the first line takes; behind others it comes that much later.
+        // The design gives the first line's latency; time spent in queues is added to it.
         let late_ps = first_ps.saturating_sub(now_ps + far.idle_fetch_ps(LINE_BYTES));
         let first_ps = (now_ps + critical.first_ps + late_ps).min(last_ps);
         if !critical.others_wait {
@@ -344,7 +345,7 @@ impl<'a> Running<'a> {
         first_ps
     }
 
-    /// A page begins to come back; true when it comes from the tier below.
+    /// Begins to fetch a page. True if it comes from the tier below.
     fn leave_far(&mut self, page: u32) -> bool {
         self.outcome.fetched_bytes += self.trace.page_bytes;
         assert!(self.far_count > 0, "a page that comes back was far");
@@ -369,7 +370,7 @@ impl<'a> Running<'a> {
         let page_number = self.trace.page_numbers[reference.page as usize];
         let mut window = PrefetchWindow::EMPTY;
         prefetcher.on_fault(reference.thread.into(), page_number, &mut window);
-        // At most half of local memory is given to guesses.
+        // Prefetch may fill at most half of local memory.
         let room = self.capacity / 2;
         for page_number in window.pages().take(room) {
             let Some(page) = self.trace.dense(page_number) else { break };
@@ -384,15 +385,14 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Notes a page that is on its way, and forgets those that have come: nobody asks for them
-    /// again.
+    /// Records a page on its way, and drops arrivals that are complete.
     fn expect(&mut self, arrival: Arrival) {
         self.arriving.retain(|earlier| earlier.last_ps > self.issued_ps);
         self.pages[arrival.page as usize] |= ARRIVING;
         self.arriving.push(arrival);
     }
 
-    /// A page that is local already, but not all of it.
+    /// Waits for a line of a page that is only partly local.
     fn wait_for_line(&mut self, reference: Reference, now_ps: u64) -> u64 {
         let Some(at) = self.arriving.iter().position(|arrival| arrival.page == reference.page)
         else {
@@ -448,7 +448,7 @@ impl<'a> Running<'a> {
         now_ps + stall_ps
     }
 
-    /// The end of an epoch: the far pages that were used most come, what the policy gives up goes.
+    /// Ends an epoch: the most used far pages become local, and the policy's victims go far.
     fn migrate(&mut self, design: &Design, device: &mut Channel, now_ps: u64) {
         let Some(migration) = design.migration else { return };
         let mut wanted: Vec<(u32, u32)> = (0..)
@@ -457,7 +457,7 @@ impl<'a> Running<'a> {
             .map(|(page, &count)| (count, page))
             .collect();
         wanted.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        // No more than the link can carry both ways in an epoch, nor more than local memory.
+        // No more than the link can carry both ways in an epoch, nor than half of local memory.
         let page_ps = transfer_ps(self.trace.page_bytes, design.far.link_bytes_per_s).max(1);
         let most: usize = at_most(migration.epoch_ps / page_ps);
         wanted.truncate(most.min(self.capacity / 2));
@@ -480,7 +480,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Pages that can be resident, and frames kept free, out of `local_pages`.
+/// Splits `local_pages` into pages that can be resident and frames kept free.
 fn frames(
     design: &Design,
     local_pages: usize,
@@ -495,7 +495,7 @@ fn frames(
     }
     let mut pages = local_pages;
     if let Some(ratio) = design.compression_permille {
-        // What is not resident lies compressed in the same memory: r + (n - r) / ratio = local.
+        // The other pages lie compressed in the same memory: r + (n - r) / ratio = local.
         let (ratio, count) = (ratio as usize, page_count * 1000);
         let resident = (local_pages * ratio).saturating_sub(count) / (ratio - 1000);
         if resident == 0 {
@@ -515,5 +515,5 @@ fn frames(
     Ok((pages - free_frames, free_frames))
 }
 
-/// The reserve of free frames is at most this part of local memory.
+/// The reserve of free frames is at most one part in this many of local memory.
 const SMALLEST_RESERVE_PART: usize = 16;

@@ -7,9 +7,9 @@
 use super::timeline::Timeline;
 use crate::misses::DensePages;
 
-/// Places of the timeline for each page: when all were taken once, a quarter is in use at most, and
-/// the rest is closed up. More places make that rarer, fewer keep the timeline in the processor's
-/// cache.
+/// Places of the timeline per page: when all have been taken once, at most a quarter is in use, and
+/// the timeline is compacted. More places make that rarer, fewer keep the timeline in the
+/// processor's cache.
 const PLACES_PER_PAGE: usize = 4;
 
 /// Never referenced yet.
@@ -25,8 +25,8 @@ pub struct LruCurve {
 }
 
 impl LruCurve {
-    /// Goes once over a trace. `progress` is told how many more requests are done, about every
-    /// million.
+    /// Computes the curve in one pass. `progress` is called about every million requests with their
+    /// number.
     ///
     /// # Panics
     /// 2^30 pages or more.
@@ -55,31 +55,32 @@ impl LruCurve {
         Self { references_at, misses }
     }
 
-    /// Misses with room for `capacity` pages.
+    /// Returns the misses at a capacity of `capacity` pages.
     #[must_use]
     pub fn misses(&self, capacity: usize) -> u64 {
         self.misses[capacity.min(self.misses.len() - 1)]
     }
 
-    /// Requests in all.
+    /// Returns the number of requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.misses[0]
     }
 
-    /// The least capacity at which only first references miss.
+    /// Returns the least capacity at which only first references miss.
     #[must_use]
     pub fn capacity_max(&self) -> usize {
         self.misses.len() - 1
     }
 
-    /// References whose stack distance is `distance`; at 0, those to pages never referenced before.
+    /// Returns the references whose stack distance is `distance`; at 0, those to pages never
+    /// referenced before.
     #[must_use]
     pub fn references_at(&self, distance: usize) -> u64 {
         self.references_at.get(distance).copied().unwrap_or(0)
     }
 
-    /// Bytes that [`LruCurve::new`] takes at most, beside the trace.
+    /// Returns an upper bound of the bytes that [`LruCurve::new`] takes beside the trace.
     #[must_use]
     pub fn memory_bytes(page_count: u64) -> u64 {
         let timeline = Timeline::memory_bytes((page_count + 1) * PLACES_PER_PAGE as u64);
@@ -123,7 +124,7 @@ impl Stack {
         self.last[page as usize] = self.timeline.take_next();
     }
 
-    /// Moves all pages to the beginning of the timeline, in the order in which they lie there.
+    /// Compacts the timeline: moves all pages to its beginning and keeps their order.
     fn close_up(&mut self) {
         for last in self.last.iter_mut().filter(|last| **last != NEVER) {
             *last = self.timeline.taken_before(*last);

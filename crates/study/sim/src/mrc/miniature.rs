@@ -1,23 +1,23 @@
-//! Any policy, estimated by a small cache that sees a sample of the pages.
+//! Any policy's miss ratio, estimated by a small cache that sees a sample of the pages.
 
 use super::sample::{Rate, Sample, SampleError};
 use super::sampled::scaled_down;
 use crate::misses::{CacheConfig, DensePages};
 use crate::sweep::{self, Progress, sweep};
 
-/// What a cache scaled down says of the whole one.
+/// The estimate of one configuration by a cache scaled down.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Miniature {
-    /// What was asked for.
+    /// The configuration asked for.
     pub config: CacheConfig,
-    /// The share of requests that miss, about.
+    /// The estimated share of requests that miss.
     pub miss_ratio: f64,
-    /// Pages that the small cache held: from a few dozen on, estimates are good.
+    /// Capacity of the small cache in pages: from a few dozen on, estimates are good.
     pub scaled_capacity: usize,
 }
 
-/// Simulates each configuration with the sampled pages and as much of its capacity; answers are in
-/// the order of the questions. Requests that the sample has too many or too few are taken for hits.
+/// Simulates each configuration on the sampled pages, its capacity scaled down alike. Results are
+/// in the order of `configs`. Requests that the sample has above or below its share count as hits.
 ///
 /// # Errors
 /// A capacity of 0; no page in the sample.
@@ -55,7 +55,7 @@ fn scaled_configs(configs: &[CacheConfig], rate: Rate) -> Vec<CacheConfig> {
 }
 
 impl Miniature {
-    /// Bytes that [`miniature`] takes about, beside the trace.
+    /// Estimates the bytes that [`miniature`] takes beside the trace.
     #[must_use]
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn memory_bytes(

@@ -3,11 +3,11 @@
 //! * [`LruCurve`]: exact for LRU at every size, from one pass (Mattson et al., IBM Systems Journal
 //!   1970).
 //! * [`SampledCurve`]: the same from a sample of the pages (SHARDS, Waldspurger et al., FAST 2015),
-//!   with what it may be wrong by.
+//!   with its estimated error.
 //! * [`miniature`]: any policy, on sampled pages in a cache scaled down (Waldspurger et al., ATC
 //!   2017).
 //!
-//! Each says beforehand how much memory it will take.
+//! Each reports beforehand how much memory it will take.
 
 mod exact;
 mod miniature;

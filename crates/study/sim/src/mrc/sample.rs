@@ -4,20 +4,20 @@ use farpool_policy::Rng;
 
 use crate::misses::{DensePages, MissError};
 
-/// What share of the pages is looked at: above 0, at most 1.
+/// The share of the pages that is sampled: above 0, at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Rate(f64);
 
 /// A sample that cannot be taken.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SampleError {
-    /// Not a share.
+    /// The share is out of range.
     #[error("a sample of {0} of the pages: the share must be above 0 and at most 1")]
     Rate(f64),
-    /// Nothing to conclude from.
+    /// No page was sampled.
     #[error("none of {0} pages is in the sample; take a larger share")]
     Empty(usize),
-    /// No seed to sample with.
+    /// Fewer than two seeds.
     #[error("a confidence needs samples with two seeds or more")]
     Seeds,
     /// The miss counts of a miniature.
@@ -39,29 +39,29 @@ impl Rate {
     }
 }
 
-/// The references to the sampled pages, which are numbered anew.
+/// The references to the sampled pages, which are renumbered.
 #[derive(Debug)]
 pub struct Sample {
-    /// The sampled page of each reference that is left.
+    /// The sampled page of each remaining reference.
     pub pages: Vec<u32>,
     /// Sampled pages that occur.
     pub page_count: usize,
     /// Requests of the whole trace.
     pub requests: u64,
-    /// What was sampled with.
+    /// The rate of the sample.
     pub rate: Rate,
 }
 
 impl Sample {
-    /// Chooses pages by a hash of their number and the seed, so that all references to a page are
-    /// in or out.
+    /// Chooses pages by a hash of their number and the seed, so that either all references to a
+    /// page are in or none.
     ///
     /// # Errors
     /// No page is chosen.
     pub fn new(trace: DensePages<'_>, rate: Rate, seed: u64) -> Result<Self, SampleError> {
         let below = threshold(rate);
         let key = Rng::new(seed).next_u64();
-        // In words of bits, for they are asked once a request and must stay in the cache.
+        // Kept as bits: they are read once per request and must stay in the cache.
         let mut chosen = vec![0u64; trace.page_count.div_ceil(64)];
         let mut count = 0;
         for page in 0..trace.page_count {
@@ -89,14 +89,14 @@ impl Sample {
         DensePages { pages: &self.pages, page_count: self.page_count }
     }
 
-    /// Requests that the sample stands for when scaled down; it has more or fewer, as frequent
-    /// pages are in or out.
+    /// Returns the requests that the sample should have at its rate; it has more or fewer, as
+    /// frequent pages are in or out.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub(super) fn requests_expected(&self) -> f64 {
         self.requests as f64 * self.rate.0
     }
 
-    /// Bytes that a sample takes about, if references are spread evenly over pages.
+    /// Estimates the bytes that a sample takes if references are spread evenly over pages.
     #[must_use]
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn memory_bytes(page_count: u64, requests: u64, rate: Rate) -> u64 {
@@ -106,11 +106,11 @@ impl Sample {
 
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn threshold(rate: Rate) -> u64 {
-    // Saturates at the top, where everything is below.
+    // Saturates at a rate of 1, where every hash is below.
     (rate.0 * u64::MAX as f64) as u64
 }
 
-/// How many chosen pages come before each word.
+/// The number of chosen pages before each word.
 struct Ranks(Vec<u32>);
 
 impl Ranks {

@@ -6,10 +6,11 @@ use super::exact::LruCurve;
 use super::sample::{Rate, Sample, SampleError};
 use crate::misses::DensePages;
 
-/// Sizes at which curves of several seeds are compared: so many equal steps up to the largest.
+/// Number of sizes, equally spaced up to the largest, at which curves of several seeds are
+/// compared.
 const COMPARED_SIZES: usize = 64;
 
-/// A curve of the sampled pages, read at sizes scaled down.
+/// The curve of the sampled pages, read at sizes scaled down.
 #[derive(Debug, Clone)]
 pub struct SampledCurve {
     curve: LruCurve,
@@ -21,14 +22,14 @@ pub struct SampledCurve {
     requests_expected: f64,
 }
 
-/// What a sample may be wrong by.
+/// The estimated error of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Confidence {
     /// Samples taken.
     pub seeds: usize,
     /// Pages in the smallest of them.
     pub sampled_pages_min: usize,
-    /// The largest standard deviation of the miss ratio between them, at any size.
+    /// The largest standard deviation of their miss ratios, over all sizes.
     pub deviation_max: f64,
 }
 
@@ -44,7 +45,7 @@ impl fmt::Display for Confidence {
 }
 
 impl SampledCurve {
-    /// Samples `trace` and goes once over the sample.
+    /// Samples `trace` and computes the curve of the sample.
     ///
     /// # Errors
     /// No page is in the sample.
@@ -59,10 +60,10 @@ impl SampledCurve {
         })
     }
 
-    /// The share of requests that miss with room for `capacity` pages, about.
+    /// Estimates the share of requests that miss at a capacity of `capacity` pages.
     ///
-    /// Requests that the sample has more or less than expected are taken for hits at the least
-    /// distance (SHARDS-adj): they come from the most frequent pages.
+    /// Requests that the sample has above or below its share count as hits at the least distance
+    /// (SHARDS-adj): they belong to the most frequent pages.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn miss_ratio(&self, capacity: usize) -> f64 {
@@ -73,8 +74,8 @@ impl SampledCurve {
         (self.curve.misses(scaled) as f64 / self.requests_expected).min(1.0)
     }
 
-    /// Takes a sample with each of `seeds` seeds and tells how far their curves lie apart; the
-    /// first is returned.
+    /// Takes `seeds` samples and measures how far their curves deviate from each other. Returns the
+    /// first with the deviation.
     ///
     /// # Errors
     /// Fewer than two seeds; a sample without a page.
@@ -100,7 +101,7 @@ impl SampledCurve {
         Ok((first, Confidence { seeds, sampled_pages_min, deviation_max }))
     }
 
-    /// Bytes that a sampled curve takes about, beside the trace.
+    /// Estimates the bytes that a sampled curve takes beside the trace.
     #[must_use]
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn memory_bytes(page_count: u64, requests: u64, rate: Rate) -> u64 {
@@ -109,13 +110,13 @@ impl SampledCurve {
     }
 }
 
-/// The capacity among sampled pages that stands for `capacity` among all.
+/// Returns the capacity among sampled pages that stands for `capacity` among all.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub(super) fn scaled_down(capacity: usize, rate: Rate) -> usize {
     (capacity as f64 * rate.share()).round() as usize
 }
 
-/// The standard deviation of a few values.
+/// Returns the standard deviation of `values`.
 #[expect(clippy::cast_precision_loss, reason = "a handful of seeds")]
 fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;
@@ -149,8 +150,8 @@ mod tests {
         let rate = Rate::new(0.1).unwrap();
         let (curve, confidence) = SampledCurve::with_confidence(trace, rate, 5).unwrap();
         assert!(confidence.sampled_pages_min > 6000, "{confidence}");
-        // Where some hundred pages of a Zipf of 2^16 fit, the others' references in a tenth of the
-        // pages deviate by sqrt(0.9 / 0.1 / 100) / ln(2^16).
+        // Where about a hundred pages of a Zipf of 2^16 fit, the references of the others in a
+        // tenth of the pages deviate by sqrt(0.9 / 0.1 / 100) / ln(2^16).
         assert!(confidence.deviation_max < 0.03, "{confidence}");
         for capacity in [655, 6553, 20_000, 50_000] {
             #[expect(clippy::cast_precision_loss)]

@@ -1,19 +1,19 @@
-//! A row of places, some of them taken, that answers how many before a place are taken.
+//! A row of places that counts how many taken places lie before a given one.
 //!
-//! A Fenwick tree walks a logarithm of cache lines for each question and each change. Here counts
-//! are kept as sums up to each entry: a question is one load a level and one popcount, and a change
-//! takes 1 from all later entries of one block a level, which vector instructions do at once. A
-//! sixth of a byte per place: the row of a million pages stays in the second-level cache.
+//! A Fenwick tree touches a logarithm of cache lines per query and per change. Here counts are kept
+//! as prefix sums: a query is one load per level and one popcount, and a change subtracts 1 from
+//! all later entries of one block per level, which vector instructions do at once. It takes a sixth
+//! of a byte per place: the row of a million pages stays in the second-level cache.
 
 use farpool_units::exactly;
 
-/// Places of a word.
+/// Places per word.
 const WORD: usize = 64;
 
-/// Words of a block: its counts of up to 64 x 64 fit 16 bits.
+/// Words per block: its counts of up to 64 x 64 fit 16 bits.
 const BLOCK_WORDS: usize = 64;
 
-/// Entries of a block at the levels above.
+/// Entries per block at the levels above.
 const FAN_OUT: usize = 32;
 
 #[derive(Debug)]
@@ -21,7 +21,8 @@ pub(super) struct Timeline {
     words: Vec<u64>,
     /// Taken places before each word, within its block.
     in_block: Vec<u16>,
-    /// Taken places before each block, within its parent; and so on, up to a level of one parent.
+    /// Taken places before each block, within its parent; and so on, up to a level with a single
+    /// parent.
     above: Vec<Vec<u32>>,
     /// The first place that was never taken.
     now: usize,
@@ -29,7 +30,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Room for `places`, all free.
+    /// Creates a row of `places`, all free.
     pub(super) fn new(places: usize) -> Self {
         let blocks = places.div_ceil(WORD * BLOCK_WORDS).max(1);
         let mut above = Vec::new();
@@ -46,18 +47,18 @@ impl Timeline {
         Self { words: vec![0; words], in_block: vec![0; words], above, now: 0, taken: 0 }
     }
 
-    /// Bytes that a row of `places` takes.
+    /// Returns the bytes that a row of `places` takes.
     pub(super) fn memory_bytes(places: u64) -> u64 {
         let words = (places / 64 + 1).next_multiple_of(BLOCK_WORDS as u64);
         words * 10 + words / 12 + 1024
     }
 
-    /// All places are taken or were.
+    /// True if every place has been taken once.
     pub(super) fn is_full(&self) -> bool {
         self.now == self.words.len() * WORD
     }
 
-    /// Places that are taken.
+    /// Returns the number of taken places.
     pub(super) fn taken(&self) -> u32 {
         self.taken
     }
@@ -69,7 +70,7 @@ impl Timeline {
         self.taken = 0;
     }
 
-    /// Taken places before `place`, which was taken at some time.
+    /// Counts the taken places before `place`, which must have been taken at some time.
     #[inline]
     pub(super) fn taken_before(&self, place: u32) -> u32 {
         let place = place as usize;
@@ -84,7 +85,7 @@ impl Timeline {
         count
     }
 
-    /// Takes the next place; there must be one. Places are numbered below 2^32.
+    /// Takes the next place; one must be left. Places are numbered below 2^32.
     #[inline]
     pub(super) fn take_next(&mut self) -> u32 {
         let word = self.now / WORD;
@@ -98,7 +99,7 @@ impl Timeline {
         place
     }
 
-    /// Sums up to a word are set when the row reaches it; what stood there has no meaning.
+    /// Sets the sums before a word when the row reaches it; their old values are meaningless.
     #[cold]
     fn open_word(&mut self, word: usize) {
         let before = |words: &[u64], at: usize| words[at - 1].count_ones();
@@ -154,7 +155,7 @@ impl Timeline {
     }
 }
 
-/// A number below 2^16.
+/// Converts a number below 2^16.
 fn low_16(number: usize) -> u16 {
     exactly(number)
 }

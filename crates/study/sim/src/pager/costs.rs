@@ -1,19 +1,18 @@
-//! What each event costs on a machine, found from programs that were run all-local and far.
+//! The cost of each event on a machine, fitted to programs that were run all-local and far.
 //!
 //! A probe gives one equation: events times costs is the time that far memory added. There are more
-//! probes than costs; the costs that fit them best, none below zero, are found by coordinate
-//! descent on relative errors, so that a short probe counts as much as a long one. What the probes
-//! cannot tell apart, because it comes together in all of them or is rare, stays near what it cost
-//! where Farpool was developed.
+//! probes than costs; the best fit without negative costs is found by coordinate descent on
+//! relative errors, so that a short probe counts as much as a long one. Costs that the probes
+//! cannot separate, because the events always occur together or are rare, stay near those of the
+//! machine where Farpool was developed.
 
 use serde::{Deserialize, Serialize};
 
 use super::Events;
 
-/// Rounds of the descent, far beyond what changes a digit.
+/// Rounds of the descent, far more than any digit needs to settle.
 const ROUNDS: usize = 20_000;
-/// A cost that is twice [`USUAL_NS`] weighs as much as a probe that is missed by 1 %: squared,
-/// this.
+/// A cost of twice [`USUAL_NS`] weighs as much as a probe that is off by 1 %: squared, this.
 const PULL: f64 = 1e-4;
 /// What events cost on the development machine, in the order of the columns.
 const USUAL_NS: [f64; COUNT] = [5000.0, 100.0, 5000.0, 9000.0, 1000.0, 4000.0, 500.0, 500.0];
@@ -23,23 +22,23 @@ const PS_PER_NS: f64 = 1000.0;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
-    /// Once: the run is set up, the pager's threads are started.
+    /// Once per run: setting it up and starting the pager's threads.
     pub start_ps: u64,
     /// A first touch.
     pub zero_fill_ps: u64,
-    /// Each page it is answered with, beyond what the kernel takes for one anyway.
+    /// Each page that a first touch zeroes, beyond the kernel's own cost of one.
     pub zero_page_ps: u64,
     /// A page taken back from the victim buffer.
     pub victim_hit_ps: u64,
-    /// A page fetched because it was touched.
+    /// A page fetched on demand.
     pub demand_fetch_ps: u64,
-    /// Each page fetched with it.
+    /// Each page prefetched with it.
     pub prefetch_ps: u64,
-    /// A chunk from which pages are moved out.
+    /// A chunk from which pages are evicted.
     pub evicted_chunk_ps: u64,
-    /// Each page that is moved out and written.
+    /// Each evicted page that is written.
     pub written_page_ps: u64,
-    /// Each page that is moved out and not written.
+    /// Each evicted page that is not written.
     pub clean_drop_ps: u64,
 }
 
@@ -55,7 +54,7 @@ const NAMES: [&str; COUNT] = [
     "page moved out, unchanged",
 ];
 
-/// A program that was run both ways.
+/// A program that was run all-local and far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
@@ -65,25 +64,25 @@ pub struct Probe {
     pub local_ns: u64,
     /// Its time with part of it far.
     pub far_ns: u64,
-    /// What the pager did in that time.
+    /// The pager's events in that time.
     pub events: Events,
 }
 
 impl Costs {
-    /// What a run with these events adds to a program's time.
+    /// Returns the time that a run with these events adds to a program's.
     #[must_use]
     pub fn added_ps(&self, events: &Events) -> u64 {
         self.start_ps.saturating_add(self.events_ps(events))
     }
 
-    /// What these events take.
+    /// Returns the time that these events take.
     #[must_use]
     pub fn events_ps(&self, events: &Events) -> u64 {
         let parts = self.columns().into_iter().zip(columns(events));
         parts.map(|(cost, count)| cost.saturating_mul(count)).fold(0, u64::saturating_add)
     }
 
-    /// Each cost with the event's name.
+    /// Returns each cost with its event's name.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         std::iter::once(("start", self.start_ps)).chain(NAMES.into_iter().zip(self.columns()))
     }
@@ -117,8 +116,8 @@ impl Costs {
         }
     }
 
-    /// The costs of events that explain the probes best; [`Costs::start_ps`] is left at 0. Probes
-    /// that far memory did not slow down say nothing.
+    /// Fits the costs of events to the probes; [`Costs::start_ps`] is left at 0. Probes that far
+    /// memory did not slow down are ignored.
     #[must_use]
     pub fn fit(probes: &[Probe]) -> Self {
         let rows: Vec<[f64; COUNT]> = probes

@@ -1,4 +1,4 @@
-//! The file of costs: what was measured, where, and what it was found from.
+//! The file of costs: the costs, the machine they hold on, and the probes behind them.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Costs, Probe};
 
-/// Costs, where they hold, and the probes that they were found from.
+/// Costs, where they hold, and the probes they were fitted to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredCosts {
@@ -14,18 +14,18 @@ pub struct MeasuredCosts {
     pub version: String,
     /// The machine.
     pub machine: String,
-    /// Where far memory was; empty: a blade of the run's own, over shared memory.
+    /// Where far memory was; if empty, on a blade of the run's own, over shared memory.
     pub blades: Vec<String>,
     /// Memory of a run that counts against its limit, cannot be far, and is not the program's: the
-    /// pager, its code.
+    /// pager and its code.
     pub own_bytes: u64,
     /// The costs.
     pub costs: Costs,
-    /// What they were found from.
+    /// The probes they were fitted to.
     pub probes: Vec<Probe>,
 }
 
-/// A file that holds no costs.
+/// A file without valid costs.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}; farpool sim calibrate --out {path} makes such a file")]
 pub struct CostsError {
@@ -36,7 +36,7 @@ pub struct CostsError {
 }
 
 impl MeasuredCosts {
-    /// Pages travel over a socket, not through this machine's shared memory.
+    /// True if pages travel over a socket, not through this machine's shared memory.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         self.blades.iter().any(|blade| !blade.starts_with("shm://"))
@@ -45,7 +45,7 @@ impl MeasuredCosts {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// It cannot be read or holds no valid costs.
     pub fn read(path: &Path) -> Result<Self, CostsError> {
         let wrong = |reason: String| CostsError { path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -56,7 +56,7 @@ impl MeasuredCosts {
         Ok(measured)
     }
 
-    /// Writes it so that a person can read and change it.
+    /// Writes it in a form that a person can read and change.
     ///
     /// # Errors
     /// It cannot be written.

@@ -1,7 +1,7 @@
 //! Pages, chunks and the victim buffer of a modelled pager.
 //!
 //! A page is untouched, resident, a victim in the buffer, or far. A chunk's victims lie in one
-//! tray; a chunk with a tray is not evicted from. A frame that is handed out leaves its page far.
+//! tray; a chunk with a tray is not evicted from. Taking a victim's frame leaves its page far.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,10 +10,10 @@ use farpool_units::exactly;
 
 use super::Events;
 
-/// Pages of a superpage, in whose order chunks are numbered.
+/// Pages of a superpage; chunks are numbered superpage by superpage.
 const SUPERPAGE_PAGES: usize = SUPERPAGE_CHUNKS * CHUNK_PAGES as usize;
 const SUPERPAGE_CHUNKS: usize = 64;
-/// No chunk of the trace.
+/// A chunk that the trace does not use.
 const NONE: u32 = u32::MAX;
 
 /// Where a page is.
@@ -29,9 +29,9 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, Default)]
 struct Page {
     phase: Phase,
-    /// It was written to since it was fetched, or never was far.
+    /// The page was written since it was fetched, or was never far.
     is_changed: bool,
-    /// The pager remembers what it looked like when it was fetched.
+    /// The pager remembers its content as it was fetched.
     is_remembered: bool,
 }
 
@@ -40,18 +40,18 @@ struct Chunk {
     pages: [u32; CHUNK_PAGES as usize],
     resident: u64,
     hot: u64,
-    /// Its victims in the buffer.
+    /// The chunk's victims in the buffer.
     victims: u64,
     in_buffer: bool,
 }
 
-/// What the model of a pager takes for pages of these numbers, which rise, in bytes: more where
-/// they are scattered.
+/// Returns the bytes that a pager's model takes for pages with these numbers, which must ascend;
+/// more if they are scattered.
 #[must_use]
 pub fn memory_bytes(rising_page_numbers: impl Iterator<Item = u64>) -> u64 {
     const PAGE: u64 = (size_of::<Page>() + size_of::<u32>() + size_of::<u8>()) as u64;
     const CHUNK: u64 = (size_of::<Chunk>() + size_of::<u32>()) as u64;
-    // Held twice: by address and in the order of first touch; and by number in a map.
+    // Held twice, by address and in order of first touch; and by number in a map.
     const SUPERPAGE: u64 = (2 * size_of::<[u32; SUPERPAGE_CHUNKS]>() + 64) as u64;
     let (mut bytes, mut last) = (0, None);
     for number in rising_page_numbers {
@@ -65,7 +65,7 @@ pub fn memory_bytes(rising_page_numbers: impl Iterator<Item = u64>) -> u64 {
     bytes
 }
 
-/// See the module's description.
+/// The memory of a modelled pager; see the module's description.
 #[derive(Debug)]
 pub(super) struct Memory {
     pages: Vec<Page>,
@@ -75,12 +75,11 @@ pub(super) struct Memory {
     chunks: Vec<Chunk>,
     /// The superpage of each chunk, as an index.
     superpage_of: Vec<u32>,
-    /// Chunks by number, as the sweep counts them: superpages in the order in which they were first
-    /// touched.
+    /// Chunks by the sweep's numbers: superpages in the order of their first touch.
     by_number: Vec<[u32; SUPERPAGE_CHUNKS]>,
     /// Chunks of each superpage, and its place in `by_number` once it has one.
     superpages: Vec<([u32; SUPERPAGE_CHUNKS], Option<u32>)>,
-    /// Chunks in the buffer, the oldest first.
+    /// Chunks with a tray in the buffer, the oldest first.
     buffer: VecDeque<u32>,
     free_frames: u64,
     resident_pages: u64,
@@ -91,7 +90,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Memory of the pages with these numbers, none of them touched.
+    /// Creates the memory of pages with these numbers, all untouched.
     pub fn new(page_numbers: &[u64], remembers_runs: bool) -> Self {
         let mut superpage_index: HashMap<u64, u32> = HashMap::new();
         let mut memory = Self {
@@ -145,17 +144,17 @@ impl Memory {
         self.resident_pages
     }
 
-    /// Frames in the victim buffer that can be handed out.
+    /// Returns the frames in the victim buffer that can be taken.
     pub fn free_frames(&self) -> u64 {
         self.free_frames
     }
 
-    /// Chunks that the sweep has to know.
+    /// Returns the number of chunks that the sweep has to cover.
     pub fn chunk_count(&self) -> usize {
         self.by_number.len() * SUPERPAGE_CHUNKS
     }
 
-    /// The number of a page's chunk, as the sweep counts.
+    /// Returns the sweep's number of a page's chunk.
     pub fn chunk_number(&self, page: u32) -> Option<usize> {
         let chunk = self.chunk_of[page as usize];
         let (chunks, number) = &self.superpages[self.superpage_of[chunk as usize] as usize];
@@ -163,15 +162,15 @@ impl Memory {
         number.map(|number| number as usize * SUPERPAGE_CHUNKS + place)
     }
 
-    /// The page is used. Returns whether it was resident.
+    /// Uses the page. True if it was resident.
     pub fn refer(&mut self, page: u32, is_write: bool) -> bool {
         let page = &mut self.pages[page as usize];
         page.is_changed |= is_write;
         page.phase == Phase::Resident
     }
 
-    /// The page becomes resident, of whatever phase it was but a victim; `in_run`: it arrived in a
-    /// run.
+    /// Makes the page resident; it may be in any phase but a victim's. `in_run` says that it
+    /// arrived in a run.
     pub fn settle(&mut self, page: u32, in_run: bool) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         self.number_superpage(chunk);
@@ -203,7 +202,7 @@ impl Memory {
         }
     }
 
-    /// The page leaves the buffer for the program; it is spared the next time.
+    /// Takes the page back from the buffer for the program; the next eviction spares it.
     pub fn take_back(&mut self, page: u32) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         let entry = &mut self.chunks[chunk as usize];
@@ -217,7 +216,7 @@ impl Memory {
         self.resident_pages += 1;
     }
 
-    /// Moves the victims of a chunk out, as the sweep chooses; returns how many.
+    /// Evicts the victims that the sweep chooses from a chunk. Returns their number.
     pub fn evict_chunk(
         &mut self,
         number: usize,
@@ -264,11 +263,11 @@ impl Memory {
         } else {
             events.pages_written += 1;
         }
-        // What was written lies on the blade as it is; a page taken back is not compared again.
+        // A written page is identical on the blade; a page taken back is not compared again.
         (state.phase, state.is_remembered) = (Phase::Victim, is_unchanged);
     }
 
-    /// Takes up to `most` frames out of the oldest tray that has any; returns how many.
+    /// Takes up to `most` frames out of the oldest tray that has any. Returns their number.
     pub fn take_frames(&mut self, most: u64) -> u64 {
         while let Some(&chunk) = self.buffer.front() {
             let entry = &mut self.chunks[chunk as usize];
@@ -297,7 +296,8 @@ impl Memory {
         0
     }
 
-    /// Gives whole trays back, the oldest first, until so many frames are released.
+    /// Frees whole trays, the oldest first, until at least `least` frames are released. Returns the
+    /// frames released.
     pub fn release(&mut self, least: u64) -> u64 {
         let mut released = 0;
         while released < least {
@@ -310,7 +310,7 @@ impl Memory {
     }
 }
 
-/// The bits that are set, the lowest first.
+/// Returns the set bits, the lowest first.
 fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (mask != 0).then(|| mask.trailing_zeros() as usize);

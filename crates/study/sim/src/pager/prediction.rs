@@ -1,4 +1,4 @@
-//! A program's time under `farpool run --local`, before it is run there.
+//! Predicts a program's time under `farpool run --local`.
 
 use farpool_policy::{PrefetchKind, VictimKind};
 use farpool_report::{Column, Page, Provenance, Table};
@@ -10,42 +10,41 @@ use super::{Costs, Events, MeasuredCosts, Settings, events};
 use crate::experiment::LocalSize;
 use crate::load::References;
 
-/// What is asked.
+/// The question: the runs' settings and the program's native time.
 #[derive(Debug, Clone)]
 pub struct Question {
     /// `--local` of the runs.
     pub local: Vec<LocalSize>,
-    /// Memory that counts against it and cannot be far.
+    /// Memory that counts against `--local` and cannot be far.
     pub fixed_bytes: u64,
     /// `--victims` of the runs.
     pub victims: VictimKind,
     /// `--prefetch` of the runs.
     pub prefetch: PrefetchKind,
-    /// Far memory is not this machine's own: then unchanged pages that arrived in runs are
-    /// remembered too.
+    /// Far memory is not on this machine: unchanged pages that arrived in runs are remembered too.
     pub remembers_runs: bool,
-    /// For the victim policy that draws lots.
+    /// For the random victim policy.
     pub seed: u64,
     /// The program's time with all its memory local.
     pub native_ps: u64,
 }
 
-/// What will happen with one limit.
+/// The prediction for one limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Prediction {
-    /// The limit as it was asked for.
+    /// The limit as requested.
     pub local: LocalSize,
-    /// In bytes, as `--local` takes it.
+    /// The limit in bytes, as `--local` takes it.
     pub local_bytes: u64,
-    /// What the pager will do.
+    /// The pager's events.
     pub events: Events,
-    /// What that adds to the program's time.
+    /// The time that they add to the program's.
     pub added_ps: u64,
-    /// The time then, over the program's own, in thousandths of it.
+    /// The predicted time, in thousandths of the program's own.
     pub slowdown_permille: u64,
 }
 
-/// One limit, on costs.
+/// Predicts the events and the time of one limit.
 #[must_use]
 pub fn predict(
     question: &Question,
@@ -54,7 +53,7 @@ pub fn predict(
     local: LocalSize,
 ) -> Prediction {
     let fixed_pages = question.fixed_bytes / trace.page_bytes;
-    // A share is one of all the program's memory.
+    // A share refers to all of the program's memory.
     let all_pages = trace.page_count().saturating_add(at_most(fixed_pages));
     let limit_pages = local.pages(all_pages, trace.page_bytes) as u64;
     let settings = Settings {
@@ -77,7 +76,7 @@ pub fn predict(
     }
 }
 
-/// The answer to `farpool sim predict`.
+/// Builds the page that `farpool sim predict` answers with.
 #[must_use]
 pub fn page(
     question: &Question,
@@ -157,7 +156,7 @@ pub fn page(
     )
 }
 
-/// The answer to `farpool sim calibrate`.
+/// Builds the page that `farpool sim calibrate` answers with.
 #[must_use]
 pub fn costs_page(measured: &MeasuredCosts, provenance: Provenance) -> Page {
     let ms = |ns: f64| ns / 1e6;

@@ -1,4 +1,4 @@
-//! A trace through the pager's memory.
+//! Walks a trace through the pager's memory.
 
 use farpool_policy::reserve::{
     self, LEAST_MOVED_PAGES, Standing, low_mark_pages, margin_pages, wants_eviction,
@@ -12,30 +12,31 @@ use super::Events;
 use super::memory::{Memory, Phase};
 use crate::load::References;
 
-/// Threads whose first touches are followed apart.
+/// Threads whose first touches are tracked separately.
 const PLACES: usize = 16;
-/// After so many chunks in vain, times the chunks there are, nothing can be evicted.
+/// After this many chunks in vain per chunk there is, nothing can be evicted.
 const MOST_LAPS: usize = farpool_policy::sweep::HOT_LAPS as usize + 1;
 
-/// What `farpool run` was told.
+/// The settings of `farpool run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// `--local`, in pages.
     pub limit_pages: u64,
-    /// Pages that count against it and cannot be far: code and files, the pager's own memory.
+    /// Pages that count against the limit and cannot be far: code and files, the pager's own
+    /// memory.
     pub fixed_pages: u64,
     /// `--victims`.
     pub victims: VictimKind,
     /// `--prefetch`.
     pub prefetch: PrefetchKind,
-    /// Unchanged pages that arrived in runs are told from changed ones; over `shm` that does not
+    /// Unchanged pages that arrived in runs are recognised as unchanged; over `shm` that does not
     /// pay.
     pub remembers_runs: bool,
-    /// For the victim policy that draws lots.
+    /// For the random victim policy.
     pub seed: u64,
 }
 
-/// What the pager does for this program.
+/// Counts the pager's events for this program.
 #[must_use]
 pub fn events(trace: &References, settings: &Settings) -> Events {
     let mut run = Run::new(trace, settings);
@@ -62,7 +63,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(trace: &'a References, settings: &Settings) -> Self {
-        // More than all memory there is means all of it.
+        // A limit above all memory means all of it.
         let limit = at_most(settings.limit_pages);
         Self {
             trace,
@@ -71,7 +72,7 @@ impl<'a> Run<'a> {
             prefetcher: settings.prefetch.build(),
             zero_runs: [(0, 0); PLACES],
             limit,
-            // Pages of files count as half of the limit at most.
+            // Pages of files count for at most half of the limit.
             fixed: at_most::<i64, _>(settings.fixed_pages).min(limit / 2),
             low: low_mark_pages(limit, 1),
             allowance: 0,
@@ -99,19 +100,20 @@ impl<'a> Run<'a> {
             Phase::Far => self.fetch(page, thread),
             Phase::Resident => {}
         }
-        // What was written while it was away from the program's sight is changed all the same.
+        // A page written while the program could not see it still counts as changed.
         self.memory.refer(page, is_write);
         if wants_eviction(self.allowance, self.low, signed(self.memory.free_frames())) {
             self.evict();
         }
     }
 
-    /// Pages that count against the limit: the program's, and those in the buffer.
+    /// Returns the pages that count against the limit: fixed ones, the program's, and those in the
+    /// buffer.
     fn counted(&self) -> i64 {
         self.fixed + signed(self.memory.resident_pages() + self.memory.free_frames())
     }
 
-    /// First touches in a row are answered in runs that double.
+    /// Zeroes pages for a first touch; consecutive first touches get runs that double.
     fn zero_fill(&mut self, page: u32, thread: usize) {
         let number = self.trace.page_numbers[page as usize];
         let (end, length) = self.zero_runs[thread % PLACES];
@@ -173,7 +175,7 @@ impl<'a> Run<'a> {
         self.events.prefetches += fetched - 1;
     }
 
-    /// Pays for one new page: from the allowance, which the evictor fills if need be, else with a
+    /// Pays for one new page: from the allowance, which the evictor refills if needed, else with a
     /// frame.
     fn spend_or_take(&mut self) {
         if self.allowance <= 0 {
@@ -193,7 +195,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Looks at the count of pages anew.
+    /// Recounts the pages and asks the policy what the evictor has to do.
     fn look(&mut self) -> reserve::Work {
         let mine = signed(self.memory.resident_pages());
         let standing = Standing {
@@ -208,7 +210,7 @@ impl<'a> Run<'a> {
         work
     }
 
-    /// The evictor works until there is nothing to do.
+    /// Runs the evictor until there is nothing left to do.
     fn evict(&mut self) {
         loop {
             let work = self.look();

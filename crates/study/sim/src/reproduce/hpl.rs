@@ -1,5 +1,5 @@
-//! HPL-2011-31, section 4.1: victims on the paper's microbenchmark, with one virtual machine and
-//! with several.
+//! HPL-2011-31, section 4.1: victim policies on the paper's microbenchmark, with one virtual
+//! machine and with several.
 
 use farpool_policy::PageCache;
 use farpool_policy::cache::Resident;
@@ -14,7 +14,7 @@ use crate::synthetic::Synthetic;
 /// The seed of the published miss counts.
 const MSTRESS_SEED: u64 = 42;
 
-/// How mstress is run: HPL-2011-31, section 4.
+/// Size of an mstress run: HPL-2011-31, section 4.
 #[derive(Debug, Clone, Copy)]
 pub struct MstressRun {
     /// Pages of memory; 7 GB in the paper.
@@ -31,7 +31,7 @@ impl MstressRun {
         Self { pages: 1_835_008, references: 100_000_000, local_pages: 917_504 };
 }
 
-/// Faults on pages that were local before, and pages looked at for each victim, in hundredths.
+/// Faults on pages that were used before, victims, and pages examined to find them.
 struct Choosing {
     remote: u64,
     victims: u64,
@@ -39,7 +39,7 @@ struct Choosing {
 }
 
 fn choose<C: PageCache>(mut cache: C, trace: &Synthetic, spared: impl Fn(&C) -> u64) -> Choosing {
-    // A page that was never used is nowhere: its first reference fetches nothing.
+    // A page that was never used has no content: its first reference fetches nothing.
     let mut is_known = vec![false; trace.page_count];
     let (mut remote, mut victims) = (0, 0);
     for &page in &trace.pages {
@@ -124,8 +124,8 @@ pub fn hpl_vms(run: VmsRun) -> Result<Vec<Claim>, DesignError> {
     Ok(claims)
 }
 
-/// Figure 6: one to three machines whose references come in turns, in one local memory of half of
-/// theirs.
+/// Figure 6: one to three machines whose references alternate, in one local memory of half of their
+/// size.
 fn several_choose(run: VmsRun) -> Claim {
     let counts: Vec<(u64, u64)> = (1..=3)
         .map(|vms| {
@@ -171,7 +171,7 @@ mod tests {
         let claims = hpl(small);
         let holds: Vec<Holds> = claims.iter().map(|claim| claim.holds).collect();
         assert_eq!(holds, [Holds::InShape, Holds::InShape, Holds::Departs], "{claims:?}");
-        // Of pages that are touched once or never, none comes back, whatever their number.
+        // Pages that are touched at most once are never fetched back, however many there are.
         let sparse = MstressRun { pages: 20_000, references: 2000, local_pages: 20_000 };
         assert_eq!(hpl(sparse)[0].ours, "0 against 0");
     }
@@ -184,7 +184,7 @@ mod tests {
         assert!(two.pages.chunks(2).all(|turn| turn[0] < 2000 && turn[1] >= 2000));
         let claim = several_choose(run);
         assert_eq!(claim.holds, Holds::InShape, "{claim:?}");
-        // Pages that are referred to once only give neither anything to save.
+        // Pages that are referenced only once leave neither policy anything to save.
         let sparse = several_choose(VmsRun { pages: 2000, references: 3 });
         assert_eq!(sparse.holds, Holds::Departs, "{sparse:?}");
     }

@@ -1,4 +1,4 @@
-//! Lim 2010: what chapters 4 and 6 say of programs, tried on a trace.
+//! Lim 2010: the claims of chapters 4 and 6 about programs, tested on a trace.
 
 use farpool_policy::CacheKind;
 
@@ -18,7 +18,7 @@ pub fn lim(name: &str, trace: &References, threads: usize) -> Result<Vec<Claim>,
     Ok(claims)
 }
 
-/// What a claim came to on a trace.
+/// The result of a claim on a trace.
 struct Finding {
     ours: String,
     is_so: bool,
@@ -135,7 +135,7 @@ impl Runs {
         })
     }
 
-    /// What a design's run took longer than all-local memory.
+    /// Returns the time that a design's run took beyond all-local memory.
     fn slower_ps(&self, row: &Row) -> u64 {
         time_ps(row) - self.local_ps
     }
@@ -188,8 +188,7 @@ fn critical_block_first_hides(runs: &Runs) -> Finding {
     Finding { ours: format!("{} times less", ratio(ps, cbf)), is_so, why }
 }
 
-/// Table 6(a) and the text beside it: a quarter and an eighth of the memory local, victims at
-/// random.
+/// Table 6(a) and the text beside it: a quarter and an eighth of the memory local, random victims.
 fn little_local(name: &str, trace: &References, threads: usize) -> Result<Vec<Claim>, DesignError> {
     let experiment = Experiment {
         designs: [Preset::Ps, Preset::PsCbf].map(Preset::design).to_vec(),

@@ -1,7 +1,8 @@
-//! What the papers say of programs on far memory, as claims, and what comes out here.
+//! The papers' claims about programs on far memory, and our results.
 //!
-//! Figures that need the authors' own programs cannot be met digit by digit; their direction and
-//! band can. Lim's are tried on any traces that are given; HPL-2011-31's on its own microbenchmark.
+//! Figures that need the authors' own programs cannot be matched digit by digit; their direction
+//! and band can. Lim's claims are tested on any given traces, those of HPL-2011-31 on its own
+//! microbenchmark.
 
 mod hpl;
 mod lim;
@@ -14,34 +15,34 @@ pub use hpl::{MstressRun, hpl, hpl_vms};
 pub use lim::lim;
 pub use sharing::VmsRun;
 
-/// Whether a claim holds.
+/// The verdict on a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Holds {
-    /// Direction and band are the paper's.
+    /// Our direction and band agree with the paper's.
     InShape,
-    /// They are not.
+    /// They disagree.
     Departs,
-    /// What is printed does not say enough to try it.
+    /// The paper does not print enough to test it.
     NotDerivable,
 }
 
-/// Something a paper says.
+/// A claim of a paper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Claim {
     /// Where it is printed.
     pub place: String,
     /// What is claimed.
     pub claim: String,
-    /// What it was tried on.
+    /// The trace it was tested on.
     pub on: String,
-    /// What the paper gives.
+    /// The paper's value.
     pub paper: String,
-    /// What comes out here.
+    /// Our value.
     pub ours: String,
-    /// Whether it holds.
+    /// The verdict.
     pub holds: Holds,
-    /// Why it departs, or what must be known beside it.
+    /// Why it departs, or a caveat.
     pub why: String,
 }
 
@@ -49,7 +50,7 @@ fn verdict(is_so: bool) -> Holds {
     if is_so { Holds::InShape } else { Holds::Departs }
 }
 
-/// `a / b` with two digits; integers all the way, so that it is the same everywhere.
+/// Returns `a / b` with two digits; integers throughout, so that it is the same everywhere.
 fn ratio(a: u64, b: u64) -> String {
     let hundredths = u128::from(a) * 100 / u128::from(b.max(1));
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
@@ -59,7 +60,7 @@ fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
-/// The claims as a table.
+/// Renders the claims as a table.
 #[must_use]
 pub fn table(claims: &[Claim]) -> Table {
     let columns = ["place", "claim", "on", "paper", "ours", "verdict", "why"].map(Column::left);
@@ -78,7 +79,7 @@ pub fn table(claims: &[Claim]) -> Table {
     table
 }
 
-/// The claims alone, as an answer.
+/// Builds a page of the claims alone.
 #[must_use]
 pub fn page(title: &str, claims: &[Claim], provenance: Provenance) -> Page {
     let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();

@@ -1,8 +1,8 @@
-//! Section 4.2 of HPL-2011-31: virtual machines of one server whose memory is half on a blade.
+//! Section 4.2 of HPL-2011-31: virtual machines of one server with half of their memory on a blade.
 //!
-//! The paper runs a database, VoltDB, and prints its throughput as curves without numbers. Here its
-//! own microbenchmark stands in for it, as it is and with time to compute. Each machine has its
-//! part of local memory; the paper's hypervisor chooses from the memory of all.
+//! The paper runs a database, VoltDB, and prints its throughput as curves without numbers. Here the
+//! paper's microbenchmark stands in for it, as it is and with time to compute added. Each machine
+//! has its share of local memory; the paper's hypervisor chooses from the memory of all.
 
 use farpool_policy::CacheKind;
 use farpool_trace::{Access, Clock, TraceInfo};
@@ -16,21 +16,21 @@ use crate::synthetic::Synthetic;
 
 /// Machines of the largest run; half of their memory is local to the server.
 const VMS: usize = 8;
-/// Machines whose memory the server has: all that the paper's Base can hold.
+/// Machines that fit the server's own memory: all that the paper's Base can hold.
 const BASE_VMS: usize = VMS / 2;
-/// Up to so many machines far memory is near Max.
+/// Up to this many machines far memory is near Max.
 const NEAR_VMS: usize = 7;
-/// And so near, in thousandths.
+/// How near, in thousandths.
 const NEAR_PERMILLE: u64 = 100;
 /// Memory that content-based sharing saves, in percent.
 const SHARED_PERCENT: usize = 40;
 /// Throughput over Base that the abstract prints, in thousandths.
 const GAIN_PERMILLE: u64 = 470;
-/// No program computes longer for each reference than a millisecond.
+/// Upper bound of the time to compute per reference: a millisecond.
 const COMPUTE_PS_MAX: u64 = 1_000_000_000;
 const SEED: u64 = 42;
 
-/// The server: all machines use one link, in both directions at once.
+/// The server: all machines share one link, in both directions at once.
 fn server() -> Design {
     let mut design = Preset::Ps.design();
     design.far.device_bytes_per_s = 2 * design.far.link_bytes_per_s;
@@ -56,7 +56,7 @@ impl Server {
         Self { design: server(), machines: (SEED..).take(VMS).map(machine).collect() }
     }
 
-    /// How long each of `vms` machines takes that compute `compute_ps` for each reference.
+    /// Returns the time of each of `vms` machines that compute `compute_ps` per reference.
     fn times_ps(
         &self,
         vms: usize,
@@ -76,8 +76,8 @@ impl Server {
         Ok(outcomes.iter().map(|outcome| outcome.time_ps).collect())
     }
 
-    /// Throughput of `vms` machines that take so much less memory, in thousandths of that of one
-    /// machine whose memory is all local.
+    /// Returns the throughput of `vms` machines with `saved_percent` of their memory saved, in
+    /// thousandths of that of one machine whose memory is all local.
     fn throughput_permille(
         &self,
         vms: usize,
@@ -93,14 +93,14 @@ impl Server {
         Ok(at_most(millionths / 1000))
     }
 
-    /// What far memory costs `vms` machines against Max, in thousandths.
+    /// Returns the loss of throughput of `vms` machines against Max, in thousandths.
     fn loss_permille(&self, vms: usize, compute_ps: u64) -> Result<u64, DesignError> {
         let all_local = vms as u64 * 1000;
         let lost = all_local.saturating_sub(self.throughput_permille(vms, 0, compute_ps)?);
         Ok(lost * 1000 / all_local)
     }
 
-    /// The least time to compute for each reference, to a thirtieth, with which seven machines are
+    /// Returns the least time to compute per reference, to a thirtieth, at which seven machines are
     /// near Max.
     fn near_compute_ps(&self) -> Result<u64, DesignError> {
         let mut enough = 1000;
@@ -120,7 +120,7 @@ impl Server {
     }
 }
 
-/// Section 4.2 of HPL-2011-31: up to eight machines, for half of whose memory the server has room.
+/// Section 4.2 of HPL-2011-31: up to eight machines; the server has room for half of their memory.
 ///
 /// # Errors
 /// The design cannot be simulated on so small a run.
@@ -217,7 +217,7 @@ fn with_content_sharing(server: &Server, on: &str, compute_ps: u64) -> Result<Cl
     })
 }
 
-/// What is printed as curves only, of data that is not published.
+/// Claims printed only as curves, on data that is not published.
 fn not_derivable() -> [Claim; 2] {
     let row = |place: &str, claim: &str, paper: &str, why: &str| Claim {
         place: place.into(),
@@ -244,7 +244,7 @@ fn not_derivable() -> [Claim; 2] {
     ]
 }
 
-/// What each of several virtual machines does: sections 4.1 and 4.2, in small.
+/// The work of each of several virtual machines: sections 4.1 and 4.2, scaled down.
 #[derive(Debug, Clone, Copy)]
 pub struct VmsRun {
     /// Pages of each machine's memory.
@@ -254,7 +254,7 @@ pub struct VmsRun {
 }
 
 impl VmsRun {
-    /// A sixty-fourth of the paper's memory and references: each page is referred to as often as
+    /// A sixty-fourth of the paper's memory and references: each page is referenced as often as
     /// there.
     pub const SMALL: Self = Self { pages: 28_672, references: 1_562_500 };
 }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_time_to_compute_is_enough_and_not_much_more() {
-        // The fewer references to each page, the fewer are to far ones.
+        // The fewer references there are to each page, the fewer are far.
         for references in [20_000, 10_000] {
             let server = Server::new(VmsRun { references, ..SMALL });
             let enough = server.near_compute_ps().unwrap();
