@@ -1,9 +1,9 @@
-//! How much slower programs are while they are captured.
+//! How much slower programs run while they are captured.
 //!
 //! `cargo build --release -p farpool-capture-qemu && cargo run --release -p farpool-trace --example
 //! capture_speed -- target/release/libfarpool_capture_qemu.so [--rounds N] [--only NAME]`. Each
-//! round runs a program by itself, under QEMU alone and captured, one after the other, so that what
-//! else the machine does meets all of them; the best of all rounds counts. Needs sort, python3 and
+//! round runs a program natively, under QEMU alone and captured, one after the other, so that other
+//! load on the machine affects all three; the best of all rounds counts. Needs sort, python3 and
 //! qemu-user.
 
 use std::error::Error;
@@ -109,7 +109,7 @@ fn programs(folder: &Path) -> Result<Vec<(&'static str, Command)>, Box<dyn Error
     ])
 }
 
-/// QEMU without a plugin: what no capture can be faster than.
+/// QEMU without a plugin: the lower bound for any capture.
 fn under_qemu(qemu: &Path, command: &Command) -> Result<f64, Box<dyn Error>> {
     let began = Instant::now();
     let status = std::process::Command::new(qemu)

@@ -1,13 +1,14 @@
-//! Addresses become dense numbers in the order of their first touch, once; whatever computes with a
-//! trace then uses plain arrays.
+//! Gives addresses dense numbers in the order of their first touch, once; all computing on a trace
+//! then uses plain arrays.
 //!
 //! An open hash table of 16-byte slots, at most half full. Pages are looked up in groups: the first
-//! pass only loads the slots, so that the misses of a group overlap; the second resolves them.
+//! pass only loads the slots, so that the cache misses of a group overlap; the second resolves
+//! them.
 
-/// The largest number of distinct pages: dense numbers are 32 bits wide, one value is no page.
+/// The most distinct pages: dense numbers are 32 bits wide, and one value means no page.
 pub const MAX_PAGES: u64 = (u32::MAX - 1) as u64;
 
-/// Lookups whose cache misses overlap.
+/// Lookups in a group, whose cache misses overlap.
 const GROUP: usize = 32;
 
 /// Slots of an empty table.
@@ -25,13 +26,13 @@ struct Slot {
     dense: u32,
 }
 
-/// More distinct pages than were allowed.
+/// There are more distinct pages than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("more than {limit} distinct pages, from item {at}")]
 pub struct PageLimitReached {
     /// The limit.
     pub limit: u64,
-    /// Which of the items of the call had the page too many, from 0.
+    /// Index, among the call's items, of the first page over the limit.
     pub at: usize,
 }
 
@@ -46,7 +47,7 @@ pub struct Densifier {
 }
 
 impl Densifier {
-    /// Takes at most `limit` distinct pages (and never more than [`MAX_PAGES`]).
+    /// Creates a table for at most `limit` distinct pages (and never more than [`MAX_PAGES`]).
     #[must_use]
     pub fn new(limit: u64) -> Self {
         let mut table =
@@ -61,7 +62,8 @@ impl Densifier {
         self.page_count as usize
     }
 
-    /// Bytes a table for `pages` distinct pages takes, at its largest (while it doubles).
+    /// Returns the bytes that a table for `pages` distinct pages takes at its largest (while it
+    /// doubles).
     #[must_use]
     pub fn memory_bytes(pages: u64) -> u64 {
         let slots = pages.saturating_mul(2).checked_next_power_of_two().unwrap_or(u64::MAX);
@@ -71,7 +73,7 @@ impl Densifier {
     /// Appends the dense number of each page to `out`.
     ///
     /// # Errors
-    /// One page too many; what was appended before it stays.
+    /// A page exceeds the limit; the numbers before it stay in `out`.
     pub fn number(
         &mut self,
         pages: impl Iterator<Item = u64>,
@@ -215,7 +217,7 @@ mod tests {
 
     #[test]
     fn many_pages_at_one_distance_stay_quick_to_find() {
-        // Every page 2^40 apart: a table that looked at low bits only would take quadratic time.
+        // Every page 2^40 apart: a table that hashed only low bits would take quadratic time.
         let mut densifier = Densifier::new(MAX_PAGES);
         let mut numbers = Vec::new();
         densifier.number((0..200_000u64).map(|n| n << 40), &mut numbers).unwrap();

@@ -1,7 +1,7 @@
 //! The digest of a trace file: XXH3-64 over all its bytes, with its own sixteen digits as zeros.
 //!
-//! It is compared before anything of the file is believed: a Parquet reader may end the program on
-//! a footer whose numbers make no sense.
+//! It is checked before any other content is trusted: a Parquet reader may abort the program on a
+//! footer whose numbers make no sense.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -9,13 +9,13 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use twox_hash::XxHash3_64;
 
-/// What stands before the digits in the footer.
+/// What precedes the digits in the footer.
 const MARK: &[u8] = b"xxh3-64:";
 /// Digits of a digest in hexadecimal.
 const DIGITS: usize = 16;
-/// What a Parquet file ends with, after the footer's length in four bytes.
+/// The last bytes of a Parquet file, after the footer's length in four bytes.
 const PARQUET_END: &[u8] = b"PAR1";
-/// A footer is smaller: it says little of each row group.
+/// Upper bound of a footer's bytes: it says little of each row group.
 const MAX_FOOTER_BYTES: u64 = 1 << 28;
 /// The file is hashed in pieces of this size.
 const PIECE_BYTES: usize = 1 << 20;
@@ -23,12 +23,12 @@ const PIECE_BYTES: usize = 1 << 20;
 /// The footer's value until the digest is known.
 pub(crate) const PLACEHOLDER: &str = "xxh3-64:0000000000000000";
 
-/// What a file's digest says of it.
+/// The result of checking a file's digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The file is as it was written.
     Whole,
-    /// It has a digest, of other bytes.
+    /// It has a digest, but of other bytes.
     Damaged,
     /// It is a Parquet file without a digest.
     NoDigest,
@@ -44,7 +44,7 @@ pub(crate) fn seal(file: &mut File) -> io::Result<()> {
     file.write_all(format!("{digest:016x}").as_bytes())
 }
 
-/// Compares the file with its digest.
+/// Checks the file against its digest.
 pub(crate) fn check(file: &mut File) -> io::Result<Verdict> {
     let length = file.seek(SeekFrom::End(0))?;
     let mut end = [0; 4];
@@ -65,7 +65,7 @@ pub(crate) fn check(file: &mut File) -> io::Result<Verdict> {
     Ok(if is_whole { Verdict::Whole } else { Verdict::Damaged })
 }
 
-/// Where the digits stand in the file; nothing when the footer has none.
+/// Finds the digits in the file. None if the footer has no digest.
 fn find_digits(file: &mut File) -> io::Result<Option<u64>> {
     let length = file.seek(SeekFrom::End(0))?;
     let mut bytes = [0; 4];

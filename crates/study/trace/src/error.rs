@@ -1,19 +1,19 @@
-//! What can be wrong with a trace; every message names the file and, where there is one, the row.
+//! What can be wrong with a trace; every message names the file and, if there is one, the row.
 
 use std::path::{Path, PathBuf};
 
 /// A trace that cannot be read, written or captured.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The system refused.
+    /// The system returned an error.
     #[error("{}: {source}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file as a whole is not what it should be.
     #[error("{}: {reason}", path.display())]
     Foreign {
         /// Which file.
@@ -21,7 +21,7 @@ pub enum TraceError {
         /// What is wrong with it.
         reason: String,
     },
-    /// One row is impossible. Rows count from 1, as editors count lines.
+    /// One row is invalid. Rows count from 1, as editors count lines.
     #[error("{}: row {row}: {reason}", path.display())]
     Row {
         /// Which file.
@@ -31,12 +31,12 @@ pub enum TraceError {
         /// What is wrong with it.
         reason: String,
     },
-    /// More distinct pages than a dense number can tell apart, or than memory is allowed for.
+    /// There are more distinct pages than dense numbers, or than fit the memory allowed.
     #[error("{}: row {row}: more than {limit} distinct pages; {remedy}", path.display())]
     TooManyPages {
         /// Which file.
         path: PathBuf,
-        /// The row that had the page too many.
+        /// The row with the first page over the limit.
         row: u64,
         /// The limit, in pages.
         limit: u64,

@@ -13,17 +13,17 @@ use crate::output::Output;
 use crate::reader::{Columns, TraceReader};
 use crate::record::Batch;
 
-/// What `oracleGeneral` says of an object that is not asked for again.
+/// The value in `oracleGeneral` for an object that is not requested again.
 const NEVER_AGAIN: i64 = -1;
 
-/// Writes every record of `from` as a request for its page of `page_bytes`; returns how many.
+/// Writes every record of `from` as a request for its page of `page_bytes`. Returns their number.
 ///
 /// Next requests are exact (one pass backwards), so Belady works on the result. Time is the number
-/// of the request: seconds, all that the format has, would be zero for most programs. Compressed
-/// when the name ends in `.zst`. Memory: 12 bytes a record and the table of pages.
+/// of the request: seconds, all that the format has, would be zero for most programs. Compressed if
+/// the name ends in `.zst`. Memory: 12 bytes a record and the table of pages.
 ///
 /// # Errors
-/// The trace is damaged or the disk refuses; nothing is left at `to` then.
+/// The trace is damaged or the disk refuses; then nothing is left at `to`.
 pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, TraceError> {
     let mut reader = TraceReader::open(from, Columns::BLOCKS)?;
     let shift = page_shift(from, reader.info().block_bytes, page_bytes)?;
@@ -48,10 +48,10 @@ pub fn oracle_general(from: &Path, to: &Path, page_bytes: u64) -> Result<u64, Tr
     Ok(blocks.len() as u64)
 }
 
-/// How far a block's number is shifted to be a page's.
+/// Returns the shift from a block's number to a page's.
 ///
 /// # Errors
-/// Pages smaller than the trace's blocks cannot be told apart.
+/// The page size is not a power of two, or smaller than the trace's blocks.
 pub fn page_shift(path: &Path, block_bytes: u64, page_bytes: u64) -> Result<u32, TraceError> {
     if !page_bytes.is_power_of_two() || page_bytes < block_bytes {
         let reason = format!(
@@ -73,7 +73,7 @@ fn next_requests(path: &Path, blocks: &[u64]) -> Result<Vec<i64>, TraceError> {
     let mut following = vec![NEVER_AGAIN; densifier.page_count()];
     let mut next = vec![NEVER_AGAIN; blocks.len()];
     for (at, &number) in numbers.iter().enumerate().rev() {
-        // A request's number counts from 1 in the format.
+        // Requests count from 1 in the format.
         let this = exactly(at + 1);
         next[at] = std::mem::replace(&mut following[number as usize], this);
     }

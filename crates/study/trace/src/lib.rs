@@ -1,16 +1,16 @@
 //! Traces of memory references: the Parquet file they are kept in, the formats they come from and
-//! go to, and their capture from programs that run.
+//! go to, and their capture from running programs.
 //!
-//! * [`record`]: one reference, and what is said of a whole trace.
+//! * [`record`]: one reference, and the metadata of a whole trace.
 //! * [`writer`], [`reader`]: the file (docs/researchers/trace.md describes it column by column).
-//!   Written beside its name and renamed when complete; read in blocks, only the columns that are
-//!   wanted.
-//! * [`dense`]: addresses become dense numbers, once, for everything that computes with them.
+//!   Written under a temporary name and renamed when complete; read in blocks, only the requested
+//!   columns.
+//! * [`dense`]: addresses become dense numbers, once, for all computing.
 //! * [`import`], [`export`]: lackey, oracleGeneral, vscsi, csv.
 //! * [`capture`]: an unmodified program under qemu-user with Farpool's plugin.
 //!
-//! Invariant: what a reader gives is what was written, or an error that names the file and the row;
-//! the file has a digest, which is compared first.
+//! Invariant: a reader returns what was written, or an error that names the file and the row; the
+//! file's digest is checked first.
 
 pub mod capture;
 pub mod dense;

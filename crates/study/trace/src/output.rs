@@ -1,4 +1,5 @@
-//! Files that are there as a whole or not at all: written beside their name, renamed when complete.
+//! Files that appear as a whole or not at all: written under a temporary name, renamed when
+//! complete.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,19 +8,19 @@ use tempfile::NamedTempFile;
 
 use crate::error::TraceError;
 
-/// A file that has no name yet; dropped, it leaves nothing.
+/// A file without its final name; dropping it deletes it.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// What takes the place of `target`.
+    /// The file that will replace `target`.
     file: NamedTempFile,
     target: PathBuf,
 }
 
 impl Output {
-    /// Begins what will stand at `path`. A symbolic link stays one; what it points to is replaced.
+    /// Begins the file that will be at `path`. A symbolic link stays one; its target is replaced.
     ///
     /// # Errors
-    /// The folder cannot be written, or something that is no regular file (`/dev/null`) would be
+    /// The folder cannot be written, or `path` is not a regular file (`/dev/null`) and must not be
     /// replaced.
     pub fn begin(path: &Path) -> Result<Self, TraceError> {
         let target = match path.canonicalize() {
@@ -47,7 +48,7 @@ impl Output {
         self.file.as_file_mut()
     }
 
-    /// Gives it its name.
+    /// Gives the file its final name.
     pub fn finish(self) -> Result<(), TraceError> {
         self.file.as_file().sync_all().map_err(TraceError::io(&self.target))?;
         let Self { file, target } = self;

@@ -1,5 +1,4 @@
-//! Reads a trace, one row group at a time, only the columns that are wanted. Before that it is
-//! compared with its digest.
+//! Reads a trace, one row group at a time, only the requested columns. Its digest is checked first.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use crate::record::{Access, Batch, TraceInfo};
 
 /// Footer key of the format's version.
 pub const VERSION_KEY: &str = "farpool.trace.version";
-/// The version this room writes and reads.
+/// The version that this crate writes and reads.
 pub const VERSION: &str = "1";
 /// Footer key of [`TraceInfo`], as JSON.
 pub const INFO_KEY: &str = "farpool.trace.info";
@@ -38,7 +37,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Which blocks, and nothing else.
+    /// Blocks only.
     pub const BLOCKS: Self = Self { ticks: false, accesses: false, threads: false };
     /// Everything.
     pub const ALL: Self = Self { ticks: true, accesses: true, threads: true };
@@ -65,7 +64,7 @@ impl std::fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// Opens a trace and compares it with its digest, for which it is read once from end to end.
+    /// Opens a trace and checks its digest, which reads the file once from end to end.
     ///
     /// # Errors
     /// It is missing, cut short, damaged, not Parquet, not a Farpool trace, or of another version.
@@ -114,20 +113,20 @@ impl TraceReader {
         Ok(Self { path: path.to_owned(), file, info, records, columns, next_group: 0 })
     }
 
-    /// The same trace with other columns; for who learns what to read from the footer.
+    /// Returns the same trace with other columns, for callers that choose them from the footer.
     #[must_use]
     pub fn with_columns(mut self, columns: Columns) -> Self {
         self.columns = columns;
         self
     }
 
-    /// What the footer says.
+    /// The footer's description of the trace.
     #[must_use]
     pub fn info(&self) -> &TraceInfo {
         &self.info
     }
 
-    /// Where it is.
+    /// The trace's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -139,10 +138,10 @@ impl TraceReader {
         self.records
     }
 
-    /// The next records into `batch`, in the order of the program; false at the end.
+    /// Reads the next records into `batch`, in the order of the program. False at the end.
     ///
     /// # Errors
-    /// The file cannot be read, or says what no writer of ours does.
+    /// The file cannot be read, or has content that Farpool's writer never makes.
     pub fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, TraceError> {
         batch.clear();
         if self.next_group == self.file.num_row_groups() {
@@ -182,12 +181,12 @@ impl TraceReader {
     }
 }
 
-/// Said of Parquet files that are something else.
+/// Message for Parquet files that are something else.
 const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one \
                         of other formats";
 
-/// A foreign writer's row groups may be larger than ours; beyond this a file asks for too much
-/// memory.
+/// Largest row group accepted: a foreign writer's may be larger than ours, but a file beyond this
+/// needs too much memory.
 const MAX_ROW_GROUP_RECORDS: usize = 1 << 26;
 
 fn check_schema(
@@ -203,7 +202,8 @@ fn check_schema(
     Ok(())
 }
 
-/// The columns lie inside the file: the Parquet reader ends the program where they do not.
+/// Checks that the columns lie inside the file: the Parquet reader aborts the program where they do
+/// not.
 fn check_places(path: &Path, footer: &ParquetMetaData, length: u64) -> Result<(), TraceError> {
     for (number, group) in footer.row_groups().iter().enumerate() {
         for (column, name) in group.columns().iter().zip(COLUMN_NAMES) {

@@ -1,4 +1,4 @@
-//! One reference, a batch of them, and what is said of a whole trace.
+//! One reference, a batch of them, and the metadata of a whole trace.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Access {
-    /// Somebody waits for the block's content.
+    /// The program waits for the block's content.
     #[default]
     Read = 0,
     /// The program stores into the block.
     Write = 1,
-    /// A cache gives back a changed line: memory is written and nobody waits.
+    /// A cache writes back a changed line; the program does not wait.
     WriteBack = 2,
 }
 
 impl Access {
-    /// The access of a stored code, if there is one.
+    /// Returns the access of a stored code, if there is one.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         [Self::Read, Self::Write, Self::WriteBack].get(usize::from(code)).copied()
     }
 
-    /// The content of memory changes.
+    /// True if the content of memory changes.
     #[must_use]
     pub fn is_write(self) -> bool {
         self != Self::Read
@@ -37,13 +37,13 @@ pub struct Record {
     pub block: u64,
     /// Clock ticks since the previous record of the same thread ([`TraceInfo::clock`]).
     pub ticks: u64,
-    /// What happens to the block.
+    /// Read, write or write-back.
     pub access: Access,
-    /// The thread that does it, numbered from 0.
+    /// The referencing thread, numbered from 0.
     pub thread: u32,
 }
 
-/// What a tick is.
+/// The unit of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
@@ -60,7 +60,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// Picoseconds in a tick, where a tick is a time.
+    /// Returns the picoseconds in a tick, for clocks that count time.
     #[must_use]
     pub fn tick_ps(self) -> Option<u64> {
         match self {
@@ -72,7 +72,7 @@ impl Clock {
     }
 }
 
-/// The caches a captured program's references went through before they were recorded.
+/// The caches that filtered a captured program's references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheFilter {
     /// Capacity of each thread's own first level; 0 = none.
@@ -85,7 +85,7 @@ pub struct CacheFilter {
     pub llc_ways: u32,
 }
 
-/// Which uses of pages were recorded: the first of a thread in each window of its accesses, and the
+/// Which uses of pages were recorded: a thread's first in each window of its accesses, and the
 /// first write after reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageFilter {
@@ -93,13 +93,13 @@ pub struct PageFilter {
     pub window_accesses: u64,
 }
 
-/// What a captured program's references went through before they were recorded.
+/// What filtered a captured program's references before they were recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Filter {
     /// Caches: lines that miss them were recorded.
     Caches(CacheFilter),
-    /// Pages, as a pager sees them.
+    /// Uses of pages, as a pager sees them.
     Pages(PageFilter),
 }
 
@@ -112,25 +112,25 @@ pub struct TraceInfo {
     pub clock: Clock,
     /// Where the records come from: `qemu-user plugin`, `pager faults`, `import lackey`, …
     pub source: String,
-    /// What stands in front, for captured programs.
+    /// The filter, for captured programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<Filter>,
     /// The program and its arguments, where one ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub program: Vec<String>,
-    /// How long the program takes by itself, where that was measured, in picoseconds.
+    /// The program's native time, if it was measured, in picoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_ps: Option<u64>,
-    /// Memory of files (its code, its libraries) that it held then at most, in bytes.
+    /// Its peak memory of files (its code, its libraries) in the native run, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_file_bytes: Option<u64>,
-    /// What the trace does not hold, for people: processes that were not followed, …
+    /// What the trace does not contain, for people: processes that were not followed, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl TraceInfo {
-    /// An imported trace: blocks of `block_bytes`, nothing known of a program.
+    /// Describes an imported trace: blocks of `block_bytes`, no program known.
     #[must_use]
     pub fn new(source: &str, block_bytes: u64, clock: Clock) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl TraceInfo {
     }
 }
 
-/// Records by column. Columns that were not asked for are empty.
+/// Records by column. Columns that were not requested are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// [`Record::block`].
@@ -160,13 +160,13 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Records in it.
+    /// The number of records.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Nothing in it.
+    /// True if it has no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
@@ -180,7 +180,7 @@ impl Batch {
         self.threads.push(record.thread);
     }
 
-    /// Forgets the records, keeps the memory.
+    /// Removes the records, keeps the memory.
     pub fn clear(&mut self) {
         self.blocks.clear();
         self.ticks.clear();
@@ -188,13 +188,13 @@ impl Batch {
         self.threads.clear();
     }
 
-    /// Every column has a value for each record.
+    /// True if every column has a value for each record.
     pub(crate) fn is_whole(&self) -> bool {
         let columns = [self.ticks.len(), self.accesses.len(), self.threads.len()];
         columns.iter().all(|length| *length == self.blocks.len())
     }
 
-    /// The records of a batch with all columns.
+    /// Returns the records of a batch that has all columns.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         assert!(self.is_whole(), "a batch of which records are asked has all columns");
         let rest = self.ticks.iter().zip(&self.accesses).zip(&self.threads);

@@ -1,5 +1,5 @@
-//! Writes a trace: columns are buffered for one row group, then encoded. The file carries its final
-//! name only when it is complete; a writer that is dropped leaves nothing.
+//! Writes a trace: columns are buffered for one row group, then encoded. The file gets its final
+//! name only when it is complete; dropping a writer leaves nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::reader::{COLUMN_NAMES, DIGEST_KEY, INFO_KEY, VERSION, VERSION_KEY};
 use crate::record::{Batch, Record, TraceInfo};
 
-/// Records in a row group: what a reader holds at once, 24 MiB of columns.
+/// Records in a row group, which a reader holds at once: 24 MiB of columns.
 pub const ROW_GROUP_RECORDS: usize = 1 << 20;
 
 /// Bytes of an encoded page before compression: small enough to stay in a second-level cache.
@@ -31,7 +31,7 @@ const SCHEMA: &str = "message farpool_trace {
     REQUIRED INT32 thread (INTEGER(32,false));
 }";
 
-/// Takes records and makes a trace file of them.
+/// Writes records to a trace file.
 pub struct TraceWriter {
     path: PathBuf,
     writer: SerializedFileWriter<Output>,
@@ -50,7 +50,7 @@ impl std::fmt::Debug for TraceWriter {
 }
 
 impl TraceWriter {
-    /// Begins a trace at `path`; nothing is there before [`TraceWriter::finish`].
+    /// Begins a trace at `path`; the file appears only at [`TraceWriter::finish`].
     ///
     /// # Errors
     /// The folder does not exist or cannot be written.
@@ -77,7 +77,7 @@ impl TraceWriter {
         self.records + self.pending.len() as u64
     }
 
-    /// What the footer will say; known completely only at the end of a capture.
+    /// The footer's content; in a capture it is complete only at the end.
     pub fn info_mut(&mut self) -> &mut TraceInfo {
         &mut self.info
     }
@@ -93,10 +93,11 @@ impl TraceWriter {
         Ok(())
     }
 
-    /// Writes the footer and gives the file its name; what stood there before is replaced.
+    /// Writes the footer and gives the file its name, replacing any older file. Returns the number
+    /// of records.
     ///
     /// # Errors
-    /// The disk refuses; nothing is left then.
+    /// The disk refuses; then nothing is left.
     pub fn finish(mut self) -> Result<u64, TraceError> {
         self.flush()?;
         let info = serde_json::to_string(&self.info)
@@ -117,7 +118,7 @@ fn write_error(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Tra
     move |error| TraceError::foreign(path, format!("could not be written: {error}"))
 }
 
-/// Blocks and ticks as deltas; access and thread, which hardly change, as runs.
+/// Blocks and ticks as deltas; access and thread, which rarely change, as runs.
 fn properties() -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))

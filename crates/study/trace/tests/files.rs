@@ -1,4 +1,4 @@
-//! What is written is read again, and what is damaged or foreign is refused by name and row.
+//! What is written is read back; damaged or foreign files are refused by name and row.
 
 mod exercise;
 
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// `fuzz/` does the same for as long as one likes.
+/// `fuzz/` does the same for any length of time.
 fn every_format() -> [Format; 4] {
     [Format::Lackey, Format::OracleGeneral, Format::Vscsi, Format::Csv(CsvColumns::default())]
 }
@@ -132,7 +132,7 @@ fn a_line_without_end_is_refused_before_it_fills_memory() {
 
 #[test]
 fn vscsi_versions_are_told_apart_whatever_the_pieces() {
-    // Version 1, in whose first 16 bytes no version stands; pieces of seven bytes do not even reach
+    // Version 1, whose first 16 bytes hold no version; pieces of seven bytes do not even reach
     // there.
     let mut record = [0; 32];
     record[15] = 1;
@@ -150,7 +150,7 @@ fn columns_outside_the_file_and_wrong_counts_are_refused() {
     let whole = exercise::whole_file();
     assert_eq!(exercise::read_any(&path, &whole).unwrap(), 200);
     assert_eq!(exercise::open_repaired(&path, &whole, &[]).unwrap(), 200);
-    // One changed byte of the footer at a time: some make a column begin or end outside, some the
+    // One changed byte of the footer at a time: some place a column outside the file, some make the
     // count of rows wrong.
     let (mut outside, mut miscounted) = (0, 0);
     for at in 0..400u16 {
@@ -203,7 +203,7 @@ fn a_writer_that_is_dropped_leaves_nothing() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// Imports `bytes` from a file of this name; the records, or the refusal.
+/// Imports `bytes` from a file of this name. Returns the records or the error.
 fn imported(
     name: &str,
     bytes: &[u8],
@@ -330,7 +330,7 @@ fn an_export_is_imported_as_the_same_pages() {
     let [from, out, back] =
         ["t.parquet", "t.bin.zst", "back.parquet"].map(|n| folder.path().join(n));
     let record = |block| Record { block, ticks: 3, access: Access::Read, thread: 0 };
-    // Lines of 64 bytes: 64 of them make a page.
+    // Lines of 64 bytes: 64 of them are a page.
     write(&from, &[0, 63, 64, 640, 1].map(record));
     assert_eq!(export::oracle_general(&from, &out, 4096).unwrap(), 5);
     let bytes = zstd::decode_all(std::fs::File::open(&out).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! How long a program takes by itself, without QEMU: the time that a trace's clock stands for.
+//! How long a program takes natively, without QEMU: the time that a trace's clock stands for.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,26 +16,26 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::program::Command;
 use crate::error::TraceError;
 
-/// A program's run by itself.
+/// A native run of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NativeRun {
-    /// From its start to its end, by the clock on the wall.
+    /// Wall-clock time from its start to its end.
     pub time_ps: u64,
-    /// The most memory of files and shared memory that it was seen to hold, in bytes.
+    /// The most memory of files and shared memory seen in it, in bytes.
     pub file_bytes: u64,
     /// How it ended.
     pub status: ExitStatus,
 }
 
-/// The program's memory is looked at this often, and whether a signal has come.
+/// How often the program's memory and `is_cancelled` are checked.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Runs `command` `runs` times, one after the other, and returns the fastest. What it prints is
-/// discarded. Each run finds standard input where this one found it, and so does the capture after
-/// them. It is ended when `is_cancelled` becomes true.
+/// Runs `command` `runs` times, one after the other, and returns the fastest run. The program's
+/// output is discarded. Each run finds standard input at the same position, and so does the capture
+/// after them. The program is killed when `is_cancelled` becomes true.
 ///
 /// # Errors
-/// Standard input cannot be read twice, the program cannot be started, a signal ended it, or
+/// Standard input cannot be rewound, the program cannot be started, a signal ended it, or
 /// `is_cancelled`.
 pub fn time_native(
     command: &Command,
@@ -75,8 +75,8 @@ fn run(command: &Command, is_cancelled: &AtomicBool) -> Result<NativeRun, TraceE
     Ok(NativeRun { time_ps: at_most(time_ps), file_bytes, status })
 }
 
-/// Waits for the program's end, and brings it about when `is_cancelled`; also the most memory of
-/// files it had.
+/// Waits until the program has ended, and kills it when `is_cancelled`. Returns its status and its
+/// peak memory of files.
 fn wait(child: &mut Child, is_cancelled: &AtomicBool) -> std::io::Result<(ExitStatus, u64)> {
     let mut most_bytes = 0;
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
@@ -94,19 +94,19 @@ fn wait(child: &mut Child, is_cancelled: &AtomicBool) -> std::io::Result<(ExitSt
     }
 }
 
-/// Resident pages of files and shared memory, the third number of statm; 0 for a process that has
-/// ended.
+/// Returns the resident bytes of files and shared memory, from the third number of statm; 0 for a
+/// process that has ended.
 fn file_bytes(process: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(2).and_then(|number| number.parse::<u64>().ok());
     pages.unwrap_or(0) * PAGE_BYTES_U64
 }
 
-/// Standard input, which every run must find as the first one does.
+/// Standard input, which every run must find as the first one did.
 enum Input<'a> {
     /// A terminal or /dev/null: nothing to rewind.
     Endless,
-    /// A file, and where it stood.
+    /// A file, and its position at the first run.
     File(BorrowedFd<'a>, u64),
 }
 
@@ -159,7 +159,7 @@ mod tests {
         let native = run(&command(&["sh", "-c", "sleep 0.2; exit 3"]), &never).unwrap();
         assert_eq!(native.status.code(), Some(3));
         assert!((200_000_000_000..20_000_000_000_000).contains(&native.time_ps));
-        // A shell and its C library: some hundred KiB, and not the whole machine.
+        // A shell and its C library: some hundred KiB, far less than the whole machine.
         assert!((100 << 10..64 << 20).contains(&native.file_bytes), "{}", native.file_bytes);
     }
 

@@ -1,5 +1,5 @@
-//! Which file qemu-user has to load for what a person typed: it does not search PATH and does not
-//! read the first line of scripts.
+//! Finds the file that qemu-user has to load for what a user typed: it does not search PATH and
+//! does not read the first line of scripts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 
 use crate::error::TraceError;
 
-/// A program that can be loaded, and what it is called with.
+/// A loadable program, and the arguments to call it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
     /// The ELF file.
     pub file: PathBuf,
-    /// Its name for itself.
+    /// Its argument 0.
     pub name: OsString,
     /// Its arguments, without the name.
     pub arguments: Vec<OsString>,
 }
 
-/// Interpreters that are scripts themselves, at most; the kernel follows as many.
+/// The most interpreters that are scripts themselves; the kernel follows as many.
 const MAX_INTERPRETERS: usize = 4;
 /// The longest first line of a script that is read, as in the kernel.
 const MAX_FIRST_LINE_BYTES: u64 = 256;
@@ -76,7 +76,7 @@ fn beginning(path: &Path) -> Result<Vec<u8>, TraceError> {
     Ok(bytes)
 }
 
-/// What the kernel would start for a script: interpreter, its one argument, the script, the rest.
+/// Resolves a script as the kernel does: interpreter, its one argument, the script, the rest.
 fn behind_script(script: &Command, line: &[u8]) -> Result<Command, TraceError> {
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
     let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());

@@ -1,4 +1,4 @@
-//! Starts the program under qemu-user with the plugin and writes what the plugin records.
+//! Starts the program under qemu-user with the plugin and writes the plugin's records to a trace.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,47 +12,47 @@ use crate::error::TraceError;
 use crate::record::{CacheFilter, Clock, Filter, PageFilter, TraceInfo};
 use crate::writer::TraceWriter;
 
-/// Bytes of the lines that the plugin records.
+/// Bytes of the cache lines that the plugin records.
 pub const LINE_BYTES: u64 = 64;
 
-/// What is captured, and through which caches.
+/// How a program is captured, and through which filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuSettings {
     /// qemu-user for this machine's processor.
     pub qemu: PathBuf,
     /// `libfarpool_capture_qemu.so`.
     pub plugin: PathBuf,
-    /// What stands in front of the trace.
+    /// What filters the references before the trace.
     pub filter: Filter,
-    /// How the program did by itself, where that was measured.
+    /// The program's native run, if it was timed.
     pub native: Option<NativeRun>,
     /// Recording ends after this many records; the program goes on.
     pub max_records: Option<u64>,
 }
 
 impl Default for CacheFilter {
-    /// A first level of 64 KiB in 8 ways a thread, a last level of 2 MiB in 16: one core's share of
-    /// a server's cache.
+    /// A first level of 64 KiB in 8 ways per thread, a last level of 2 MiB in 16: one core's share
+    /// of a server's cache.
     fn default() -> Self {
         Self { l1_bytes: 64 << 10, l1_ways: 8, llc_bytes: 2 << 20, llc_ways: 16 }
     }
 }
 
-/// Accesses of a thread in which a page of its is recorded once: about 2 microseconds of a
-/// program's own time, less than one fault takes, so that no pager can tell two uses within it
-/// apart.
+/// Window, in accesses of a thread, in which each of its pages is recorded once: about 2
+/// microseconds of native time, less than one fault takes, so that no pager can tell two uses
+/// within it apart.
 pub const PAGE_WINDOW_ACCESSES: u64 = 4096;
 
 /// How a capture ended.
 #[derive(Debug, Clone)]
 pub struct Captured {
-    /// How the program did.
+    /// The program's exit status.
     pub status: ExitStatus,
     /// Records in the trace.
     pub records: u64,
     /// Threads of the program that ran.
     pub threads: u64,
-    /// What the trace does not hold, for people.
+    /// What the trace does not contain, for people.
     pub notes: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ pub fn find_qemu() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|file| file.is_file())
 }
 
-/// A program that runs and is recorded.
+/// A program that is being recorded.
 #[derive(Debug)]
 pub struct QemuCapture {
     child: Child,
@@ -78,11 +78,11 @@ pub struct QemuCapture {
     replaced_by: Option<PathBuf>,
 }
 
-/// The pause when the ring was empty: short enough that a ring is never filled in it.
+/// The pause after an empty ring: too short for the ring to fill up.
 const PAUSE: Duration = Duration::from_micros(200);
 
 impl QemuCapture {
-    /// Starts `command`; its trace will stand at `out`.
+    /// Starts `command`; its trace will be at `out`.
     ///
     /// # Errors
     /// QEMU cannot be started, or `out` cannot be written.
@@ -129,21 +129,22 @@ impl QemuCapture {
         })
     }
 
-    /// The process, for signals.
+    /// The process ID, for signals.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// Records until the program ends; `progress` is told of records between two looks at the ring.
+    /// Records until the program ends; `progress` is called with the records of each drain of the
+    /// ring.
     ///
     /// # Errors
-    /// The disk refuses; the program is ended then, and no trace is left.
+    /// The disk refuses; then the program is killed and no trace is left.
     pub fn finish(mut self, progress: &mut dyn FnMut(u64)) -> Result<Captured, TraceError> {
         let status = match self.record(progress) {
             Ok(status) => status,
             Err(error) => {
-                // What failed first is told; a program that cannot be ended has ended.
+                // The first error is the one reported; a program that cannot be killed has ended.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return Err(error);
@@ -160,7 +161,7 @@ impl QemuCapture {
         Ok(Captured { status, records, threads: counts.threads, notes })
     }
 
-    /// What the trace does not hold.
+    /// Lists what the trace does not contain.
     fn notes(&self, status: ExitStatus, counts: Counts) -> Vec<String> {
         let mut notes = Vec::new();
         if counts.forks > 0 {
@@ -201,7 +202,8 @@ impl QemuCapture {
         }
     }
 
-    /// A wrapper that ends in `exec` leaves QEMU and goes on natively; people will want to know.
+    /// Detects a wrapper that ends in `exec`, leaves QEMU and goes on natively; the user needs to
+    /// know.
     fn look_for_exec(&mut self) {
         let link = format!("/proc/{}/exe", self.child.id());
         if self.replaced_by.is_none()

@@ -1,6 +1,6 @@
-//! The recorder's end of the capture file (docs/researchers/trace.md, "The capture file"): made
-//! here, filled by the plugin, emptied here. The header's layout stands in both packages, which
-//! share no code on purpose.
+//! The recorder's end of the capture file (docs/researchers/trace.md, "The capture file"): created
+//! here, filled by the plugin, drained here. The header's layout is in both packages, which share
+//! no code on purpose.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 use crate::error::TraceError;
 use crate::record::{Access, Record};
 
-/// What a capture file begins with.
+/// The first eight bytes of a capture file.
 const MAGIC: u64 = u64::from_le_bytes(*b"FPCAPT01");
 /// The header's bytes; records of 16 bytes follow.
 const HEADER_BYTES: usize = 4096;
@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 4096;
 const RECORD_BYTES: usize = 16;
 /// Records in the ring: 4 MiB, some milliseconds of a program that misses all its caches.
 const CAPACITY: usize = 1 << 18;
-/// Bits of a record's second word that count ticks; the thread stands above.
+/// Bits of a record's second word that count ticks; the thread is in the bits above.
 const TICK_BITS: u32 = 48;
 
 /// Fields of the header, as words of eight bytes.
@@ -35,18 +35,18 @@ const FORKS_WORD: usize = 32;
 const EXECS_WORD: usize = 33;
 const THREADS_WORD: usize = 34;
 
-/// What the plugin counted beside the records.
+/// What the plugin counts beside the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     /// Children that ran unrecorded.
     pub forks: u64,
     /// Programs started by `exec`, unrecorded.
     pub execs: u64,
-    /// Threads that began.
+    /// Threads that started.
     pub threads: u64,
 }
 
-/// The recorder's mapping of a capture file; the file goes with it.
+/// The recorder's mapping of a capture file; dropping it deletes the file.
 #[derive(Debug)]
 pub(super) struct Ring {
     file: NamedTempFile,
@@ -67,7 +67,8 @@ impl Ring {
             .tempfile_in(folder)
             .map_err(TraceError::io(folder))?;
         let bytes = HEADER_BYTES + CAPACITY * RECORD_BYTES;
-        // All of it: a page without room in memory would be a SIGBUS for the recorded program.
+        // Allocates all of it: a page that memory has no room for would be a SIGBUS in the recorded
+        // program.
         rustix::fs::fallocate(file.as_file(), rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
             .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
         let words = map(file.as_file(), bytes).map_err(TraceError::io(file.path()))?;
@@ -88,7 +89,7 @@ impl Ring {
         unsafe { self.words.add(at).as_ref() }
     }
 
-    /// Gives every record that is there to `take`; how many there were.
+    /// Passes every available record to `take`. Returns their number.
     pub fn drain(
         &mut self,
         mut take: impl FnMut(Record) -> Result<(), TraceError>,
@@ -122,7 +123,7 @@ impl Ring {
         Ok(Record { block: place >> 6, ticks: time & ((1 << TICK_BITS) - 1), access, thread })
     }
 
-    /// The plugin shall write no more; the program goes on.
+    /// Tells the plugin to write no more; the program goes on.
     pub fn stop(&self) {
         self.word(STOPPED_WORD).store(1, Ordering::Relaxed);
     }
@@ -133,13 +134,13 @@ impl Ring {
     }
 }
 
-/// Where the record of this number stands, in records.
+/// Returns the index in the ring of the record with this number.
 #[allow(clippy::cast_possible_truncation, reason = "masked to below the capacity")]
 fn place_of(number: u64) -> usize {
     number as usize & (CAPACITY - 1)
 }
 
-/// How often a writer that waits for room gets some.
+/// After how many records a waiting writer gets room.
 const RELEASE_RECORDS: u64 = 4096;
 
 fn map(file: &File, bytes: usize) -> std::io::Result<NonNull<AtomicU64>> {

@@ -15,7 +15,7 @@ use std::io::BufRead;
 use super::{Opened, Wrong, read_line};
 use crate::record::{Access, Clock, Record};
 
-/// Which of the file's columns is which; `None` is found by its own name.
+/// The names of the file's columns; a column that is `None` is found by its default name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CsvColumns {
     /// The column of block numbers.
@@ -24,7 +24,7 @@ pub struct CsvColumns {
     pub address: Option<String>,
     /// The column of times.
     pub time: Option<String>,
-    /// What a unit of time is.
+    /// The unit of time.
     pub time_unit: Clock,
     /// The column that tells reads from writes.
     pub write: Option<String>,
@@ -45,13 +45,13 @@ impl Default for CsvColumns {
     }
 }
 
-/// A longer line is not a row of numbers.
+/// The longest line accepted: a longer one is not a row of numbers.
 const MAX_LINE_BYTES: usize = 1 << 16;
 
-/// Places of the columns.
+/// Indices of the columns.
 struct Layout {
     place: usize,
-    /// The place holds addresses, not block numbers.
+    /// The column at `place` holds addresses, not block numbers.
     is_address: bool,
     time: Option<usize>,
     write: Option<usize>,
@@ -71,7 +71,7 @@ pub(super) fn open<'a>(
     let layout = Layout::from_header(&line, columns).map_err(|reason| Wrong::At(1, reason))?;
     let clock = if layout.time.is_some() { columns.time_unit } else { Clock::Requests };
     let shift = if layout.is_address { block_bytes.trailing_zeros() } else { 0 };
-    // Ticks are those of one thread, times those of all.
+    // Ticks count per thread, but times must not go back over all threads.
     let mut last: HashMap<u32, u64> = HashMap::new();
     let mut latest = 0;
     let next = move || {
@@ -138,7 +138,7 @@ impl Layout {
         })
     }
 
-    /// The record, its block not divided yet, and its time.
+    /// Parses a line into its record, with the block not yet divided, and its time.
     fn parse(&self, line: &str) -> Result<(Record, Option<u64>), String> {
         let cells: Vec<&str> =
             line.trim_end_matches(['\n', '\r']).split(',').map(str::trim).collect();

@@ -9,9 +9,9 @@ use std::io::BufRead;
 use super::{Opened, Wrong, read_line};
 use crate::record::{Access, Clock, Record};
 
-/// A line is longer than any of lackey's: the file is something else.
+/// The longest line accepted; lackey's are shorter.
 const MAX_LINE_BYTES: usize = 4096;
-/// No instruction touches as much: the largest, XSAVE, stays below 16 KiB. A line that says more
+/// Most bytes of one access: the largest instruction, XSAVE, stays below 16 KiB. A line with more
 /// would make records without end.
 const MAX_ACCESS_BYTES: u64 = 1 << 16;
 
@@ -19,7 +19,7 @@ pub(super) fn open(input: &mut dyn BufRead, block_bytes: u64) -> Result<Opened<'
     let shift = block_bytes.trailing_zeros();
     let mut line = Vec::new();
     let mut row = 0;
-    // Blocks of the last line that were not given yet: first, last, access.
+    // Blocks of the last line that are not returned yet: first, last, access.
     let mut waiting: Option<(u64, u64, Access)> = None;
     let next = move || {
         loop {
@@ -43,7 +43,7 @@ pub(super) fn open(input: &mut dyn BufRead, block_bytes: u64) -> Result<Opened<'
     Ok(Opened { clock: Clock::Accesses, next: Box::new(next) })
 }
 
-/// Address, bytes and access of a data reference; nothing for other lines.
+/// Parses the address, bytes and access of a data reference. None for other lines.
 fn parse(line: &[u8]) -> Result<Option<(u64, u64, Access)>, String> {
     let line = std::str::from_utf8(line).map_err(|_| "not text".to_owned())?.trim();
     if line.is_empty() || line.starts_with("==") || line.starts_with('I') {

@@ -1,5 +1,5 @@
 //! Foreign traces, read record by record. Each reader is a plain function from bytes to records;
-//! times that are absolute there become ticks since the record before.
+//! absolute times become ticks since the previous record.
 
 mod csv;
 mod lackey;
@@ -35,35 +35,36 @@ impl Format {
     pub const NAMES: [&str; 4] = ["lackey", "oracleGeneral", "vscsi", "csv"];
 }
 
-/// How a foreign trace is read.
+/// Options of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// What it is.
+    /// The file's format.
     pub format: Format,
     /// Bytes of a block: the unit of an address (lackey: lines of 64) or of a foreign object
     /// number.
     pub block_bytes: u64,
 }
 
-/// What a format says once it has looked at the file's beginning.
+/// A foreign trace whose beginning has been read.
 struct Opened<'a> {
     clock: Clock,
-    /// The next record, or the end; rows are counted by the caller.
+    /// Returns the next record, or None at the end; the caller counts rows.
     next: Box<dyn FnMut() -> Result<Option<Record>, Wrong> + 'a>,
 }
 
-/// A record that cannot be read.
+/// The reason why a record cannot be read.
 enum Wrong {
     /// The system's error.
     Io(std::io::Error),
-    /// What is wrong with the row.
+    /// The row is invalid.
     Row(String),
-    /// What is wrong with the row, which the format counts itself (lines that are not records).
+    /// The row with this number is invalid, in formats that count rows themselves (lines that are
+    /// not records).
     At(u64, String),
 }
 
 impl Wrong {
-    /// The error of this file; `row` is where the caller stands.
+    /// Makes it an error of this file; `row` is the caller's row.
     fn at(self, path: &Path, row: u64) -> TraceError {
         match self {
             Self::Io(error) => TraceError::io(path)(error),
@@ -79,12 +80,14 @@ impl From<std::io::Error> for Wrong {
     }
 }
 
-/// Reads `from` and writes the trace `to`; `progress` is told of records now and then.
+/// Reads `from` and writes the trace `to`; `progress` is called with the number of records now and
+/// then.
 ///
-/// A name that ends in `.zst` is decompressed. Nothing stands at `to` unless all of it was read.
+/// A file whose name ends in `.zst` is decompressed. Nothing is left at `to` unless all of it was
+/// read.
 ///
 /// # Errors
-/// The first row that is not what the format says, by file and row.
+/// The first row that breaks the format, by file and row.
 pub fn import(
     from: &Path,
     to: &Path,
@@ -115,11 +118,11 @@ pub fn import(
     writer.finish()
 }
 
-/// Gives every record of `input`, which is not compressed, to `take`, and returns how many there
-/// were; `from` is what messages call it.
+/// Passes every record of `input`, which is not compressed, to `take`. Returns their number; `from`
+/// is the name for messages.
 ///
 /// # Errors
-/// The first row that is not what the format says, or what `take` refuses with.
+/// The first row that breaks the format, or the error of `take`.
 pub fn read_records(
     from: &Path,
     input: &mut dyn BufRead,
@@ -165,7 +168,7 @@ fn take_all(
     Ok(count)
 }
 
-/// How often progress is told.
+/// Records between two calls of `progress`.
 const PROGRESS_RECORDS: u64 = 1 << 18;
 
 fn open(path: &Path) -> Result<Box<dyn BufRead>, TraceError> {
@@ -177,10 +180,10 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>, TraceError> {
     Ok(Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, file)))
 }
 
-/// Large enough that system calls do not show.
+/// Large enough that the cost of system calls does not show.
 const INPUT_BUFFER_BYTES: usize = 1 << 18;
 
-/// Fills `record`; false at a clean end, an error inside a record.
+/// Fills `record`. False at a clean end, an error inside a record.
 fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result<bool, Wrong> {
     let mut filled = 0;
     while filled < record.len() {
@@ -198,8 +201,7 @@ fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result
     Ok(true)
 }
 
-/// Reads a line with its end into `line`, of which no more than `bytes_max` are ever held; false at
-/// the end.
+/// Reads a line with its end into `line`, holding at most `bytes_max` + 1 bytes. False at the end.
 fn read_line(
     input: &mut dyn BufRead,
     line: &mut Vec<u8>,
@@ -207,7 +209,7 @@ fn read_line(
     bytes_max: usize,
 ) -> Result<bool, Wrong> {
     line.clear();
-    // One byte more than may be there tells too long from just long enough.
+    // One byte over the limit tells a line too long from one just long enough.
     let count = input.take(bytes_max as u64 + 1).read_until(b'\n', line)?;
     if count > bytes_max {
         return Err(Wrong::At(row, format!("longer than {bytes_max} bytes")));

@@ -1,8 +1,8 @@
 //! libCacheSim's `oracleGeneral`: records of 24 bytes, little endian: time in seconds (u32), object
-//! (u64), size (u32), the number of the request that asks for it next (i64).
+//! (u64), size (u32), the number of the object's next request (i64).
 //!
-//! Sizes are left out: a page is a page. Next requests are computed where they are needed, so a
-//! file with wrong ones gives no wrong Belady.
+//! Sizes are ignored: a page is a page. Next requests are computed where they are needed, so a file
+//! with wrong ones does not make Belady wrong.
 
 use std::io::BufRead;
 
@@ -12,7 +12,7 @@ use crate::record::{Access, Clock, Record};
 /// Bytes of a record.
 const RECORD_BYTES: usize = 24;
 
-/// One record as the format has it.
+/// Encodes one record.
 pub(crate) fn to_bytes(time: u32, object: u64, size: u32, next: i64) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[0..4].copy_from_slice(&time.to_le_bytes());

@@ -15,7 +15,7 @@ use std::io::{BufRead, Cursor, Read};
 use super::{Opened, Ticker, Wrong, le, read_record};
 use crate::record::{Access, Clock, Record};
 
-/// Where a version keeps its fields, in bytes.
+/// Byte offsets of a version's fields.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     version: u8,
@@ -38,7 +38,7 @@ const BEGINNING_BYTES: u64 = 80;
 const WRITE_COMMANDS: [u16; 4] = [0x0A, 0x2A, 0xAA, 0x8A];
 
 pub(super) fn open(input: &mut dyn BufRead) -> Result<Opened<'_>, Wrong> {
-    // What is buffered may be less than the two records that tell the versions apart.
+    // The buffer may hold less than the two records that tell the versions apart.
     let mut beginning = Vec::new();
     Read::take(&mut *input, BEGINNING_BYTES).read_to_end(&mut beginning)?;
     let layout = LAYOUTS

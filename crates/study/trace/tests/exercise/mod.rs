@@ -1,5 +1,5 @@
-//! What must hold for any bytes whatever that are said to be a trace: used by the property tests
-//! and by fuzz/.
+//! Properties that must hold for any bytes read as a trace; used by the property tests and by
+//! fuzz/.
 
 use std::hash::Hasher;
 use std::io::{BufRead, BufReader};
@@ -11,12 +11,12 @@ use farpool_trace::{
 };
 use twox_hash::XxHash3_64;
 
-/// A row of text makes few records: more than this for each byte is a file that keeps an import
-/// busy for ever.
+/// Upper bound of the records per byte of text: a file with more would keep an import busy for
+/// ever.
 const RECORDS_PER_BYTE_MAX: u64 = 128;
 
-/// Reads `bytes` as a foreign trace. Nothing panics, the work is in proportion to the bytes, a
-/// refusal names the file, and nothing depends on the pieces in which the bytes arrive.
+/// Reads `bytes` as a foreign trace. Nothing panics, the work is in proportion to the bytes, an
+/// error names the file, and nothing depends on the pieces in which the bytes arrive.
 pub fn import_any(bytes: &[u8], format: &Format) {
     let at_once = records(&mut &bytes[..], bytes.len(), format);
     let in_pieces = records(&mut BufReader::with_capacity(7, bytes), bytes.len(), format);
@@ -40,8 +40,7 @@ fn records(input: &mut dyn BufRead, length: usize, format: &Format) -> Result<Ve
     Ok(found)
 }
 
-/// Reads `bytes` as a trace file, by way of `path`. Nothing panics, and what is given is what the
-/// footer promises.
+/// Reads `bytes` as a trace file at `path`. Nothing panics, and the records agree with the footer.
 pub fn read_any(path: &Path, bytes: &[u8]) -> Result<u64, TraceError> {
     std::fs::write(path, bytes).expect("the file of the exercise");
     let mut reader = TraceReader::open(path, Columns::ALL)?;
@@ -69,10 +68,10 @@ pub fn whole_file() -> Vec<u8> {
     std::fs::read(path).expect("the trace just written")
 }
 
-/// Changes the footer of `whole` where `edits` say (place in two bytes, then the new byte), puts
-/// the digest right, so that what lies behind it is looked at, and opens it. Records are not read:
-/// the Parquet reader ends the program on some footers that no writer makes, and only the digest
-/// stands before that.
+/// Changes the footer of `whole` at each of `edits` (offset in two bytes, then the new byte),
+/// corrects the digest so that the checks behind it run, and opens the file. Records are not read:
+/// the Parquet reader aborts the program on some footers that no writer makes, and only the digest
+/// protects from that.
 pub fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, TraceError> {
     let mut bytes = whole.to_vec();
     let length_at = bytes.len() - 8;
@@ -88,7 +87,7 @@ pub fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, Tra
     TraceReader::open(path, Columns::ALL).map(|reader| reader.records())
 }
 
-/// Writes the digest that the bytes have (docs/researchers/trace.md), if there is still a place for
+/// Writes the digest that fits the bytes (docs/researchers/trace.md), if there is still a place for
 /// one.
 fn repair(bytes: &mut [u8]) {
     const MARK: &[u8] = b"xxh3-64:";
