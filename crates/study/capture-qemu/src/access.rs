@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! QEMU's description of an access: whether it stores, and how many bytes.
+//! QEMU's description of an access: whether it is a store, and its size.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{qemu, say};
 
-/// Where the description says both. It is checked against QEMU's own answers by [`insist_on`],
-/// because it is no part of the interface; asking for each access takes two calls and a quarter of
-/// the time.
+/// Bits of the description that hold both. [`insist_on`] checks them against QEMU's own answers,
+/// because they are not part of the interface; asking QEMU for each access takes two calls and a
+/// quarter of the time.
 const STORE_BIT: u32 = 17;
 const SIZE_BIT: u32 = 4;
 const SIZE_MASK: u32 = 7;
 
-/// Descriptions that were checked, one bit each; those that differ in bits from 18 on share one.
+/// Descriptions that were checked, one bit each; those that differ only in bits from 18 on share
+/// one.
 static CHECKED: [AtomicU64; 1 << 12] = [const { AtomicU64::new(0) }; 1 << 12];
 
-/// Ends the program, loudly, if QEMU means something else by a description than we do.
+/// Aborts the program with a message if QEMU gives a description another meaning than this plugin.
 #[inline]
 pub fn insist_on(description: u32) {
     if !is_known(description) {
@@ -24,7 +25,7 @@ pub fn insist_on(description: u32) {
     }
 }
 
-/// Whether this description says what QEMU says of it; asked once for each.
+/// True if the bits of this description agree with QEMU's answers, which are asked for once each.
 #[inline]
 fn is_known(description: u32) -> bool {
     let place = &CHECKED[(description >> 6) as usize % CHECKED.len()];
@@ -32,7 +33,7 @@ fn is_known(description: u32) -> bool {
     if place.load(Ordering::Relaxed) & bit != 0 {
         return true;
     }
-    // SAFETY: QEMU's description of an access, passed back to it.
+    // SAFETY: QEMU's own description of an access is passed back to it.
     let (shift, is_qemus_store) = unsafe {
         (qemu::qemu_plugin_mem_size_shift(description), qemu::qemu_plugin_mem_is_store(description))
     };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! A set-associative cache of 64-byte lines with write-back and exact LRU order in each set.
 //!
-//! It answers one question: does a reference go on to the next level, and does a changed line
-//! leave?
+//! It tells whether a reference goes on to the next level, and whether a changed line is evicted.
 
 /// Bytes of a line.
 pub const LINE_BYTES: u64 = 64;
@@ -12,12 +11,12 @@ const CHANGED: u64 = 1;
 /// No line has this tag: line numbers are 58 bits long.
 const VACANT: u64 = u64::MAX << 1;
 
-/// What a reference did.
+/// The result of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The line was there.
+    /// The line was in the cache.
     Hit,
-    /// The line was not there and is now; the changed line that had to leave for it, if one did.
+    /// The line was not in the cache and is now; with the changed line evicted for it, if any.
     Miss(Option<u64>),
 }
 
@@ -30,7 +29,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache of `bytes` in `ways`; the number of sets must come out as a power of two.
+    /// Creates a cache of `bytes` in `ways`. None unless the number of sets is a power of two.
     #[must_use]
     pub fn new(bytes: u64, ways: usize) -> Option<Self> {
         let lines = usize::try_from(bytes / LINE_BYTES).ok()?;
@@ -42,7 +41,7 @@ impl Cache {
         Some(Self { tags: vec![VACANT; lines], ways, set_mask })
     }
 
-    /// What selects a line's set: the lowest bits of its number.
+    /// Returns the mask that selects a line's set: the lowest bits of its number.
     #[must_use]
     pub fn set_mask(&self) -> u64 {
         self.set_mask
@@ -54,14 +53,14 @@ impl Cache {
         &mut self.tags[first..first + self.ways]
     }
 
-    /// The most recent line of the set of `line`: twice its number, plus one if it was changed. A
-    /// reference to it moves nothing.
+    /// Returns the most recent line of the set of `line`: twice its number, plus one if it was
+    /// changed. Referencing that line again moves nothing.
     #[must_use]
     pub fn front(&mut self, line: u64) -> u64 {
         self.set(line)[0]
     }
 
-    /// A load (`is_store` false) or store of `line`.
+    /// Loads (`is_store` false) or stores `line`.
     pub fn reference(&mut self, line: u64, is_store: bool) -> Outcome {
         let Some((first, others)) = self.set(line).split_first_mut() else {
             return Outcome::Miss(None);
@@ -71,8 +70,8 @@ impl Cache {
             *first |= changed;
             return Outcome::Hit;
         }
-        // One pass looks for the line and makes room before it: each tag moves one place down until
-        // the line's own place, or the last one, is free.
+        // One pass finds the line and makes room in front: each tag moves down one place until the
+        // line's old place, or the last one, is free.
         let mut moving = std::mem::replace(first, tag | changed);
         for place in others {
             let held = std::mem::replace(place, moving);
@@ -85,7 +84,7 @@ impl Cache {
         Outcome::Miss((moving & CHANGED != 0).then_some(moving >> 1))
     }
 
-    /// A changed line comes from the level above; false when this level does not hold it.
+    /// Accepts a changed line from the level above. False if this level does not hold it.
     pub fn take_back(&mut self, line: u64) -> bool {
         let tag = line << 1;
         let held = self.set(line).iter_mut().find(|held| **held & !CHANGED == tag);

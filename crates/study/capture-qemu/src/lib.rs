@@ -3,10 +3,10 @@
 //! through a model of caches and records what reaches main memory, in the capture file of
 //! docs/researchers/trace.md.
 //!
-//! Each thread of the program has a filter of its own, which it asks without a lock: a first-level
-//! cache (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the
-//! last level and the ring: only what the filter lets through comes there, and the order in which
-//! it does is the order of the trace.
+//! Each thread of the program has its own filter, used without a lock: a first-level cache
+//! (`lines`), or a memory of the pages it recorded (`pages`). Behind it one lock covers the last
+//! level and the ring: only references that pass the filter take it, and their order there is the
+//! order of the trace.
 //!
 //! The process that is started is recorded, with all its threads. Children that it forks run on
 //! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted.
@@ -29,19 +29,19 @@ use pages::PageFilter;
 use settings::Settings;
 use stream::{Counters, Stream};
 
-/// Threads at one time; QEMU numbers them densely. More end the recording, loudly.
+/// The most threads at one time; QEMU numbers them densely. More end the recording with a message.
 const MAX_PROCESSORS: usize = 4096;
 
 const READ: u64 = 0;
 const WRITE: u64 = 1;
 const WRITE_BACK: u64 = 2;
 
-/// QEMU asks for the version of its interface by this name.
+/// QEMU reads the version of its interface from this symbol.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name is QEMU's")]
 pub static qemu_plugin_version: c_int = qemu::INTERFACE_VERSION;
 
-/// False before the recording, in forked children, and when the recorder is gone.
+/// False before the recording, in forked children, and after the recorder has gone.
 static IS_RECORDING: AtomicBool = AtomicBool::new(false);
 
 /// One thread of the program.
@@ -51,7 +51,7 @@ struct Processor {
     filter: Filter,
 }
 
-/// What stands between a thread's accesses and what all threads share.
+/// A thread's filter, before the state that all threads share.
 enum Filter {
     /// Its first-level cache, if there is one.
     Lines(Option<Cache>),
@@ -63,16 +63,16 @@ impl Filter {
         if settings.page_window > 0 {
             return Self::Pages(PageFilter::new(settings.page_window));
         }
-        // `install` refused what cannot be made.
+        // `install` refused invalid caches.
         Self::Lines(settings.l1().unwrap_or(None))
     }
 }
 
-/// By QEMU's number of the thread. Never freed: QEMU may call for a thread until the process ends.
+/// Indexed by QEMU's thread number. Never freed: QEMU may call for a thread until the process ends.
 static PROCESSORS: [AtomicPtr<Processor>; MAX_PROCESSORS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_PROCESSORS];
 
-/// What all threads share.
+/// State that all threads share.
 struct Shared {
     llc: Option<Cache>,
     stream: Stream,
@@ -84,17 +84,17 @@ static COUNTERS: OnceLock<Counters> = OnceLock::new();
 
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 
-/// The thread that QEMU calls `index`, on that thread.
+/// Returns the state of the thread that QEMU calls `index`; called on that thread.
 ///
 /// # Safety
-/// Only in a call of QEMU's for this thread, and only once in it: nobody else has a reference then.
+/// Only in a call by QEMU for this thread, and only once in it: no other reference exists then.
 unsafe fn processor<'a>(index: c_uint) -> Option<&'a mut Processor> {
-    // SAFETY: null or a leaked box; the caller's promise.
+    // SAFETY: null or a leaked box, and the caller guarantees the only reference.
     unsafe { PROCESSORS.get(index as usize)?.load(Ordering::Relaxed).as_mut() }
 }
 
-/// Gives what all threads share to `use_it`, unless nothing is recorded any more; it returns
-/// whether the recorder still listens.
+/// Passes the shared state to `use_it`, unless recording has ended; `use_it` returns whether the
+/// recorder still reads.
 fn with_shared(use_it: impl FnOnce(&mut Shared) -> bool) {
     if !IS_RECORDING.load(Ordering::Relaxed) {
         return;
@@ -117,7 +117,7 @@ extern "C" fn on_page_translation(_: qemu::PluginId, block: *mut qemu::Block) {
     watch(block, page_access::on_access);
 }
 
-/// Has `callback` called for each access of a block.
+/// Registers `callback` for each access of a block.
 fn watch(block: *mut qemu::Block, callback: qemu::MemoryCallback) {
     // SAFETY: QEMU's block, valid during its call, and its instructions by their index.
     unsafe {
@@ -146,7 +146,7 @@ extern "C" fn on_processor(_: qemu::PluginId, index: c_uint) {
     // SAFETY: an earlier thread of this number has ended, this one has not begun.
     if let Some(processor) = unsafe { processor(index) } {
         processor.thread = thread;
-        // A cache outlives a thread, what a thread remembers does not.
+        // A cache outlives a thread, but a filter's memory of pages does not.
         if settings.page_window > 0 {
             processor.filter = Filter::new(&settings);
         }

@@ -12,11 +12,11 @@ use crate::{
 /// Sets of a first level: 256 KiB in 8 ways. A larger one is refused.
 const MAX_L1_SETS: usize = 512;
 
-/// What a capture costs is looked at here, for each access of the program: whether it is to the
-/// line that its set of the first level was asked for last, so that nothing changes. Plain arrays
-/// at fixed addresses: one dependent load more in this path took a quarter longer.
+/// The hot path of a capture, for each access of the program: checks whether it is to the line that
+/// its set of the first level was referenced with last, so that nothing changes. Plain arrays at
+/// fixed addresses: one more dependent load here took a quarter longer.
 ///
-/// Its size is a power of two, so that finding a thread's is a shift.
+/// Its size is a power of two, so that a thread's is found by a shift.
 #[repr(align(8192))]
 struct Front {
     /// Accesses since the thread's last record.
@@ -32,7 +32,7 @@ static FRONTS: [Front; MAX_PROCESSORS] = [const {
 /// [`Cache::set_mask`] of the first level.
 static L1_SET_MASK: AtomicU64 = AtomicU64::new(0);
 
-/// Says which first level the threads will have.
+/// Sets the geometry of the threads' first level.
 ///
 /// # Errors
 /// It has too many sets.
@@ -44,7 +44,7 @@ pub fn set_first_level(l1: &Cache) -> Result<(), String> {
     Ok(())
 }
 
-/// A thread begins; an earlier one of its number has ended.
+/// Begins a thread; an earlier one of its number has ended.
 pub fn begin(index: c_uint) {
     front(index).ticks.store(0, Ordering::Relaxed);
 }
@@ -83,7 +83,7 @@ fn on_further_access(index: c_uint, description: u32, address: u64) {
     }
 }
 
-/// A reference that the first level was asked for, or would be.
+/// A reference, as the first level sees it.
 struct Reference<'a> {
     thread: u64,
     front: &'a Front,
@@ -94,7 +94,7 @@ struct Reference<'a> {
 impl Reference<'_> {
     fn go(&self, l1: &mut Option<Cache>) {
         let Some(l1) = l1 else {
-            // Without a first level the last one sees stores itself.
+            // Without a first level the last one sees the stores itself.
             return with_shared(|shared| self.go_below(shared, None, self.is_store));
         };
         let outcome = l1.reference(self.line, self.is_store);
@@ -106,7 +106,8 @@ impl Reference<'_> {
         }
     }
 
-    /// `changed` is the line that the first level gave up for this one. False when nobody records.
+    /// Sends the reference to the last level; `changed` is the line that the first level evicted
+    /// for it. False if the recorder no longer reads.
     fn go_below(&self, shared: &mut Shared, changed: Option<u64>, store_below: bool) -> bool {
         let Shared { llc, stream } = shared;
         let access = if self.is_store { WRITE } else { READ };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Accesses of pages.
+//! Accesses by pages.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,26 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::pages::PAGE_BYTES;
 use crate::{Filter, MAX_PROCESSORS, READ, WRITE, access, processor, with_shared};
 
-/// Pages that the first look knows; the others are looked for in the filter.
+/// Pages in the front's table; the others are looked up in the filter.
 const RECENT_PAGES: usize = 512;
 
-/// What is looked at for each access of the program: whether its page was recorded within the
-/// window.
+/// Checked for each access of the program: whether its page was recorded within the window.
 #[repr(align(16384))]
 struct Front {
     /// Accesses of the thread.
     count: AtomicU64,
-    /// What `count` was at its last record.
+    /// `count` at the thread's last record.
     recorded: AtomicU64,
-    /// By the lowest bits of the page's number.
+    /// Indexed by the lowest bits of the page's number.
     recent: [Recent; RECENT_PAGES],
 }
 
-/// What a page's last record makes unnecessary.
+/// The accesses that a page's last record makes redundant.
 struct Recent {
     /// Twice the page's number, plus one if it was recorded as written.
     tag: AtomicU64,
-    /// Up to this count; 0 before the first record.
+    /// Redundant up to this count; 0 before the first record.
     until: AtomicU64,
 }
 
@@ -50,7 +49,7 @@ fn recent(front: &Front, page: u64) -> &Recent {
     &front.recent[page as usize % RECENT_PAGES]
 }
 
-/// A thread begins; what an earlier one of its number recorded is none of its own.
+/// Begins a thread; records of an earlier thread of its number do not count for it.
 pub fn begin(index: c_uint) {
     let front = front(index);
     front.count.store(0, Ordering::Relaxed);

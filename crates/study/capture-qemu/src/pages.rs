@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Which uses of pages are recorded: the first in each window of a thread's accesses, and the first
-//! write after reads. No use is lost for longer than the window, as it would be behind a cache.
+//! write after reads. No use is hidden for longer than the window, as it would be behind a cache.
 
 use std::collections::HashMap;
 
@@ -12,33 +12,33 @@ pub const PAGE_BYTES: u64 = 4096;
 pub struct Recorded {
     /// The page's number.
     pub page: u64,
-    /// No access up to this one needs another record, counted as [`PageFilter::reference`] does.
+    /// Accesses up to this one need no other record, counted as in [`PageFilter::reference`].
     pub until: u64,
-    /// It was recorded as written; otherwise a write is news.
+    /// It was recorded as written; otherwise a write has to be recorded.
     pub is_written: bool,
 }
 
-/// One thread's memory of what it recorded.
+/// One thread's memory of its records.
 #[derive(Debug)]
 pub struct PageFilter {
     window: u64,
     recorded: HashMap<u64, Recorded>,
-    /// Pages that are remembered before those outside the window are forgotten.
+    /// Pages remembered before those outside the window are dropped.
     room: usize,
 }
 
-/// The least room: forgetting walks over everything that is remembered.
+/// The least value of `room`: dropping walks over all remembered pages.
 const LEAST_ROOM: usize = 1 << 12;
 
 impl PageFilter {
-    /// A filter that lets a page through once in `window` accesses.
+    /// Creates a filter that passes a page once in `window` accesses.
     #[must_use]
     pub fn new(window: u64) -> Self {
         Self { window, recorded: HashMap::new(), room: LEAST_ROOM }
     }
 
-    /// The thread's access number `count`, which never falls: what is remembered of the page now,
-    /// and whether this access is to be recorded.
+    /// Handles the thread's access number `count`, which never falls. Returns what is now
+    /// remembered of the page, and whether this access is to be recorded.
     pub fn reference(&mut self, page: u64, is_store: bool, count: u64) -> (Recorded, bool) {
         if let Some(&last) = self.recorded.get(&page)
             && count <= last.until

@@ -4,17 +4,17 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Which plugin is meant.
+/// The ID of a plugin.
 pub type PluginId = u64;
 
-/// One translated block; QEMU's.
+/// QEMU's translated block.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Block {
     _opaque: [u8; 0],
 }
 
-/// One instruction of a block; QEMU's.
+/// QEMU's instruction of a block.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Instruction {
@@ -28,9 +28,9 @@ pub const NO_REGISTERS: c_int = 0;
 /// Loads and stores.
 pub const LOADS_AND_STORES: c_int = 3;
 
-/// Called for each access of an instruction: processor, description, address, ours.
+/// Called for each access of an instruction: processor, description, address, our data.
 pub type MemoryCallback = extern "C" fn(c_uint, u32, u64, *mut c_void);
-/// Called when a block was translated.
+/// Called when a block has been translated.
 pub type TranslationCallback = extern "C" fn(PluginId, *mut Block);
 /// Called for a processor (a thread of the program).
 pub type ProcessorCallback = extern "C" fn(PluginId, c_uint);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What QEMU's command line says of a capture.
+//! The settings of a capture, from QEMU's command line.
 
 use crate::cache::Cache;
 
-/// Which accesses are recorded; 0 = no such level, no such filter.
+/// What is recorded, and through which filter; 0 = no such level, no such filter.
 #[derive(Debug, Default, Clone)]
 pub struct Settings {
     /// The capture file.
@@ -14,12 +14,12 @@ pub struct Settings {
     /// Capacity and ways of the level that all threads share.
     pub llc_bytes: u64,
     pub llc_ways: usize,
-    /// Record pages, each once in so many accesses of a thread; the caches are not asked then.
+    /// Record pages, each once in this many accesses of a thread; the caches are not used then.
     pub page_window: u64,
 }
 
 impl Settings {
-    /// Reads `NAME=VALUE` arguments.
+    /// Parses `NAME=VALUE` arguments.
     ///
     /// # Errors
     /// What is wrong with one, for people.
@@ -44,18 +44,18 @@ impl Settings {
         Ok(settings)
     }
 
-    /// A thread's first level, if there is one.
+    /// Creates a thread's first level, if there is one.
     ///
     /// # Errors
-    /// There is no such cache.
+    /// The geometry is invalid.
     pub fn l1(&self) -> Result<Option<Cache>, String> {
         level(self.l1_bytes, self.l1_ways)
     }
 
-    /// The last level, if there is one.
+    /// Creates the last level, if there is one.
     ///
     /// # Errors
-    /// There is no such cache.
+    /// The geometry is invalid.
     pub fn llc(&self) -> Result<Option<Cache>, String> {
         level(self.llc_bytes, self.llc_ways)
     }

@@ -1,49 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The capture file: a ring of records in shared memory between the program under QEMU and the
-//! recorder that empties it. docs/researchers/trace.md, "The capture file", describes it byte by
+//! recorder that drains it. docs/researchers/trace.md, "The capture file", describes it byte by
 //! byte.
 //!
-//! It is memory, not a descriptor, because the program may close any descriptor it likes and would
-//! then write its own data over ours. Only one thread at a time may push (the caller's lock).
+//! It is memory, not a descriptor, because the program may close any descriptor and would then
+//! write its own data over ours. Only one thread at a time may push (the caller's lock).
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a capture file begins with: "FPCAPT01".
+/// The first eight bytes of a capture file: "FPCAPT01".
 const MAGIC: u64 = u64::from_le_bytes(*b"FPCAPT01");
 /// The header's bytes; records follow.
 const HEADER_BYTES: usize = 4096;
-/// Bits of a record's second word that count ticks; the thread stands above.
+/// Bits of a record's second word that count ticks; the thread is in the bits above.
 const TICK_BITS: u32 = 48;
-/// Threads that began later share this number.
+/// The largest thread number; threads that start later share it.
 const LAST_THREAD: u64 = (1 << (64 - TICK_BITS)) - 1;
-/// The longest wait for the recorder before looking whether it still lives, in nanoseconds.
+/// Length of a pause while waiting for the recorder, in nanoseconds.
 const PAUSE_NS: i64 = 20_000;
-/// Pauses between two looks: one second.
+/// Pauses between two checks that the recorder is alive: one second.
 const PAUSES_PER_LOOK: u32 = 50_000;
 
-/// The header; every field is eight bytes, little endian. Fields that two sides write lie on lines
-/// of their own.
+/// The header; every field is eight bytes, little endian. Fields that either side writes lie on
+/// separate cache lines.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Header {
     magic: u64,
     /// Records the ring holds; a power of two.
     capacity: u64,
-    /// Process of the recorder.
+    /// Process ID of the recorder.
     recorder: u64,
     _reserved: [u64; 5],
     /// Records written so far.
     written: Line,
     /// Records read so far.
     read: Line,
-    /// The recorder wants no more.
+    /// Set when the recorder wants no more records.
     stopped: Line,
-    /// Children that were forked and are not recorded.
+    /// Forked children, which are not recorded.
     forks: AtomicU64,
-    /// Programs that were started by `exec` and are not recorded.
+    /// Programs started by `exec`, which are not recorded.
     execs: AtomicU64,
     /// Threads that ran.
     threads: AtomicU64,
@@ -64,7 +64,7 @@ pub struct Stream {
     records: NonNull<u64>,
     capacity: u64,
     written: u64,
-    /// What `read` was when it was last looked at; the ring has room at least up to there.
+    /// `read` when it was last loaded; the ring has room at least up to there.
     read_seen: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// Maps the capture file that the recorder made.
+    /// Maps the recorder's capture file.
     ///
     /// # Errors
     /// What is wrong with it, for people.
@@ -88,7 +88,7 @@ impl Stream {
         if bytes < HEADER_BYTES {
             return Err(format!("{path}: too short for a capture file"));
         }
-        // SAFETY: a fresh shared mapping of a file we opened; nothing else lies there.
+        // SAFETY: a new shared mapping of a file opened above; it overlaps no other memory.
         let base = unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(std::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), 0)
@@ -96,7 +96,7 @@ impl Stream {
         let base = if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast::<u8>()) };
         let base = base.ok_or_else(|| format!("{path}: {}", std::io::Error::last_os_error()))?;
         let header = base.cast::<Header>();
-        // SAFETY: the file has room for the header, a mapping is aligned to a page.
+        // SAFETY: the file has room for the header, and a mapping is aligned to a page.
         let (magic, capacity) = unsafe { (header.as_ref().magic, header.as_ref().capacity) };
         let room = (bytes - HEADER_BYTES) as u64 / 16;
         if magic != MAGIC || !capacity.is_power_of_two() || capacity > room {
@@ -114,7 +114,7 @@ impl Stream {
 
     /// Records a reference to `line`; `access` is 0 read, 1 write, 2 write-back.
     ///
-    /// Waits while the ring is full. False when nobody records any more.
+    /// Waits while the ring is full. False if the recorder no longer reads.
     pub fn push(&mut self, line: u64, access: u64, thread: u64, ticks: u64) -> bool {
         if self.written - self.read_seen == self.capacity && !self.wait_for_room() {
             return false;
@@ -124,7 +124,7 @@ impl Stream {
         let ticks = ticks.min((1 << TICK_BITS) - 1);
         let thread = thread.min(LAST_THREAD);
         // SAFETY: `at` is below twice the capacity, which `open` checked against the file's length;
-        // the recorder reads a record only after `written` says that it is there.
+        // the recorder reads a record only after `written` covers it.
         unsafe {
             self.records.add(at).write(line << 6 | access);
             self.records.add(at + 1).write(thread << TICK_BITS | ticks);
@@ -147,59 +147,58 @@ impl Stream {
                 return false;
             }
             let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
-            // SAFETY: a valid time; the remainder is not wanted.
+            // SAFETY: a valid time; the remainder is not used.
             unsafe { libc::nanosleep(&raw const pause, std::ptr::null_mut()) };
         }
         false
     }
 
     fn recorder_lives(&self) -> bool {
-        // 0 and below would ask for a group of processes: ours, which is always there.
+        // 0 and below would address a process group: ours, which always exists.
         let recorder = i32::try_from(self.header().recorder).ok().filter(|process| *process > 0);
         let Some(recorder) = recorder else { return false };
-        // SAFETY: signal 0 is only a question.
+        // SAFETY: signal 0 only checks that the process exists.
         unsafe { libc::kill(recorder, 0) == 0 }
     }
 
-    /// The recorder said that it wants no more.
+    /// True if the recorder wants no more records.
     pub fn is_stopped(&self) -> bool {
         self.header().stopped.0.load(Ordering::Relaxed) != 0
     }
 
-    /// What is counted without the lock.
+    /// Returns the counters, which need no lock.
     pub fn counters(&self) -> Counters {
         Counters(self.header)
     }
 }
 
-/// The counters of a capture file. They need no lock: a forked child may not wait for one that a
+/// The counters of a capture file. They need no lock: a forked child must not wait for one that a
 /// thread of its parent holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Counters(NonNull<Header>);
 
-// SAFETY: the header is mapped for the life of the process; only its atomics are touched here.
+// SAFETY: the header is mapped for the life of the process; only its atomics are accessed here.
 unsafe impl Send for Counters {}
 // SAFETY: as above.
 unsafe impl Sync for Counters {}
 
 impl Counters {
     fn header(&self) -> &Header {
-        // SAFETY: mapped for the life of the process, and for its children's: the mapping is
-        // shared.
+        // SAFETY: mapped for the life of the process, and of its children: the mapping is shared.
         unsafe { self.0.as_ref() }
     }
 
-    /// A child was forked.
+    /// Counts a forked child.
     pub fn count_fork(&self) {
         self.header().forks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Another program is about to be started in our place or a child's.
+    /// Counts a program about to be started by `exec`, here or in a child.
     pub fn count_exec(&self) {
         self.header().execs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A thread began; its number.
+    /// Counts a new thread. Returns its number.
     pub fn next_thread(&self) -> u64 {
         self.header().threads.fetch_add(1, Ordering::Relaxed)
     }

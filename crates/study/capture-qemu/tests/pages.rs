@@ -3,14 +3,14 @@
 
 use farpool_capture_qemu::pages::PageFilter;
 
-/// A record: which access of the thread made it, of which page, and whether it wrote.
+/// A record: which access of the thread made it, for which page, and whether it was a store.
 struct Record {
     count: u64,
     page: u64,
     is_store: bool,
 }
 
-/// The rule, looked up among all records.
+/// The filter's rule, applied to all records.
 fn is_news(records: &[Record], window: u64, count: u64, page: u64, is_store: bool) -> bool {
     let mut within = records.iter().filter(|it| it.page == page && count - it.count <= window);
     !within.any(|it| it.is_store || !is_store)
