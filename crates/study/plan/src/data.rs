@@ -1,4 +1,4 @@
-//! Data files in TOML: read as a whole, then every figure checked with its key.
+//! Data files in TOML: parsed as a whole, then every figure is checked by key.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::PlanError;
 
-/// A file's text as a value; unknown and missing keys are told with their line.
+/// Parses a file's text; errors, such as unknown and missing keys, name the line.
 pub(crate) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, PlanError> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
@@ -15,7 +15,7 @@ pub(crate) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, P
     })
 }
 
-/// Checks figures and names the file they are from.
+/// Checks figures and names the file that they are from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Check<'a> {
     path: &'a Path,
@@ -30,7 +30,7 @@ impl<'a> Check<'a> {
         PlanError::Key { path: self.path.to_owned(), key: key.into(), reason: reason.into() }
     }
 
-    /// For sizes and counts that nothing can be without.
+    /// For sizes and counts that must not be zero.
     pub fn positive(self, key: &str, value: f64) -> Result<(), PlanError> {
         match value.is_finite() && value > 0.0 {
             true => Ok(()),

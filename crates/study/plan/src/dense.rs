@@ -1,5 +1,5 @@
-//! Servers of many stacks of memory with small cores under each: how many fit, what they draw, what
-//! they hold and serve.
+//! Servers of many stacks of memory with small cores under each: how many stacks fit, their power,
+//! capacity and throughput.
 //!
 //! ```text
 //! budget      = (supply - other) * (1 - margin)
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! With a switch on the board a cluster of stacks shares one port: ports, area and power are then
-//! counted by cluster. All figures are in a [`Catalog`], a TOML file; see the one that ships for
-//! which of them its thesis does not print.
+//! counted by cluster. All figures are in a [`Catalog`], a TOML file; the one that ships marks
+//! those that its thesis does not print.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::PlanError;
 use crate::data::{Check, parse};
 
 const CM2_PER_SQUARE_INCH: f64 = 6.4516;
-/// So that 12 clusters of which 12.0000001 fit are not 11.
+/// So that 11.9999999999 clusters, which are 12 but for rounding, do not become 11.
 const ROUNDING: f64 = 1e-9;
 
 /// The catalog that ships with the program.
@@ -42,7 +42,7 @@ pub struct Catalog {
     pub designs: Vec<Design>,
 }
 
-/// What a design is built into.
+/// The server that a design is built into.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
@@ -75,7 +75,7 @@ pub struct Port {
 pub struct Switch {
     pub cm2: f64,
     pub power_w: f64,
-    /// Cores that share it, and its one port.
+    /// Cores that share the switch and its one port.
     pub cores: u32,
 }
 
@@ -85,12 +85,12 @@ pub struct Switch {
 pub struct Design {
     pub name: String,
     pub title: String,
-    /// Part of the board that is there for stacks and ports.
+    /// Share of the board that is available for stacks and ports.
     pub board_share: f64,
     pub memory: String,
     pub memory_gb: f64,
     pub memory_w_per_gbs: f64,
-    /// What the memory draws at least.
+    /// The least power that the memory draws.
     #[serde(default)]
     pub unlisted_memory_floor_w: f64,
     pub core: String,
@@ -112,7 +112,7 @@ pub struct Design {
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
     pub cores: u32,
-    /// Largest bandwidth to the stack's memory.
+    /// The largest bandwidth to the stack's memory.
     pub gbs_per_stack: f64,
     #[serde(default)]
     pub unlisted_w: f64,
@@ -124,7 +124,7 @@ fn yes() -> bool {
     true
 }
 
-/// What keeps more stacks out.
+/// What limits the number of stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
@@ -154,10 +154,11 @@ pub struct Built {
 }
 
 impl Catalog {
-    /// Reads and checks a file's text.
+    /// Parses and checks a file's text.
     ///
     /// # Errors
-    /// It is no TOML, a key is missing or unknown, or a value cannot be; with file, key and reason.
+    /// It is not TOML, a key is missing or unknown, or a value is invalid; with file, key and
+    /// reason.
     pub fn parse(path: &Path, text: &str) -> Result<Catalog, PlanError> {
         let catalog: Catalog = parse(path, text)?;
         let check = Check::new(path);
@@ -181,12 +182,12 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The design of this name.
+    /// Returns the design of this name.
     pub fn design(&self, name: &str) -> Option<&Design> {
         self.designs.iter().find(|design| design.name == name)
     }
 
-    /// What a stack draws at a bandwidth, its port included where it has its own.
+    /// Returns a stack's power at a bandwidth, with its port if it has its own.
     pub fn stack_w(&self, design: &Design, with: &Configuration, gbs: f64, floor_w: f64) -> f64 {
         let core_w = design.core_w + design.unlisted_core_mw / 1000.0;
         let port_w = if switch_of(design, with).is_some() { 0.0 } else { self.port.power_w };
@@ -195,12 +196,12 @@ impl Catalog {
         f64::from(with.cores) * core_w + rest_w + port_w + memory_w
     }
 
-    /// What a server draws whose stacks and switches draw so much.
+    /// Returns a server's power when its stacks and switches draw `inside_w`.
     pub fn power_w(&self, inside_w: f64) -> f64 {
         self.server.other_w + inside_w / (1.0 - self.server.margin)
     }
 
-    /// Fills a server, for the largest bandwidth.
+    /// Fills a server with stacks, each at its largest bandwidth.
     pub fn build(&self, design: &Design, with: &Configuration) -> Built {
         let server = &self.server;
         let stack_w =
@@ -247,7 +248,7 @@ impl Catalog {
         }
     }
 
-    /// Every design with every number of cores; only `only`'s if given.
+    /// Builds every design with every number of cores, or only the design `only`.
     pub fn build_all(&self, only: Option<&str>) -> Vec<Built> {
         let designs = self.designs.iter().filter(|design| only.is_none_or(|o| o == design.name));
         let all = designs.flat_map(|design| {
@@ -261,7 +262,7 @@ fn switch_of<'a>(design: &'a Design, with: &Configuration) -> Option<&'a Switch>
     design.switch.as_ref().filter(|_| with.has_switch)
 }
 
-/// How many whole ones fit.
+/// Returns the number of whole units that fit.
 fn whole(fit: f64) -> u32 {
     let fit = (fit + ROUNDING).floor().clamp(0.0, f64::from(u32::MAX / 4096));
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // within the bounds

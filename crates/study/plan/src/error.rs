@@ -1,23 +1,23 @@
-//! What keeps a plan from being made: always with the file, the place in it and the reason.
+//! Why a plan cannot be made, always with the file, the place in it and the reason.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// An input that cannot be planned with.
+/// An input that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error("{path} cannot be read")]
     Unreadable { path: PathBuf, source: io::Error },
-    /// The file is not what it should be, as a whole.
+    /// The file as a whole is not what it should be.
     #[error("{path}: {reason}")]
     Foreign { path: PathBuf, reason: String },
     /// One row of a table is wrong; rows count from 1, in CSV the header is line 1.
     #[error("{path}, row {row}: {reason}")]
     Row { path: PathBuf, row: usize, reason: String },
-    /// A key of a TOML file is missing or has a value that cannot be.
+    /// A key of a TOML file is missing or has an invalid value.
     #[error("{path}: {key}: {reason}")]
     Key { path: PathBuf, key: String, reason: String },
-    /// A question that has no answer whatever the data.
+    /// The question has no answer, whatever the data.
     #[error("{0}")]
     Question(String),
 }

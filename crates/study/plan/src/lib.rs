@@ -4,13 +4,13 @@
 //! Prices, powers and areas are data files with a date and a source; only formulas are code.
 //!
 //! - [`utilisation`] reads what virtual machines used over time;
-//! - [`pool`] says how much less memory a pool needs than its members apart;
-//! - [`pack`] says how many servers hold them, with and without far memory;
-//! - [`cost`] says what servers cost over their life, and what far memory may cost;
-//! - [`dense`] says what fits into a server of stacked memory and small cores;
-//! - [`reproduce`] holds all of it against the tables of the theses it is from.
+//! - [`pool`] computes how much less memory a pool needs than its members separately;
+//! - [`pack`] computes how many servers hold them, with and without far memory;
+//! - [`cost`] computes what servers cost over their lifetime, and what far memory may cost;
+//! - [`dense`] computes what fits into a server of stacked memory and small cores;
+//! - [`reproduce`] compares all of it with the tables of the theses behind it.
 //!
-//! [`pages`] makes what people read of each.
+//! [`pages`] renders each answer for people.
 //!
 //! Everything but the readers of [`utilisation`] is pure, and the same input with the same seed
 //! gives the same answer.

@@ -1,10 +1,9 @@
-//! Random numbers that are the same on every machine: groupings must come out again from their
-//! seed.
+//! Random numbers that are the same on every machine, so that a seed reproduces its groupings.
 
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
-/// The seeded generator of the policies, for choosing among many and shuffling.
+/// The policies' seeded generator, for choosing and shuffling.
 #[derive(Clone, Debug)]
 pub struct Random(Rng);
 
@@ -13,13 +12,13 @@ impl Random {
         Random(Rng::new(seed))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `bound`, which is not zero. By multiplication: the bias is below 2^-32 for
-    /// what is shuffled here.
+    /// Returns a number below `bound`, which must not be zero. By multiplication: the bias is below
+    /// 2^-32 for the sizes shuffled here.
     pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "nothing is below zero");
         let product = u128::from(self.next_bits()) * bound as u128;
@@ -42,7 +41,7 @@ mod tests {
     #[test]
     fn the_sequence_is_splitmix64() {
         let mut random = Random::new(1_234_567);
-        // Of the reference implementation for this seed.
+        // From the reference implementation for this seed.
         assert_eq!(random.next_bits(), 6_457_827_717_110_365_317);
         assert_eq!(random.next_bits(), 3_203_168_211_198_807_973);
     }

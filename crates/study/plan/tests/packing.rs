@@ -1,4 +1,4 @@
-//! Packings against brute force, and of real machines.
+//! Packings against brute force, and packings of real machines.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn problem(random: &mut Random, items: usize, dimensions: usize) -> Problem {
     Problem::new(&items).expect("none is larger than a bin")
 }
 
-/// The fewest bins by trying every partition.
+/// Returns the fewest bins by trying every partition.
 fn brute_force(problem: &Problem) -> usize {
     fn fits(problem: &Problem, bin: &[usize]) -> bool {
         (0..problem.dimensions()).all(|at| {
@@ -159,7 +159,7 @@ fn where_prices_are_known_they_decide() {
         assert_eq!(answer.freed_servers, 1);
         (answer.saved_dollars, answer.verdict)
     };
-    // One of two servers is freed; half of two machines' 64 GiB is far.
+    // One of two servers is freed; half of the two machines' 64 GiB is far.
     assert_eq!(decided(9.0), (Some(6000.0 - 64.0 * 9.0), Verdict::Pool));
     assert_eq!(decided(100.0), (Some(-400.0), Verdict::DoNotPool));
 }

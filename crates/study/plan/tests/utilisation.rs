@@ -1,4 +1,4 @@
-//! Files of real machines, and files that are broken.
+//! Files of real machines, and broken files.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn bitbrains_machines_are_worth_a_pool() {
     assert_eq!(machines.vms[0].memory_provisioned, Some(8_388_608.0 * 1024.0));
     let question = Question { group: 16, groupings: 40, ..Question::default() };
     let answer = plan(&machines, &question, &mut |_| {}).expect("an answer");
-    // NumPy over the same week; the whole month has 0.74, 0.54, 0.43 and 0.38.
+    // From NumPy over the same week; the whole month has 0.74, 0.54, 0.43 and 0.38.
     for (vms, wanted) in [(4, 0.794), (16, 0.555), (64, 0.409), (128, 0.384), (499, 0.3626)] {
         let found = ratio(&answer, vms);
         assert!((found - wanted).abs() < 0.015, "{vms} machines: {found:.4}, not {wanted}");

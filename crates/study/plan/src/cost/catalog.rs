@@ -1,4 +1,4 @@
-//! Catalogs: what is bought, with prices, powers, dates and sources.
+//! Catalogs: what can be bought, with prices, powers, dates and sources.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,8 @@ pub fn preset(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// The latest price of memory in the catalog `present` that was paid and not merely expected.
+/// Returns the latest price of memory in the catalog `present` that was paid and not merely
+/// expected.
 ///
 /// # Panics
 /// Never with the catalog that ships; a test reads it.
@@ -37,7 +38,7 @@ pub struct Catalog {
     pub title: String,
     pub date: String,
     pub source: String,
-    /// The server that others are compared with.
+    /// The server that the others are compared with.
     pub baseline: Option<String>,
     pub model: Option<Model>,
     #[serde(default, rename = "server")]
@@ -47,12 +48,12 @@ pub struct Catalog {
     pub far_memory: Option<FarMemory>,
     #[serde(default, rename = "memory")]
     pub memories: Vec<Memory>,
-    /// What else is known, in words.
+    /// Other known figures, in words.
     #[serde(default, rename = "figure")]
     pub figures: Vec<Figure>,
 }
 
-/// What it costs to run a server.
+/// The cost of running a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
@@ -65,12 +66,12 @@ pub struct Model {
     /// Amortised cooling equipment, over electricity for cooling.
     pub k2: f64,
     pub dollars_per_kwh: f64,
-    /// A server's life.
+    /// A server's lifetime.
     pub hours: f64,
     pub servers_per_rack: u32,
     pub rack_dollars: f64,
     pub rack_power_w: f64,
-    /// Whether the rack's power is in power and cooling.
+    /// True if power and cooling include the rack's power.
     pub count_rack_power: bool,
     pub date: String,
     pub source: String,
@@ -95,7 +96,7 @@ pub struct Component {
     pub power_w: f64,
 }
 
-/// How fast each server is at something; only ratios count.
+/// Each server's speed at a workload; only ratios count.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -103,20 +104,20 @@ pub struct Workload {
     pub performance: BTreeMap<String, f64>,
 }
 
-/// Servers that share a memory blade, against the same with all memory local.
+/// Servers that share a memory blade, against the same servers with all memory local.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FarMemory {
     pub servers: u32,
     /// Memory of a server without a blade.
     pub baseline_gib: f64,
-    /// Memory of a server with one.
+    /// Memory of a server with a blade.
     pub local_gib: f64,
     /// Memory of the blade, for all servers.
     pub far_gib: f64,
-    /// Price of the blade's memory over that of the servers'.
+    /// Price of the blade's memory, relative to the servers'.
     pub far_price_ratio: f64,
-    /// Performance with the blade over that without.
+    /// Performance with the blade, relative to without.
     pub performance: f64,
     pub date: String,
     pub source: String,
@@ -154,10 +155,11 @@ impl Server {
 }
 
 impl Catalog {
-    /// Reads and checks a file's text.
+    /// Parses and checks a file's text.
     ///
     /// # Errors
-    /// It is no TOML, a key is missing or unknown, or a value cannot be; with file, key and reason.
+    /// It is not TOML, a key is missing or unknown, or a value is invalid; with file, key and
+    /// reason.
     pub fn parse(path: &Path, text: &str) -> Result<Catalog, PlanError> {
         let catalog: Catalog = parse(path, text)?;
         let check = Check::new(path);

@@ -1,6 +1,5 @@
-//! What a memory blade may cost, in the manner of Lim's Figure 8: performance for each dollar of
-//! memory against the price of what is around the blade's memory, and the price at which nothing is
-//! gained.
+//! What a memory blade may cost, after Lim's Figure 8: performance per dollar of memory against the
+//! price of everything around the blade's memory, and the price at which the gain is zero.
 
 use serde::Serialize;
 
@@ -14,22 +13,23 @@ pub struct BreakEven {
     pub dollars_per_gib: f64,
     /// All memory of all servers without a blade.
     pub baseline_dollars: f64,
-    /// What stays in the servers, and the blade's memory.
+    /// Memory left in the servers, and the blade's memory.
     pub local_dollars: f64,
     pub far_dollars: f64,
-    /// Most that blade, switch and ports may cost for all servers; below zero nothing may.
+    /// The most that blade, switch and ports may cost for all servers; below zero no price is low
+    /// enough.
     pub budget_dollars: f64,
     pub budget_per_server_dollars: f64,
-    /// The same over the price of the blade's memory.
+    /// The budget relative to the price of the blade's memory.
     pub overhead: f64,
 }
 
 /// A point of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Improvement {
-    /// Price of blade, switch and ports over that of the blade's memory.
+    /// Price of blade, switch and ports, relative to the blade's memory.
     pub overhead: f64,
-    /// Performance for each dollar of memory over that without a blade, less 1.
+    /// Performance per dollar of memory, relative to without a blade, less 1.
     pub gain: f64,
 }
 
@@ -54,7 +54,8 @@ impl FarMemory {
         }
     }
 
-    /// Gains from no overhead to `most`, in `steps` equal steps. The price of memory cancels out.
+    /// Returns the gains from no overhead to `most`, in `steps` equal steps. The price of memory
+    /// cancels out.
     pub fn sweep(&self, most: f64, steps: u32) -> Vec<Improvement> {
         let servers = f64::from(self.servers);
         let baseline = servers * self.baseline_gib;

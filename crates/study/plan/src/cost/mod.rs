@@ -1,4 +1,4 @@
-//! What servers cost to have and to run, and what far memory may cost.
+//! What servers cost to buy and to run, and what far memory may cost.
 //!
 //! Lim's model (thesis, section 6.3.2), after Patel and others:
 //!
@@ -9,8 +9,8 @@
 //! total            = infrastructure + power cooling
 //! ```
 //!
-//! All figures are in a [`Catalog`], a TOML file where each has a date and a source; here are only
-//! the formulas.
+//! All figures are in a [`Catalog`], a TOML file where each has a date and a source; this module
+//! has only the formulas.
 
 mod catalog;
 mod far;
@@ -30,13 +30,13 @@ pub struct Bill {
     pub power_w: f64,
     /// Components only.
     pub server_dollars: f64,
-    /// With the server's part of the rack.
+    /// With the server's share of the rack.
     pub infrastructure_dollars: f64,
     pub power_cooling_dollars: f64,
     pub total_dollars: f64,
 }
 
-/// Performance of a server for what it costs, each over that of the baseline.
+/// A server's performance per cost, relative to the baseline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Efficiency {
     pub workload: String,
@@ -47,28 +47,28 @@ pub struct Efficiency {
     pub per_total: f64,
 }
 
-/// How a row that sums up all workloads is called.
+/// The name of the row that sums up all workloads.
 pub const HARMONIC_MEAN: &str = "harmonic mean";
 
 impl Model {
-    /// What electricity costs with power delivery, cooling and their capital, over the electricity
-    /// alone.
+    /// Returns the cost of electricity with power delivery, cooling and their capital, relative to
+    /// the electricity alone.
     pub fn burden(&self) -> f64 {
         1.0 + self.k1 + self.l1 + self.k2 * self.l1
     }
 
-    /// Power and cooling over the whole life, for a power at the plug.
+    /// Returns the cost of power and cooling over the lifetime, for a power at the plug.
     pub fn power_cooling_dollars(&self, power_w: f64) -> f64 {
         let kwh = power_w * self.activity_factor * self.hours / 1000.0;
         self.burden() * kwh * self.dollars_per_kwh
     }
 
-    /// A server's part of the rack's price.
+    /// Returns a server's share of the rack's price.
     pub fn rack_share_dollars(&self) -> f64 {
         self.rack_dollars / f64::from(self.servers_per_rack)
     }
 
-    /// A server's part of the rack's power.
+    /// Returns a server's share of the rack's power.
     pub fn rack_share_w(&self) -> f64 {
         self.rack_power_w / f64::from(self.servers_per_rack)
     }
@@ -90,13 +90,14 @@ impl Model {
 }
 
 impl Catalog {
-    /// Every server's bill; none in a catalog without a model.
+    /// Returns every server's bill; none for a catalog without a model.
     pub fn bills(&self) -> Vec<Bill> {
         let bill = |model: &Model| self.servers.iter().map(|server| model.bill(server)).collect();
         self.model.as_ref().map(bill).unwrap_or_default()
     }
 
-    /// Every server under every workload and under their harmonic mean, over the baseline.
+    /// Returns every server's efficiency under every workload and their harmonic mean, relative to
+    /// the baseline.
     pub fn efficiencies(&self) -> Vec<Efficiency> {
         let bills = self.bills();
         let base = self.baseline.as_ref().and_then(|name| bills.iter().find(|b| b.server == *name));
@@ -130,7 +131,7 @@ impl Catalog {
     }
 }
 
-/// The mean of speeds over equal work.
+/// Returns the harmonic mean: the mean of speeds over equal work.
 pub fn harmonic_mean(values: &[f64]) -> f64 {
     #[allow(clippy::cast_precision_loss)] // of a few values
     let count = values.len() as f64;

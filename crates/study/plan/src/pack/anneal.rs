@@ -1,12 +1,12 @@
-//! Threshold accepting (Dueck and Scheuer 1990): items move and change places so that full bins
-//! become fuller and light ones lighter, until some are empty. Steps back are allowed less and
-//! less. Whole numbers only, so every machine goes the same way.
+//! Threshold accepting (Dueck and Scheuer 1990): items are moved and exchanged so that full bins
+//! become fuller and light ones lighter, until some are empty. Moves for the worse are accepted
+//! less and less. Whole numbers only, so every machine takes the same path.
 
 use super::problem::{Bin, Packing, Problem};
 use crate::Random;
 
-/// A packing with at most as many bins, after `moves` tried moves or at `lower` bins, which nothing
-/// goes below.
+/// Improves `packing` without adding bins. Stops after `moves` attempted moves, or at the lower
+/// bound of `lower` bins.
 pub fn anneal(
     problem: &Problem,
     packing: Packing,
@@ -21,7 +21,7 @@ pub fn anneal(
         if state.bins.len() <= lower.max(1) {
             break;
         }
-        // Down to zero over the first nine tenths, then only forward.
+        // The threshold falls to zero over the first nine tenths; after that no move may lose.
         let left = (moves - moves / 10).saturating_sub(moved) as i128;
         let threshold = start * left / (moves as i128) * left / (moves as i128);
         state.step(threshold, &mut random);
@@ -41,7 +41,7 @@ impl<'a> State<'a> {
         State { problem, bins: packing.bins, weights }
     }
 
-    /// A part of what moving an average item between average bins changes.
+    /// Returns a part of the change that moving an average item between average bins makes.
     fn start_threshold(&self) -> i128 {
         let total: i128 = self.weights.iter().sum();
         let (bins, items) = (self.bins.len().max(1) as i128, self.problem.items().max(1) as i128);
@@ -54,12 +54,13 @@ impl<'a> State<'a> {
             return;
         }
         let item = self.bins[from].items[random.below(self.bins[from].items.len())];
-        // As often as not an exchange; one place more than there are items stands for none.
+        // A random place in the other bin, to exchange with; the one after the last means a plain
+        // move.
         let place = random.below(self.bins[to].items.len() + 1);
         let back = self.bins[to].items.get(place).copied();
         let weight = |item: usize| i128::from(self.problem.weight(item));
         let change = weight(item) - back.map_or(0, weight);
-        // Of the sum of squares: (to + change)^2 + (from - change)^2 - to^2 - from^2.
+        // Change of the sum of squares: (to + change)^2 + (from - change)^2 - to^2 - from^2.
         let gain = 2 * change * (self.weights[to] - self.weights[from] + change);
         if gain < -threshold || change == 0 {
             return;

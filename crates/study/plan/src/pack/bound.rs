@@ -1,22 +1,22 @@
-//! Lower bounds: no packing can do with fewer bins, whatever the time spent.
+//! Lower bounds: no packing has fewer bins, whatever the time spent.
 
 use farpool_units::exactly;
 
 use super::problem::{BIN, Problem};
 
-/// What no packing can go below.
+/// Lower bounds of all packings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// The fullest dimension's sum, in bins: the peak of sums.
+    /// The sum of the fullest dimension, in bins: the peak of sums.
     pub sum: f64,
-    /// The dimension that is fullest.
+    /// The fullest dimension.
     pub dimension: usize,
     /// The best bound known, in whole bins.
     pub bins: usize,
 }
 
-/// The sum of every dimension, and the bound of Martello and Toth in each: items larger than half a
-/// bin never share one, and what is left beside them holds only so much of the smaller ones.
+/// Computes the sum of every dimension, and the bound of Martello and Toth in each: items larger
+/// than half a bin never share one, and the space beside them limits the smaller ones.
 pub fn lower(problem: &Problem) -> Bound {
     let sums = problem.sums();
     let dimension =
@@ -44,7 +44,7 @@ fn whole_bins(sum: u64) -> usize {
     exactly(sum.div_ceil(u64::from(BIN)))
 }
 
-/// The bound L2 (Martello and Toth 1990) over all thresholds; `sizes` from the largest down.
+/// Computes the bound L2 (Martello and Toth 1990) over all thresholds; `sizes` descend.
 fn martello_toth(sizes: &[u32]) -> usize {
     let half = BIN / 2;
     let prefix: Vec<u64> = std::iter::once(0)
@@ -61,7 +61,7 @@ fn martello_toth(sizes: &[u32]) -> usize {
         if before.replace(threshold) == Some(threshold) {
             continue;
         }
-        // Larger than a bin less the threshold: nothing that counts fits beside them.
+        // Larger than a bin less the threshold: no item at or above the threshold fits beside them.
         let alone = sizes.partition_point(|size| *size > BIN - threshold);
         let alone = alone.min(large);
         let end = sizes.partition_point(|size| *size >= threshold.max(1));
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn what_is_larger_than_half_never_shares_and_leaves_room_only_for_less() {
         assert_eq!(bound(&[&[0.6], &[0.6], &[0.6]]).bins, 3, "the sum says 2");
-        // Three of 0.4 do not fit beside two of 0.7; the sum says 3.
+        // Three of 0.4 do not fit beside two of 0.7; the sum gives 3.
         assert_eq!(bound(&[&[0.7], &[0.7], &[0.4], &[0.4], &[0.4]]).bins, 4);
     }
 }

@@ -1,4 +1,4 @@
-//! The least number of bins, proven: branch and bound for some tens of items.
+//! The fewest bins, proven: branch and bound for some tens of items.
 
 use farpool_units::exactly;
 
@@ -6,14 +6,14 @@ use super::bound;
 use super::greedy::{Order, best_fit, first_fit};
 use super::problem::{BIN, Bin, Packing, Problem};
 
-/// More items than this are not tried.
+/// The most items that are tried.
 pub const ITEMS_MAX: usize = 30;
-/// Nodes of the tree before it gives up.
+/// Nodes of the tree before the search gives up.
 const NODES_MAX: usize = 1_000_000;
-/// Sizes that are looked at before it gives up, about: a second or two.
+/// Sizes compared before the search gives up: a second or two.
 const WORK_MAX: usize = 2_000_000_000;
 
-/// A packing with the fewest bins; None for more than [`ITEMS_MAX`] items, and where the proof
+/// Returns a packing with the fewest bins. None for more than [`ITEMS_MAX`] items, and if the proof
 /// would take too long.
 pub fn pack(problem: &Problem) -> Option<Packing> {
     if problem.items() > ITEMS_MAX {
@@ -61,7 +61,7 @@ impl Search<'_> {
             if self.best.bins() <= self.lower {
                 return true;
             }
-            // Bins with the same loads are the same bin to what follows.
+            // Bins with equal loads are interchangeable from here on.
             let twin = bins[..at].iter().any(|other| other.same_loads(&bins[at]));
             if twin || !bins[at].fits(self.problem, item) {
                 continue;
@@ -84,7 +84,8 @@ impl Search<'_> {
         true
     }
 
-    /// New bins that what is left needs at least: room that nothing of it fits into is lost.
+    /// Returns a lower bound of the new bins that the remaining items need; free space in bins that
+    /// none of them fits into does not count.
     fn new_bins(&self, depth: usize, bins: &[Bin]) -> usize {
         let left = &self.order[depth..];
         let mut needed = vec![0_i64; self.problem.dimensions()];

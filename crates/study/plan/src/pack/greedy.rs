@@ -1,14 +1,14 @@
-//! One item after the other into a bin: first fit and best fit, in several orders, and bin after
-//! bin by alignment.
+//! Greedy packings: first fit and best fit, item by item in several orders, and bin by bin by
+//! alignment.
 
 use super::problem::{Bin, Packing, Problem};
 
-/// By which item comes first; the largest always does.
+/// The key that orders items; the largest is always first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The largest size in any dimension.
     Peak,
-    /// The sum over all dimensions, the scarce ones counted most.
+    /// The sum over all dimensions, weighted by scarcity.
     Weight,
     /// The sum over all dimensions.
     Sum,
@@ -17,7 +17,7 @@ pub enum Order {
 impl Order {
     pub const ALL: [Order; 3] = [Order::Peak, Order::Weight, Order::Sum];
 
-    /// The items in this order; equal ones as they came.
+    /// Returns the items in this order; equal ones keep theirs.
     pub fn sorted(self, problem: &Problem) -> Vec<usize> {
         let key = |item: &usize| -> u64 {
             let sizes = problem.sizes(*item).iter().copied();
@@ -33,18 +33,18 @@ impl Order {
     }
 }
 
-/// Each item into the first bin that has room.
+/// Puts each item into the first bin that has room.
 pub fn first_fit(problem: &Problem, order: &[usize]) -> Packing {
     let choose = |bins: &[Bin], item: usize| bins.iter().position(|bin| bin.fits(problem, item));
     place(problem, order, choose)
 }
 
-/// Each item into the bin with room that is fullest by weight.
+/// Puts each item into the bin with room that is fullest by weight.
 pub fn best_fit(problem: &Problem, order: &[usize]) -> Packing {
     let mut weights: Vec<u64> = Vec::new();
     place(problem, order, |bins, item| {
         weights.resize(bins.len(), 0);
-        // The last bin may have been opened since; its weight is taken from its items.
+        // The last bin may be new; its weight is computed from its items.
         if let (Some(weight), Some(bin)) = (weights.last_mut(), bins.last()) {
             *weight = bin.weight(problem);
         }
@@ -71,14 +71,14 @@ fn place(
     Packing { bins }
 }
 
-/// One bin after the other, each filled with the item that lies best in the room that is left
-/// (Panigrahy and others, Heuristics for Vector Bin Packing, 2011).
+/// Fills one bin after the other with the item that aligns best with the space left (Panigrahy and
+/// others, Heuristics for Vector Bin Packing, 2011).
 pub fn by_alignment(problem: &Problem) -> Packing {
     let mut left = Order::Weight.sorted(problem);
     let mut bins = Vec::new();
     while !left.is_empty() {
         let mut bin = Bin::new(problem);
-        // The largest first: what aligns best with an empty bin is the largest anyway.
+        // The largest first: it aligns best with an empty bin anyway.
         bin.add(problem, left.remove(0));
         loop {
             let fitting = (0..left.len()).filter(|at| bin.fits(problem, left[*at]));

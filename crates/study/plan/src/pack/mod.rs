@@ -1,10 +1,10 @@
 //! How many servers hold the machines: by their peaks, over time, and with part of their memory
 //! far.
 //!
-//! A machine takes processors and memory of its server at every step; with a local share below 1
-//! only that share of its memory, the rest comes from the pool. The question is Lim's (thesis,
-//! section 4.4): with memory out of the way, how far can the machines be consolidated before
-//! processors are what is short?
+//! A machine takes processors and memory of its server at every step. With a local share below 1 it
+//! takes only that share of its memory there, the rest from the pool. The question is Lim's
+//! (thesis, section 4.4): once memory is no limit, how far can the machines be consolidated before
+//! processors are scarce?
 
 pub mod anneal;
 pub mod bound;

@@ -1,4 +1,4 @@
-//! From series and a server to packings, and what they say.
+//! Packs series into servers, and draws conclusions.
 
 use serde::Serialize;
 
@@ -8,14 +8,14 @@ use crate::PlanError;
 use crate::pool::Verdict;
 use crate::utilisation::{MemoryUnit, Utilisation, peak};
 
-/// What of its memory a machine takes.
+/// How much memory a machine takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Demand {
-    /// What it uses at each step.
+    /// Its use at each step.
     #[default]
     Used,
-    /// What it was promised, all the time; processors are as used.
+    /// Its promised memory at every step; processors are as used.
     Provisioned,
 }
 
@@ -23,14 +23,14 @@ pub enum Demand {
 pub struct Question {
     pub server: Server,
     pub demand: Demand,
-    /// Shares of a machine's memory that must be local, 0 to 1; the whole is always packed too.
-    /// Savings are told of the first.
+    /// Shares of a machine's memory that must be local, 0 to 1; all of it local is always packed
+    /// too. Savings refer to the first share.
     pub local_shares: Vec<f64>,
     /// Moves of the local search, for each packing.
     pub moves: usize,
     pub seed: u64,
-    /// The least part of the servers that far memory must free to be worth its while, where prices
-    /// do not decide.
+    /// The least share of the servers that far memory must free to be worth it, if prices do not
+    /// decide.
     pub worth: f64,
 }
 
@@ -42,32 +42,32 @@ pub enum Method {
     BestFit,
     Alignment,
     LocalSearch,
-    /// Proven to be the fewest.
+    /// Proven optimal.
     Exact,
 }
 
-/// One way of packing.
+/// One kind of packing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// By peaks alone, as if all machines peaked at once.
+    /// By peaks alone, as if all machines peaked at the same time.
     pub is_static: bool,
     pub local_share: f64,
     pub servers: usize,
     pub method: Method,
-    /// First fit decreasing, by peak: what a simple planner finds.
+    /// First fit decreasing by peak, the result of a simple planner.
     pub first_fit: usize,
-    /// The best of best fit decreasing.
+    /// The best result of best fit decreasing.
     pub best_fit: usize,
-    /// No packing has fewer.
+    /// A lower bound of every packing.
     pub lower_bound: usize,
     /// The fullest resource at its busiest step, in servers: the peak of sums.
     pub sum_bound: f64,
-    /// What is scarce: true for processors, false for memory.
+    /// The scarce resource: true for processors, false for memory.
     pub is_cpu_bound: bool,
     pub over_bound: f64,
-    /// Most far memory in use at once, in the unit of the series.
+    /// The most far memory in use at one time, in the unit of the series.
     pub far_peak: f64,
-    /// Far memory if each machine is given its part for good.
+    /// Far memory if each machine keeps its own part for good.
     pub far_sum: f64,
 }
 
@@ -77,24 +77,23 @@ pub struct Answer {
     pub steps: usize,
     pub step_s: f64,
     pub memory_unit: MemoryUnit,
-    /// Machines that are larger than a server and were left out.
+    /// Machines larger than a server, which were left out.
     pub too_large: Vec<String>,
     pub rows: Vec<Row>,
     pub freed_servers: usize,
     pub freed_share: f64,
-    /// What is saved where prices are known: freed servers less the far memory that is in use at
-    /// once.
+    /// Money saved, if prices are known: freed servers less the peak of far memory in use.
     pub saved_dollars: Option<f64>,
     pub verdict: Verdict,
     pub reasons: Vec<String>,
 }
 
-/// Packs the machines by peaks, over time, and over time with each local share; `progress` is told
-/// what is being packed.
+/// Packs the machines by peaks, over time, and over time with each local share; `progress` is
+/// called with the name of each packing.
 ///
 /// # Errors
-/// The server lacks what the series needs, no machine fits, or a machine has no promise that it is
-/// to be packed by.
+/// The server lacks a figure that the series need, no machine fits, or a machine has no promised
+/// memory to pack by.
 pub fn plan(
     of: &Utilisation,
     question: &Question,
@@ -226,7 +225,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Far memory in use at once, and given for good.
+    /// Returns the far memory in use at one time, and the sum given to machines for good.
     fn far(&self, share: f64) -> (f64, f64) {
         let mut sum = vec![0.0; self.of.steps];
         let mut given = 0.0;
@@ -238,7 +237,7 @@ impl<'a> Packer<'a> {
             };
             given += promised * (1.0 - share);
             for (total, used) in sum.iter_mut().zip(used) {
-                // Of what is used the share stays; of what is promised the local part is used
+                // Used memory keeps its share local; of promised memory the local part is used
                 // first.
                 *total += match self.question.demand {
                     Demand::Used => used * (1.0 - share),
@@ -269,7 +268,7 @@ struct Found {
     best_fit: usize,
 }
 
-/// The best of all that is known, as long as there is anything to gain.
+/// Returns the best packing known; searches only while the lower bound is not reached.
 fn best(problem: &Problem, lower: usize, question: &Question) -> Found {
     let firsts = Order::ALL.map(|order| first_fit(problem, &order.sorted(problem)));
     let bests = Order::ALL.map(|order| best_fit(problem, &order.sorted(problem)));

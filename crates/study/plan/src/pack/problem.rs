@@ -1,13 +1,14 @@
-//! Packing as such: items with a size in each of many dimensions, bins of one size in all of them.
+//! The packing problem: items with a size in each of many dimensions, bins of one size in all of
+//! them.
 //!
-//! A dimension is one resource at one step of time. Sizes are whole numbers of 1/2^24 of a bin:
-//! additions are exact and can be taken back, so that an item moved to and fro leaves no trace, and
+//! A dimension is one resource at one step of time. Sizes are multiples of 1/2^24 of a bin:
+//! additions are exact and reversible, so that moving an item back and forth leaves no trace, and
 //! the result is the same on every machine.
 
 /// A bin's size in every dimension.
 pub const BIN: u32 = 1 << 24;
 
-/// Dimensions that are compared at once before the next look at whether it still fits.
+/// Dimensions compared at once before the next check that the item still fits.
 const BLOCK: usize = 64;
 
 /// Items to be packed. Every item fits into an empty bin.
@@ -19,8 +20,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// From parts of a bin, one slice of one length for each item; None if an item is larger than a
-    /// bin.
+    /// Creates items from fractions of a bin, one slice per item, all of one length. None if an
+    /// item is larger than a bin.
     pub fn new(items: &[Vec<f64>]) -> Option<Problem> {
         let dimensions = items.first().map_or(0, Vec::len);
         let mut sizes = Vec::with_capacity(items.len() * dimensions);
@@ -47,12 +48,12 @@ impl Problem {
         &self.sizes[item * self.dimensions..][..self.dimensions]
     }
 
-    /// One number for how much of what is scarce an item takes; see [`Problem::weigh`].
+    /// Returns an item's total size, weighted by scarcity; see [`Problem::weigh`].
     pub(super) fn weight(&self, item: usize) -> u64 {
         self.weights[item]
     }
 
-    /// What all items take in each dimension.
+    /// Returns the sum of all items in each dimension.
     pub(super) fn sums(&self) -> Vec<u64> {
         let mut sums = vec![0; self.dimensions];
         for item in self.sizes.chunks(self.dimensions.max(1)) {
@@ -63,12 +64,12 @@ impl Problem {
         sums
     }
 
-    /// Sizes summed over the dimensions, each counted by how scarce it is: the eighth power of its
-    /// part of the scarcest.
+    /// Sums sizes over the dimensions, each weighted by its scarcity: the eighth power of its sum
+    /// relative to the scarcest one's.
     fn weigh(&self) -> Vec<u64> {
         let sums = self.sums();
         let most = sums.iter().copied().max().unwrap_or(0).max(1);
-        // Of sums far below 2^53, and only to order items by.
+        // The sums are far below 2^53 and only order items.
         #[allow(clippy::cast_precision_loss)]
         let scarcity: Vec<f64> =
             sums.iter().map(|sum| (*sum as f64 / most as f64).powi(8)).collect();
@@ -86,14 +87,14 @@ impl Problem {
     }
 }
 
-/// A part of a bin in the whole numbers that are packed with; None for what is no part at all.
+/// Converts a fraction of a bin to units of 1 / [`BIN`]. None if it is out of range.
 fn in_bins(part: f64) -> Option<u32> {
     let scaled = (part * f64::from(BIN)).round();
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // within the bounds
     (0.0..=f64::from(u32::MAX)).contains(&scaled).then_some(scaled as u32)
 }
 
-/// A bin and what is in it.
+/// A bin and its items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bin {
     pub(super) items: Vec<usize>,
@@ -127,7 +128,7 @@ impl Bin {
         })
     }
 
-    /// Whether `item` would fit without `out`.
+    /// True if `item` would fit without `out`.
     pub(super) fn fits_instead(&self, problem: &Problem, item: usize, out: usize) -> bool {
         let parts = self.loads.chunks(BLOCK).zip(problem.sizes(item).chunks(BLOCK));
         parts.zip(problem.sizes(out).chunks(BLOCK)).all(|((loads, sizes), outs)| {
@@ -137,7 +138,7 @@ impl Bin {
         })
     }
 
-    /// What is in it, by weight.
+    /// Returns the sum of its items' weights.
     pub(super) fn weight(&self, problem: &Problem) -> u64 {
         self.items.iter().map(|item| problem.weight(*item)).sum()
     }
@@ -150,14 +151,14 @@ impl Bin {
         self.loads == other.loads
     }
 
-    /// The scalar product of an item with the room that is left.
+    /// Returns the scalar product of an item with the space left.
     pub(super) fn alignment(&self, problem: &Problem, item: usize) -> u64 {
         let dimensions = self.loads.iter().zip(problem.sizes(item));
         dimensions.map(|(load, size)| u64::from((BIN - load) >> 8) * u64::from(size >> 8)).sum()
     }
 }
 
-/// Which item is in which bin.
+/// The assignment of items to bins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     pub(super) bins: Vec<Bin>,
@@ -178,7 +179,7 @@ impl Packing {
         self.bins.iter().map(sorted).collect()
     }
 
-    /// Whether every item is in one bin and no bin holds more than it can: from the sizes anew.
+    /// True if every item is in exactly one bin and no bin is overfull; computed from the sizes.
     pub fn is_valid(&self, problem: &Problem) -> bool {
         let mut seen = vec![0_u32; problem.items()];
         let fits = self.bins.iter().all(|bin| {

@@ -10,31 +10,32 @@ use crate::utilisation::{CpuUnit, MemoryUnit, Utilisation};
 
 const GIB: f64 = farpool_units::GIB as f64;
 
-/// One kind of server. Processors and memory in the unit of the series, or of what that can be
-/// turned into.
+/// One kind of server. Processors and memory are in the unit of the series, or in one convertible
+/// to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
     pub name: String,
     pub cpu_ghz: Option<f64>,
     pub cpu_cores: Option<f64>,
-    /// For series that have shares of a machine: how many such machines the server is.
+    /// For series that hold shares of a machine: the number of such machines that the server
+    /// equals.
     pub cpu_machines: Option<f64>,
     pub memory_gib: Option<f64>,
     pub memory_machines: Option<f64>,
-    /// What a server costs, without far memory.
+    /// Price of a server without far memory.
     pub price_dollars: Option<f64>,
-    /// What a GiB of far memory costs, with its part of blade and switch.
+    /// Price of a GiB of far memory, with its share of blade and switch.
     pub far_price_dollars_per_gib: Option<f64>,
     pub source: Option<String>,
     pub date: Option<String>,
 }
 
 impl Server {
-    /// Reads and checks a file's text.
+    /// Parses and checks a file's text.
     ///
     /// # Errors
-    /// It is no TOML, or a value is missing, zero, negative or no number; with file, key and
+    /// It is not TOML, or a value is missing, zero, negative or no number; with file, key and
     /// reason.
     pub fn parse(path: &Path, text: &str) -> Result<Server, PlanError> {
         let server: Server = parse(path, text)?;
@@ -54,13 +55,13 @@ impl Server {
         Ok(server)
     }
 
-    /// The machine that shares are shares of.
+    /// Returns the machine that the series' shares refer to.
     pub fn machine() -> Server {
         let (name, one) = ("the machine of the series".to_owned(), Some(1.0));
         Server { name, cpu_machines: one, memory_machines: one, ..Server::default() }
     }
 
-    /// Processors and memory in the units of the series.
+    /// Returns processors and memory in the units of the series.
     pub(super) fn capacity(&self, of: &Utilisation) -> Result<(f64, f64), PlanError> {
         let (cpu, key) = match of.cpu_unit {
             CpuUnit::Mhz => (self.cpu_ghz.map(|ghz| ghz * 1000.0), "cpu_ghz"),

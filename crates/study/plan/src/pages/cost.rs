@@ -4,12 +4,12 @@ use farpool_report::{Axis, BarPlot, Column, Line, LinePlot, Page, Provenance, Ta
 
 use crate::cost::{Bill, Catalog, Efficiency, FarMemory, HARMONIC_MEAN};
 
-/// Ratios of the price of far memory to local memory that are swept.
+/// Ratios of the price of far memory to local memory in the sweep.
 const PRICE_RATIOS: (f64, f64, u32) = (0.25, 1.5, 25);
 /// Points of the sweep over a blade's overhead.
 const SWEEP_STEPS: u32 = 40;
 
-/// Everything that a catalog says.
+/// Renders everything that a catalog gives.
 pub fn cost(catalog: &Catalog, from: Provenance) -> Page {
     let bills = catalog.bills();
     let efficiencies = catalog.efficiencies();

@@ -4,7 +4,7 @@ use farpool_report::{Axis, BarPlot, Column, Line, LinePlot, Page, Provenance, Ta
 
 use crate::dense::{Built, Catalog, Limit};
 
-/// All designs of a catalog, or the one of this name.
+/// Renders all designs of a catalog, or only the one of this name.
 pub fn dense(catalog: &Catalog, only: Option<&str>, from: Provenance) -> Page {
     let built = catalog.build_all(only);
     let mut page = Page::new(catalog.title.clone(), from);
@@ -54,7 +54,7 @@ fn findings(catalog: &Catalog, built: &[Built]) -> Vec<String> {
             most.power_w
         ));
     }
-    // Of equals the one that serves most.
+    // Ties go to the one with the most requests.
     let densest =
         |built: &Built| Some(built.memory_gb * 1e12 + built.requests_per_s.unwrap_or(0.0));
     if let Some(most) = best(&densest) {

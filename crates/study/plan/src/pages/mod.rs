@@ -1,4 +1,4 @@
-//! Answers as pages: the sentences, tables and plots that people expect of each.
+//! Answers as pages: the findings, tables and plots of each.
 
 mod cost;
 mod dense;

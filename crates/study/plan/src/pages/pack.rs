@@ -1,4 +1,4 @@
-//! Servers that hold the machines.
+//! The page on servers packed with machines.
 
 use farpool_report::{BarPlot, Column, Page, Provenance, Table};
 
@@ -7,10 +7,10 @@ use super::{GIB, place};
 use crate::pack::{Answer, Method, Question, Row};
 use crate::utilisation::MemoryUnit;
 
-/// Names of machines that were left out, before it only says how many more.
+/// Names of left-out machines that are printed before the rest is only counted.
 const NAMES_MAX: usize = 8;
 
-/// The answer to `question`, with what the reader of the series said.
+/// Renders the answer to `question`, with the warnings of the series' reader.
 pub fn pack(answer: &Answer, question: &Question, warnings: &[String], from: Provenance) -> Page {
     let title = format!("{} machines in servers of kind {}", answer.machines, question.server.name);
     let mut page = Page::new(title, from);

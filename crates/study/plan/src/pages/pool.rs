@@ -6,7 +6,7 @@ use super::{GIB, place};
 use crate::pool::{Answer, Question, Size};
 use crate::utilisation::MemoryUnit;
 
-/// The answer to `question`, with what the reader of the series said.
+/// Renders the answer to `question`, with the warnings of the series' reader.
 pub fn pool(answer: &Answer, question: &Question, warnings: &[String], from: Provenance) -> Page {
     let mut page = Page::new(format!("Pools of {} machines", answer.vms), from);
     for reason in &answer.advice.reasons {
@@ -28,7 +28,7 @@ pub fn pool(answer: &Answer, question: &Question, warnings: &[String], from: Pro
     page.result(answer)
 }
 
-/// With a capital letter and a full stop.
+/// Adds a capital letter and a full stop.
 pub(super) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|letter| letter.to_uppercase().to_string());

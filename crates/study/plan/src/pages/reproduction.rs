@@ -1,10 +1,10 @@
-//! A thesis beside what comes out here.
+//! A thesis's figures beside ours.
 
 use farpool_report::{Column, Page, Provenance, Table};
 
 use crate::reproduce::{Reproduction, Verdict};
 
-/// All cells of one place, or of all.
+/// Returns all cells of one place, or of all places.
 pub fn reproduction_table(of: &Reproduction, place: Option<&str>) -> Table {
     let columns = [
         Column::left("place"),
@@ -30,7 +30,7 @@ pub fn reproduction_table(of: &Reproduction, place: Option<&str>) -> Table {
     table
 }
 
-/// What is wrong in the paper itself.
+/// Returns the errors in the paper itself.
 pub fn errata_table(of: &Reproduction) -> Table {
     let columns = [Column::left("place"), Column::left("text").title("what")];
     let mut table = Table::new("errata", "What contradicts itself in print", columns);
@@ -40,7 +40,7 @@ pub fn errata_table(of: &Reproduction) -> Table {
     table
 }
 
-/// The whole thesis.
+/// Renders the whole thesis.
 pub fn reproduction(of: &Reproduction, from: Provenance) -> Page {
     Page::new(of.source.clone(), from)
         .finding(format!(

@@ -1,8 +1,8 @@
 //! What a pool of far memory saves: the peak of the sum over its members is less than the sum of
 //! their peaks.
 //!
-//! Members apart need the sum of their peaks. With a share of each peak kept local, a pool of some
-//! of them needs
+//! Without pools, machines need the sum of their peaks. With a share of each peak kept local, a
+//! pool of some machines needs
 //!
 //! ```text
 //! memory(pool) = sum of local(vm)
@@ -10,9 +10,9 @@
 //! local(vm)    = local share * peak(vm)
 //! ```
 //!
-//! the last factor only where one blade of each pool is kept spare. Who shares a pool with whom
-//! matters, so every size is tried with many random groupings that come out again from their seed;
-//! what does not fill a last pool makes a smaller one.
+//! with the last factor only if one blade of each pool is kept spare. The result depends on which
+//! machines share a pool, so every size is tried with many random groupings that their seed
+//! reproduces; machines that do not fill a last pool form a smaller one.
 
 mod percentile;
 mod verdict;
@@ -25,32 +25,32 @@ pub use percentile::Provisioned;
 pub use verdict::{Advice, Verdict};
 
 const GIB: f64 = farpool_units::GIB as f64;
-/// Where 95 of 100 groupings lie.
+/// The range that 95 of 100 groupings lie in.
 const CONFIDENCE: (f64, f64) = (0.025, 0.975);
 
-/// What is to be known about pools.
+/// The question: sizes, spares and prices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Question {
-    /// Members of the pool that is looked at closely.
+    /// Members of the pool that is examined closely.
     pub group: usize,
-    /// Random groupings for each size.
+    /// Random groupings per size.
     pub groupings: usize,
     pub seed: u64,
     /// Share of a machine's peak that stays local, 0 to 1.
     pub local_share: f64,
     /// Blades of a pool of which one is kept spare; 0 for no spare.
     pub blades: u32,
-    /// Shares of all steps in which a pool need not have room for everything, beside none.
+    /// Shares of all steps in which a pool may be too small for its members, besides none.
     pub percentiles: Vec<f64>,
-    /// Dollars for a GiB of memory in a server.
+    /// Dollars per GiB of memory in a server.
     pub local_price_per_gib: f64,
-    /// Dollars for a GiB of memory in a blade.
+    /// Dollars per GiB of memory in a blade.
     pub far_price_per_gib: f64,
-    /// Dollars that joining a pool costs a member: its port and its part of switch and blade.
+    /// Dollars that a member pays to join a pool: its port and its share of switch and blade.
     pub member_cost: Option<f64>,
-    /// What a machine's memory is, for files that have shares of it only.
+    /// A machine's memory, for files that give only shares of it.
     pub machine_memory_bytes: Option<f64>,
-    /// The least part of the memory that must be saved for a pool to be worth its while, 0 to 1.
+    /// The least share of the memory that a pool must save to be worth it, 0 to 1.
     pub worth: f64,
 }
 
@@ -72,52 +72,52 @@ impl Default for Question {
     }
 }
 
-/// Pools of one size.
+/// The result for pools of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Size {
     /// Members of a pool.
     pub vms: usize,
     pub pools: usize,
-    /// Peak of sums, local memory included, over sum of peaks: mean of all groupings.
+    /// Peak of sums, with local memory, relative to the sum of peaks: mean of all groupings.
     pub ratio: f64,
     pub ratio_low: f64,
     pub ratio_high: f64,
     /// The same with one blade of each pool spare.
     pub ratio_with_spare: f64,
-    /// Memory that is saved with the spare, in the unit of the file.
+    /// Memory saved with the spare, in the unit of the file.
     pub saved: f64,
     pub saved_gib: Option<f64>,
-    /// Most a member's port and part of the blade may cost before the pool costs more than it
-    /// saves.
+    /// The most that a member's port and share of the blade may cost before the pool costs more
+    /// than it saves.
     pub break_even_member_cost: Option<f64>,
-    /// What a member saves when its cost is known.
+    /// Dollars that a member saves, if its cost is known.
     pub net_per_member: Option<f64>,
-    /// Machines that lose memory when one blade fails whose pool spreads every member over all
+    /// Machines that lose memory when one blade fails, in a pool that spreads every member over all
     /// blades.
     pub vms_at_risk: usize,
 }
 
-/// What is known about pools of these machines.
+/// The answer for these machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub vms: usize,
     pub steps: usize,
     pub step_s: f64,
     pub unit: MemoryUnit,
-    /// What the machines need apart.
+    /// Memory that the machines need without pools.
     pub sum_of_peaks: f64,
-    /// What they were promised, where the file says.
+    /// Memory that they were promised, if the file says.
     pub provisioned: Option<f64>,
     pub sizes: Vec<Size>,
-    /// Pools of the size asked about, with less than their peak.
+    /// Pools of the size asked for, provisioned below their peak.
     pub percentiles: Vec<Provisioned>,
     pub advice: Advice,
 }
 
-/// Answers the question; `progress` is called with a share of the work from time to time.
+/// Answers the question; `progress` is called with the share of the work done from time to time.
 ///
 /// # Errors
-/// No machine, nothing used, or a figure in the question that cannot be.
+/// No machine, no use at all, or an invalid figure in the question.
 pub fn plan(
     of: &Utilisation,
     question: &Question,
@@ -182,13 +182,13 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     bad.map_or(Ok(()), |p| wrong(format!("{p} is no percentile; they lie between 0 and 100")))
 }
 
-/// What each machine would take from a pool over time.
+/// Each machine's demand from a pool over time.
 struct Members {
     far: Vec<Vec<f64>>,
     local: Vec<f64>,
     sum_of_peaks: f64,
     steps: usize,
-    /// GiB of one unit of memory, where that is known.
+    /// GiB per unit of memory, if that is known.
     unit_gib: Option<f64>,
 }
 
@@ -211,7 +211,7 @@ impl Members {
         self.far.len()
     }
 
-    /// What a pool of these machines holds over time.
+    /// Returns the far memory that these machines use together over time.
     fn sum(&self, of: &[usize]) -> Vec<f64> {
         let mut sum = vec![0.0; self.steps];
         for vm in of {
@@ -223,7 +223,7 @@ impl Members {
     }
 }
 
-/// The machines in random order, once for each grouping: pools are runs of an order.
+/// Returns a random order of the machines for each grouping: pools are runs of an order.
 fn orders(vms: usize, question: &Question) -> Vec<Vec<usize>> {
     let mut random = Random::new(question.seed);
     let mut order = || {
@@ -234,7 +234,7 @@ fn orders(vms: usize, question: &Question) -> Vec<Vec<usize>> {
     (0..question.groupings).map(|_| order()).collect()
 }
 
-/// One, two, four and so on, the size asked about, and all.
+/// Returns one, two, four and so on, the size asked for, and all.
 fn sizes(vms: usize, group: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|power| 1_usize << power).take_while(|size| *size < vms);
     let mut sizes: Vec<usize> = powers.chain([group, vms]).collect();
@@ -245,7 +245,7 @@ fn sizes(vms: usize, group: usize) -> Vec<usize> {
 
 fn size(members: &Members, vms: usize, orders: &[Vec<usize>], question: &Question) -> Size {
     let local: f64 = members.local.iter().sum();
-    // One and all make the same pools in any order.
+    // A size of one or of all machines gives the same pools in any order.
     let orders = match vms == 1 || vms == members.count() {
         true => &orders[..1],
         false => orders,
@@ -282,7 +282,8 @@ fn size(members: &Members, vms: usize, orders: &[Vec<usize>], question: &Questio
     }
 }
 
-/// What a pool is multiplied with so that one of its blades can fail. A machine alone has no pool.
+/// Returns the factor on a pool's memory that lets one of its blades fail. A single machine has no
+/// pool.
 fn spare_factor(blades: u32, vms: usize) -> f64 {
     match blades {
         0 | 1 => 1.0,
@@ -291,7 +292,7 @@ fn spare_factor(blades: u32, vms: usize) -> f64 {
     }
 }
 
-/// The nearest-rank quantile of sorted values, `share` from 0 to 1.
+/// Returns the nearest-rank quantile of sorted values, `share` from 0 to 1.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let rank = (share * sorted.len() as f64).ceil() as usize; // of a few thousand at most
@@ -302,7 +303,7 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Two machines that peak together, and two that take turns.
+    /// Two machines that peak at the same time, and two that peak at other times.
     fn example() -> Utilisation {
         let memory =
             [vec![1.0, 0.0, 0.0], vec![1.0, 0.0, 0.0], vec![0.0, 1.0, 0.0], vec![0.0, 0.0, 1.0]];
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(answer.sum_of_peaks, 4.0);
         let by_size: Vec<(usize, f64)> = answer.sizes.iter().map(|s| (s.vms, s.ratio)).collect();
         assert_eq!((by_size[0], by_size[2]), ((1, 1.0), (4, 0.5)));
-        // Of the three ways to make pairs one keeps the two that peak together: 3/4, the others
+        // Of the three ways to make pairs, one pairs the two that peak together: 3/4, the others
         // 2/4.
         let pairs = &answer.sizes[1];
         assert!((pairs.ratio_low, pairs.ratio_high) == (0.5, 0.75), "{pairs:?}");
@@ -331,7 +332,7 @@ mod tests {
         let answer =
             asked(Question { group: 4, local_share: 0.5, blades: 3, ..Question::default() });
         let all = answer.sizes.last().expect("a size");
-        // 4 x 0.5 local, and two that need 0.5 more at once.
+        // 4 x 0.5 local, and two that need 0.5 more at the same time.
         assert_eq!(all.ratio, 0.75);
         assert_eq!(all.ratio_with_spare, (2.0 + 1.0 * 1.5) / 4.0);
         assert_eq!(answer.sizes[0].ratio_with_spare, 1.0, "alone there is no pool and no spare");

@@ -1,27 +1,27 @@
-//! Pools with less than their peak: how often, how long and by how much they would run short.
+//! Pools provisioned below their peak: how often, how long and by how much they run short.
 
 use serde::Serialize;
 
 use super::{Members, Question, quantile};
 
-/// Pools of the size asked about, given what is enough in a part of all steps.
+/// Pools of the size asked for, with memory that is enough in a share of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Provisioned {
-    /// Percent of a pool's steps for which its memory is enough, at least.
+    /// Percent of a pool's steps in which its memory is enough, at least.
     pub percentile: f64,
-    /// Memory of all pools and what stays local, over the sum of peaks: mean of all groupings.
+    /// Memory of all pools and local memory, relative to the sum of peaks: mean of all groupings.
     pub ratio: f64,
-    /// Share of all steps of all pools that are short.
+    /// Share of all steps of all pools in which memory is short.
     pub short_share: f64,
-    /// Longest time any pool is short.
+    /// Longest shortage of any pool.
     pub longest_short_s: f64,
-    /// Times a pool runs short, for each pool and day.
+    /// Shortages per pool and day.
     pub shortages_per_pool_day: f64,
-    /// The worst shortage, over what the pool has.
+    /// The largest shortage, relative to the pool's memory.
     pub worst_short_share: f64,
 }
 
-/// What all pools of all groupings do at one percentile.
+/// Sums over all pools of all groupings at one percentile.
 #[derive(Debug, Default)]
 struct Count {
     memory: f64,
@@ -54,7 +54,7 @@ impl Count {
 
 const DAY_S: f64 = 86_400.0;
 
-/// One row for the peak, then one for each percentile.
+/// Returns one row for the peak, then one for each percentile.
 pub(super) fn provision(
     members: &Members,
     orders: &[Vec<usize>],
@@ -74,7 +74,7 @@ pub(super) fn provision(
     }
     let local: f64 = members.local.iter().sum();
     let row = |(percentile, count): (&f64, &Count)| {
-        // Counts of steps and pools: far below where a floating-point number loses one.
+        // Counts of steps and pools, far below where f64 loses an integer.
         #[allow(clippy::cast_precision_loss)]
         let [groupings, pools, steps] =
             [orders.len(), count.pools, members.steps].map(|count| count as f64);

@@ -1,11 +1,11 @@
-//! Pool or do not pool, and why, in numbers.
+//! The verdict to pool or not, with its reasons in numbers.
 
 use serde::Serialize;
 
 use super::{Question, Size};
 
-/// A pool is large enough when it saves this part of what the best size saves; beyond, a failed
-/// blade only hits more.
+/// A pool is large enough when it saves this share of the best size's saving; beyond that, a failed
+/// blade only hits more machines.
 const ENOUGH: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -15,13 +15,13 @@ pub enum Verdict {
     DoNotPool,
 }
 
-/// What to do.
+/// The recommendation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
     pub verdict: Verdict,
-    /// The smallest pool that saves nine tenths of what the best does, where one pays.
+    /// The smallest pool that saves nine tenths of the best one's saving, if a pool pays.
     pub right_vms: Option<usize>,
-    /// In sentences.
+    /// The reasons, as sentences.
     pub reasons: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ fn saved_share(size: &Size) -> f64 {
     1.0 - size.ratio_with_spare
 }
 
-/// It saves what it must, and where its cost is known, more than that.
+/// True if the size saves enough and, if its cost is known, more than it costs.
 fn pays(size: &Size, question: &Question) -> bool {
     size.vms > 1
         && saved_share(size) >= question.worth

@@ -1,5 +1,5 @@
 //! Lim 2010, sections 4.4 and 4.5, on a data centre's own utilisation: his traces were never
-//! published, so his figures are bands that other data fall into or not.
+//! published, so his figures are bands that other data may fall into.
 
 use super::Cell;
 use crate::PlanError;
@@ -10,37 +10,36 @@ use crate::utilisation::{CpuUnit, Utilisation, peak};
 
 /// Servers of an enclosure that share a blade.
 const ENCLOSURE: usize = 16;
-/// Enclosures that are drawn.
+/// Enclosures that are drawn at random.
 const DRAWN: usize = 60;
 const SEED: u64 = 42;
-/// Other machines than his are in shape when their percentage lies this close to the nearest of
-/// his.
+/// Machines other than his are in shape if their percentage lies within this many points of the
+/// nearest of his.
 const POINTS_APART: f64 = 20.0;
-/// What stays local of each machine's memory when page swapping is to cost less than 3 %: what
-/// section 4.4 takes from its simulations, which find little slowdown down to a quarter (Table
-/// 6(a)).
+/// Local share of each machine's memory at which page swapping costs less than 3 %: section 4.4
+/// takes it from its simulations, which find little slowdown down to a quarter (Table 6(a)).
 const LOCAL_SHARE: f64 = 0.25;
-/// Packing over time is done by the hour: the question is how many servers, not which.
+/// Packing over time uses steps of an hour: the question is how many servers, not which.
 const PACKING_STEP_S: f64 = 3600.0;
 /// Moves of the local search of a packing.
 const MOVES: usize = 20_000;
-/// The blade without its memory costs about a low-end system; section 4.3 puts it below half of its
-/// memory.
+/// The blade without its memory costs about as much as a low-end system, which section 4.3 puts
+/// below half of its memory.
 const BLADE_OVERHEAD: f64 = 0.5;
-/// Figure 10(b): performance that web2.0 and VM consolidation keep.
+/// Figure 10(b): performance that web2.0 and VM consolidation retain.
 const PERFORMANCE: f64 = 0.935;
 
-/// Sections 4.4 and 4.5 on these machines; `name` is what they are called.
+/// Tests sections 4.4 and 4.5 on these machines, which messages call `name`.
 ///
 /// # Errors
-/// As planning with them.
+/// As of planning with them.
 pub fn lim_ensemble(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let mut cells = consolidation(name, of)?;
     cells.extend(sharing(name, of)?);
     Ok(cells)
 }
 
-/// Two sockets of eight cores at 2.6 GHz and 64 GiB, where the series are not in shares of a
+/// Returns two sockets of eight cores at 2.6 GHz and 64 GiB, unless the series are shares of a
 /// machine.
 fn server(of: &Utilisation) -> Server {
     let server = Server {
@@ -56,7 +55,7 @@ fn server(of: &Utilisation) -> Server {
     }
 }
 
-/// Section 4.4, Figure 9: servers that packing frees, by time alone and with memory on blades.
+/// Section 4.4, Figure 9: servers that packing frees, over time alone and with memory on blades.
 fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let is_promised = of.vms.iter().all(|vm| vm.memory_provisioned.is_some());
     let question = pack::Question {
@@ -73,8 +72,8 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let scarce = if over_time.is_cpu_bound { "processors are" } else { "memory is" };
     let current = freed(by_peaks.servers, over_time.servers);
     let further = freed(over_time.servers, far.servers);
-    // Memory that is scarce is what a blade gives, as for web2.0; where processors are, it does not
-    // help, as for Animation.
+    // If memory is scarce, a blade supplies it, as for web2.0; if processors are, it does not help,
+    // as for Animation.
     let thesis = if over_time.is_cpu_bound { 0.0 } else { 68.0 };
     let note = format!(
         "{scarce} scarce here; {} machines, {} servers by peaks, {} over time, {} with a quarter \
@@ -101,15 +100,15 @@ fn consolidation(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     ])
 }
 
-/// Section 4.5, Figure 10: memory that an enclosure needs at once, and performance for each dollar
-/// of it.
+/// Section 4.5, Figure 10: memory that an enclosure needs at one time, and its performance per
+/// dollar.
 fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     let question =
         pool::Question { group: ENCLOSURE, groupings: DRAWN, ..pool::Question::default() };
     let answer = pool::plan(of, &question, &mut |_| ())?;
     let at_once = answer.sizes.iter().find(|size| size.vms == ENCLOSURE).map_or(1.0, |it| it.ratio);
     let gain = (gain(of) - 1.0) * 100.0;
-    // The nearest of his three: VM consolidation, web2.0, and Animation, of which he prints no
+    // The nearest of his three: VM consolidation, web2.0, and Animation, for which he prints no
     // figure.
     let (thesis, like) = match at_once * 100.0 {
         percent if percent > 92.5 => {
@@ -142,8 +141,8 @@ fn sharing(name: &str, of: &Utilisation) -> Result<Vec<Cell>, PlanError> {
     ])
 }
 
-/// Performance for a dollar of memory over that of servers that are all as large as the largest:
-/// the mean of enclosures drawn at random.
+/// Returns performance per dollar of memory, relative to servers that are all as large as the
+/// largest: the mean of enclosures drawn at random.
 fn gain(of: &Utilisation) -> f64 {
     let mut random = Random::new(SEED);
     let mut order: Vec<usize> = (0..of.vms.len()).collect();

@@ -6,7 +6,7 @@ use super::{Cell, Reproduction, Verdict, errata};
 use crate::dense::{Built, Catalog, Configuration, Design, GUTIERREZ};
 
 /// Table 3.3 for one design: area in cm2, power in W and density in GB for 1, 2, 4, 8, 16 and 32
-/// cores a stack.
+/// cores per stack.
 type Rows33 = (&'static str, [f64; 6], [f64; 6], [f64; 6]);
 
 const TABLE_3_3: [Rows33; 6] = [
@@ -48,8 +48,8 @@ const TABLE_3_3: [Rows33; 6] = [
     ),
 ];
 
-/// Table 3.4 for one design and 8, 16 and 32 cores a stack: power, millions of requests a second,
-/// thousands a watt and a GB.
+/// Table 3.4 for one design and 8, 16 and 32 cores per stack: power, millions of requests per
+/// second, thousands per watt and per GB.
 const TABLE_3_4: [(&str, [[f64; 3]; 4]); 2] = [
     (
         "mercury-a7",
@@ -61,7 +61,7 @@ const TABLE_3_4: [(&str, [[f64; 3]; 4]); 2] = [
     ),
 ];
 
-/// Table 4.2 for one design and 2, 4, 8 and 16 cores a stack.
+/// Table 4.2 for one design and 2, 4, 8 and 16 cores per stack.
 struct Rows42 {
     design: &'static str,
     stacks: [f64; 4],
@@ -96,10 +96,10 @@ const TABLE_4_2: [Rows42; 2] = [
     },
 ];
 
-/// Powers are held to this share.
+/// Powers must agree within this share.
 const POWER_BAND: f64 = 0.03;
 
-/// Gutierrez's tables from the catalog that ships.
+/// Computes Gutierrez's tables from the catalog that ships.
 ///
 /// # Panics
 /// Never with the catalog that ships; a test reads it.
@@ -197,7 +197,7 @@ fn table_3_4(catalog: &Catalog) -> Vec<Cell> {
             let ours = built(catalog, design, cores);
             let (kind, with) = part(catalog, design, cores);
             let each = ours.requests_per_s.unwrap_or(0.0);
-            // 64 B for each request, and no least power of the memory.
+            // 64 B per request, and no floor on the memory's power.
             let gbs = each * 64.0 / 1e9 / f64::from(ours.stacks);
             let stack_w = catalog.stack_w(kind, with, gbs, 0.0);
             let power_w = catalog.power_w(f64::from(ours.stacks) * stack_w);

@@ -7,14 +7,14 @@ use crate::cost::{Catalog, HARMONIC_MEAN, Model, harmonic_mean, preset};
 
 const NAME: &str = "lim-2010";
 const SYSTEMS: [&str; 5] = ["srvr2", "desk", "mobl", "emb1", "emb2"];
-/// Performances are printed in whole percent: half of one more or less.
+/// Performances are printed in whole percent, so they may be off by half of one.
 const HALF_PERCENT: f64 = 0.005;
 
-/// Infrastructure cost that Table 5's column of emb1 was made with.
+/// The infrastructure cost behind Table 5's column of emb1.
 const EMB1_OF_TABLE_5: f64 = 450.0;
 
-/// Table 5, in percent: performance over infrastructure, power and total cost for each workload,
-/// over [`SYSTEMS`].
+/// Table 5, in percent: performance per infrastructure cost, power and total cost for each
+/// workload, for [`SYSTEMS`].
 const TABLE_5: [(&str, [[f64; 5]; 3]); 6] = [
     (
         "websearch",
@@ -59,7 +59,7 @@ const TABLE_5: [(&str, [[f64; 5]; 3]); 6] = [
     ),
 ];
 
-/// Lim's tables from the catalog that ships.
+/// Computes Lim's tables from the catalog that ships.
 ///
 /// # Panics
 /// Never with the catalog that ships; a test reads it.
@@ -157,7 +157,7 @@ fn table_4(catalog: &Catalog) -> Vec<Cell> {
     cells
 }
 
-/// What a server costs and draws, over srvr1.
+/// A server's costs and power, relative to srvr1.
 struct Over {
     costs: [f64; 3],
 }
@@ -180,8 +180,7 @@ impl Over {
         }
     }
 
-    /// Whether the printed percentage lies within what the rounding of the performances leaves
-    /// open.
+    /// True if the printed percentage is possible, given the rounding of the performances.
     fn allows(&self, at: usize, printed: f64, performances: (f64, f64)) -> bool {
         let low = (performances.0 / self.costs[at] - HALF_PERCENT) * 100.0;
         let high = (performances.1 / self.costs[at] + HALF_PERCENT) * 100.0;
@@ -232,7 +231,8 @@ fn table_5(catalog: &Catalog, model: &Model) -> Vec<Cell> {
     cells
 }
 
-/// Least, printed and largest performance over srvr1 that the printed percentage stands for.
+/// Returns the least, printed and largest performance over srvr1 that the printed percentage may
+/// stand for.
 fn performances(catalog: &Catalog, system: &str, workload: &str) -> (f64, f64, f64) {
     let of = |wanted: &dyn Fn(&str) -> bool| -> Vec<f64> {
         let workloads = catalog.workloads.iter().filter(|workload| wanted(&workload.name));
@@ -246,7 +246,7 @@ fn performances(catalog: &Catalog, system: &str, workload: &str) -> (f64, f64, f
     (moved(-HALF_PERCENT), moved(0.0), moved(HALF_PERCENT))
 }
 
-/// Figures of the running text.
+/// Figures in the running text.
 fn in_the_text(catalog: &Catalog, model: &Model) -> Vec<Cell> {
     let bills = catalog.bills();
     let bill = |name: &str| {

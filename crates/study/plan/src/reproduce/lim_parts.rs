@@ -1,25 +1,25 @@
 //! Lim 2010, Tables 6(b) and 7(b): what a shared memory blade and laptop disks change in emb1.
 //!
-//! Neither emb1's parts nor the performances behind the tables are printed. What is not printed is
-//! solved for from some of the cells, named in their reasons, and the other cells are held against
-//! it: they show whether the table fits together.
+//! Neither emb1's parts nor the performances behind the tables are printed. The missing values are
+//! solved from some of the cells, named in their reasons, and the other cells are compared with
+//! them: they show whether the table is consistent.
 
 use super::{Cell, Verdict};
 use crate::cost::{Bill, Model};
 
 /// Slowdown with a quarter of the memory local, assumed for all programs (section 6.4.3).
 const SLOWDOWN: f64 = 0.02;
-/// Remote memory is so much cheaper (section 6.4.3).
+/// Price of remote memory, relative to local (section 6.4.3).
 const REMOTE_PRICE: f64 = 0.76;
-/// Memory of the baseline that is remote, beside a quarter that is local: all the rest, and 85 % in
-/// all.
+/// Share of the baseline's memory that is remote, besides the local quarter: all the rest, or
+/// enough for 85 % in total.
 const STATIC_REMOTE: f64 = 0.75;
 const DYNAMIC_REMOTE: f64 = 0.60;
 const LOCAL: f64 = 0.25;
-/// Both columns of Perf/Inf-$ follow, after rounding, if memory is this part of emb1's Inf-$; no
-/// part below 24.18 % or above 24.39 % gives both.
+/// Both columns of Perf/Inf-$ follow, after rounding, if memory is this share of emb1's Inf-$; no
+/// share below 24.18 % or above 24.39 % gives both.
 const MEMORY_PART: f64 = 0.243;
-/// And both of Perf/Watt if a server draws this part of what it drew: 84.1 to 84.8 %.
+/// Both of Perf/Watt follow if a server draws this share of its former power: 84.1 to 84.8 %.
 const POWER_PART: f64 = 0.845;
 
 pub(super) fn table_6(model: &Model, emb1: &Bill) -> Vec<Cell> {
@@ -63,7 +63,7 @@ pub(super) fn table_6(model: &Model, emb1: &Bill) -> Vec<Cell> {
     cells
 }
 
-/// Dollars and watts of Table 7(a).
+/// Dollars and watts in Table 7(a).
 const DESKTOP: (f64, f64) = (120.0, 10.0);
 const LAPTOP: (f64, f64) = (80.0, 2.0);
 const LAPTOP_2: (f64, f64) = (40.0, 2.0);
@@ -77,7 +77,7 @@ pub(super) fn table_7(model: &Model, emb1: &Bill) -> Vec<Cell> {
     let power = |disk: (f64, f64), flash: f64| {
         (emb1.power_w - DESKTOP.1 + disk.1 + flash * FLASH.1) / emb1.power_w
     };
-    // The first cell gives the disk's performance, the text what flash adds to it.
+    // The first cell gives the disk's performance, the text the gain from flash.
     let laptop = 0.93 * cost(LAPTOP, 0.0);
     let with_flash = laptop * 1.08;
     let rows = [

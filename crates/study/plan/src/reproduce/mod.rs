@@ -1,5 +1,4 @@
-//! The theses' tables cell by cell: what they print, what the models here give, and why where they
-//! differ.
+//! The theses' tables cell by cell: what they print, what our models give, and why they differ.
 
 mod ensemble;
 mod gutierrez;
@@ -15,11 +14,11 @@ pub use lim::lim;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The printed digits, or within what the rounding of printed inputs leaves open.
+    /// The printed digits, or within what the rounding of printed inputs allows.
     Exact,
-    /// Close, or the same order and direction; `why` says how close.
+    /// Close, or of the same order and direction; `why` says how close.
     InShape,
-    /// Something else; `why` says what is known of it.
+    /// Different; `why` says what is known of it.
     Departs,
 }
 
@@ -38,17 +37,17 @@ impl Verdict {
 pub struct Cell {
     /// Where it is printed: `Table 3`.
     pub place: String,
-    /// What it is: `srvr1, total cost`.
+    /// Its name: `srvr1, total cost`.
     pub name: String,
     pub unit: String,
     pub paper: f64,
     pub ours: f64,
     pub verdict: Verdict,
-    /// Empty for most that are exact.
+    /// Empty for most exact cells.
     pub why: String,
 }
 
-/// What is wrong in the paper itself.
+/// An error in the paper itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Erratum {
     pub place: String,
@@ -64,20 +63,20 @@ pub struct Reproduction {
 }
 
 impl Reproduction {
-    /// How many cells have this verdict.
+    /// Counts the cells with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.cells.iter().filter(|cell| cell.verdict == verdict).count()
     }
 
-    /// The cells of one place.
+    /// Returns the cells of one place.
     pub fn of(&self, place: &str) -> impl Iterator<Item = &Cell> {
         self.cells.iter().filter(move |cell| cell.place == place)
     }
 }
 
 impl Cell {
-    /// Exact when `ours` rounds to what is printed with `decimals` digits (a printed half may be
-    /// rounded either way); else by how far it is off: in shape up to `band` of the printed value.
+    /// Exact if `ours` rounds to the printed value with `decimals` digits (a printed half may be
+    /// rounded either way); otherwise in shape if it is within `band` of the printed value.
     fn rounded(
         place: &str,
         name: String,
@@ -100,14 +99,14 @@ impl Cell {
         }
     }
 
-    /// A percentage that other data can only come near to: in shape within so many points.
+    /// A percentage that other data can only approach: in shape within `points` points.
     fn near(place: &str, name: String, paper: f64, ours: f64, points: f64) -> Cell {
         let is_near = (ours - paper).abs() <= points;
         let verdict = if is_near { Verdict::InShape } else { Verdict::Departs };
         Cell { verdict, ..Cell::rounded(place, name, "%", paper, ours, 0) }
     }
 
-    /// In shape instead of departing when it is off by at most this share of the printed value.
+    /// In shape instead of departing if it is within this share of the printed value.
     fn within(mut self, share: f64) -> Cell {
         let off = (self.ours / self.paper - 1.0).abs();
         if self.verdict == Verdict::Departs && off <= share {
@@ -122,7 +121,7 @@ impl Cell {
         self
     }
 
-    /// Says why only where it is not exact.
+    /// Gives the reason only if the cell departs.
     fn or_because(self, why: &str) -> Cell {
         match self.verdict {
             Verdict::Departs => self.because(why),

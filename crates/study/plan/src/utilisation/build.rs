@@ -1,4 +1,4 @@
-//! From rows as they stand in a file to dense series: every check is made here, for all kinds of
+//! Turns rows as read from a file into dense series; every check is made here, for all kinds of
 //! files alike.
 
 use std::collections::HashMap;
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::PlanError;
 
-/// Steps and machines together; beyond this the two series take more than 4 GiB.
+/// Steps times machines; beyond this the two series take more than 4 GiB.
 const CELLS_MAX: usize = 1 << 28;
 const VMS_MAX: usize = 1 << 24;
-/// Of a file that does not say how long a step is: what monitoring uses as a rule.
+/// Step of a file that does not give one: the usual one of monitoring.
 const STEP_S: f64 = 300.0;
 
-/// The number of the next new machine.
+/// Returns the number of the next new machine.
 pub(super) fn next_vm(path: &Path, known: usize) -> Result<u32, PlanError> {
     match u32::try_from(known) {
         Ok(next) if known < VMS_MAX => Ok(next),
@@ -52,7 +52,7 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `last`
         let step = ((checked.time[row] - start) / divisor).floor() as usize;
         let cell = *vm as usize * steps + step;
-        // Of several samples in one step the largest; the maximum of NaN and a number is the
+        // Of several samples in one step the largest counts; the maximum of NaN and a number is the
         // number.
         cpu[cell] = cpu[cell].max(checked.cpu[row]);
         memory[cell] = memory[cell].max(checked.memory[row]);
@@ -73,7 +73,7 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     })
 }
 
-/// Checks every value; the result is how many were above 100 %.
+/// Checks every value. Returns the number above 100 %.
 fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError> {
     let (_, cpu_unit, memory_unit) = rows.units;
     let mut last_time = vec![f64::NEG_INFINITY; rows.names.len()];
@@ -116,7 +116,7 @@ fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError>
     Ok(beyond)
 }
 
-/// Why a used amount cannot be.
+/// Returns why a used amount is impossible, if it is.
 fn impossible(what: impl Display, value: f64) -> Option<String> {
     match value {
         v if !v.is_finite() => Some(format!("{what} is {v}, no number")),
@@ -150,7 +150,7 @@ fn step_length(rows: &Rows, asked: Option<f64>, unit: TimeUnit) -> Result<f64, P
     Ok(*gaps.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
-/// Fills what is missing in each machine's series; the counts are of values held and of values
+/// Fills the gaps in each machine's series. Returns the numbers of values held and of values
 /// absent.
 fn fill(values: &mut [f64], steps: usize) -> (usize, usize) {
     let (mut held, mut absent) = (0, 0);
@@ -174,7 +174,7 @@ fn fill(values: &mut [f64], steps: usize) -> (usize, usize) {
     (held, absent)
 }
 
-/// Joins what machines were promised to their series, by name.
+/// Adds the machines' promised amounts to their series, by name.
 pub(super) fn provision(
     to: &mut Utilisation,
     path: &Path,

@@ -1,6 +1,6 @@
-//! Which columns of a file mean what, and in which unit.
+//! The meaning of a file's columns, and their units.
 //!
-//! A name that is known needs no flag:
+//! A known name needs no flag:
 //!
 //! | meaning | names, with their unit |
 //! |---|---|
@@ -24,7 +24,7 @@ use crate::PlanError;
 const PERCENT: f64 = 0.01;
 const HUNDREDTH: f64 = 0.0001;
 
-/// What processor time is counted in.
+/// The unit of processor use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CpuUnit {
@@ -35,7 +35,7 @@ pub enum CpuUnit {
     Machines,
 }
 
-/// What memory is counted in.
+/// The unit of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryUnit {
@@ -55,7 +55,7 @@ impl fmt::Display for CpuUnit {
     }
 }
 
-/// What time is counted in.
+/// The unit of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeUnit {
     #[default]
@@ -63,7 +63,7 @@ pub enum TimeUnit {
     Seconds,
 }
 
-/// A column by its name, with its unit where the name does not tell.
+/// A column's name, and its unit if the name does not give it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: String,
@@ -91,7 +91,7 @@ impl fmt::Display for Named {
     }
 }
 
-/// The columns a user has named; the others are found by their usual names.
+/// The columns that the user named; the others are found by their usual names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     pub vm: Option<Named>,
@@ -100,7 +100,7 @@ pub struct Columns {
     pub memory: Option<Named>,
 }
 
-/// A column that was found: its place, the factor to the unit that is planned in, that unit.
+/// A column that was found: its index, the factor to the unit used in planning, and that unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Found<Unit> {
     pub at: usize,
@@ -108,8 +108,7 @@ pub(super) struct Found<Unit> {
     pub unit: Unit,
 }
 
-/// What is known of a kind of column: how it is called, its usual names with their units, and the
-/// units.
+/// A kind of column: its name in messages, its usual names with their units, and the units.
 struct Kind<Unit: 'static> {
     called: &'static str,
     flag: &'static str,
@@ -207,7 +206,7 @@ impl<Unit: Copy> Kind<Unit> {
         })
     }
 
-    /// None when no column was named and none has a usual name.
+    /// Returns None if no column was named and none has a usual name.
     fn look(
         &self,
         path: &Path,
@@ -293,7 +292,7 @@ impl SeriesColumns {
     }
 }
 
-/// The columns of a table of what machines were promised; one of the two is enough.
+/// The columns of a table of promised amounts; one of the two is enough.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromisedColumns {
     pub vm: usize,

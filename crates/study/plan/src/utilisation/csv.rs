@@ -14,7 +14,7 @@ use crate::PlanError;
 
 /// The header is line 1.
 const FIRST_ROW: usize = 2;
-/// A line beyond this is no row of a table.
+/// The longest line accepted as a row.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
 struct Lines<'a> {
@@ -36,7 +36,7 @@ impl<'a> Lines<'a> {
         Ok((lines, header))
     }
 
-    /// The fields of the next line; None at the end.
+    /// Returns the fields of the next line, or None at the end.
     fn next(&mut self) -> Result<Option<Vec<&str>>, PlanError> {
         self.line.clear();
         self.number += 1;

@@ -1,8 +1,8 @@
 //! What virtual machines used over time, dense: machine by step by (processor, memory).
 //!
-//! Files are Parquet or CSV with one row for each machine and time; see [`columns`] for the names
-//! and units that are understood. Reading is in two halves: `parquet` and `csv` only fetch numbers,
-//! `build` checks every one of them.
+//! Files are Parquet or CSV with one row per machine and time; see [`columns`] for the known names
+//! and units. Reading is in two halves: `parquet` and `csv` only fetch numbers, `build` checks
+//! every one of them.
 
 mod build;
 pub mod columns;
@@ -17,14 +17,14 @@ use serde::Serialize;
 use crate::PlanError;
 pub use columns::{Columns, CpuUnit, MemoryUnit, Named, TimeUnit};
 
-/// What becomes of a share of a machine above 100 %.
+/// The treatment of shares of a machine above 100 %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Above {
-    /// It becomes 100 %, and is counted.
+    /// They are clipped to 100 % and counted.
     #[default]
     Clip,
-    /// It stays, and is counted.
+    /// They are kept and counted.
     Keep,
     /// The file is refused.
     Refuse,
@@ -34,14 +34,13 @@ pub enum Above {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub columns: Columns,
-    /// Seconds of a step; in files that count time in seconds, samples of one step become their
-    /// maximum. Not given: the median distance of two samples, and 300 s where the file counts
-    /// steps.
+    /// Seconds per step; in files that count time in seconds, samples of one step become their
+    /// maximum. By default the median distance of two samples, or 300 s if the file counts steps.
     pub step_s: Option<f64>,
     pub above: Above,
 }
 
-/// A virtual machine and, where known, what it was promised.
+/// A virtual machine and, if known, the amounts it was promised.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Vm {
     pub name: String,
@@ -51,14 +50,14 @@ pub struct Vm {
     pub memory_provisioned: Option<f64>,
 }
 
-/// What was done to samples before they were planned with; each is told to the user.
+/// Corrections made to the samples before planning; each is reported to the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Mended {
     /// Shares of a machine above 100 %.
     pub above_100_percent: usize,
-    /// Samples that are missing between two others of their machine: the last value is held.
+    /// Samples missing between two others of their machine: the previous value is held.
     pub held: usize,
-    /// Samples before a machine's first and after its last: nothing was used.
+    /// Samples missing before a machine's first and after its last: taken as no use.
     pub absent: usize,
 }
 
@@ -71,7 +70,7 @@ pub struct Utilisation {
     pub cpu_unit: CpuUnit,
     pub memory_unit: MemoryUnit,
     pub mended: Mended,
-    /// Whether shares above 100 % were clipped.
+    /// The treatment of shares above 100 %.
     pub above: Above,
     cpu: Vec<f64>,
     memory: Vec<f64>,
@@ -81,15 +80,15 @@ impl Utilisation {
     /// Reads a file; `.csv` is CSV, anything else Parquet.
     ///
     /// # Errors
-    /// It cannot be read, is of another kind, lacks a column, or has a value that cannot be; with
-    /// file and row.
+    /// It cannot be read, is of another kind, lacks a column, or has an invalid value; with file
+    /// and row.
     pub fn read(path: &Path, options: &Options) -> Result<Utilisation, PlanError> {
         let rows = read_rows(path, &options.columns)?;
         build::build(path, rows, options)
     }
 
-    /// From series in memory, one for each machine and all of one length. Units are machines unless
-    /// set otherwise.
+    /// Creates it from series in memory, one per machine and all of one length. Units are machines
+    /// unless set otherwise.
     pub fn from_series(cpu: &[Vec<f64>], memory: &[Vec<f64>], step_s: f64) -> Utilisation {
         let steps = cpu.first().map_or(0, Vec::len);
         assert_eq!(cpu.len(), memory.len(), "as many series of memory as of processors");
@@ -112,7 +111,7 @@ impl Utilisation {
         }
     }
 
-    /// Notes what each machine was promised, from a table with one row for each.
+    /// Reads each machine's promised amounts from a table with one row per machine.
     ///
     /// # Errors
     /// As [`Utilisation::read`]; also when a machine of the series is not in the table.
@@ -121,18 +120,18 @@ impl Utilisation {
         build::provision(self, path, &table)
     }
 
-    /// One machine's processors over time.
+    /// Returns one machine's processor use over time.
     pub fn cpu(&self, vm: usize) -> &[f64] {
         &self.cpu[vm * self.steps..][..self.steps]
     }
 
-    /// One machine's memory over time.
+    /// Returns one machine's memory use over time.
     pub fn memory(&self, vm: usize) -> &[f64] {
         &self.memory[vm * self.steps..][..self.steps]
     }
 
-    /// The same with longer steps: each the maximum of those it holds. What does not divide is
-    /// rounded down to whole steps; a length below the present one changes nothing.
+    /// Returns the same with longer steps, each the maximum of those in it. A length that does not
+    /// divide is rounded down to whole steps; one below the present length changes nothing.
     #[must_use]
     pub fn with_steps_of(&self, step_s: f64) -> Utilisation {
         let factor = (step_s / self.step_s).floor();
@@ -156,7 +155,7 @@ impl Utilisation {
         }
     }
 
-    /// The sentences a user must read before he trusts what follows.
+    /// Returns the warnings that a user must read before trusting the results.
     pub fn warnings(&self) -> Vec<String> {
         let Mended { above_100_percent, held, .. } = self.mended;
         let all = 2 * self.cpu.len();
@@ -180,7 +179,7 @@ impl Utilisation {
     }
 }
 
-/// Without the samples: there are millions.
+/// Omits the samples: there are millions.
 impl fmt::Debug for Utilisation {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.debug_struct("Utilisation")
@@ -191,12 +190,12 @@ impl fmt::Debug for Utilisation {
     }
 }
 
-/// The largest of values that are not negative; 0 of none.
+/// Returns the largest of non-negative values; 0 if there are none.
 pub fn peak(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// The columns of a file, as they stand there. `vm` holds places in `names`, in the order of first
+/// A file's columns as read. `vm` holds indices into `names`, which are in the order of first
 /// appearance.
 #[derive(Debug, Default)]
 struct Rows {
@@ -206,11 +205,11 @@ struct Rows {
     cpu: Vec<f64>,
     memory: Vec<f64>,
     units: (TimeUnit, CpuUnit, MemoryUnit),
-    /// What is added to an index to name a row to the user.
+    /// Added to an index to name a row to the user.
     first_row: usize,
 }
 
-/// What each machine was promised, as it stands in the file.
+/// The machines' promised amounts, as read from the file.
 #[derive(Debug, Default)]
 struct ProvisionTable {
     names: Vec<String>,

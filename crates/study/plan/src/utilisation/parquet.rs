@@ -18,8 +18,8 @@ use super::{ProvisionTable, Rows};
 use crate::PlanError;
 
 const FIRST_ROW: usize = 1;
-/// Beyond this a damaged or hostile file asks for too much memory: 4 columns of 8 bytes are 2 GiB
-/// then.
+/// The most rows accepted: beyond this a damaged or hostile file takes too much memory; 4 columns
+/// of 8 bytes are 2 GiB then.
 const ROWS_MAX: usize = 1 << 26;
 
 struct Table<'a> {
@@ -53,7 +53,7 @@ impl<'a> Table<'a> {
             .map(|index| self.file.get_row_group(index).map_err(PlanError::parquet(self.path)))
     }
 
-    /// A column of numbers, times `factor`.
+    /// Reads a column of numbers, times `factor`.
     fn numbers(&self, at: usize, factor: f64) -> Result<Vec<f64>, PlanError> {
         let column = self.file.metadata().file_metadata().schema_descr().column(at);
         let unsigned = matches!(
@@ -74,7 +74,7 @@ impl<'a> Table<'a> {
                         });
                     })?;
                 }
-                // Beyond 2^53 a figure of this kind is nonsense anyway.
+                // Beyond 2^53 such a figure is nonsense anyway.
                 #[allow(clippy::cast_precision_loss)]
                 ColumnReader::Int64ColumnReader(reader) => {
                     self.each(at, &*group, reader, |value| take(*value as f64))?;
@@ -91,7 +91,7 @@ impl<'a> Table<'a> {
         Ok(numbers)
     }
 
-    /// The machines in the order they appear, and for each row which one it is about.
+    /// Reads the machines in the order of appearance, and the machine of each row.
     fn machines(&self, at: usize) -> Result<(Vec<String>, Vec<u32>), PlanError> {
         let kind = self.file.metadata().file_metadata().schema_descr().column(at).physical_type();
         let (mut texts, mut wholes) = (Known::default(), Known::default());
@@ -119,7 +119,7 @@ impl<'a> Table<'a> {
         Ok((names, places))
     }
 
-    /// Calls `take` with every value of one column of one group; a missing one is an error.
+    /// Calls `take` with every value of one column of one group. A missing value is an error.
     fn each<T: DataType>(
         &self,
         at: usize,
@@ -184,7 +184,7 @@ impl<K: Eq + Hash + Clone> Known<K> {
         let place = match self.by_value.get(value) {
             Some(place) => *place,
             None => {
-                // Too many are refused once all are read; the last place is then never used.
+                // Too many are refused after all are read; the last index is then never used.
                 let place = at_most(self.names.len());
                 self.names.push(value.to_owned());
                 self.by_value.insert(value.to_owned(), place);
@@ -227,7 +227,7 @@ pub(super) fn read_table(path: &Path, columns: &Columns) -> Result<ProvisionTabl
         found.map(read).transpose()
     }
     let (cpu, memory) = (read(&table, at.cpu)?, read(&table, at.memory)?);
-    // `build` refuses a machine that is named twice; here each row keeps its own name.
+    // `build` refuses a machine that occurs twice; here each row keeps its own name.
     let names = vm.iter().map(|place| names[*place as usize].clone()).collect();
     Ok(ProvisionTable { names, cpu, memory, first_row: FIRST_ROW })
 }

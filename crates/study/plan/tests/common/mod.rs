@@ -1,4 +1,4 @@
-//! Where the data sets are.
+//! The paths of the data sets.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ pub fn google() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The folder with Bitbrains' machines, which have no licence to ship with; says so when they are
-/// not here.
+/// Returns the folder with Bitbrains' machines, which have no licence to ship. Prints a notice if
+/// it is not set.
 pub fn bitbrains() -> Option<PathBuf> {
     let folder = std::env::var_os("FARPOOL_UTILISATION_DATA").map(PathBuf::from);
     if folder.is_none() {

@@ -135,8 +135,7 @@ impl QemuCapture {
         self.child.id()
     }
 
-    /// Records until the program ends; `progress` is called with the records of each drain of the
-    /// ring.
+    /// Records until the program ends; `progress` is called with the number of records so far.
     ///
     /// # Errors
     /// The disk refuses; then the program is killed and no trace is left.
