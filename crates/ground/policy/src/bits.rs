@@ -2,7 +2,7 @@
 
 use crate::tables::{resize_exactly, table_bytes};
 
-/// A set over `0..len`, all absent at first.
+/// A set over `0..len`, empty at first.
 #[derive(Debug, Clone)]
 pub(crate) struct BitSet {
     words: Vec<u64>,
@@ -18,12 +18,12 @@ impl BitSet {
         self.words.resize(words, 0);
     }
 
-    /// A set over `0..len` from now on; what lies beyond is absent already.
+    /// Resizes the set to `0..len`; no number beyond may be in it.
     pub(crate) fn resize(&mut self, len: usize) {
         resize_exactly(&mut self.words, len.div_ceil(64), 0);
     }
 
-    /// `to` is in if `from` was, which is not any more.
+    /// Renumbers `from`: `to` is in the set if `from` was, and `from` no longer is.
     pub(crate) fn rename(&mut self, from: u32, to: u32) {
         if self.take(from) {
             self.set(to);
@@ -46,7 +46,7 @@ impl BitSet {
         self.words[at as usize / 64] &= !(1 << (at % 64));
     }
 
-    /// Clears the bit and says whether it was set.
+    /// Clears the bit. True if it was set.
     pub(crate) fn take(&mut self, at: u32) -> bool {
         let was = self.get(at);
         self.clear(at);
@@ -54,7 +54,7 @@ impl BitSet {
     }
 }
 
-/// Which pages are resident, and which of them were referenced: two bits each, side by side.
+/// For each page whether it is resident and whether it was referenced: two bits, side by side.
 #[derive(Debug, Clone)]
 pub(crate) struct Marks {
     words: Vec<u64>,
@@ -73,12 +73,12 @@ impl Marks {
         (at as usize / 32, at % 32 * 2)
     }
 
-    /// Marks of `0..len` from now on; what lies beyond is not resident.
+    /// Resizes the marks to `0..len`; no page beyond may be resident.
     pub(crate) fn resize(&mut self, len: usize) {
         resize_exactly(&mut self.words, len.div_ceil(32), 0);
     }
 
-    /// `to`, which is not resident, gets the marks of `from`, which is not resident any more.
+    /// Moves the marks of `from` to `to`, which must not be resident; `from` no longer is.
     pub(crate) fn rename(&mut self, from: u32, to: u32) {
         let (word, shift) = Self::place(from);
         let marks = self.words[word] >> shift & (RESIDENT | REFERENCED);
@@ -96,7 +96,7 @@ impl Marks {
         self.words[word] >> shift & RESIDENT != 0
     }
 
-    /// Marks a resident page as referenced; false when it is not resident.
+    /// Marks a resident page as referenced. False if it is not resident.
     #[inline]
     pub(crate) fn reference(&mut self, at: u32) -> bool {
         let (word, shift) = Self::place(at);
@@ -110,21 +110,21 @@ impl Marks {
         true
     }
 
-    /// The page is resident and not referenced from now on.
+    /// Marks the page as resident and not referenced.
     #[inline]
     pub(crate) fn enter(&mut self, at: u32) {
         let (word, shift) = Self::place(at);
         self.words[word] |= RESIDENT << shift;
     }
 
-    /// The page is not resident any more.
+    /// Marks the page as not resident.
     #[inline]
     pub(crate) fn leave(&mut self, at: u32) {
         let (word, shift) = Self::place(at);
         self.words[word] &= !((RESIDENT | REFERENCED) << shift);
     }
 
-    /// Takes the mark of reference away and says whether it was there.
+    /// Clears the mark of reference. True if it was set.
     #[inline]
     pub(crate) fn take_reference(&mut self, at: u32) -> bool {
         let (word, shift) = Self::place(at);

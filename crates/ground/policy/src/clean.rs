@@ -1,24 +1,23 @@
-//! Whether it pays to remember what pages looked like when they were fetched.
+//! Whether it pays to remember the content of fetched pages.
 //!
-//! A page that leaves unchanged need not be written again, for the blade still has it. To know
-//! that, the pager remembers a digest of each fetched page and compares it when the page leaves.
-//! That costs two digests a page; a write saved is worth several. So all fetched pages are
-//! remembered while enough of them leave unchanged, and otherwise only a few, to notice when that
+//! A page that is evicted unchanged need not be written again, since the blade still has it. To
+//! detect that, the pager remembers a digest of each fetched page and compares it at eviction. That
+//! costs two digests per page; a saved write is worth several. So all fetched pages are remembered
+//! while enough of them are evicted unchanged, and otherwise only a sample, to notice when that
 //! changes.
 
-/// Of pages that left, one in so many must be unchanged for remembering to pay: two digests cost
-/// about a third of a write (measured, docs/contributors/decisions.md).
+/// One in this many evicted pages must be unchanged for remembering to pay: two digests cost about
+/// a third of a write (measured, docs/contributors/decisions.md).
 const LEAST_UNCHANGED_SHARE: u32 = 3;
-/// The share is judged over so many pages that left.
+/// Evicted pages over which the share is judged.
 const JUDGED_PAGES: u32 = 512;
-/// While it does not pay, one fetch in so many is remembered: the digests then cost less than 1 %
-/// of the fetches.
+/// While it does not pay, one in this many fetches is remembered: the digests then cost less than 1
+/// % of the fetches.
 pub const SAMPLED_FETCHES: u32 = 16;
-/// The judgement over a sample is made over fewer pages, so that it comes within some thousand
-/// fetches.
+/// Over a sample fewer pages are judged, so that the judgement takes some thousand fetches.
 const SAMPLED_PAGES: u32 = 64;
 
-/// See the module's description.
+/// Judges whether remembering pays; see the module's description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CleanEstimator {
     pays: bool,
@@ -27,15 +26,15 @@ pub struct CleanEstimator {
 }
 
 impl Default for CleanEstimator {
-    /// It is assumed to pay until it is known better.
+    /// Remembering is assumed to pay until the first judgement.
     fn default() -> Self {
         Self { pays: true, compared: 0, unchanged: 0 }
     }
 }
 
 impl CleanEstimator {
-    /// A remembered page has left, unchanged or not. Returns whether to remember all fetched pages
-    /// from now on.
+    /// Counts a remembered page that was evicted, unchanged or not. Returns whether to remember all
+    /// fetched pages from now on.
     pub fn compared(&mut self, is_unchanged: bool) -> bool {
         self.compared += 1;
         self.unchanged += u32::from(is_unchanged);

@@ -1,45 +1,45 @@
-//! When a blade holds back for the programs of its own host, and how far.
+//! When a blade slows down for the programs of its own host, and how far.
 //!
-//! A blade takes the processor time that its clients' pages cost. As long as the host has some to
-//! spare its own programs lose nothing by that. Once they use all of it they lose exactly what the
-//! blade takes; then it serves no more than a rate that costs them less than 2 %.
+//! A blade uses the processor time that its clients' pages cost. As long as the host has time to
+//! spare, its own programs lose nothing by that. Once they use all of it, they lose exactly what
+//! the blade uses; then it serves at most at a rate that costs them less than 2 %.
 
 use crate::RateLimit;
 
-/// What a blade serves a second, for each of its host's processors, while those are all in use: it
-/// costs less than 2 % of a processor (`donor_cost`, the blade and a program that never rests on
+/// Bytes that a blade serves per second and processor of its host while all processors are in use:
+/// it costs less than 2 % of a processor (`donor_cost`, the blade and a program that never rests on
 /// one processor: 8 MiB/s cost 1.3 to 1.9 %).
 pub const BUSY_BYTES_PER_S_PER_PROCESSOR: u64 = 5 << 20;
 
-/// No processor time is left below this: what one timer tick of 10 ms in a second is on eight
+/// Below this no processor time is left: it is one timer tick of 10 ms in a second, on eight
 /// processors.
 const FULL_IDLE_PERMILLE: u16 = 50;
-/// There is time to spare again above this.
+/// Above this there is time to spare again.
 const SPARE_IDLE_PERMILLE: u16 = 100;
-/// Programs wait for each other, not only for their own work, above this. A blade that has a
-/// processor to itself keeps nobody waiting, however busy it is.
+/// Above this programs wait for each other, not only for their own work. A blade that has a
+/// processor to itself delays no program, however busy it is.
 const WAITING_PERMILLE: u16 = 100;
 
-/// One look at the host's processors.
+/// A sample of the host's processors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProcessorSight {
-    /// How many there are.
+    /// Number of processors.
     pub processors: u32,
-    /// Share of their time that nobody used, in thousandths.
+    /// Idle share of their time, in thousandths.
     pub idle_permille: u16,
     /// Share of the time in which some program waited for a processor, in thousandths, if known.
     pub waiting_permille: Option<u16>,
 }
 
-/// Whether the host's own programs need all of its processors.
+/// Decides whether the host's own programs need all of its processors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DonorProtection {
     is_full: bool,
 }
 
 impl DonorProtection {
-    /// Takes a look in; says how fast the blade may serve until the next one, of `bytes_per_s` for
-    /// each processor while all are in use.
+    /// Takes a sample. Returns the blade's rate until the next one: `bytes_per_s` per processor
+    /// while all are in use, else unlimited.
     pub fn look(&mut self, sight: &ProcessorSight, bytes_per_s: u64) -> RateLimit {
         let is_waited = sight.waiting_permille.is_none_or(|waiting| waiting >= WAITING_PERMILLE);
         self.is_full = if self.is_full {
@@ -75,7 +75,7 @@ mod tests {
         let mut donor_protection = DonorProtection::default();
         let limit = donor_protection.look(&sight(10, Some(500)), 1 << 20);
         assert_eq!(limit, RateLimit::paced(4 << 20), "for each processor");
-        // Holding back keeps fewer waiting; only time to spare ends it.
+        // Slowing down leaves fewer programs waiting, but only time to spare ends it.
         assert!(!donor_protection.look(&sight(99, Some(0)), 1 << 20).is_unlimited());
         assert!(donor_protection.look(&sight(100, Some(0)), 1 << 20).is_unlimited());
     }

@@ -1,24 +1,25 @@
-//! Which pages leave local memory, which are fetched ahead, and how fast they may travel.
+//! Which pages leave local memory, which are prefetched, and how fast they may travel.
 //!
 //! Pure code: no I/O, no clock, no randomness but the seeded [`Rng`], no allocation after
-//! construction (or an explicit `grow`). The pager decides with it and the simulator
-//! predict with it, so what is measured in one holds in the other.
+//! construction (or an explicit `grow`). The pager decides and the simulator predicts with it, so
+//! what is measured in one holds in the other.
 //!
 //! * [`victim`]: exact victim policies over single pages. The pager cannot see every reference, so
 //!   these are the reference: what a policy could reach with perfect knowledge.
 //! * [`cache`]: whole local memories of a fixed size, by these and by policies that remember more;
 //!   for the simulator.
-//! * [`ranking`]: the same policies for a cache whose room somebody else measures; for the
-//!   key-value store.
+//! * [`ranking`]: the same policies for a cache whose caller measures the space; for the key-value
+//!   store.
 //! * [`sweep`]: what the pager runs. It evicts aligned chunks of 64 pages and knows of each page
-//!   only whether it is resident and whether it was taken back soon after it left.
-//! * [`prefetch`]: which pages a faulting thread will want next.
+//!   only whether it is resident and whether it was taken back soon after its eviction.
+//! * [`prefetch`]: which pages a faulting thread will need next.
 //! * [`clean`]: whether it pays to tell unchanged pages from changed ones.
-//! * [`donor_protection`]: when a blade holds back for the programs of its own host.
+//! * [`donor_protection`]: when a blade slows down for the programs of its own host.
 //! * [`reserve`]: how much memory is kept free, and when the evictor works.
-//! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that make them.
+//! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that enforce
+//!   it.
 //!
-//! Policies are chosen by name; a name that is not known is answered with the list of names.
+//! Policies are chosen by name; an unknown name gives an error with the list of names.
 
 mod bits;
 pub mod cache;
@@ -44,7 +45,7 @@ pub use sweep::{CHUNK_PAGES, Choice, ChunkSweep, SweepPolicy};
 pub use tables::Renumber;
 pub use victim::{VictimKind, VictimPolicy};
 
-/// A policy name that does not exist.
+/// An unknown policy name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {what} policy named \"{name}\"; choose one of: {known}")]
 pub struct UnknownPolicy {

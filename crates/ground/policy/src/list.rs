@@ -2,11 +2,11 @@
 //!
 //! Links are stored plus one, so all-zero memory is the empty list: a table for a large address
 //! range costs address space, not memory, until its chunks are used. 8 bytes per number, both links
-//! side by side, so that taking a number out touches three cache lines and not four.
+//! side by side, so that removing a number touches three cache lines and not four.
 
 use crate::tables::{resize_exactly, table_bytes};
 
-/// What a link says when there is nothing further on (links are index + 1).
+/// A link at the end of a list (links are index + 1).
 const NONE: u32 = 0;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -15,7 +15,7 @@ struct Link {
     towards_back: u32,
 }
 
-/// Where a list begins and ends. The front is the newest end, the back the oldest.
+/// The ends of a list. The front is the newest end, the back the oldest.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ends {
     front: u32,
@@ -28,13 +28,13 @@ impl Ends {
         self.len
     }
 
-    /// The oldest member.
+    /// Returns the oldest member.
     pub(crate) fn back(&self) -> Option<u32> {
         self.back.checked_sub(1)
     }
 }
 
-/// The links of several lists; a number is in one of them at most.
+/// The links of several lists; a number is in at most one of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Links(Vec<Link>);
 
@@ -55,7 +55,7 @@ impl Links {
         ends.len += 1;
     }
 
-    /// Takes out `at`, which must be in the list of these ends.
+    /// Removes `at`, which must be in the list of these ends.
     #[inline]
     pub(crate) fn unlink(&mut self, ends: &mut Ends, at: u32) {
         let link = std::mem::take(&mut self.0[at as usize]);
@@ -70,7 +70,7 @@ impl Links {
         ends.len -= 1;
     }
 
-    /// Takes out the oldest member.
+    /// Removes the oldest member.
     #[inline]
     pub(crate) fn pop_back(&mut self, ends: &mut Ends) -> Option<u32> {
         let at = ends.back()?;
@@ -78,7 +78,7 @@ impl Links {
         Some(at)
     }
 
-    /// `from`, which must be in the list of these ends, is called `to` from now on.
+    /// Renumbers `from`, which must be in the list of these ends, to `to`.
     pub(crate) fn rename(&mut self, ends: &mut Ends, from: u32, to: u32) {
         let link = std::mem::take(&mut self.0[from as usize]);
         self.0[to as usize] = link;
@@ -111,7 +111,7 @@ impl Links {
     }
 }
 
-/// One list that knows its members.
+/// A list that can tell whether a number is in it.
 #[derive(Debug, Clone)]
 pub(crate) struct IndexList {
     links: Links,
@@ -129,14 +129,14 @@ impl IndexList {
         self.links.0.resize(numbers, Link::default());
     }
 
-    /// `from`, if it is in, is called `to` from now on.
+    /// Renumbers `from`, if it is in the list, to `to`.
     pub(crate) fn rename(&mut self, from: u32, to: u32) {
         if self.contains(from) {
             self.links.rename(&mut self.ends, from, to);
         }
     }
 
-    /// The list can hold `0..numbers` from now on; no other may be in.
+    /// Resizes the list to `0..numbers`; no number beyond may be in it.
     pub(crate) fn resize(&mut self, numbers: usize) {
         self.links.resize(numbers);
     }
@@ -145,7 +145,7 @@ impl IndexList {
         self.links.bytes()
     }
 
-    /// How many numbers the list can hold, not how many it holds.
+    /// Returns how many numbers the list can hold, not how many it holds.
     pub(crate) fn capacity(&self) -> usize {
         self.links.0.len()
     }
@@ -159,18 +159,18 @@ impl IndexList {
         self.links.0[at as usize].towards_front != NONE || self.ends.front == at + 1
     }
 
-    /// The oldest member.
+    /// Returns the oldest member.
     pub(crate) fn back(&self) -> Option<u32> {
         self.ends.back()
     }
 
-    /// The member that is next newer than `at`.
+    /// Returns the next newer member after `at`.
     #[inline]
     pub(crate) fn newer(&self, at: u32) -> Option<u32> {
         self.links.0[at as usize].towards_front.checked_sub(1)
     }
 
-    /// Takes out the oldest member.
+    /// Removes the oldest member.
     #[inline]
     pub(crate) fn pop_back(&mut self) -> Option<u32> {
         self.links.pop_back(&mut self.ends)
@@ -182,7 +182,7 @@ impl IndexList {
         self.links.push_front(&mut self.ends, at);
     }
 
-    /// Takes `at` out; `false` when it was not in.
+    /// Removes `at`. False if it was not in the list.
     #[inline]
     pub(crate) fn remove(&mut self, at: u32) -> bool {
         let was = self.contains(at);
@@ -192,7 +192,7 @@ impl IndexList {
         was
     }
 
-    /// Makes `at` the newest; `false` when it was not in.
+    /// Makes `at` the newest. False if it was not in the list.
     #[inline]
     pub(crate) fn move_to_front(&mut self, at: u32) -> bool {
         let was = self.contains(at);

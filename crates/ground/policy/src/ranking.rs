@@ -1,21 +1,22 @@
-//! Caches whose room somebody else measures: the key-value store's, which is bounded by bytes.
+//! Caches whose caller measures the space: the key-value store's, which is bounded by bytes.
 //!
 //! A [`crate::PageCache`] holds a fixed number of pages and decides itself when one leaves. A
-//! [`Ranking`] is told what enters, and gives up a page when it is asked to. Nothing leaves
-//! otherwise, not even at a hit. Policies that divide their room into parts take as the whole what
-//! fits now: it grows with what is there, and [`Ranking::set_capacity`] lowers it when less fits.
+//! [`Ranking`] is told which pages enter, and evicts a page on request. No page leaves otherwise,
+//! not even at a hit. Policies that divide their capacity into parts take as the whole the number
+//! of pages that fit now: it grows with the resident pages, and [`Ranking::set_capacity`] lowers it
+//! when fewer fit.
 //!
-//! Numbers of pages are handed out and taken back by the caller, so a policy that remembers pages
-//! that have left says which of them it has *forgotten*. Whoever keeps all known pages numbered
-//! from 0 on can let the tables grow and shrink with them: see [`Renumber`].
+//! The caller assigns page numbers and reuses them, so a policy that remembers evicted pages
+//! reports which of them it has *forgotten*. A caller that numbers all known pages from 0 on can
+//! grow and shrink the tables with them: see [`Renumber`].
 //!
-//! Against [`crate::PageCache`] under the same name: a page to leave is chosen before it is known
-//! what comes in its place, which moves ARC's balance one step later; SLRU and LIRS let no page
-//! leave at a hit, and the lowest segment or the pages referenced far apart have what the others
-//! leave; SLRU's and W-TinyLFU's new pages start at the bottom from the first; W-TinyLFU's sketch
-//! knows pages by name and counts to 255, in four counters of eight for each page.
+//! Differences from [`crate::PageCache`] under the same name: the victim is chosen before the page
+//! that replaces it is known, which moves ARC's balance one step later; SLRU and LIRS evict no page
+//! at a hit, and the lowest segment or the pages referenced far apart take what the others leave;
+//! SLRU's and W-TinyLFU's new pages start at the bottom from the first; W-TinyLFU's sketch knows
+//! pages by name and counts to 255, in four counters of eight for each page.
 //!
-//! `crates/ground/policy/tests/rankings.rs` has the properties.
+//! `crates/ground/policy/tests/rankings.rs` tests the properties.
 
 use std::fmt::Debug;
 
@@ -26,39 +27,39 @@ use crate::victim::{Clock, Fifo, Lru, Random, Sieve, VictimPolicy};
 /// The most pages that a ranking can number.
 pub const RANKED_PAGES_MAX: usize = u32::MAX as usize - 1;
 
-/// Decides which page leaves when one has to.
+/// Decides which page leaves on request.
 ///
-/// Page numbers at or above the page count are a programmer's error and panic. Pages that are not
-/// resident and not remembered any more are appended to `forgotten`; a victim or a removed page is
-/// not, ask [`Self::knows`].
+/// Page numbers at or above the page count are a programming error and panic. Pages that are
+/// neither resident nor remembered any more are appended to `forgotten`; a victim or a removed page
+/// is not, ask [`Self::knows`].
 pub trait Ranking: Renumber + Debug + Send {
-    /// `page`, which must not be resident, came. `name` stays the same when the page comes again
+    /// Inserts `page`, which must not be resident. `name` stays the same when the page enters again
     /// under another number.
     fn insert(&mut self, page: u32, name: u32, forgotten: &mut Vec<u32>);
 
-    /// `page` was referenced; false, and nothing happens, when it is not resident.
+    /// References `page`. False, without effect, if it is not resident.
     fn touch(&mut self, page: u32, forgotten: &mut Vec<u32>) -> bool;
 
-    /// Takes the page that should leave next out of the resident ones; none when nothing is
-    /// resident.
+    /// Removes and returns the next victim; None if no page is resident.
     fn victim(&mut self, forgotten: &mut Vec<u32>) -> Option<u32>;
 
-    /// Forgets `page`, resident or not; whether it was resident.
+    /// Forgets `page`, resident or not. True if it was resident.
     fn remove(&mut self, page: u32, forgotten: &mut Vec<u32>) -> bool;
 
-    /// No more than so many fit now. It is at least 1 and, whatever is told, what is resident.
+    /// Sets the number of pages that fit now. It is at least 1 and at least the number of resident
+    /// pages, whatever is given.
     fn set_capacity(&mut self, capacity: u32, forgotten: &mut Vec<u32>);
 
-    /// Whether `page` is resident.
+    /// True if `page` is resident.
     fn contains(&self, page: u32) -> bool;
 
-    /// Whether `page` is resident or remembered.
+    /// True if `page` is resident or remembered.
     fn knows(&self, page: u32) -> bool;
 
-    /// Resident pages.
+    /// Returns the number of resident pages.
     fn len(&self) -> usize;
 
-    /// No page is resident.
+    /// True if no page is resident.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -98,7 +99,7 @@ impl<P: VictimPolicy + Renumber> Ranking for P {
 }
 
 impl CacheKind {
-    /// An empty ranking without tables; `seed` matters to `Random` only.
+    /// Creates an empty ranking without tables; only `Random` uses `seed`.
     #[must_use]
     pub fn ranking(self, seed: u64) -> Box<dyn Ranking> {
         match self {

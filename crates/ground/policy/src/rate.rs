@@ -2,18 +2,18 @@
 //!
 //! The bucket is GCRA (the leaky bucket as a meter): all of its state is one number, the time in
 //! nanoseconds at which everything let through so far would have passed at the limit's rate, had it
-//! come at that rate. The bucket is full when that time is not in the future, and empty when it
+//! arrived at that rate. The bucket is full when that time is not in the future, and empty when it
 //! lies one burst ahead. So it needs no timer, no lock, and no more than one compare-and-swap.
 //!
 //! Invariants:
 //! - Over any span of time no more passes than the burst, or the largest single request if that is
-//!   larger, and what the rate gives in that time. Times are rounded against the taker.
-//! - What the bucket holds is never refused, but for rounding: each request costs up to 1 ns more
-//!   than its bytes take.
-//! - Memory full of zeros is a full [`Bucket`] and a [`Meter`] without limit, so both may lie in
-//!   shared memory that nobody prepared. Nothing in that memory can make this code panic.
-//! - `now_ns` comes from one clock that all users share (`CLOCK_MONOTONIC`). Should it go back, no
-//!   more passes than before; what waits then waits until the clock is where it was.
+//!   larger, plus what the rate allows in that time. Times are rounded against the taker.
+//! - A request that the bucket covers is never refused, except for rounding: each request costs up
+//!   to 1 ns more than its bytes take.
+//! - Memory full of zeros is a full [`Bucket`] and a [`Meter`] without limit, so both may be in
+//!   shared memory that was not initialised. Nothing in that memory can make this code panic.
+//! - `now_ns` is from one clock that all users share (`CLOCK_MONOTONIC`). Should it go back, no
+//!   more passes than before; waiting requests wait until the clock has caught up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,37 +21,36 @@ use farpool_units::at_most;
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// A [`RateLimit::paced`] limit's burst as time, in parts of a second (1/50, so 20 ms): longer than
-/// timers of a millisecond and a process that waits its turn for the processor are late, so that
-/// the rate is reached all the same; short enough that nobody else feels it.
+/// the delays of millisecond timers and of processes waiting for a processor, so that the rate is
+/// still reached; short enough that other users do not notice.
 const BURST_PARTS_OF_A_SECOND: u64 = 50;
 /// The least burst of a [`RateLimit::paced`] limit, in bytes: the largest request that a blade
-/// takes as it is set up by default. A larger request passes when the bucket is full, and leaves a
-/// debt.
+/// accepts by default. A larger request passes when the bucket is full, and leaves a debt.
 const BURST_LEAST_BYTES: u64 = 1 << 20;
 
-/// How fast bytes may pass, and how many at once.
+/// A rate, and the burst that may pass at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RateLimit {
-    /// Bytes a second: [`RateLimit::UNLIMITED_BYTES_PER_S`] is no limit at all, and with 0 nothing
-    /// ever passes, whatever the burst.
+    /// Bytes per second: [`RateLimit::UNLIMITED_BYTES_PER_S`] is no limit, and with 0 nothing ever
+    /// passes, whatever the burst.
     pub bytes_per_s: u64,
     /// Bytes that a full bucket holds. With 0 requests pass one by one, each after the time that
-    /// the one before takes at the rate.
+    /// the previous one takes at the rate.
     pub burst_bytes: u64,
 }
 
-/// How long to wait, in nanoseconds. `u64::MAX` is for ever.
+/// A time to wait, in nanoseconds. `u64::MAX` means for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct WaitNs(pub u64);
 
 impl RateLimit {
-    /// The rate that is no limit.
+    /// The rate that means no limit.
     pub const UNLIMITED_BYTES_PER_S: u64 = u64::MAX;
     /// No limit.
     pub const UNLIMITED: RateLimit =
         RateLimit { bytes_per_s: Self::UNLIMITED_BYTES_PER_S, burst_bytes: u64::MAX };
 
-    /// The rate with the burst that suits page traffic: 20 ms of it, and no less than 1 MiB.
+    /// Returns the rate with a burst that suits page traffic: 20 ms of it, and at least 1 MiB.
     pub fn paced(bytes_per_s: u64) -> RateLimit {
         if bytes_per_s == Self::UNLIMITED_BYTES_PER_S {
             return Self::UNLIMITED;
@@ -60,12 +59,12 @@ impl RateLimit {
         RateLimit { bytes_per_s, burst_bytes }
     }
 
-    /// Whether there is no limit.
+    /// True if there is no limit.
     pub fn is_unlimited(&self) -> bool {
         self.bytes_per_s == Self::UNLIMITED_BYTES_PER_S
     }
 
-    /// Time that so many bytes take, rounded up.
+    /// Returns the time that `bytes` take, rounded up.
     fn cost_ns(&self, bytes: u64) -> u64 {
         match bytes.checked_mul(NS_PER_S) {
             Some(scaled) => scaled.div_ceil(self.bytes_per_s),
@@ -77,13 +76,13 @@ impl RateLimit {
         }
     }
 
-    /// How far ahead of the clock an empty bucket is: the burst as time, rounded down.
+    /// Returns how far ahead of the clock an empty bucket is: the burst as time, rounded down.
     fn depth_ns(&self) -> u64 {
         let scaled = u128::from(self.burst_bytes) * u128::from(NS_PER_S);
         at_most(scaled / u128::from(self.bytes_per_s))
     }
 
-    /// What a limit says without looking at the bucket.
+    /// Returns the limit's answer if it does not depend on the bucket.
     fn verdict(&self) -> Option<Result<(), WaitNs>> {
         match self.bytes_per_s {
             Self::UNLIMITED_BYTES_PER_S => Some(Ok(())),
@@ -93,7 +92,7 @@ impl RateLimit {
     }
 }
 
-/// A token bucket. It does not know its limit: whoever takes says it, so the limit may change at
+/// A token bucket. It does not store its limit: each caller passes it, so the limit may change at
 /// any time ([`Bucket::rate_changed`]).
 #[derive(Debug, Default)]
 #[repr(transparent)]
@@ -103,16 +102,16 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// Creates a full bucket.
     pub const fn new() -> Bucket {
         Bucket { passed_at_ns: AtomicU64::new(0) }
     }
 
     /// Takes `bytes`, all of them or none. More than the burst is let through when the bucket is
-    /// full, and must then be waited off by whoever comes next.
+    /// full; later requests then wait until the debt is paid.
     ///
     /// # Errors
-    /// Not now: asking again after this wait succeeds if nobody else takes any meanwhile.
+    /// Not now: a retry after this wait succeeds if no other request takes any meanwhile.
     pub fn take(&self, bytes: u64, now_ns: u64, limit: &RateLimit) -> Result<(), WaitNs> {
         if let Some(verdict) = limit.verdict() {
             return verdict;
@@ -135,9 +134,9 @@ impl Bucket {
         }
     }
 
-    /// Takes `bytes` whether they are there or not, and says how long to wait before they may pass.
-    /// Takers are let through in the order in which they came, however much each takes; what was
-    /// taken is not given back. With a rate of 0 nothing is taken and the wait is for ever.
+    /// Takes `bytes` in any case. Returns the wait before they may pass. Requests are let through
+    /// in the order of their calls, whatever their size; taken bytes are not returned to the
+    /// bucket. With a rate of 0 nothing is taken and the wait is for ever.
     pub fn charge(&self, bytes: u64, now_ns: u64, limit: &RateLimit) -> WaitNs {
         match limit.verdict() {
             Some(Ok(())) => return WaitNs(0),
@@ -151,7 +150,7 @@ impl Bucket {
         WaitNs(wait_ns(before, now_ns, cost_ns, depth_ns))
     }
 
-    /// Bytes there are.
+    /// Returns the bytes available.
     pub fn available_bytes(&self, now_ns: u64, limit: &RateLimit) -> u64 {
         match limit.verdict() {
             Some(Ok(())) => return u64::MAX,
@@ -164,8 +163,9 @@ impl Bucket {
         at_most(bytes)
     }
 
-    /// To be called once when the limit changes: what was taken before counts on, in bytes. Without
-    /// it a debt made at a low rate would be waited off for as long at a high one.
+    /// Converts the bucket after a change of the limit, to be called once for each: earlier takes
+    /// keep counting, in bytes. Otherwise a debt made at a low rate would take as long to pay at a
+    /// high one.
     pub fn rate_changed(&self, now_ns: u64, before: &RateLimit, after: &RateLimit) {
         let both_count = before.verdict().is_none() && after.verdict().is_none();
         let scale = |passed_at_ns: u64| {
@@ -179,8 +179,8 @@ impl Bucket {
     }
 }
 
-/// How long it takes until so much more fits into the bucket; what is more than fits waits until it
-/// is full.
+/// Returns the time until `cost_ns` more fits into the bucket; a cost above the depth waits until
+/// the bucket is full.
 fn wait_ns(passed_at_ns: u64, now_ns: u64, cost_ns: u64, depth_ns: u64) -> u64 {
     let ahead_ns = passed_at_ns.saturating_sub(now_ns);
     ahead_ns.saturating_add(cost_ns.min(depth_ns)).saturating_sub(depth_ns)
@@ -191,7 +191,7 @@ fn wait_ns(passed_at_ns: u64, now_ns: u64, cost_ns: u64, depth_ns: u64) -> u64 {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Meter {
-    /// The rate plus 1, wrapping, so that 0 is no limit.
+    /// The rate plus 1, wrapping, so that 0 means no limit.
     rate: AtomicU64,
     burst_bytes: AtomicU64,
     bucket: Bucket,
@@ -200,7 +200,7 @@ pub struct Meter {
 const _: () = assert!(size_of::<Bucket>() == 8 && size_of::<Meter>() == 24);
 
 impl Meter {
-    /// A meter with this limit and a full bucket.
+    /// Creates a meter with this limit and a full bucket.
     pub fn new(limit: RateLimit) -> Meter {
         Meter {
             rate: AtomicU64::new(limit.bytes_per_s.wrapping_add(1)),
@@ -209,7 +209,7 @@ impl Meter {
         }
     }
 
-    /// The limit; `None` if there is none.
+    /// Returns the limit; None if there is none.
     pub fn limit(&self) -> Option<RateLimit> {
         match self.rate.load(Ordering::Relaxed) {
             0 => None,
@@ -220,8 +220,8 @@ impl Meter {
         }
     }
 
-    /// Changes the limit; what was taken counts on. One at a time. Who takes at the same moment may
-    /// find the new rate with the old burst.
+    /// Changes the limit; earlier takes keep counting. One caller at a time. A concurrent take may
+    /// see the new rate with the old burst.
     pub fn set_limit(&self, now_ns: u64, limit: RateLimit) {
         let before = self.limit().unwrap_or(RateLimit::UNLIMITED);
         if before == limit {
@@ -232,18 +232,18 @@ impl Meter {
         self.bucket.rate_changed(now_ns, &before, &limit);
     }
 
-    /// The bucket.
+    /// Returns the bucket.
     pub fn bucket(&self) -> &Bucket {
         &self.bucket
     }
 }
-/// One bucket for reading and one for writing. May lie in shared memory; all zeros is no limit.
+/// One bucket for reads and one for writes. May be in shared memory; all zeros means no limit.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Meters {
-    /// What reads take from.
+    /// The meter of reads.
     pub read: Meter,
-    /// What writes take from.
+    /// The meter of writes.
     pub write: Meter,
 }
 

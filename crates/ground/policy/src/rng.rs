@@ -1,4 +1,4 @@
-//! The one source of randomness: SplitMix64, seeded, so that every run can be repeated.
+//! The one source of randomness: SplitMix64, seeded, so that every run is reproducible.
 
 use farpool_units::exactly;
 
@@ -7,13 +7,13 @@ use farpool_units::exactly;
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator that always gives the same numbers for the same seed.
+    /// Creates a generator that always gives the same numbers for the same seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -22,7 +22,8 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..bound`, almost uniform (bias below `bound` / 2^32); 0 when `bound` is 0.
+    /// Returns a number in `0..bound`, almost uniform (bias below `bound` / 2^32); 0 if `bound` is
+    /// 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         let scaled = ((self.next_u64() >> 32) * u64::from(bound)) >> 32;
         exactly(scaled)

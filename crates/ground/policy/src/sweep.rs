@@ -1,14 +1,14 @@
 //! What the pager's evictor runs: victims in aligned chunks of 64 pages.
 //!
 //! Moving pages out costs 0.85 us one by one and 0.15 us each in chunks (one UFFDIO_MOVE, holes
-//! allowed), so the unit of choice is the chunk, and the policy answers two questions: which chunk
-//! next, and which of its resident pages. What is known of a page is two bits the pager keeps:
-//! `resident`, and `hot` = it was taken back out of the victim buffer. The kernel tells no more:
-//! a page that stays is never seen, so the victim buffer is the only witness of what is in use.
+//! allowed), so the unit of eviction is the chunk, and the policy answers two questions: which
+//! chunk next, and which of its resident pages. The pager keeps two bits per page: `resident`, and
+//! `hot` = it was taken back from the victim buffer. The kernel reports no more: uses of a resident
+//! page are invisible, so the victim buffer is the only source on what is in use.
 //!
 //! The default is `clock` with hot pages spared for up to 8 laps. Hit ratios of the model pager in
 //! `tests/hit_ratios.rs` (16384 pages, 400000 accesses, victim buffer 1/16 of local memory), beside
-//! the exact clock that sees every reference:
+//! the exact clock, which sees every reference:
 //!
 //! | trace, local memory | fifo | clock, 1 lap | clock, 8 laps | lru | random | sieve | exact clock |
 //! |---|---|---|---|---|---|---|---|
@@ -20,11 +20,10 @@
 //! | uniform, 25 % | .230 | .231 | .231 | .232 | .231 | .231 | .249 |
 //! | cost over all traces, us | 28.10 | 27.86 | 27.54 | 29.06 | 28.15 | 27.79 | |
 //!
-//! `clock` has the fewest misses or nearly so in every row, the lowest cost, and no queue to keep:
-//! fault threads need not tell it anything. `lru` by chunk is the worst: one hot page keeps 63 cold
-//! ones. Marking pages that were fetched again soon after they had left (Linux's refault distance)
-//! was tried and dropped: at chunk granularity it marks half of all pages and loses to plain
-//! `fifo`.
+//! `clock` has the fewest misses or nearly so in every row, the lowest cost, and no queue: fault
+//! threads need not report to it. `lru` by chunk is the worst: one hot page keeps 63 cold ones.
+//! Marking pages that were refetched soon after eviction (Linux's refault distance) was tried and
+//! dropped: at chunk granularity it marks half of all pages and loses to plain `fifo`.
 //!
 //! Memory: nothing for the hand and random sweeps; 8.1 bytes a chunk (0.13 a page) for the queues
 //! of `lru` and `sieve`. No call but `grow` allocates.
@@ -34,51 +33,51 @@ use std::fmt::Debug;
 
 use farpool_units::exactly;
 
-/// Pages of a chunk: one bit each in a `u64`. 256 KiB, enough to spread the cost of one MOVE.
+/// Pages per chunk: one bit each in a `u64`. 256 KiB, enough to spread the cost of one MOVE.
 pub const CHUNK_PAGES: u32 = 64;
 
-/// A page that was taken back is spared for this many laps at most, half as many on average: its
-/// mark is spent in the lap whose number equals its own modulo 8. One lap would throw away what
-/// the return taught: the next sign comes only after the page has left again.
+/// A page that was taken back is spared for at most this many laps, half as many on average: its
+/// mark is cleared in the lap whose number equals its own modulo 8. After one lap the information
+/// would be lost: the next sign comes only after the page was evicted again.
 pub const HOT_LAPS: u32 = 8;
 const EVERY_EIGHTH_PAGE: u64 = 0x0101_0101_0101_0101;
 
-/// What to do with one chunk, one bit per page.
+/// The decision on one chunk, one bit per page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Choice {
-    /// Resident pages to move out.
+    /// Resident pages to evict.
     pub take: u64,
-    /// Pages whose `hot` bit is spent; pages taken are among them when they were hot.
+    /// Pages whose `hot` bit is cleared; evicted pages are among them if they were hot.
     pub clear_hot: u64,
 }
 
-/// The order in which chunks are visited and what is taken of each.
+/// The order in which chunks are visited, and the pages evicted from each.
 ///
-/// Chunks are numbered `0..chunk_count` as of the last `grow`. A sweep never promises that the
-/// chunk it names holds resident pages: the evictor skips empty ones, and gives up after
-/// `HOT_LAPS + 1` laps (of `chunk_count` calls) without a page taken: there is nothing to take.
+/// Chunks are numbered `0..chunk_count` as of the last `grow`. The chunk that a sweep names may
+/// hold no resident pages: the evictor skips empty ones, and gives up after `HOT_LAPS + 1` laps (of
+/// `chunk_count` calls) without evicting a page, as then there is none to evict.
 pub trait SweepPolicy: Debug + Send {
-    /// There are now chunks `0..chunk_count`; never shrinks. The only call that allocates.
+    /// Grows the chunks to `0..chunk_count`; never shrinks. The only call that allocates.
     fn grow(&mut self, chunk_count: usize);
 
-    /// The chunk to look at next; `None` while there are no chunks.
+    /// Returns the next chunk to check; None while there are no chunks.
     fn next_chunk(&mut self) -> Option<usize>;
 
-    /// The `count` chunks after the one named last hold nothing: a sweep in the order of addresses
-    /// passes them over.
+    /// Skips the `count` chunks after the last one returned, which are empty, in a sweep in address
+    /// order.
     fn pass_over(&mut self, _count: usize) {}
 
-    /// What to take of `chunk`, whose pages are as the two bitmaps say.
+    /// Chooses the pages to evict from `chunk`, whose pages are as the two bitmaps say.
     fn choose(&mut self, chunk: usize, resident: u64, hot: u64) -> Choice;
 
-    /// Pages of `chunk` became resident by a fetch or a first touch. Nothing depends on being told:
-    /// chunks never announced are found once the announced ones are empty.
+    /// Reports that pages of `chunk` became resident by a fetch or a first touch. Nothing depends
+    /// on it: chunks never announced are found once the announced ones are empty.
     fn on_fetch(&mut self, _chunk: usize) {}
 
-    /// Pages of `chunk` were taken back out of the victim buffer.
+    /// Reports that pages of `chunk` were taken back from the victim buffer.
     fn on_take_back(&mut self, _chunk: usize) {}
 
-    /// `chunk` holds no memory any more (unmapped, discarded).
+    /// Reports that `chunk` holds no memory any more (unmapped, discarded).
     fn on_forget(&mut self, _chunk: usize) {}
 }
 
@@ -96,7 +95,7 @@ pub enum ChunkSweep {
 }
 
 impl ChunkSweep {
-    /// A sweep over chunks `0..chunk_count`; `seed` matters to `random` only.
+    /// Creates a sweep over chunks `0..chunk_count`; only `random` uses `seed`.
     #[must_use]
     pub fn new(kind: VictimKind, chunk_count: usize, seed: u64) -> Self {
         let mut sweep = match kind {
@@ -110,8 +109,8 @@ impl ChunkSweep {
         sweep
     }
 
-    /// Whether `on_fetch` and `on_take_back` do anything: when not, fault threads need not take
-    /// the lock that calling them would need.
+    /// True if `on_fetch` and `on_take_back` have an effect: otherwise fault threads need not take
+    /// the lock for calling them.
     #[must_use]
     pub fn needs_events(&self) -> bool {
         matches!(self, Self::Lru(_) | Self::Sieve(_))
@@ -157,18 +156,19 @@ impl SweepPolicy for ChunkSweep {
     }
 }
 
-/// Everything resident, hot or not.
+/// Evicts everything resident, hot or not.
 fn take_all(resident: u64, hot: u64) -> Choice {
     Choice { take: resident, clear_hot: hot }
 }
 
-/// The cold pages; the hot ones are spared, and those whose turn it is in this lap lose the mark.
+/// Evicts the cold pages; the hot ones are spared, and those whose turn it is in this lap lose the
+/// mark.
 fn spare_hot(resident: u64, hot: u64, lap: u32) -> Choice {
     let turn = EVERY_EIGHTH_PAGE << (lap % HOT_LAPS);
     Choice { take: resident & !hot, clear_hot: hot & turn }
 }
 
-/// A hand that goes round the chunks in address order.
+/// A hand that cycles over the chunks in address order.
 #[derive(Debug)]
 pub struct HandSweep {
     chunk_count: usize,
@@ -209,7 +209,7 @@ impl SweepPolicy for HandSweep {
 
 /// Random chunks.
 ///
-/// The evictor's rule for giving up fits: a chunk escapes 9n draws with a chance of 1 in 8000.
+/// The evictor's rule for giving up fits: 9n draws miss a chunk with a probability of 1 in 8000.
 #[derive(Debug)]
 pub struct RandomSweep {
     chunk_count: u32,
@@ -236,12 +236,12 @@ impl SweepPolicy for RandomSweep {
     }
 }
 
-/// The number of `chunk` in a queue, if the queue has grown to hold it.
+/// Returns the number of `chunk` in a queue, if the queue has grown to hold it.
 fn queued(queue: &IndexList, chunk: usize) -> Option<u32> {
     (chunk < queue.capacity()).then(|| exactly(chunk))
 }
 
-/// Least recently fetched into or taken back from, by chunk.
+/// Chunks in order of their last fetch or take-back; the least recent is evicted first.
 #[derive(Debug)]
 pub struct LruSweep {
     queue: IndexList,
@@ -296,7 +296,7 @@ impl SweepPolicy for LruSweep {
     }
 }
 
-/// SIEVE by chunk: arrival order, a chunk used since the hand passed is spared once in place.
+/// SIEVE by chunk: in order of arrival; a chunk used since the hand passed is spared once in place.
 #[derive(Debug)]
 pub struct SieveSweep {
     queue: IndexList,
@@ -329,7 +329,7 @@ impl SieveSweep {
         }
     }
 
-    /// Ends: every chunk passed loses its mark.
+    /// Terminates: every chunk passed loses its mark.
     fn next_unvisited(&mut self) -> Option<u32> {
         loop {
             let chunk = self.hand.or_else(|| self.queue.back())?;

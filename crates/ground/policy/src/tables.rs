@@ -1,18 +1,18 @@
-//! Tables of policies: sized to the page, and what they take.
+//! The policies' tables: exact resizing, and the memory they take.
 
-/// Tables by the numbers of pages, which can be as long as the caller needs them.
+/// Tables indexed by page numbers, as long as the caller needs them.
 pub trait Renumber {
-    /// `from`, if it is known, is called `to` from now on, which must not be known.
+    /// Renumbers `from`, if it is known, to `to`, which must not be known.
     fn rename(&mut self, from: u32, to: u32);
 
-    /// There are the pages `0..page_count` from now on; no other may be known.
+    /// Resizes to the pages `0..page_count`; no page beyond may be known.
     fn resize(&mut self, page_count: usize);
 
-    /// The memory of the tables.
+    /// Returns the memory of the tables.
     fn bytes(&self) -> usize;
 }
 
-/// Makes a table exactly so long: what grows in steps must not take twice its memory.
+/// Resizes a table to exactly `len` entries: growth in small steps must not take twice the memory.
 pub(crate) fn resize_exactly<T: Clone>(table: &mut Vec<T>, len: usize, empty: T) {
     if len > table.len() {
         table.reserve_exact(len - table.len());
@@ -23,7 +23,7 @@ pub(crate) fn resize_exactly<T: Clone>(table: &mut Vec<T>, len: usize, empty: T)
     }
 }
 
-/// The memory of a table.
+/// Returns the memory of a table.
 pub(crate) fn table_bytes<T>(table: &Vec<T>) -> usize {
     table.capacity() * size_of::<T>()
 }

@@ -1,5 +1,4 @@
-//! Page caches: what holds for every policy, and plain models of those that are easily written
-//! down.
+//! Page caches: properties of every policy, and plain models of those that are easy to model.
 
 use farpool_policy::cache::{Belady, CacheKind, CacheVisitor, Future, PageCache};
 use proptest::prelude::*;
@@ -16,14 +15,14 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => (0..PAGES).prop_map(Step::Access),
-        // Some pages more often than others, or every policy is alike.
+        // Some pages are referenced more often than others, or all policies would behave alike.
         12 => (0..PAGES / 5).prop_map(Step::Access),
         1 => (0..PAGES).prop_map(Step::Remove),
     ];
     proptest::collection::vec(step, 0..400)
 }
 
-/// What leaves was there, what is asked for is there afterwards, and never more than fits.
+/// Evicted pages were resident, referenced ones are resident afterwards, and never more than fit.
 struct AsASet<'s> {
     kind: CacheKind,
     capacity: usize,
@@ -60,7 +59,7 @@ impl CacheVisitor for AsASet<'_> {
     }
 }
 
-/// Which requests hit.
+/// Records which requests hit.
 struct Hits<'p>(&'p [u32]);
 
 impl CacheVisitor for Hits<'_> {
@@ -71,7 +70,7 @@ impl CacheVisitor for Hits<'_> {
     }
 }
 
-/// Least frequently used: (page, references, when it came to have that many).
+/// Least frequently used: (page, references, when it reached that number).
 fn lfu_hits(pages: &[u32], capacity: usize) -> Vec<bool> {
     let mut held: Vec<(u32, u64, usize)> = Vec::new();
     let hit = |(now, page): (usize, &u32)| {
@@ -89,7 +88,7 @@ fn lfu_hits(pages: &[u32], capacity: usize) -> Vec<bool> {
     pages.iter().enumerate().map(hit).collect()
 }
 
-/// The optimum, by looking ahead each time.
+/// The optimum, found by looking ahead each time.
 fn belady_misses(pages: &[u32], capacity: usize) -> usize {
     let mut held: Vec<u32> = Vec::new();
     let mut misses = 0;

@@ -1,8 +1,8 @@
-//! Policies side by side on synthetic traces: why the default is the default.
+//! Policies compared on synthetic traces: why the default is the default.
 //!
 //! `cargo test -p farpool-policy --test hit_ratios -- --nocapture` prints the tables that the
 //! headers of `sweep` and `victim` quote. Everything is seeded, so the numbers are always the same;
-//! the asserts hold what the choice rests on.
+//! the asserts check the facts that the choice rests on.
 
 use farpool_policy::{CHUNK_PAGES, ChunkSweep, Rng, SweepPolicy, VictimKind};
 use farpool_units::exactly;
@@ -12,7 +12,7 @@ const PAGES: u32 = 1 << 14;
 const ACCESSES: u32 = 400_000;
 
 /// Rough costs, from DESIGN.md section 5: a fetch over shm, a page taken back, one MOVE of a chunk
-/// and its share per page, copy to the blade included.
+/// and its share per page, with the copy to the blade.
 const FETCH_US: f64 = 5.0;
 const TAKE_BACK_US: f64 = 4.5;
 const VISIT_US: f64 = 0.7;
@@ -26,11 +26,11 @@ enum Trace {
     HotCold,
     /// The same with the hot pages scattered.
     HotColdScattered,
-    /// Round and round over all pages.
+    /// Cycles over all pages.
     Loop,
     /// Half hot set, half one long scan.
     ScanAndHot,
-    /// Every page alike.
+    /// All pages equally often.
     Uniform,
 }
 
@@ -71,7 +71,7 @@ fn scatter(page: u32) -> u32 {
     page.wrapping_mul(0x9E37_79B1) % PAGES
 }
 
-/// Draws ranks by binary search in the cumulated weights.
+/// Draws ranks by binary search in the cumulative weights.
 struct Zipf(Vec<f64>);
 
 impl Zipf {
@@ -92,7 +92,7 @@ impl Zipf {
     }
 }
 
-/// Hit ratio of an exact policy that sees every reference.
+/// Returns the hit ratio of an exact policy that sees every reference.
 fn exact_hit_ratio(kind: VictimKind, accesses: &[u32], local: u32) -> f64 {
     let mut policy = kind.build(PAGES as usize, 1);
     let mut resident = vec![false; PAGES as usize];
@@ -114,7 +114,7 @@ fn exact_hit_ratio(kind: VictimKind, accesses: &[u32], local: u32) -> f64 {
     f64::from(hits) / f64::from(ACCESSES)
 }
 
-/// The pager in small: residents, a victim buffer in the order of eviction, sweeps by chunk.
+/// A small pager: residents, a victim buffer in order of eviction, sweeps by chunk.
 struct ModelPager {
     sweep: ChunkSweep,
     resident: Vec<u64>,
@@ -140,7 +140,7 @@ impl Counts {
         f64::from(self.hits) / f64::from(ACCESSES)
     }
 
-    /// What memory costs per access, by the rough costs above.
+    /// Returns the cost of memory per access, by the rough costs above.
     fn cost_us(&self) -> f64 {
         let cost = f64::from(self.fetches) * FETCH_US
             + f64::from(self.taken_back) * TAKE_BACK_US

@@ -1,10 +1,10 @@
-//! What the prefetchers gain on patterns and what they waste without one.
+//! What the prefetchers gain on patterns, and what they waste without one.
 
 use farpool_policy::{MAX_PREFETCH_PAGES, PrefetchKind, PrefetchWindow, Rng};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-/// A far memory that never evicts: pages are local once fetched. What it counts is the result.
+/// A local memory that never evicts: pages are local once fetched. Its counts are the result.
 #[derive(Debug, Default)]
 struct Far {
     local: HashSet<u64>,
@@ -32,7 +32,7 @@ impl Far {
         far
     }
 
-    /// Pages fetched that nobody asked for.
+    /// Returns the pages fetched that were never used.
     fn wasted(&self) -> u64 {
         self.local.difference(&self.used).count() as u64
     }
@@ -116,7 +116,7 @@ fn a_run_that_is_partly_local_already_is_still_followed() {
     assert_eq!(window.as_run(), Some(114..118), "a fault inside the run halves the window");
 }
 
-/// Values that lie across two pages, at random places; then a scan by the same thread.
+/// Values that lie across two pages, at random addresses; then a scan by the same thread.
 #[test]
 fn pairs_of_neighbours_do_not_start_streams_for_long() {
     let mut prefetcher = PrefetchKind::Sequential.build();

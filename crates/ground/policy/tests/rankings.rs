@@ -1,4 +1,4 @@
-//! Rankings: victims on demand, a capacity that shrinks and grows, numbers that are given out anew.
+//! Rankings: victims on demand, a capacity that shrinks and grows, page numbers that are reused.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,11 @@ const SEED: u64 = 5;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// A reference, and the page comes if it is not there.
+    /// References a page, and inserts it if it is not resident.
     Access(u32),
     Victims(u32),
     Remove(u32),
-    /// So many fewer fit than the ranking was last told, but what is there.
+    /// Lowers the capacity by this many pages, but not below the resident ones.
     Lower(u32),
 }
 
@@ -31,7 +31,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..500)
 }
 
-/// What is resident, what is remembered, and how many fit.
+/// The resident pages, the remembered ones, and the capacity.
 #[derive(Debug, Default)]
 struct Model {
     resident: BTreeSet<u32>,
@@ -95,7 +95,7 @@ impl Model {
     }
 }
 
-/// Gives keys dense numbers as the store does: the last number takes the place of one that is free.
+/// Gives keys dense numbers as the store does: the last number moves into a freed one.
 struct Dense {
     ranking: Box<dyn Ranking>,
     keys: Vec<u32>,
@@ -167,7 +167,8 @@ impl CacheVisitor for Hits<'_> {
     }
 }
 
-/// Hits of a ranking that is kept at a fixed size: `batch` pages leave when the next does not fit.
+/// Returns the hits of a ranking kept at a fixed size: `batch` pages are evicted when the next does
+/// not fit.
 fn hits(kind: CacheKind, pages: &[u32], page_count: usize, capacity: u32, batch: u32) -> Vec<bool> {
     let mut ranking = kind.ranking(SEED);
     ranking.resize(page_count);
@@ -200,7 +201,7 @@ proptest! {
         }
     }
 
-    /// Whatever the numbers are, the same keys leave in the same order.
+    /// The same keys are evicted in the same order, whatever their numbers.
     #[test]
     fn numbers_that_are_given_out_anew_change_nothing(steps in steps()) {
         for kind in CacheKind::ALL {
@@ -240,7 +241,7 @@ proptest! {
         }
     }
 
-    /// Policies without parts do the same whether they know the capacity or are asked for each
+    /// Policies without parts behave alike whether they know the capacity or are asked for each
     /// victim.
     #[test]
     fn one_victim_for_each_page_is_a_cache_of_fixed_size(
@@ -254,7 +255,7 @@ proptest! {
     }
 }
 
-/// A heavy-tailed trace over 20,000 pages, a scan in between.
+/// A heavy-tailed trace over 20,000 pages, with a scan in between.
 fn trace() -> Vec<u32> {
     let mut rng = Rng::new(11);
     let skewed = |rng: &mut Rng| {
@@ -275,8 +276,8 @@ fn trace() -> Vec<u32> {
 }
 
 /// The others decide a little differently (see `farpool_policy::ranking`), but not better or worse:
-/// 1 point of the hit ratio, also when victims are asked for in batches of 1 % of the capacity, as
-/// the store does.
+/// within 1 point of the hit ratio, even when victims are requested in batches of 1 % of the
+/// capacity, as the store does.
 #[test]
 fn on_demand_is_as_good_as_a_fixed_size() {
     let pages = trace();
@@ -294,7 +295,7 @@ fn on_demand_is_as_good_as_a_fixed_size() {
     }
 }
 
-/// Tables are as long as they need to be, and cost what the docs say.
+/// Tables are only as long as needed, and cost what the docs say.
 #[test]
 fn tables_take_so_many_bytes_for_each_page() {
     let most = |kind| match kind {

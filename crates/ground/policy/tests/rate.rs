@@ -35,7 +35,8 @@ fn any_steps() -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((0..50_000_000u64, 0..4_194_304u64), 1..60)
 }
 
-/// In any span: the burst, or the largest request, and what the rate gives.
+/// Checks that in any span no more passes than the burst, or the largest request, plus what the
+/// rate allows.
 fn check_spans(passed: &[(u64, u64)], limit: &RateLimit) -> Result<(), TestCaseError> {
     for from in 0..passed.len() {
         let (mut bytes, mut largest) = (0u128, 0);
@@ -58,7 +59,7 @@ proptest! {
     fn no_span_of_time_gets_more_and_nothing_there_is_refused(
         limit in any_limit(), steps in any_steps()
     ) {
-        // With no burst at all the model never has a token; that case is a test of its own.
+        // With no burst at all the model never has a token; that case has its own test.
         prop_assume!(limit.burst_bytes > 0);
         let (bucket, mut model) = (Bucket::new(), Model::new(limit));
         let (mut now_ns, mut passed, mut rounded_ns) = (0, Vec::new(), 1);
@@ -104,8 +105,7 @@ proptest! {
             let WaitNs(wait_ns) = bucket.charge(bytes, now_ns, &limit);
             passed.push((now_ns + wait_ns, bytes));
         }
-        // A small one fits where a larger one before it waits for room, so ends may cross; the
-        // limit holds in the order of passing.
+        // The limit holds in the order of passing.
         passed.sort_by_key(|(at_ns, _)| *at_ns);
         check_spans(&passed, &limit)?;
     }
@@ -141,7 +141,7 @@ fn several_threads_together_get_no_more_than_one_would() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                // One clock for all, which moves on as they ask.
+                // One clock for all threads, which advances at each request.
                 loop {
                     let now_ns = clock.fetch_add(100, Ordering::Relaxed);
                     if now_ns > END_NS {

@@ -1,4 +1,4 @@
-//! The chunk sweeps: nothing is taken that is not there, nothing stays that nobody uses.
+//! The chunk sweeps: they evict only resident pages, and leave no unused page for good.
 
 use farpool_policy::{ChunkSweep, SweepPolicy, VictimKind, sweep::HOT_LAPS};
 use proptest::prelude::*;
@@ -82,8 +82,8 @@ proptest! {
         for kind in VictimKind::ALL {
             let mut pager = Pager::new(kind);
             steps.iter().for_each(|step| pager.apply(step));
-            // Random draws promise nothing; after 40 laps a page left over means a fault.
-            // SIEVE spends a mark of the chunk as well, and its first lap may start midway.
+            // Random draws guarantee nothing; a page left after 40 laps means a bug. SIEVE clears a
+            // mark of the chunk as well, and its first lap may start midway.
             let laps = match kind {
                 VictimKind::Random => 40,
                 VictimKind::Sieve => 2 * HOT_LAPS + 2,

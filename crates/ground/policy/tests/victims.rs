@@ -1,4 +1,4 @@
-//! The exact victim policies against models simple enough to be read at a glance.
+//! The exact victim policies against models simple enough to verify by reading.
 
 use farpool_policy::VictimKind;
 use proptest::prelude::*;
@@ -25,11 +25,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..200)
 }
 
-/// Pages in the order of arrival (or of use), oldest first, each with its mark.
+/// Pages in order of arrival (or of use), oldest first, each with its mark.
 #[derive(Debug, Default)]
 struct Model {
     queue: Vec<(u32, bool)>,
-    /// SIEVE's hand: how many pages from the oldest it has passed.
+    /// SIEVE's hand: the number of pages, from the oldest, that it has passed.
     hand: usize,
 }
 
@@ -124,7 +124,7 @@ fn check_against_model(kind: VictimKind, steps: &[Step]) {
     }
 }
 
-/// Whatever a policy's taste: victims are resident, distinct, as many as asked for and available.
+/// For every policy: victims are resident, distinct, as many as asked for and available.
 fn check_as_a_set(kind: VictimKind, steps: &[Step]) {
     let mut policy = kind.build(PAGES as usize, 7);
     let mut resident = BTreeSet::new();

@@ -1,31 +1,31 @@
 //! ARC (Megiddo, Modha, FAST 2003): two LRU queues, of pages seen once and seen again, whose
-//! balance follows the hits on pages that lately left either.
+//! balance follows the hits on pages that recently left either.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity};
 use crate::ranking::Ranking;
 use crate::tables::Renumber;
 
-/// Seen once since they came (the paper's T1).
+/// Seen once since they entered (the paper's T1).
 const ONCE: u8 = 1;
 /// Seen again (T2).
 const AGAIN: u8 = 2;
-/// Left `ONCE` (B1); not resident.
+/// Evicted from `ONCE` (B1); not resident.
 const ONCE_GHOST: u8 = 3;
-/// Left `AGAIN` (B2); not resident.
+/// Evicted from `AGAIN` (B2); not resident.
 const AGAIN_GHOST: u8 = 4;
 
-/// Remembers as many pages that left as it holds. 9 bytes per page.
+/// Remembers as many evicted pages as it holds. 9 bytes per page.
 #[derive(Debug)]
 pub struct Arc {
     queues: Lists<4>,
-    /// What `ONCE` should hold, the paper's p: a number of pages, but moved by fractions.
+    /// Target size of `ONCE`, the paper's p: a number of pages, but moved by fractions.
     once_wanted: f64,
     capacity: u32,
 }
 
 impl Arc {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -42,7 +42,7 @@ impl Arc {
         self.queues.len(ONCE) + self.queues.len(AGAIN)
     }
 
-    /// A page that left too early shows which side was too small.
+    /// Adapts the target: a page that was evicted too early shows which side was too small.
     fn adapt(&mut self, ghost: u8) {
         let once = f64::from(self.queues.len(ONCE_GHOST));
         let again = f64::from(self.queues.len(AGAIN_GHOST));
@@ -53,7 +53,7 @@ impl Arc {
         };
     }
 
-    /// Evicts from the side that has more than it should; `ghost` is where the new page was.
+    /// Evicts from the side that exceeds its target; `ghost` is where the new page was.
     fn replace(&mut self, ghost: u8) -> Option<u32> {
         let once = f64::from(self.queues.len(ONCE));
         let tie = ghost == AGAIN_GHOST && once >= self.once_wanted;
@@ -68,8 +68,7 @@ impl Arc {
         Some(victim)
     }
 
-    /// Evicts for a page that nothing is known of, and forgets the oldest ghost when there are
-    /// enough.
+    /// Evicts for an unknown page, and drops the oldest ghost when there are enough.
     fn evict_for_stranger(&mut self) -> Option<u32> {
         let seen_once = self.queues.len(ONCE) + self.queues.len(ONCE_GHOST);
         let seen_again = self.queues.len(AGAIN) + self.queues.len(AGAIN_GHOST);
@@ -83,7 +82,7 @@ impl Arc {
         self.replace(NOWHERE)
     }
 
-    /// Forgets the oldest ghosts beyond what the paper remembers at this capacity.
+    /// Drops the oldest ghosts beyond the paper's number at this capacity.
     fn forget_ghosts(&mut self, forgotten: &mut Vec<u32>) {
         let capacity = u64::from(self.capacity);
         let seen_once =

@@ -1,5 +1,5 @@
-//! Belady's MIN (IBM Systems Journal 1966): the page whose next use is the furthest away leaves. It
-//! needs the future, and is the bound that no policy can pass.
+//! Belady's MIN (IBM Systems Journal 1966): evicts the page whose next use is the furthest away. It
+//! needs the future, and is the bound that no policy can beat.
 
 use farpool_units::exactly;
 
@@ -8,7 +8,7 @@ use super::{PageCache, checked_capacity};
 /// Not used again.
 const NEVER: u32 = u32::MAX;
 
-/// The whole trace and, for each reference, where the same page is referenced next. 4 bytes per
+/// The whole trace and, for each reference, the position of the page's next one. 4 bytes per
 /// reference.
 #[derive(Debug)]
 pub struct Future<'t> {
@@ -17,7 +17,7 @@ pub struct Future<'t> {
 }
 
 impl<'t> Future<'t> {
-    /// Looks over a trace of pages `0..page_count`, backwards.
+    /// Scans a trace of pages `0..page_count` backwards.
     ///
     /// # Panics
     /// A page at or above `page_count`, or 2^32 references or more.
@@ -38,8 +38,8 @@ impl<'t> Future<'t> {
     }
 }
 
-/// Evicts the page whose next use is the furthest away. References must be those of the future it
-/// was made with, in the same order. 8 bytes per page and an eighth of a byte per reference.
+/// Evicts the page whose next use is the furthest away. References must be those of the given
+/// future, in the same order. 8 bytes per page and an eighth of a byte per reference.
 #[derive(Debug)]
 pub struct Belady<'f> {
     future: &'f Future<'f>,
@@ -55,11 +55,11 @@ pub struct Belady<'f> {
     capacity: u32,
 }
 
-/// What `next_of_page` says of a page that is not resident.
+/// The value in `next_of_page` of a page that is not resident.
 const ABSENT: u32 = 0;
 
 impl<'f> Belady<'f> {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -100,7 +100,7 @@ impl<'f> Belady<'f> {
 }
 
 impl Belady<'_> {
-    /// Bytes that one cache takes; the future is shared and comes on top.
+    /// Returns the bytes that one cache takes, without the future, which is shared.
     #[must_use]
     pub fn memory_bytes(page_count: u64, capacity: u64, requests: u64) -> u64 {
         4 * page_count + 4 * capacity.min(page_count) + requests / 7
@@ -146,7 +146,7 @@ impl PageCache for Belady<'_> {
     }
 }
 
-/// A set of positions that knows its last: bits, and above each level one that says which of its
+/// A set of positions with a fast maximum: bits, and above each level one that tells which of its
 /// words are not empty.
 #[derive(Debug)]
 struct PositionSet {

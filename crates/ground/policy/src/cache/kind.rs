@@ -31,14 +31,13 @@ pub enum CacheKind {
     Lirs,
     /// W-TinyLFU (ToS 2017).
     TinyLfu,
-    /// Any page, seeded.
+    /// Any page at random, seeded.
     Random,
 }
 
-/// What is done with a cache once its policy is chosen: the loop over a trace, compiled for each
-/// policy.
+/// Runs over a cache once its policy is chosen, as a loop over a trace compiled for each policy.
 pub trait CacheVisitor {
-    /// What comes out of it.
+    /// The result.
     type Output;
 
     /// Runs with the cache that [`CacheKind::visit`] made.
@@ -46,7 +45,7 @@ pub trait CacheVisitor {
 }
 
 impl CacheKind {
-    /// Every kind, in the order of their names' list.
+    /// Every kind, in declaration order.
     pub const ALL: [Self; 12] = [
         Self::Lru,
         Self::Fifo,
@@ -81,13 +80,13 @@ impl CacheKind {
         }
     }
 
-    /// Makes an empty cache of `capacity` pages for pages `0..page_count` and gives it to
-    /// `visitor`; `seed` matters to `Random` only. With room for all pages no policy has anything
-    /// to decide, and none evicts (by its own rules SLRU would, at a hit, when its segments leave a
-    /// page over).
+    /// Creates an empty cache of `capacity` pages for pages `0..page_count` and passes it to
+    /// `visitor`; only `Random` uses `seed`. With room for all pages no policy has a decision to
+    /// make, and none evicts (by its own rules SLRU would, at a hit, when its segments leave a page
+    /// over).
     ///
     /// # Panics
-    /// A capacity of no page: nothing could become resident.
+    /// A capacity of 0: no page could become resident.
     pub fn visit<V: CacheVisitor>(
         self,
         page_count: usize,
@@ -95,7 +94,7 @@ impl CacheKind {
         seed: u64,
         visitor: V,
     ) -> V::Output {
-        // Page numbers have 32 bits, so more room than that is never used.
+        // Page numbers have 32 bits, so a larger capacity is never used.
         let room = at_most(capacity);
         if capacity >= page_count.max(1) {
             return visitor.visit(Resident::new(Fifo::new(page_count), capacity));
@@ -116,7 +115,7 @@ impl CacheKind {
         }
     }
 
-    /// Bytes that one cache takes at most.
+    /// Returns an upper bound of the bytes that one cache takes.
     #[must_use]
     pub fn memory_bytes(self, page_count: u64, capacity: u64, requests: u64) -> u64 {
         let held = capacity.min(page_count);
@@ -125,7 +124,7 @@ impl CacheKind {
             Self::Fifo => 8 * page_count + page_count / 8,
             Self::Clock | Self::Sieve => 8 * page_count + page_count / 4,
             Self::Random => 8 * page_count,
-            // Pages with k distinct counts have been referenced k (k + 1) / 2 times.
+            // k distinct counts take k (k + 1) / 2 references.
             Self::Lfu => 12 * page_count + 64 * held.min((2 * requests).isqrt()),
             Self::S3Fifo => 10 * page_count,
             Self::Arc | Self::Slru | Self::TwoQ => 9 * page_count,

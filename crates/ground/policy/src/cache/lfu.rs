@@ -8,7 +8,7 @@ use crate::list::{Ends, Links};
 use crate::ranking::Ranking;
 use crate::tables::{Renumber, resize_exactly, table_bytes};
 
-/// Pages that were referenced the same number of times since they came.
+/// Pages with the same number of references since they entered.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bucket {
     references: u64,
@@ -17,11 +17,11 @@ struct Bucket {
     commoner: u32,
 }
 
-/// The bucket that stands before the rarest and after the commonest: it never holds a page.
+/// The bucket before the rarest and after the commonest; it never holds a page.
 const HEAD: u32 = 0;
 
-/// Evicts the page with the fewest references since it came; among equals the one that has had that
-/// many for the longest. Counts are forgotten when a page leaves. 12 bytes per page, and 32 for
+/// Evicts the page with the fewest references since it entered; among equals the one that has had
+/// its count for the longest. Counts are dropped when a page leaves. 12 bytes per page, and 32 for
 /// each distinct count.
 #[derive(Debug)]
 pub struct Lfu {
@@ -36,7 +36,7 @@ pub struct Lfu {
 }
 
 impl Lfu {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -56,7 +56,7 @@ impl Lfu {
         &mut self.buckets[at as usize]
     }
 
-    /// The bucket for `references` right after `rarer`, made if there is none.
+    /// Returns the bucket for `references` right after `rarer`, creating it if needed.
     fn bucket_after(&mut self, rarer: u32, references: u64) -> u32 {
         let next = self.bucket(rarer).commoner;
         if next != HEAD && self.bucket(next).references == references {
@@ -72,7 +72,7 @@ impl Lfu {
     fn take_spare(&mut self) -> u32 {
         if self.spare == HEAD {
             self.buckets.push(Bucket::default());
-            // There are fewer buckets than pages, and those number below 2^32.
+            // There are fewer buckets than pages, which number below 2^32.
             return exactly(self.buckets.len() - 1);
         }
         let spare = self.spare;

@@ -1,5 +1,5 @@
-//! LIRS (Jiang, Zhang, SIGMETRICS 2002): pages whose last two references lay close together keep
-//! most of the memory; the others pass through a small queue, and are remembered after they left.
+//! LIRS (Jiang, Zhang, SIGMETRICS 2002): pages whose last two references are close together keep
+//! most of the memory; the others pass through a small queue, and are remembered after they leave.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
@@ -10,10 +10,10 @@ use crate::tables::{Renumber, resize_exactly, table_bytes};
 /// The percentage of the capacity for pages that are not (yet) referenced closely.
 pub const LIRS_FAR_PERCENT: u32 = 1;
 
-/// Pages in the stack at most, in multiples of the capacity: what bounds the pages remembered.
+/// The most pages in the stack, in multiples of the capacity: this bounds the pages remembered.
 pub const LIRS_STACK_TIMES: u32 = 2;
 
-/// Resident, referenced far apart (the paper's resident HIR): in the order in which they leave.
+/// Resident, referenced far apart (the paper's resident HIR), in the order of eviction.
 const FAR: u8 = 1;
 /// Not resident, remembered in the stack (non-resident HIR).
 const GHOST: u8 = 2;
@@ -22,7 +22,8 @@ const GHOST: u8 = 2;
 /// page.
 #[derive(Debug)]
 pub struct Lirs {
-    /// By the last reference; the oldest is always a near page, for others below it are dropped.
+    /// Ordered by the last reference; the oldest is always a near page, as others below it are
+    /// dropped.
     stack: IndexList,
     queues: Lists<2>,
     near: Vec<bool>,
@@ -31,13 +32,13 @@ pub struct Lirs {
     far_max: u32,
     stack_max: u64,
     capacity: u32,
-    /// In a [`Ranking`]: pages had to leave. What fits goes up and down a little then, and pages
-    /// that nothing is known of must not become near each time it goes up.
+    /// In a [`Ranking`]: pages were evicted. From then on the capacity varies a little, and unknown
+    /// pages must not become near each time it rises.
     has_evicted: bool,
 }
 
 impl Lirs {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -59,7 +60,7 @@ impl Lirs {
         cache
     }
 
-    /// For [`Ranking`]: the queue of far pages has what the near ones leave.
+    /// Creates a cache for [`Ranking`]: the queue of far pages takes all that the near ones leave.
     pub(crate) fn open() -> Self {
         Self { far_max: u32::MAX, ..Self::new(0, 1) }
     }
@@ -76,7 +77,7 @@ impl Lirs {
         self.far_max = u32::MAX;
     }
 
-    /// Drops pages from the bottom of the stack until a near one lies there.
+    /// Drops pages from the bottom of the stack until a near one is there.
     fn prune(&mut self, forgot: &mut impl FnMut(u32)) {
         while self.stack.len() > 1
             && let Some(bottom) = self.stack.back()
@@ -90,7 +91,7 @@ impl Lirs {
         }
     }
 
-    /// The near page whose last reference is the longest ago becomes a far one.
+    /// Makes the near page with the oldest last reference a far one.
     fn demote(&mut self, left: &mut impl FnMut(u32), forgot: &mut impl FnMut(u32)) {
         self.prune(forgot);
         let Some(page) = self.stack.back().filter(|page| self.near[*page as usize]) else {
@@ -120,7 +121,7 @@ impl Lirs {
         }
     }
 
-    /// In a [`Ranking`] a near page that is one too many becomes a far one, and nothing leaves.
+    /// In a [`Ranking`], makes surplus near pages far ones; none leaves.
     fn cool(&mut self, near_max: u32, forgotten: &mut Vec<u32>) {
         while self.near_len > near_max {
             let near_len = self.near_len;
@@ -145,8 +146,8 @@ impl Lirs {
         }
         self.queues.move_to_front(FAR, page);
         if !was_in_stack {
-            // Its next reference may show it to be near: a place is freed for that already, unless
-            // this very page would have to leave for it.
+            // Its next reference may show it to be near: room is made for that now, unless this
+            // very page would have to leave for it.
             if self.far_max > 1 {
                 self.make_near_room(left);
             }

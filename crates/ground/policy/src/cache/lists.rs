@@ -1,4 +1,4 @@
-//! Several queues over the same pages; a page is in one of them at most, and a byte says in which.
+//! Several queues over the same pages; a page is in at most one of them, and a byte tells which.
 
 use crate::list::{Ends, Links};
 use crate::tables::{resize_exactly, table_bytes};
@@ -23,7 +23,7 @@ impl<const N: usize> Lists<N> {
         }
     }
 
-    /// The queue that `page` is in.
+    /// Returns the queue that `page` is in.
     #[inline]
     pub(super) fn place(&self, page: u32) -> u8 {
         self.place[page as usize]
@@ -33,12 +33,12 @@ impl<const N: usize> Lists<N> {
         self.ends[queue as usize - 1].len()
     }
 
-    /// The oldest page of a queue.
+    /// Returns the oldest page of a queue.
     pub(super) fn back(&self, queue: u8) -> Option<u32> {
         self.ends[queue as usize - 1].back()
     }
 
-    /// Puts a page that is in no queue at the front of one.
+    /// Puts a page that is in no queue at the front of `queue`.
     #[inline]
     pub(super) fn push_front(&mut self, queue: u8, page: u32) {
         debug_assert_eq!(self.place(page), NOWHERE, "page {page} is in a queue already");
@@ -46,7 +46,7 @@ impl<const N: usize> Lists<N> {
         self.links.push_front(&mut self.ends[queue as usize - 1], page);
     }
 
-    /// Takes `page` out of the queue it is in; that queue, or [`NOWHERE`].
+    /// Removes `page` from its queue. Returns that queue, or [`NOWHERE`].
     #[inline]
     pub(super) fn remove(&mut self, page: u32) -> u8 {
         let queue = std::mem::replace(&mut self.place[page as usize], NOWHERE);
@@ -56,7 +56,7 @@ impl<const N: usize> Lists<N> {
         queue
     }
 
-    /// `from`, if it is in a queue, is called `to` from now on.
+    /// Renumbers `from`, if it is in a queue, to `to`.
     pub(super) fn rename(&mut self, from: u32, to: u32) {
         let queue = std::mem::replace(&mut self.place[from as usize], NOWHERE);
         if queue != NOWHERE {
@@ -74,7 +74,7 @@ impl<const N: usize> Lists<N> {
         self.links.bytes() + table_bytes(&self.place)
     }
 
-    /// Takes out the oldest page of a queue.
+    /// Removes the oldest page of a queue.
     #[inline]
     pub(super) fn pop_back(&mut self, queue: u8) -> Option<u32> {
         let page = self.links.pop_back(&mut self.ends[queue as usize - 1])?;

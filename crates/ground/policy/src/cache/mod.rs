@@ -1,13 +1,13 @@
 //! Page caches of a fixed size under twelve policies and the optimum, exact, for simulation.
 //!
-//! Pages are dense numbers `0..page_count`, all state lies in plain arrays, and every policy is a
-//! type of its own: [`CacheKind::visit`] hands a [`CacheVisitor`] a cache of the policy asked for,
+//! Pages are dense numbers `0..page_count`, all state is in plain arrays, and every policy is a
+//! type of its own: [`CacheKind::visit`] passes a cache of the named policy to a [`CacheVisitor`],
 //! so that its loop is compiled for each. Nothing is allocated after construction, except that
 //! [`Lfu`] makes room for a new count of references.
 //!
 //! LRU, FIFO, Clock, SIEVE and Random are the victim policies of [`crate::victim`] in a
 //! [`Resident`]; the others decide what enters as well as what leaves, and are caches of their own.
-//! [`Belady`], which has to know the future, is no [`CacheKind`].
+//! [`Belady`], which has to know the future, is not a [`CacheKind`].
 //!
 //! The share of requests that miss, on traces of `farpool_sim::synthetic` with local memory for 50
 //! % and 10 % of the pages that occur (`cargo run --release -p farpool-sim --example miss_ratios`):
@@ -30,9 +30,9 @@
 //!
 //! Counts are those of libCacheSim 0.3.5 to the last request for all but two (`farpool-sim`'s test
 //! `oracle`): [`TinyLfu`], whose sketch puts other pages on the same counters, and Random, whose
-//! victims are drawn independently here. Where libCacheSim would hold nothing, because a queue of
-//! so many percent of a small capacity rounds to none, a queue has a page here; and where all pages
-//! fit, none leaves.
+//! victims are drawn independently here. Where a queue of libCacheSim would have no room, because
+//! its percentage of a small capacity rounds to zero, it has room for a page here; and where all
+//! pages fit, none leaves.
 
 mod arc;
 mod belady;
@@ -70,24 +70,24 @@ use farpool_units::exactly;
 
 /// A cache that holds a fixed number of the pages `0..page_count`.
 ///
-/// Page numbers at or above the `page_count` of construction are a programmer's error and panic.
+/// Page numbers at or above the `page_count` of construction are a programming error and panic.
 pub trait PageCache: Debug {
-    /// References `page`; true when it was resident. If not it is afterwards, and each page that
-    /// had to leave is given to `left`. With some policies ([`Slru`], [`TinyLfu`], [`Lirs`]) pages
-    /// can leave at a hit, too.
+    /// References `page`. True if it was resident; otherwise it becomes resident, and each evicted
+    /// page is passed to `left`. With some policies ([`Slru`], [`TinyLfu`], [`Lirs`]) a hit can
+    /// evict pages, too.
     fn access(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool;
 
-    /// Whether `page` is resident.
+    /// True if `page` is resident.
     fn contains(&self, page: u32) -> bool;
 
-    /// `page` disappeared without being evicted (unmapped, discarded); false if it was not
-    /// resident.
+    /// Removes `page`, which disappeared without being evicted (unmapped, discarded). False if it
+    /// was not resident.
     fn remove(&mut self, page: u32) -> bool;
 
-    /// Resident pages.
+    /// Returns the number of resident pages.
     fn len(&self) -> usize;
 
-    /// No page is resident.
+    /// True if no page is resident.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -98,13 +98,13 @@ fn checked_capacity(capacity: u32) -> u32 {
     capacity
 }
 
-/// That many hundredths of `whole`, rounded down; there are a hundred at most.
+/// Returns `percent` hundredths of `whole`, rounded down; `percent` is at most 100.
 fn part(whole: u32, percent: u32) -> u32 {
     let part = u64::from(whole) * u64::from(percent) / 100;
     exactly(part)
 }
 
-/// That many hundredths of a capacity, but a page at least.
+/// Returns `percent` hundredths of a capacity, but at least one page.
 fn percent(capacity: u32, percent: u32) -> u32 {
     part(capacity, percent).max(1)
 }

@@ -1,5 +1,5 @@
-//! W-TinyLFU as a [`Ranking`]: numbers of pages are given out anew, so its sketch counts names; and
-//! it grows with the pages.
+//! W-TinyLFU as a [`Ranking`]: page numbers are reused, so its sketch counts names; and it grows
+//! with the pages.
 
 use super::sketch::NameSketch;
 use super::slru::Segments;
@@ -20,8 +20,8 @@ pub struct NamedTinyLfu {
     until_halved: u64,
     window_max: u32,
     capacity: u32,
-    /// Pages had to leave. From then on the main part is not filled unasked: what fits goes up and
-    /// down a little.
+    /// Pages were evicted. From then on the main part is not filled unconditionally, as the
+    /// capacity varies a little.
     has_evicted: bool,
 }
 
@@ -52,7 +52,7 @@ impl NamedTinyLfu {
         self.sketch.fit(capacity);
     }
 
-    /// While the cache fills, what is too much for the window goes to the main part unasked.
+    /// While the cache fills, admits what exceeds the window to the main part unconditionally.
     fn settle(&mut self) {
         while !self.has_evicted
             && self.window.len() > self.window_max
@@ -123,8 +123,8 @@ impl Ranking for NamedTinyLfu {
     fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
         self.has_evicted = true;
         loop {
-            // A window that is half empty has had its turn: what the main part has too much goes
-            // unasked.
+            // If the window is half empty, a surplus of the main part is evicted without a
+            // comparison.
             let main_is_next =
                 self.main.len > self.main.capacity && self.window.len() <= self.window_max / 2;
             let candidate = if main_is_next { None } else { self.window.pop_back() };

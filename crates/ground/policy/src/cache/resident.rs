@@ -1,10 +1,9 @@
-//! A cache of fixed size around a victim policy: the same victim code that ranks a program's pages.
+//! A cache of fixed size around a victim policy: the same code that chooses a program's victims.
 
 use super::PageCache;
 use crate::victim::VictimPolicy;
 
-/// Holds at most its capacity; a page that enters a full cache takes the place of the policy's
-/// victim.
+/// Holds at most its capacity; a page that enters a full cache replaces the policy's victim.
 #[derive(Debug)]
 pub struct Resident<P> {
     policy: P,
@@ -12,7 +11,7 @@ pub struct Resident<P> {
 }
 
 impl<P: VictimPolicy> Resident<P> {
-    /// `capacity` pages under an empty `policy`.
+    /// Creates a cache of `capacity` pages under an empty `policy`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -23,7 +22,7 @@ impl<P: VictimPolicy> Resident<P> {
         Self { policy, free: capacity }
     }
 
-    /// The policy, for what it counted.
+    /// Returns the policy, for its counts.
     #[must_use]
     pub fn policy(&self) -> &P {
         &self.policy

@@ -1,6 +1,6 @@
-//! S3-FIFO (Yang et al., SOSP 2023): a small queue sifts out pages that come once, a main queue
-//! gives referenced pages further rounds, and those that the small queue dropped are remembered for
-//! a while.
+//! S3-FIFO (Yang et al., SOSP 2023): a small queue filters out pages that are referenced once, a
+//! main queue gives referenced pages further rounds, and pages that the small queue dropped are
+//! remembered for a while.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
@@ -10,23 +10,23 @@ use crate::tables::{Renumber, resize_exactly, table_bytes};
 /// The small queue's percentage of the capacity.
 pub const S3_FIFO_SMALL_PERCENT: u32 = 10;
 
-/// How many pages that left the small queue are remembered, in percent of the capacity.
+/// Pages remembered after they left the small queue, in percent of the capacity.
 pub const S3_FIFO_GHOST_PERCENT: u32 = 90;
 
-/// References in the small queue that take a page to the main queue.
+/// References in the small queue that promote a page to the main queue.
 pub const S3_FIFO_PROMOTION_REFERENCES: u8 = 2;
 
-/// References that are counted at most: so many rounds more a page gets in the main queue.
+/// The most references counted: a page gets this many more rounds in the main queue.
 const REFERENCES_MAX: u8 = 3;
 
 const SMALL: u8 = 1;
 const MAIN: u8 = 2;
 const GHOST: u8 = 3;
 
-/// Evicts from the small queue, but from the main queue while that has more than its share.
-/// 10 bytes per page.
+/// Evicts from the small queue, but from the main queue while that exceeds its share. 10 bytes per
+/// page.
 ///
-/// Until the first page leaves, the main queue also takes what finds the small one full.
+/// Until the first page leaves, the main queue also takes pages that find the small one full.
 #[derive(Debug)]
 pub struct S3Fifo {
     queues: Lists<3>,
@@ -39,7 +39,7 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -91,7 +91,7 @@ impl S3Fifo {
         self.evict_from_main()
     }
 
-    /// The small queue's page where the main queue has none.
+    /// Evicts as usual, or from the small queue if the main queue is empty.
     fn evict_on_demand(&mut self, forgot: &mut impl FnMut(u32)) -> Option<u32> {
         self.evict(forgot).or_else(|| self.evict_from_small(forgot))
     }
@@ -112,7 +112,7 @@ impl S3Fifo {
         self.queues.push_front(enters, page);
     }
 
-    /// None when every page of the small queue had earned its way to the main queue.
+    /// Evicts from the small queue. None if all its pages had earned promotion to the main queue.
     fn evict_from_small(&mut self, forgot: &mut impl FnMut(u32)) -> Option<u32> {
         while let Some(page) = self.queues.pop_back(SMALL) {
             let earned = self.references[page as usize] >= S3_FIFO_PROMOTION_REFERENCES;
@@ -128,7 +128,7 @@ impl S3Fifo {
         None
     }
 
-    /// Ends: each page that is spared loses a reference.
+    /// Evicts from the main queue. Terminates: each page that is spared loses a reference.
     fn evict_from_main(&mut self) -> Option<u32> {
         loop {
             let page = self.queues.pop_back(MAIN)?;

@@ -1,26 +1,26 @@
-//! How often pages were seen, roughly and in little memory: a counting Bloom filter that ages.
+//! Estimates how often pages were seen, in little memory: a counting Bloom filter that ages.
 
-/// The filter is made as wide as one that errs for one page in a thousand when it holds as many
-/// pages as the cache: this many counters for each, ln(1000) / ln(2)^2 ...
+/// The filter is as wide as one with a false-positive rate of one in a thousand when it holds as
+/// many pages as the cache: this many counters for each, ln(1000) / ln(2)^2 ...
 const COUNTERS_PER_PAGE: f64 = 14.377_587_566_051_17;
 
-/// ... and this many of them for one page, 14.38 ln(2), rounded up.
+/// ... and this many of them per page, 14.38 ln(2), rounded up.
 const COUNTERS_OF_A_PAGE: u32 = 10;
 
-/// The seeds of the two hashes that all places of a page's counters are made of.
+/// The seeds of the two hashes from which the places of a page's counters are computed.
 const SEEDS: [u64; 2] = [0x1234_5678, 0x1234_4321];
 
-/// Counters of a [`NameSketch`] for each page: a byte each.
+/// Counters of a [`NameSketch`] per page, a byte each.
 const BYTES_PER_PAGE: usize = 8;
 
-/// Of them, those of one name.
+/// Counters that one name uses.
 const BYTES_OF_A_NAME: u32 = 4;
 
 /// The least width of a [`NameSketch`].
 const NAME_SKETCH_BYTES_MIN: usize = 1 << 10;
 
 /// A sketch whose width follows the number of pages. It is a power of two, so that it doubles and
-/// halves without a look at the names.
+/// halves without knowing the names.
 #[derive(Debug)]
 pub(super) struct NameSketch {
     counters: Vec<u8>,
@@ -33,11 +33,11 @@ impl Default for NameSketch {
 }
 
 impl NameSketch {
-    /// Widens to what so many pages need, or narrows when a quarter of it would do.
+    /// Widens to the need of `pages`, or narrows if a quarter would do.
     pub(super) fn fit(&mut self, pages: u32) {
         let wanted = pages as usize * BYTES_PER_PAGE;
         while self.counters.len() < wanted {
-            // A name's places in the upper half are new: they count what was counted in the lower.
+            // A name's places in the upper half are new: they inherit the counts of the lower.
             self.counters.reserve_exact(self.counters.len());
             self.counters.extend_from_within(..);
         }
@@ -58,7 +58,7 @@ impl NameSketch {
             .map(move |i| first.wrapping_add(i.wrapping_mul(step | 1)) as usize & mask)
     }
 
-    /// At least as often as the name was seen, up to 255, halvings aside.
+    /// Returns an upper bound of how often the name was seen, up to 255, halvings aside.
     pub(super) fn estimate(&self, name: u32) -> u8 {
         self.places(name).map(|at| self.counters[at]).min().unwrap_or(0)
     }
@@ -69,7 +69,7 @@ impl NameSketch {
         }
     }
 
-    /// Forgets half of everything.
+    /// Halves all counts.
     pub(super) fn halve(&mut self) {
         for counter in &mut self.counters {
             *counter >>= 1;
@@ -93,7 +93,7 @@ impl Sketch {
         Self { counters: vec![0; width as usize], width }
     }
 
-    /// Counters for that many pages.
+    /// Returns the number of counters for `pages`.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
     pub(super) fn width(pages: u32) -> u32 {
         let wanted = (COUNTERS_PER_PAGE * f64::from(pages)).ceil().min(f64::from(i32::MAX)) as u32;
@@ -107,7 +107,7 @@ impl Sketch {
             .map(move |i| (first.wrapping_add(i.wrapping_mul(step)) % width) as usize)
     }
 
-    /// At least as often as `page` was seen, halvings aside.
+    /// Returns an upper bound of how often `page` was seen, halvings aside.
     pub(super) fn estimate(&self, page: u32) -> u32 {
         self.places(page).map(|at| self.counters[at]).min().unwrap_or(0)
     }
@@ -118,7 +118,7 @@ impl Sketch {
         }
     }
 
-    /// Forgets half of everything.
+    /// Halves all counts.
     pub(super) fn halve(&mut self) {
         for counter in &mut self.counters {
             *counter >>= 1;
@@ -131,7 +131,7 @@ fn low_half(hash: u64) -> u32 {
     hash as u32
 }
 
-/// XXH64 (Collet) of eight bytes.
+/// Returns the XXH64 (Collet) of eight bytes.
 fn xxh64(value: u64, seed: u64) -> u64 {
     const PRIMES: [u64; 5] = [
         0x9E37_79B1_85EB_CA87,
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_the_published_one() {
-        // `xxhash.xxh64_intdigest((42).to_bytes(8, "little"), seed)` of the Python package.
+        // From `xxhash.xxh64_intdigest((42).to_bytes(8, "little"), seed)` of the Python package.
         assert_eq!(xxh64(42, 0), 0xB556_806F_B6D1_4353);
         assert_eq!(xxh64(42, 0x1234_5678), 0xF78B_4AD5_3460_7625);
     }

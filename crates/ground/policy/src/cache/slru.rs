@@ -1,5 +1,5 @@
-//! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and
-//! what a full segment pushes out falls back into the one below.
+//! Segmented LRU (Karedla, Love, Wherry, 1994): a page climbs one segment at each reference, and a
+//! full segment pushes its oldest page down into the one below.
 
 use farpool_units::exactly;
 
@@ -8,21 +8,21 @@ use super::{PageCache, checked_capacity};
 use crate::ranking::Ranking;
 use crate::tables::Renumber;
 
-/// Segments of equal size; [`Slru::new`] uses fewer where the capacity is smaller than that.
+/// Number of equal segments; [`Slru::new`] uses fewer if the capacity is smaller than that.
 pub const SLRU_SEGMENTS: u32 = 4;
 
 /// Evicts from the lowest segment that holds a page. 9 bytes per page.
 ///
-/// While the cache fills up, a new page enters the lowest segment that has room; after that, the
+/// While the cache fills up, a new page enters the lowest segment with room; after that, the
 /// lowest. Pages that the equal segments leave over belong to the lowest too, until it is next
-/// full: then a reference can make a page leave.
+/// full: then a reference can evict a page.
 #[derive(Debug)]
 pub struct Slru {
     segments: Segments<{ SLRU_SEGMENTS as usize }>,
 }
 
 impl Slru {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -35,7 +35,7 @@ impl Slru {
         Self { segments: Segments::new(page_count, capacity, rooms) }
     }
 
-    /// For [`Ranking`]: the lowest segment has what the others leave.
+    /// Creates a cache for [`Ranking`]: the lowest segment takes all that the others leave.
     pub(crate) fn open() -> Self {
         let mut segments = Segments::new(0, 0, [u32::MAX; SLRU_SEGMENTS as usize]);
         segments.divide(1, [1 / SLRU_SEGMENTS; SLRU_SEGMENTS as usize]);
@@ -75,7 +75,7 @@ impl PageCache for Slru {
     }
 }
 
-/// `N` segments of any sizes; segments without room at the top do not take part.
+/// `N` segments of any sizes; segments of size 0 at the top are not used.
 #[derive(Debug)]
 pub(super) struct Segments<const N: usize> {
     queues: Lists<N>,
@@ -96,8 +96,8 @@ impl<const N: usize> Segments<N> {
         self.queues.place(page) != NOWHERE
     }
 
-    /// Changes the capacity and the rooms of all segments but the lowest, which takes whatever they
-    /// push out.
+    /// Changes the capacity and the sizes of all segments but the lowest, which takes whatever they
+    /// push down.
     pub(super) fn divide(&mut self, capacity: u32, rooms: [u32; N]) {
         self.capacity = capacity;
         self.rooms = rooms;
@@ -127,7 +127,7 @@ impl<const N: usize> Segments<N> {
         self.queues.len(segment) > self.rooms[segment as usize - 1]
     }
 
-    /// Moves a resident page up; false when it is not resident.
+    /// Moves a resident page up. False if it is not resident.
     #[inline]
     pub(super) fn reference(&mut self, page: u32, left: &mut impl FnMut(u32)) -> bool {
         let segment = self.queues.place(page);
@@ -139,7 +139,7 @@ impl<const N: usize> Segments<N> {
             return true;
         }
         self.queues.move_to_front(segment + 1, page);
-        // Each step down takes in one page, so one has to go on to the next.
+        // Each segment on the way down takes in one page, so a full one pushes one further down.
         let mut full = segment + 1;
         while self.overfull(full) {
             let Some(cooled) = self.queues.pop_back(full) else { break };
@@ -154,14 +154,14 @@ impl<const N: usize> Segments<N> {
         true
     }
 
-    /// Takes in a page that is not resident; there must be room for it.
+    /// Inserts a page that is not resident; there must be room for it.
     pub(super) fn insert(&mut self, page: u32) {
         let free = (1..=self.top).find(|s| self.queues.len(*s) < self.rooms[*s as usize - 1]);
         self.queues.push_front(free.unwrap_or(1), page);
         self.len += 1;
     }
 
-    /// The page that would leave next.
+    /// Returns the next victim.
     pub(super) fn next_victim(&self) -> Option<u32> {
         (1..=self.top).find_map(|segment| self.queues.back(segment))
     }

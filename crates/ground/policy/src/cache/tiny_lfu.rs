@@ -13,15 +13,14 @@ pub const TINY_LFU_WINDOW_PERCENT: u32 = 1;
 /// The main part is a segmented LRU: the percentage of it that is on probation.
 pub const TINY_LFU_PROBATION_PERCENT: u32 = 20;
 
-/// Hits in the main part after which the sketch forgets half of what it counted, for each of its
-/// pages.
+/// Hits in the main part, per page of it, after which the sketch halves its counts.
 pub const TINY_LFU_SAMPLE_PER_PAGE: u64 = 32;
 
-/// Evicts the page at the window's end or the main part's next victim, whichever was seen less.
-/// 17 bytes per page and 58 per page of capacity.
+/// Evicts the page at the window's end or the main part's next victim, whichever was seen less. 17
+/// bytes per page and 58 per page of capacity.
 ///
-/// Once the main part is full, each page that comes makes one leave: of the two that were compared,
-/// the one that was seen less.
+/// Once the main part is full, each new page evicts one: of the two compared, the one that was seen
+/// less.
 #[derive(Debug)]
 pub struct TinyLfu {
     window: IndexList,
@@ -33,7 +32,7 @@ pub struct TinyLfu {
 }
 
 impl TinyLfu {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.
@@ -42,7 +41,7 @@ impl TinyLfu {
         let capacity = checked_capacity(capacity);
         let main = Self::main_capacity(capacity);
         let probation = part(main, TINY_LFU_PROBATION_PERCENT);
-        // Without a page on probation there is no way up, and the main part is one queue.
+        // If probation has room for no page, none can be promoted, and the main part is one queue.
         let rooms = match probation {
             0 => [main, 0],
             _ => [probation, part(main, 100 - TINY_LFU_PROBATION_PERCENT)],
@@ -64,7 +63,7 @@ impl TinyLfu {
         (u64::from(main) * TINY_LFU_SAMPLE_PER_PAGE).max(1)
     }
 
-    /// Bytes of the sketch, which depend on the capacity alone.
+    /// Returns the bytes of the sketch, which depend on the capacity alone.
     pub(super) fn sketch_bytes(capacity: u32) -> u64 {
         4 * u64::from(Sketch::width(Self::main_capacity(capacity.max(1))))
     }

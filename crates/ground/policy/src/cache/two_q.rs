@@ -1,26 +1,26 @@
-//! 2Q (Johnson, Shasha, VLDB 1994), the full version: a page must come back after it has left a
-//! first queue before it is kept as one that is used often.
+//! 2Q (Johnson, Shasha, VLDB 1994), the full version: a page must be referenced again after it left
+//! a first queue before it is kept as a frequently used one.
 
 use super::lists::{Lists, NOWHERE};
 use super::{PageCache, checked_capacity, percent};
 use crate::ranking::Ranking;
 use crate::tables::Renumber;
 
-/// The percentage of the capacity for pages that came once (the paper's Kin).
+/// The percentage of the capacity for pages of the first queue (the paper's Kin).
 pub const TWO_Q_FIRST_PERCENT: u32 = 25;
 
-/// How many pages that left the first queue are remembered, in percent of the capacity (Kout).
+/// Pages remembered after they left the first queue, in percent of the capacity (Kout).
 pub const TWO_Q_GHOST_PERCENT: u32 = 50;
 
-/// In the order of arrival; a reference here moves nothing.
+/// In order of arrival; a reference here moves nothing.
 const FIRST: u8 = 1;
 /// Not resident; remembered in the order in which they left `FIRST`.
 const GHOST: u8 = 2;
-/// Least recently used.
+/// In order of last use.
 const OFTEN: u8 = 3;
 
-/// Evicts from the first queue while that has more than its share, else the least recently used of
-/// those that came back. 9 bytes per page.
+/// Evicts from the first queue while that exceeds its share, else the least recently used of the
+/// pages that were referenced again. 9 bytes per page.
 #[derive(Debug)]
 pub struct TwoQ {
     queues: Lists<3>,
@@ -30,7 +30,7 @@ pub struct TwoQ {
 }
 
 impl TwoQ {
-    /// `capacity` of the pages `0..page_count`.
+    /// Creates a cache for `capacity` of the pages `0..page_count`.
     ///
     /// # Panics
     /// A capacity of 0.

@@ -1,12 +1,12 @@
 //! Prefetch: which pages to fetch beside the one that faulted.
 //!
-//! A prefetcher sees only faults: (thread, page). Pages it had fetched ahead do not fault, so the
-//! sign that they were wanted is the next fault itself: it falls on the first page *after* the run
-//! that was fetched. That fault confirms the run and the next one is longer.
+//! A prefetcher sees only faults: (thread, page). Prefetched pages do not fault, so the only sign
+//! that they were used is the next fault: it falls on the first page *after* the run that was
+//! fetched. That fault confirms the run, and the next run is longer.
 //!
-//! The rule above all others is to do no harm: a page fetched in vain costs the blade, the link
-//! and a local frame, so access without a pattern must give (almost) no candidates.
-//! `tests/prefetch.rs` holds that as a property.
+//! The first rule is to do no harm: a page fetched in vain costs the blade, the link and a local
+//! frame, so access without a pattern must give (almost) no candidates. `tests/prefetch.rs` checks
+//! that as a property.
 
 mod sequential;
 mod threads;
@@ -20,13 +20,13 @@ use std::fmt::Debug;
 
 use farpool_units::at_most;
 
-/// Most candidates one fault gives: one chunk, 256 KiB. Longer runs gain nothing from batching
-/// (0.1 us a page from 64 on) and make a wrong guess dearer. Windows are cut to it.
+/// The most candidates per fault: one chunk, 256 KiB. Longer runs gain nothing from batching (0.1
+/// us a page from 64 on) and make a wrong guess more expensive. Windows are cut to it.
 pub const MAX_PREFETCH_PAGES: u32 = 64;
 
-/// Candidates: `count` pages from `first`, `stride` pages apart, in the order they are wanted.
+/// Candidates: `count` pages from `first`, `stride` pages apart, in the order of expected use.
 ///
-/// The caller drops those outside the region, resident already or on their way.
+/// The caller drops those outside the region, already resident or on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefetchWindow {
     first: u64,
@@ -38,8 +38,8 @@ impl PrefetchWindow {
     /// No candidates.
     pub const EMPTY: Self = Self { first: 0, stride: 1, count: 0 };
 
-    /// The `count` pages that follow `fault`, `stride` apart. Cut to [`MAX_PREFETCH_PAGES`] and to
-    /// pages that exist as numbers.
+    /// Returns the `count` pages after `fault`, `stride` apart, cut to [`MAX_PREFETCH_PAGES`] and
+    /// to valid page numbers.
     fn after(fault: u64, stride: i64, count: u32) -> Self {
         let Some(first) = fault.checked_add_signed(stride) else {
             return Self::EMPTY;
@@ -50,31 +50,31 @@ impl PrefetchWindow {
         Self { first, stride, count: count.min(MAX_PREFETCH_PAGES).min(more) }
     }
 
-    /// Number of candidates.
+    /// Returns the number of candidates.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.count
     }
 
-    /// No candidates.
+    /// True if there are no candidates.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Distance in pages from one candidate to the next; may be negative.
+    /// Returns the distance in pages between candidates; may be negative.
     #[must_use]
     pub fn stride(&self) -> i64 {
         self.stride
     }
 
-    /// The candidates, in the order they are wanted.
+    /// Returns the candidates, in the order of expected use.
     pub fn pages(&self) -> impl Iterator<Item = u64> + use<> {
         let Self { first, stride, count } = *self;
         (0..i64::from(count)).map(move |i| first.wrapping_add_signed(stride.wrapping_mul(i)))
     }
 
-    /// The candidates as one run in address order, when they are neighbours.
+    /// Returns the candidates as one run in address order if they are neighbours.
     #[must_use]
     pub fn as_run(&self) -> Option<std::ops::Range<u64>> {
         let count = u64::from(self.count);
@@ -86,14 +86,14 @@ impl PrefetchWindow {
     }
 }
 
-/// Learns from faults what to fetch ahead. No call allocates.
+/// Learns from faults what to prefetch. No call allocates.
 pub trait Prefetcher: Debug + Send {
-    /// `thread` (an id of the kernel's; 0 if it is not known) faulted on `page`; `out` is set to
+    /// Handles a fault of `thread` (a kernel's thread ID; 0 if unknown) on `page` and sets `out` to
     /// the candidates, which may be none.
     fn on_fault(&mut self, thread: u32, page: u64, out: &mut PrefetchWindow);
 }
 
-/// Fetches nothing ahead.
+/// Prefetches nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoPrefetch;
 
@@ -106,20 +106,20 @@ impl Prefetcher for NoPrefetch {
 /// The prefetchers by name.
 ///
 /// The default is `sequential`: it recognises several interleaved streams of a thread, which the
-/// majority trend does not, and gives nothing at random access; see `tests/prefetch.rs`.
+/// majority trend does not, and prefetches nothing at random access; see `tests/prefetch.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PrefetchKind {
-    /// Nothing is fetched ahead.
+    /// No prefetch.
     None,
     /// Read-ahead along runs of neighbouring pages, up or down.
     #[default]
     Sequential,
-    /// Majority trend: any stride that most of a thread's last faults keep.
+    /// Majority trend: any stride that most of a thread's last faults share.
     Trend,
 }
 
 impl PrefetchKind {
-    /// Every kind, in the order of their names' list.
+    /// Every kind, in declaration order.
     pub const ALL: [Self; 3] = [Self::None, Self::Sequential, Self::Trend];
 
     /// The name used on the command line and in configuration.
@@ -132,7 +132,7 @@ impl PrefetchKind {
         }
     }
 
-    /// A prefetcher that has seen nothing yet.
+    /// Creates a prefetcher without history.
     #[must_use]
     pub fn build(self) -> Box<dyn Prefetcher> {
         match self {

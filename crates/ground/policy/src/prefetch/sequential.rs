@@ -2,34 +2,34 @@
 //!
 //! Each thread has a few streams. A fault next to the last fault of a stream (one page up or down)
 //! starts its read-ahead with 4 pages; each fault on the page after the run doubles the window up
-//! to 64. A fault inside the run means that it was evicted again or never came: the
-//! window is halved. A full window ends at a chunk boundary, so that a long scan faults once
-//! per chunk and what it brings in can leave again whole.
+//! to 64. A fault inside the run means that the page was evicted again or never arrived: the window
+//! is halved. A full window ends at a chunk boundary, so that a long scan faults once per chunk and
+//! each fetched chunk can be evicted whole.
 //!
-//! Streams need two neighbouring faults in a row to start, which random access over N pages gives
-//! with a chance of 2 * STREAMS / N a fault: nothing, from a few thousand pages on. But values that
-//! lie across two pages give such pairs all the time, and nothing after them (redis with values of
-//! 1 KiB: half a page fetched in vain for each fault, a fifth of its throughput). So a thread whose
-//! streams end where they began comes into doubt: then three neighbours are needed, until streams
-//! go on again.
+//! Two neighbouring faults in a row start a stream, which random access over N pages gives with a
+//! probability of 2 * STREAMS / N per fault: negligible from a few thousand pages on. But values
+//! that lie across two pages give such pairs all the time without a run behind them (redis with
+//! values of 1 KiB: half a page fetched in vain for each fault, a fifth of its throughput). So a
+//! thread whose streams end with their first window comes into doubt: then three neighbours are
+//! needed, until streams continue again.
 
 use farpool_units::exactly;
 
 use super::{MAX_PREFETCH_PAGES, PrefetchWindow, Prefetcher, threads::ThreadTable};
 
-/// Streams followed per thread: a merge or a matrix product walks a handful at once. With more
-/// the longest unused is forgotten.
+/// Streams tracked per thread: a merge or a matrix product walks a handful at once. Beyond that the
+/// least recently used is dropped.
 const STREAMS: usize = 8;
 /// First window in pages: little is lost if the run ends at once.
 const FIRST_WINDOW_PAGES: u32 = 4;
-/// Faults of its thread for which a stream outlives stray faults between its own.
+/// Faults of its thread that a stream survives between two of its own.
 const LIVE_FAULTS: u64 = 64;
-/// A fault this many pages past the expected one still continues a stream with a window: pages in
-/// between were resident already.
+/// A fault this many pages past the expected one still continues a stream with a window: the pages
+/// in between were already resident.
 const SLACK_PAGES: u64 = 16;
 
-/// Streams in a row that ended with their first window before there is doubt; each that went on
-/// halves what was counted.
+/// Streams in a row that ended with their first window before the thread comes into doubt; each
+/// stream that continues halves the count.
 const DOUBT: u32 = 4;
 const MOST_DOUBT: u32 = 8;
 
@@ -43,7 +43,7 @@ pub struct Sequential {
 struct Streams {
     streams: [Stream; STREAMS],
     faults: u64,
-    /// Streams that ended where they began, lately.
+    /// Recent streams that ended with their first window.
     vain: u32,
 }
 
@@ -51,30 +51,30 @@ struct Streams {
 struct Stream {
     /// The last fault.
     page: u64,
-    /// The page after the run fetched ahead, where the next fault is expected.
+    /// The page after the prefetched run, where the next fault is expected.
     expected: u64,
     /// +1 or -1; 0 = one fault seen, direction not known.
     direction: i64,
-    /// 0 = none yet.
+    /// Window in pages; 0 = none yet.
     window: u32,
-    /// Nothing has come of the first window so far.
+    /// The first window has not been confirmed yet.
     is_new: bool,
     /// The thread's fault counter at the last use; 0 = free.
     used_at: u64,
 }
 
-/// What a fault is to a stream.
+/// The relation of a fault to a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// It is the page after the run (or soon after): the run was wanted.
+    /// It is on the page after the run (or soon after): the run was used.
     Confirms(i64),
-    /// It is inside the run: the run was not there.
+    /// It is inside the run: the page was not resident.
     Misses,
     None,
 }
 
 impl Sequential {
-    /// A read-ahead that has seen nothing yet.
+    /// Creates a read-ahead without history.
     #[must_use]
     pub fn new() -> Self {
         Self { threads: ThreadTable::new() }
@@ -110,8 +110,8 @@ impl Streams {
         stream.advance(page, fit, self.vain >= DOUBT)
     }
 
-    /// Remembers `page` as the possible start of a stream, in place of the longest unused that
-    /// is no stream yet or has rested long.
+    /// Remembers `page` as the possible start of a stream. Replaces the least recently used entry
+    /// that is not yet a stream or has been idle for long.
     fn start(&mut self, page: u64) {
         let now = self.faults;
         let streams = self.streams.iter_mut();
@@ -124,7 +124,7 @@ impl Streams {
 }
 
 impl Stream {
-    /// A stream that led somewhere not long ago is not given up for a stray fault.
+    /// True if the stream was recently in use: then a stray fault does not replace it.
     fn is_live(&self, now: u64) -> bool {
         self.direction != 0 && now - self.used_at < LIVE_FAULTS
     }
@@ -140,7 +140,7 @@ impl Stream {
                 _ => Fit::None,
             };
         }
-        // Both distances are taken along the direction, so one comparison serves both ways.
+        // Both distances are measured along the direction, so one comparison serves both ways.
         let (past_expected, past_fault) = if self.direction > 0 {
             (page.wrapping_sub(self.expected), page.wrapping_sub(self.page))
         } else {
@@ -156,7 +156,7 @@ impl Stream {
         }
     }
 
-    /// `doubts`: two neighbours do not make a stream.
+    /// Advances the stream to a fault on `page`; with `doubts` two neighbours do not make a stream.
     fn advance(&mut self, page: u64, fit: Fit, doubts: bool) -> PrefetchWindow {
         self.window = match fit {
             Fit::Confirms(direction) => {

@@ -1,9 +1,10 @@
-//! A fixed table of what is known per thread: 32 sets of 4 ways; the longest unused way of a set is
-//! forgotten for a new thread. A thread that is forgotten relearns in a few faults.
+//! A fixed table of state per thread: 32 sets of 4 ways; a new thread replaces the least recently
+//! used way of its set. A dropped thread relearns in a few faults.
 
-/// Sets of the table; a power of two. 128 threads are remembered: far more than fault at once.
+/// Sets of the table; a power of two. 128 threads are remembered: far more than fault at the same
+/// time.
 const SETS: usize = 32;
-/// Threads per set, so that two busy threads of one set do not push each other out.
+/// Threads per set, so that two busy threads of one set do not evict each other.
 const WAYS: usize = 4;
 
 #[derive(Debug, Clone, Default)]
@@ -11,7 +12,7 @@ struct Way {
     thread: u32,
     /// Value of the table's counter at the last use; 0 = empty.
     used_at: u64,
-    /// Which of the states is this way's, once it has been used.
+    /// Index of this way's state, once it has been used.
     state: usize,
 }
 
@@ -19,8 +20,8 @@ struct Way {
 #[derive(Debug)]
 pub(crate) struct ThreadTable<T> {
     ways: Vec<Way>,
-    /// Room for all of them is reserved, so that nothing is allocated later; memory is taken as
-    /// threads come.
+    /// Capacity for all of them is reserved, so that nothing is allocated later; memory is used as
+    /// threads appear.
     states: Vec<T>,
     uses: u64,
 }
@@ -31,7 +32,7 @@ impl<T: Clone + Default> ThreadTable<T> {
         Self { ways, states: Vec::with_capacity(SETS * WAYS), uses: 0 }
     }
 
-    /// The state of `thread`, fresh if it is new or was forgotten.
+    /// Returns the state of `thread`, which is new if the thread is new or was dropped.
     pub(crate) fn of(&mut self, thread: u32) -> &mut T {
         self.uses += 1;
         let set = thread as usize % SETS * WAYS;

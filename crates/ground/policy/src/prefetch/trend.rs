@@ -1,11 +1,11 @@
 //! Majority trend, the idea of Leap (Al Maruf and Chowdhury, ATC 2020).
 //!
-//! The last faults of a thread, as distances, vote on a stride: Boyer-Moore finds the one that more
-//! than half of them keep, first among the newest 8, then 16, then 32, so that a new trend is seen
-//! early and a disturbed one still. Irregular faults in between do not break it. The window doubles
-//! when a fault lands on the page after the last run, is halved when it does not, and is nothing
-//! without a majority. Leap then fetches along the last trend anyway; here it does not: without the
-//! swap cache's hit counter there is no sign that such a guess was of use.
+//! The distances between a thread's last faults vote on a stride: Boyer-Moore finds the one that
+//! more than half of them share, first among the newest 8, then 16, then 32, so that a new trend is
+//! seen early and a disturbed one is still found. Irregular faults in between do not break it. The
+//! window doubles when a fault lands on the page after the last run, halves when it does not, and
+//! is zero without a majority. Leap then fetches along the last trend anyway; here it does not:
+//! without the swap cache's hit counter there is no sign that such a guess was useful.
 
 use super::{MAX_PREFETCH_PAGES, PrefetchWindow, Prefetcher, threads::ThreadTable};
 
@@ -13,9 +13,9 @@ use super::{MAX_PREFETCH_PAGES, PrefetchWindow, Prefetcher, threads::ThreadTable
 const HISTORY: usize = 32;
 /// The newest distances that vote first; doubled while they do not agree.
 const FIRST_VOTERS: usize = 8;
-/// Window of a trend not confirmed yet.
+/// Window of an unconfirmed trend.
 const FIRST_WINDOW_PAGES: u32 = 2;
-/// A longer stride is no trend: it is what two regions used in turn look like. 16 MiB.
+/// A longer stride is not a trend: it is what two regions used in turn look like. 16 MiB.
 const STRIDE_MAX_PAGES: u64 = 4096;
 
 /// Majority-trend prefetch, per thread.
@@ -24,10 +24,10 @@ pub struct Trend {
     threads: ThreadTable<Track>,
 }
 
-/// What is known of one thread. 304 bytes.
+/// State of one thread. 304 bytes.
 #[derive(Debug, Clone, Default)]
 struct Track {
-    /// Distances between faults, newest at `newest`; 0 where nothing was seen.
+    /// Distances between faults, newest at `newest`; 0 where there was none.
     distances: [i64; HISTORY],
     newest: usize,
     last_page: Option<u64>,
@@ -37,7 +37,7 @@ struct Track {
 }
 
 impl Trend {
-    /// A prefetcher that has seen nothing yet.
+    /// Creates a prefetcher without history.
     #[must_use]
     pub fn new() -> Self {
         Self { threads: ThreadTable::new() }
@@ -77,8 +77,8 @@ impl Track {
         window.clamp(FIRST_WINDOW_PAGES, MAX_PREFETCH_PAGES)
     }
 
-    /// A fault on the page after a run stands for steps of the run's stride: the pages fetched
-    /// ahead were used without a fault.
+    /// Records a fault. One on the page after a run counts as steps of the run's stride: the
+    /// prefetched pages were used without a fault.
     fn remember(&mut self, page: u64, confirmed: Option<(u64, i64)>) {
         let distance = match (confirmed, self.last_page) {
             (Some((_, stride)), _) => stride,
@@ -90,7 +90,8 @@ impl Track {
         self.distances[self.newest] = distance;
     }
 
-    /// The stride most of the newest distances agree on, asking more of them while they do not.
+    /// Returns the stride that most of the newest distances share; asks more of them until they
+    /// agree.
     fn majority(&self) -> Option<i64> {
         let mut voters = FIRST_VOTERS;
         while voters <= HISTORY {
@@ -103,7 +104,7 @@ impl Track {
         None
     }
 
-    /// Boyer-Moore vote among the newest `voters`, then the count that proves it.
+    /// A Boyer-Moore vote among the newest `voters`, then the count that proves it.
     fn majority_of(&self, voters: usize) -> Option<i64> {
         let newest = |i: usize| self.distances[(self.newest + HISTORY - i) % HISTORY];
         let (mut candidate, mut lead) = (0, 0usize);

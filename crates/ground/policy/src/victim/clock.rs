@@ -1,5 +1,5 @@
-//! Second chance. The ring and hand of the textbook, kept as a queue: the page under the hand is
-//! the back, and a spared page goes to the front, where the hand comes to it last.
+//! Second chance. The textbook's ring and hand, kept as a queue: the page under the hand is the
+//! back, and a spared page goes to the front, where the hand reaches it last.
 
 use super::VictimPolicy;
 use crate::{bits::Marks, list::IndexList, tables::Renumber};
@@ -13,13 +13,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// For pages `0..page_count`.
+    /// Creates a policy for pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
         Self { ring: IndexList::new(page_count), marks: Marks::new(page_count), spared: 0 }
     }
 
-    /// Pages that were looked at and spared so far: what choosing costs beyond one look for each
+    /// Returns the pages examined and spared so far: the cost of choosing beyond one look per
     /// victim.
     #[must_use]
     pub fn spared(&self) -> u64 {
@@ -50,7 +50,8 @@ impl VictimPolicy for Clock {
         self.ring.remove(page)
     }
 
-    /// Ends: every spared page loses its mark, so the second lap at the latest finds a victim.
+    /// Terminates: every spared page loses its mark, so the second lap at the latest finds a
+    /// victim.
     #[inline]
     fn victim(&mut self) -> Option<u32> {
         loop {

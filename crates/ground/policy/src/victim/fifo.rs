@@ -3,16 +3,17 @@
 use super::VictimPolicy;
 use crate::{bits::BitSet, list::IndexList, tables::Renumber};
 
-/// Evicts in the order of arrival, whatever is referenced.
+/// Evicts in order of arrival, regardless of references.
 #[derive(Debug)]
 pub struct Fifo {
     queue: IndexList,
-    /// What the queue knows too, in a sixty-fourth of the memory: most references ask only this.
+    /// Residency, which the queue knows too, in a sixty-fourth of the memory: most references need
+    /// only this.
     resident: BitSet,
 }
 
 impl Fifo {
-    /// For pages `0..page_count`.
+    /// Creates a policy for pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
         Self { queue: IndexList::new(page_count), resident: BitSet::new(page_count) }

@@ -3,14 +3,14 @@
 use super::VictimPolicy;
 use crate::{list::IndexList, tables::Renumber};
 
-/// Evicts the page whose last reference is the longest ago.
+/// Evicts the page with the oldest last reference.
 #[derive(Debug)]
 pub struct Lru {
     queue: IndexList,
 }
 
 impl Lru {
-    /// For pages `0..page_count`.
+    /// Creates a policy for pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
         Self { queue: IndexList::new(page_count) }

@@ -1,9 +1,9 @@
 //! Victim policies over single pages, exact.
 //!
 //! Pages are dense numbers `0..page_count`. Each policy is told of pages that become resident
-//! (`insert`), are referenced (`touch`) or disappear (`remove`), and gives up victims on demand.
-//! All of them are checked against plain models in `tests/victims.rs`, and set side by side on
-//! synthetic traces in `tests/hit_ratios.rs` (run with `--nocapture` for the table):
+//! (`insert`), are referenced (`touch`) or disappear (`remove`), and selects victims on demand. All
+//! of them are checked against plain models in `tests/victims.rs`, and compared on synthetic traces
+//! in `tests/hit_ratios.rs` (run with `--nocapture` for the table):
 //!
 //! | hit ratio, local memory | fifo | clock | lru | random | sieve |
 //! |---|---|---|---|---|---|
@@ -12,7 +12,7 @@
 //! | scan and hot set, 50 % / 25 % | .458 / .381 | .544 / .503 | .540 / .468 | .538 / .384 | .545 / .544 |
 //! | loop, 50 % | .000 | .000 | .000 | .196 | .000 |
 //!
-//! With every reference seen, SIEVE is the best; what the pager can see is less ([`crate::sweep`]).
+//! With every reference visible, SIEVE is the best; the pager sees less ([`crate::sweep`]).
 
 mod clock;
 mod fifo;
@@ -31,25 +31,26 @@ use std::fmt::Debug;
 
 /// Decides which resident pages leave.
 ///
-/// No call allocates, except that `victims` pushes to the caller's vector.
-/// Page numbers at or above the `page_count` of construction are a programmer's error and panic.
+/// No call allocates, except that `victims` pushes to the caller's vector. Page numbers at or above
+/// the `page_count` of construction are a programming error and panic.
 pub trait VictimPolicy: Debug + Send {
-    /// `page` became resident. A page that is resident already counts as touched.
+    /// Makes `page` resident. A page that is already resident counts as touched.
     fn insert(&mut self, page: u32);
 
-    /// `page` was referenced; false, and nothing happens, when it is not resident.
+    /// References `page`. False, without effect, if it is not resident.
     fn touch(&mut self, page: u32) -> bool;
 
-    /// Whether `page` is resident.
+    /// True if `page` is resident.
     fn contains(&self, page: u32) -> bool;
 
-    /// `page` disappeared without being a victim (unmapped, discarded); false if not resident.
+    /// Removes `page`, which disappeared without being a victim (unmapped, discarded). False if it
+    /// was not resident.
     fn remove(&mut self, page: u32) -> bool;
 
-    /// Takes the best victim out of the resident pages; none when nothing is resident.
+    /// Removes and returns the best victim; None if no page is resident.
     fn victim(&mut self) -> Option<u32>;
 
-    /// Takes up to `wanted` victims, best first, out of the resident pages and appends them.
+    /// Removes up to `wanted` victims, best first, and appends them to `out`.
     fn victims(&mut self, wanted: usize, out: &mut Vec<u32>) {
         for _ in 0..wanted {
             let Some(page) = self.victim() else {
@@ -59,10 +60,10 @@ pub trait VictimPolicy: Debug + Send {
         }
     }
 
-    /// Resident pages.
+    /// Returns the number of resident pages.
     fn len(&self) -> usize;
 
-    /// No page is resident.
+    /// True if no page is resident.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -71,21 +72,21 @@ pub trait VictimPolicy: Debug + Send {
 /// The victim policies by name, for both shapes: single pages and [`crate::ChunkSweep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum VictimKind {
-    /// Round robin: the order of arrival (pages), of addresses (chunks). Blind to references.
+    /// Round robin: in order of arrival (pages) or of addresses (chunks), regardless of references.
     Fifo,
     /// Second chance: as `Fifo`, but a referenced page is spared once.
     #[default]
     Clock,
     /// Least recently used.
     Lru,
-    /// Any page, seeded.
+    /// Any page at random, seeded.
     Random,
     /// SIEVE (Zhang et al., NSDI 2024): second chance that leaves survivors where they are.
     Sieve,
 }
 
 impl VictimKind {
-    /// Every kind, in the order of their names' list.
+    /// Every kind, in declaration order.
     pub const ALL: [Self; 5] = [Self::Fifo, Self::Clock, Self::Lru, Self::Random, Self::Sieve];
 
     /// The name used on the command line and in configuration.
@@ -100,7 +101,7 @@ impl VictimKind {
         }
     }
 
-    /// An exact policy over pages `0..page_count`; `seed` matters to `Random` only.
+    /// Creates an exact policy over pages `0..page_count`; only `Random` uses `seed`.
     #[must_use]
     pub fn build(self, page_count: usize, seed: u64) -> Box<dyn VictimPolicy> {
         match self {

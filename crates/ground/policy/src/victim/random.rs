@@ -1,4 +1,4 @@
-//! Random victims: no state worth the name, no worst case either.
+//! Random victims: almost no state, and no worst case.
 
 use farpool_units::exactly;
 
@@ -6,7 +6,7 @@ use super::VictimPolicy;
 use crate::Rng;
 use crate::tables::{Renumber, resize_exactly, table_bytes};
 
-/// Evicts any page with equal chance.
+/// Evicts any page with equal probability.
 #[derive(Debug)]
 pub struct Random {
     resident: Vec<u32>,
@@ -16,7 +16,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// For pages `0..page_count`; the same seed gives the same victims.
+    /// Creates a policy for pages `0..page_count`; the same seed gives the same victims.
     #[must_use]
     pub fn new(page_count: usize, seed: u64) -> Self {
         assert!(u32::try_from(page_count).is_ok_and(|n| n < u32::MAX), "pages number below 2^32-1");

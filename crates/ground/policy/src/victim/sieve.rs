@@ -1,7 +1,7 @@
-//! SIEVE (Zhang et al., NSDI 2024): a queue in the order of arrival and a hand that walks from the
-//! oldest to the newest. A referenced page under the hand loses its mark and stays where it is;
-//! the first unreferenced one leaves. New pages enter at the front, so they are judged soon after
-//! the hand has passed the survivors: one-time visitors are sifted out quickly.
+//! SIEVE (Zhang et al., NSDI 2024): a queue in order of arrival and a hand that walks from the
+//! oldest to the newest. A referenced page under the hand loses its mark and stays in place; the
+//! first unreferenced one is evicted. New pages enter at the front, so they are judged soon after
+//! the hand has passed the survivors: one-time visitors are filtered out quickly.
 
 use super::VictimPolicy;
 use crate::{bits::Marks, list::IndexList, tables::Renumber};
@@ -11,12 +11,12 @@ use crate::{bits::Marks, list::IndexList, tables::Renumber};
 pub struct Sieve {
     queue: IndexList,
     marks: Marks,
-    /// Where the search goes on; `None` = at the oldest page.
+    /// Where the search continues; `None` = at the oldest page.
     hand: Option<u32>,
 }
 
 impl Sieve {
-    /// For pages `0..page_count`.
+    /// Creates a policy for pages `0..page_count`.
     #[must_use]
     pub fn new(page_count: usize) -> Self {
         Self { queue: IndexList::new(page_count), marks: Marks::new(page_count), hand: None }
@@ -49,7 +49,8 @@ impl VictimPolicy for Sieve {
         self.queue.remove(page)
     }
 
-    /// Ends: every page passed loses its mark, so the second lap at the latest finds a victim.
+    /// Terminates: every page passed loses its mark, so the second lap at the latest finds a
+    /// victim.
     #[inline]
     fn victim(&mut self) -> Option<u32> {
         loop {
