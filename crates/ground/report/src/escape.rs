@@ -1,6 +1,6 @@
-//! Text that comes from outside, made harmless for where it is put.
+//! Escapes text from outside for the place it is put in.
 
-/// `text` for HTML and SVG, inside elements and inside quoted attributes. Characters that XML does
+/// Escapes `text` for HTML and SVG, inside elements and quoted attributes. Characters that XML does
 /// not allow become the replacement character.
 pub fn html(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
@@ -19,13 +19,13 @@ pub fn html(text: &str) -> String {
     safe
 }
 
-/// JSON for a `<script>` element: nothing in it can end the element or open a comment.
+/// Escapes JSON for a `<script>` element: nothing in it can end the element or open a comment.
 pub fn json_in_script(json: &str) -> String {
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// `text` for one line of a terminal: control characters, which could move the cursor or change
-/// colours, are shown instead of sent.
+/// Escapes `text` for one line of a terminal: control characters, which could move the cursor or
+/// change colours, become the replacement character.
 pub fn terminal(text: &str) -> String {
     let shown = |character: char| match character {
         control if control.is_control() => '\u{fffd}',

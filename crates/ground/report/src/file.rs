@@ -1,26 +1,26 @@
-//! Files that are there as a whole or not at all.
+//! Files that appear as a whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// What keeps a report from being written, or an input from being hashed.
+/// Why a report cannot be written, or an input not hashed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// An input that is to be named with its hash cannot be read.
+    /// An input to be listed with its hash cannot be read.
     #[error("{path} cannot be read")]
     Unreadable { path: PathBuf, source: io::Error },
-    /// The file cannot be made or put in its place; what was there before still is.
+    /// The file cannot be created or renamed; the old one is unchanged.
     #[error("{path} cannot be written")]
     Unwritable { path: PathBuf, source: io::Error },
-    /// A folder or a device would be replaced by a file.
+    /// `path` is a folder or a device, which a file must not replace.
     #[error("{path} is no regular file and is not replaced by one")]
     NoFile { path: PathBuf },
 }
 
-/// Writes `bytes` to `path`: into a new file in the same folder, which then takes the name. A
-/// reader sees the old file or the new one, and after an error nothing is left behind. A symbolic
-/// link stays one; what it points to is replaced.
+/// Writes `bytes` to a new file in `path`'s folder and renames it to `path`. A reader sees the old
+/// file or the new one, and an error leaves nothing behind. A symbolic link stays one; its target
+/// is replaced.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
     let unwritable = |source| ReportError::Unwritable { path: path.to_owned(), source };
     let target = match fs::canonicalize(path) {
@@ -36,7 +36,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
     let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, &target));
     if written.is_err() {
-        // Should this fail too, the first error is the one to tell.
+        // If this fails too, the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(unwritable)

@@ -1,7 +1,7 @@
-//! What `sim` and `plan` answer with: tables for people, JSON, and one self-contained HTML page
-//! with plots.
+//! The form of answers of `sim` and `plan`: tables for people, JSON, and one self-contained HTML
+//! page with plots.
 //!
-//! A [`Page`] is one answer. It is filled once and given out three ways: [`Page::text`] for a
+//! A [`Page`] is one answer. It is filled once and rendered in three ways: [`Page::text`] for a
 //! terminal, [`Page::json`] for programs, [`Page::html`] for a browser, which needs no script, no
 //! network and no other file:
 //!
@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Every answer carries its [`Provenance`]: the version of the tool, the parameters and the hash of
-//! each input, so that it can be made again from itself. Nothing here reads the clock: the same
-//! result gives the same bytes.
+//! each input, so that it can be reproduced. Nothing here reads the clock: the same result gives
+//! the same bytes.
 
 mod escape;
 mod file;

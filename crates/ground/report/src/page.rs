@@ -1,4 +1,4 @@
-//! One answer, given out as text, as JSON and as a page.
+//! One answer, rendered as text, as JSON and as an HTML page.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::table::Table;
 
 const STYLE: &str = include_str!("style.css");
 
-/// What stands on the page, in the order it was added.
+/// The page's contents, in the order they were added.
 #[derive(Clone, Debug, PartialEq)]
 enum Block {
     Heading(String),
@@ -21,7 +21,7 @@ enum Block {
     Plot(Plot),
 }
 
-/// One answer: findings in words, tables, plots, and where it all comes from.
+/// One answer: findings in words, tables, plots, and their provenance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
     title: String,
@@ -38,21 +38,21 @@ impl Page {
         Page { title: title.into(), provenance, findings, warnings, blocks, result: None }
     }
 
-    /// A sentence that answers the question; findings stand first.
+    /// Adds a sentence that answers the question; findings come first.
     #[must_use]
     pub fn finding(mut self, finding: impl Into<String>) -> Page {
         self.findings.push(finding.into());
         self
     }
 
-    /// A sentence on what the answer cannot be trusted in.
+    /// Adds a sentence on the limits of the answer.
     #[must_use]
     pub fn warning(mut self, warning: impl Into<String>) -> Page {
         self.warnings.push(warning.into());
         self
     }
 
-    /// A heading over the tables and plots that follow.
+    /// Adds a heading over the tables and plots that follow.
     #[must_use]
     pub fn heading(mut self, heading: impl Into<String>) -> Page {
         self.blocks.push(Block::Heading(heading.into()));
@@ -65,14 +65,15 @@ impl Page {
         self
     }
 
-    /// Plots stand on the page only; what they show must be in a table or in the result, too.
+    /// Adds a plot. Plots appear in HTML only; their data must be in a table or in the result, too.
     #[must_use]
     pub fn plot(mut self, plot: impl Into<Plot>) -> Page {
         self.blocks.push(Block::Plot(plot.into()));
         self
     }
 
-    /// The answer as the program has it, for programs. What cannot be written as JSON is left out.
+    /// Sets the result as a structure, for programs. If it cannot be written as JSON, it is
+    /// omitted.
     #[must_use]
     pub fn result(mut self, result: &impl Serialize) -> Page {
         self.result = serde_json::to_value(result).ok();
@@ -86,7 +87,7 @@ impl Page {
         })
     }
 
-    /// For a terminal: findings, warnings, then the tables with a blank line between.
+    /// Renders for a terminal: findings, warnings, then the tables with a blank line between.
     pub fn text(&self) -> String {
         let sentences = |mark: &str, all: &[String]| -> String {
             all.iter().map(|one| format!("{mark}{}\n", crate::escape::terminal(one))).collect()
@@ -97,8 +98,8 @@ impl Page {
         parts.join("\n")
     }
 
-    /// For programs: `{"title", "provenance", "findings", "warnings", "tables": {name: table},
-    /// "result"}`, the last only when there is one. Ends in a line feed.
+    /// Renders for programs: `{"title", "provenance", "findings", "warnings", "tables": {name:
+    /// table}, "result"}`, the last only if it is set. Ends in a line feed.
     pub fn json(&self) -> String {
         let tables: serde_json::Map<String, serde_json::Value> = self
             .tables()
@@ -117,7 +118,7 @@ impl Page {
         format!("{answer:#}\n")
     }
 
-    /// For a browser: one page that needs nothing else, with the JSON inside.
+    /// Renders for a browser: one page that needs no other file, with the JSON inside.
     pub fn html(&self) -> String {
         let mut body = format!("<h1>{}</h1>\n", html(&self.title));
         paragraphs(&mut body, "finding", &self.findings);

@@ -1,8 +1,8 @@
 //! Plots as inline SVG: lines on linear or logarithmic axes, and bars.
 //!
 //! Colours come from the page's style sheet by class (`k0` to `k7`, the palette of Okabe and Ito,
-//! which people who see few colours can tell apart), so one drawing serves light, dark and paper.
-//! Lines differ in marker and dashes, too.
+//! which colour-blind people can tell apart), so one drawing serves light, dark and paper. Lines
+//! differ in marker and dashes, too.
 
 mod axis;
 mod bars;
@@ -18,14 +18,14 @@ use crate::escape::html;
 
 /// Width of every drawing in its own units; the page scales it.
 const WIDTH: f64 = 760.0;
-/// What a character of a label takes at 12 units of height, on average and rather too much.
+/// Average width of a label's character at 12 units of height, rounded up generously.
 const CHARACTER: f64 = 6.8;
 /// Height of a line of the legend.
 const LEGEND_ROW: f64 = 20.0;
-/// More series than colours start again at the first colour, with other dashes.
+/// Colours; further series start again at the first, with other dashes.
 const COLOURS: usize = 8;
 
-/// Any of the plots.
+/// Any kind of plot.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plot {
     Lines(LinePlot),
@@ -59,7 +59,7 @@ impl Plot {
         }
     }
 
-    /// The drawing; `id` makes the names within it unique on the page.
+    /// Draws the plot; `id` makes the names in it unique on the page.
     pub(crate) fn svg(&self, id: &str) -> String {
         let (height, body) = match self {
             Plot::Lines(plot) => lines::draw(plot),
@@ -75,7 +75,7 @@ impl Plot {
     }
 }
 
-/// A place in a drawing, to a tenth of its unit: short, and the same on every machine.
+/// Formats a position to a tenth of a unit: short, and the same on every machine.
 fn at(position: f64) -> String {
     let text = format!("{position:.1}");
     text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
@@ -88,7 +88,7 @@ fn text_width(text: &str) -> f64 {
     characters * CHARACTER
 }
 
-/// `text` cut to what fits into `width`.
+/// Returns `text` cut to fit into `width`.
 fn fitted(text: &str, width: f64) -> String {
     if text_width(text) <= width {
         return text.to_owned();
@@ -104,7 +104,7 @@ fn fitted(text: &str, width: f64) -> String {
     cut
 }
 
-/// The legend's lines above the plot; `key` draws the sign of entry n with its left edge at (x, y).
+/// Draws the legend above the plot; `key` draws the symbol of entry n with its left edge at (x, y).
 /// Returns the height.
 fn legend(body: &mut String, names: &[&str], key: impl Fn(usize, f64, f64) -> String) -> f64 {
     const KEY: f64 = 30.0;

@@ -1,4 +1,4 @@
-//! Where an answer comes from: enough to make it again, and to see that it was made from the same.
+//! The provenance of an answer: enough to reproduce it, and to check that the inputs are the same.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,10 +10,10 @@ use sha2::{Digest, Sha256};
 
 use crate::ReportError;
 
-/// One file, or one data set that ships with the program.
+/// One input file, or one data set that ships with the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Input {
-    /// As the user wrote it.
+    /// The path as the user wrote it.
     pub path: String,
     pub bytes: u64,
     /// In hexadecimal.
@@ -21,7 +21,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// Reads the whole file once; memory use does not depend on its size.
+    /// Hashes a file, reading it once; memory use does not depend on its size.
     pub fn of_file(path: &Path) -> Result<Input, ReportError> {
         let hashed = File::open(path).and_then(hash);
         let unreadable = |source| ReportError::Unreadable { path: path.to_owned(), source };
@@ -29,7 +29,7 @@ impl Input {
         Ok(Input { path: path.display().to_string(), bytes, sha256 })
     }
 
-    /// Something that is in memory already, under the name the user knows it by.
+    /// Hashes data in memory, under the name that the user knows.
     pub fn of_bytes(name: impl Into<String>, bytes: &[u8]) -> Input {
         let sha256 = hexadecimal(&Sha256::digest(bytes));
         Input { path: name.into(), bytes: bytes.len() as u64, sha256 }
@@ -62,10 +62,9 @@ fn hexadecimal(bytes: &[u8]) -> String {
 pub struct Provenance {
     pub tool: String,
     pub version: String,
-    /// The arguments after `farpool` that ask for this answer again, without those that say how it
-    /// is printed.
+    /// The arguments of `farpool` that reproduce this answer, without those on how it is printed.
     pub command: Vec<String>,
-    /// Every setting with its value, also those that were left at their default.
+    /// Every setting with its value, including defaults.
     pub parameters: BTreeMap<String, serde_json::Value>,
     pub inputs: Vec<Input>,
 }
@@ -84,7 +83,7 @@ impl Provenance {
         }
     }
 
-    /// Notes a setting. What cannot be written as JSON is noted as null.
+    /// Adds a setting. If it cannot be written as JSON, it becomes null.
     #[must_use]
     pub fn parameter(mut self, name: impl Into<String>, value: impl Serialize) -> Provenance {
         let value = serde_json::to_value(value).unwrap_or(serde_json::Value::Null);
@@ -92,7 +91,7 @@ impl Provenance {
         self
     }
 
-    /// Notes every field of a structure as a setting of its own.
+    /// Adds every field of a structure as a setting of its own.
     #[must_use]
     pub fn parameters(mut self, settings: impl Serialize) -> Provenance {
         if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(settings) {
@@ -101,21 +100,21 @@ impl Provenance {
         self
     }
 
-    /// Notes an input.
+    /// Adds an input.
     #[must_use]
     pub fn input(mut self, input: Input) -> Provenance {
         self.inputs.push(input);
         self
     }
 
-    /// The command as a person would type it.
+    /// Returns the command as a person would type it.
     pub fn command_line(&self) -> String {
         let words = self.command.iter().map(|word| quoted(word));
         std::iter::once(self.tool.clone()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
 
-/// A word for a POSIX shell.
+/// Quotes a word for a POSIX shell.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:,=%+@".contains(&byte);
     match !word.is_empty() && word.bytes().all(plain) {
@@ -128,7 +127,7 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Of FIPS 180-2's example "abc".
+    /// The digest of FIPS 180-2's example "abc".
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]

@@ -1,4 +1,4 @@
-//! Rows under named columns: printed for people, serialised with a name to every value.
+//! Rows under named columns: printed for people, serialised with a name for every value.
 
 use farpool_units::at_most;
 use serde::ser::{SerializeMap, SerializeStruct};
@@ -11,11 +11,11 @@ use crate::escape;
 pub enum Cell {
     Text(String),
     Whole(i64),
-    /// Printed with its column's decimals, serialised in full. Not finite: printed as a dash,
+    /// Printed with its column's decimals, serialised in full. If not finite, printed as a dash and
     /// serialised as null.
     Number(f64),
     Flag(bool),
-    /// Nothing known: printed as a dash, serialised as null.
+    /// Unknown: printed as a dash, serialised as null.
     Missing,
 }
 
@@ -35,7 +35,7 @@ cell_from! {
     i32 => |whole| Cell::Whole(i64::from(whole)),
     u32 => |whole| Cell::Whole(i64::from(whole)),
     i64 => Cell::Whole,
-    // No count of bytes or requests comes near the 63 bits.
+    // No count of bytes or requests comes near 63 bits.
     u64 => |whole: u64| Cell::Whole(at_most(whole)),
     usize => |whole: usize| Cell::Whole(at_most(whole)),
     f64 => Cell::Number,
@@ -60,7 +60,7 @@ impl Serialize for Cell {
     }
 }
 
-/// What a column's values mean, and how they are printed.
+/// The meaning and the format of a column's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     /// The field's name in JSON, in `snake_case`, with its unit last.
@@ -72,20 +72,20 @@ pub struct Column {
 }
 
 impl Column {
-    /// Words: to the left. People read `name` with blanks for its underscores, unless
-    /// [`Column::title`] says otherwise.
+    /// Creates a left-aligned column, for words. Its title is `name` with spaces for underscores,
+    /// unless [`Column::title`] sets another.
     pub fn left(name: impl Into<String>) -> Column {
         let name = name.into();
         let title = name.replace('_', " ");
         Column { name, title, unit: String::new(), decimals: 2, left: true }
     }
 
-    /// Figures: to the right.
+    /// Creates a right-aligned column, for figures.
     pub fn right(name: impl Into<String>) -> Column {
         Column { left: false, ..Column::left(name) }
     }
 
-    /// What people read above it.
+    /// Sets the title above it.
     #[must_use]
     pub fn title(self, title: impl Into<String>) -> Column {
         Column { title: title.into(), ..self }
@@ -96,13 +96,13 @@ impl Column {
         Column { unit: unit.into(), ..self }
     }
 
-    /// Digits after the point of a [`Cell::Number`] [default: 2].
+    /// Sets the digits after the point of a [`Cell::Number`] [default: 2].
     #[must_use]
     pub fn decimals(self, decimals: usize) -> Column {
         Column { decimals, ..self }
     }
 
-    /// Title and unit.
+    /// Returns title and unit.
     pub(crate) fn heading(&self) -> String {
         match self.unit.as_str() {
             "" => self.title.clone(),
@@ -123,7 +123,7 @@ impl Column {
     fn print_number(&self, number: f64) -> String {
         let digits = self.decimals;
         let text = format!("{number:.digits$}");
-        // A minus zero is a rounding and no debt.
+        // A minus zero is only rounding.
         let zero = text.strip_prefix('-').filter(|rest| rest.chars().all(|c| "0.".contains(c)));
         grouped(zero.unwrap_or(&text))
     }
@@ -139,7 +139,7 @@ impl Serialize for Column {
     }
 }
 
-/// Commas between the thousands of what is written in decimal digits.
+/// Puts commas between the thousands of a decimal number.
 fn grouped(text: &str) -> String {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |rest| ("-", rest));
     let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
@@ -169,7 +169,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// `name` is the table's key in JSON, `title` what people read above it.
+    /// Creates a table; `name` is its key in JSON, `title` the text above it.
     pub fn new(
         name: impl Into<String>,
         title: impl Into<String>,
@@ -180,8 +180,8 @@ impl Table {
         Table { name, title, columns, rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a row with one cell for each column; another number of cells is a mistake of the caller
-    /// and panics.
+    /// Adds a row with one cell per column; another number of cells is a programming error and
+    /// panics.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "one cell per column of {}", self.name);
@@ -215,7 +215,7 @@ impl Table {
         &self.notes
     }
 
-    /// Title, header and rows in columns two spaces apart, then the remarks.
+    /// Renders title, header and rows in columns two spaces apart, then the remarks.
     pub fn text(&self) -> String {
         let header = self.columns.iter().map(Column::heading).collect();
         let print = |row: &Vec<Cell>| -> Vec<String> {

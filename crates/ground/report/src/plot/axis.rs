@@ -1,8 +1,8 @@
-//! Axes: from a value to a place, and the values worth a label.
+//! Axes: map values to positions, and choose the values to label.
 
 use farpool_units::exactly;
 
-/// Most ticks on an axis of powers before every second one is left out.
+/// The most ticks on an axis of powers before every second one is omitted.
 const TICKS_MAX: usize = 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ enum Scale {
     Log2,
 }
 
-/// How one direction of a plot is divided. Its label names the unit.
+/// The scale of one direction of a plot. Its label names the unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     pub(super) label: String,
@@ -25,28 +25,28 @@ impl Axis {
         Axis { label: label.into(), scale: Scale::Linear, zero: false }
     }
 
-    /// Decades; values of zero and below have no place on it and are left out.
+    /// Creates a decimal logarithmic axis; values of zero and below are omitted.
     pub fn log(label: impl Into<String>) -> Axis {
         Axis { scale: Scale::Log10, ..Axis::linear(label) }
     }
 
-    /// Powers of two, for what doubles from step to step.
+    /// Creates a binary logarithmic axis, for values that double from step to step.
     pub fn log2(label: impl Into<String>) -> Axis {
         Axis { scale: Scale::Log2, ..Axis::linear(label) }
     }
 
-    /// A linear axis that begins at zero, so that lengths can be compared.
+    /// Makes a linear axis begin at zero, so that lengths can be compared.
     #[must_use]
     pub fn from_zero(self) -> Axis {
         Axis { zero: true, ..self }
     }
 
-    /// Whether `value` has a place on this axis.
+    /// True if `value` can be shown on this axis.
     pub(super) fn shows(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
     }
 
-    /// The part of the axis that holds all `values`, with its ticks.
+    /// Returns the section of the axis that holds all `values`, with its ticks.
     pub(super) fn fit(&self, values: impl IntoIterator<Item = f64>) -> Fitted {
         let shown = values.into_iter().filter(|value| self.shows(*value));
         let (mut low, mut high) =
@@ -62,7 +62,7 @@ impl Axis {
     }
 }
 
-/// An axis with its ends.
+/// An axis with its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fitted {
     low: f64,
@@ -73,7 +73,7 @@ pub(super) struct Fitted {
 }
 
 impl Fitted {
-    /// Where `value` lies between the ends, 0 to 1.
+    /// Returns the position of `value` between the limits, 0 to 1.
     pub(super) fn share(&self, value: f64) -> f64 {
         match self.log {
             true => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
@@ -93,8 +93,7 @@ impl Fitted {
     }
 }
 
-/// A value as short as it can be said: for ticks and for what is shown when the pointer rests on a
-/// point.
+/// Formats a value as briefly as possible, for ticks and for the tooltips of points.
 pub(super) fn plain(value: f64) -> String {
     let size = value.abs();
     let digits = match size {
@@ -114,7 +113,7 @@ pub(super) fn plain(value: f64) -> String {
 fn linear(low: f64, high: f64) -> Fitted {
     let (low, high) = match high - low {
         span if span > 0.0 => (low, high),
-        // One value only: room around it, or up to it from zero.
+        // A single value: the axis spans from it to zero.
         _ if high > 0.0 => (0.0, high),
         _ if high < 0.0 => (low, 0.0),
         _ => (0.0, 1.0),

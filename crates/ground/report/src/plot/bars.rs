@@ -1,4 +1,4 @@
-//! Horizontal bars, so that long names have room: side by side, or stacked to a sum.
+//! Horizontal bars, which leave room for long names: side by side, or stacked to a sum.
 
 use std::fmt::Write;
 
@@ -11,13 +11,13 @@ const BAR: f64 = 20.0;
 const THIN_BAR: f64 = 13.0;
 /// Between two bars, or two groups of them.
 const GAP: f64 = 11.0;
-/// Room for the figure behind a bar that reaches the right edge.
+/// Space for the figure beside a bar that reaches the right edge.
 const RIGHT: f64 = 64.0;
 const BELOW: f64 = 46.0;
-/// Names of bars take at most this.
+/// Widest space for the bars' names.
 const NAME_MAX: f64 = 240.0;
 
-/// Bars, one or one group for each name. Values below zero or not finite have no length.
+/// Bars, one or one group per name. Values that are negative or not finite have no length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarPlot {
     pub(super) title: String,
@@ -29,32 +29,32 @@ pub struct BarPlot {
 }
 
 impl BarPlot {
-    /// Each bar is the sum of its parts: a time split by where it goes. `label` names the axis and
-    /// its unit.
+    /// Creates a plot where each bar is the sum of its parts, as a time split by cause. `label`
+    /// names the axis and its unit.
     pub fn stacked(title: impl Into<String>, label: impl Into<String>) -> BarPlot {
         let (names, parts) = (Vec::new(), Vec::new());
         let (title, description) = (title.into(), String::new());
         BarPlot { title, description, label: label.into(), names, parts, stacked: true }
     }
 
-    /// Each name has a group of bars, one for each part.
+    /// Creates a plot where each name has a group of bars, one for each part.
     pub fn grouped(title: impl Into<String>, label: impl Into<String>) -> BarPlot {
         BarPlot { stacked: false, ..BarPlot::stacked(title, label) }
     }
 
-    /// What it shows, in a sentence: stands below the plot, and is read out instead of it.
+    /// Describes the plot in a sentence, which is printed below it and read out in its place.
     #[must_use]
     pub fn describe(self, description: impl Into<String>) -> BarPlot {
         BarPlot { description: description.into(), ..self }
     }
 
-    /// The names of the bars, from above.
+    /// Sets the names of the bars, from the top.
     #[must_use]
     pub fn bars<Name: Into<String>>(self, names: impl IntoIterator<Item = Name>) -> BarPlot {
         BarPlot { names: names.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// One part of every bar, in the order of [`BarPlot::bars`].
+    /// Adds one part of every bar, in the order of [`BarPlot::bars`].
     #[must_use]
     pub fn part(
         mut self,
@@ -85,7 +85,7 @@ impl BarPlot {
     }
 }
 
-/// Height and contents of the drawing.
+/// Draws the plot. Returns its height and contents.
 pub(super) fn draw(plot: &BarPlot) -> (f64, String) {
     let mut body = String::new();
     let names: Vec<&str> = plot.parts.iter().map(|(name, _)| name.as_str()).collect();
@@ -172,7 +172,7 @@ fn draw_group(body: &mut String, plot: &BarPlot, bar: usize, y: f64, x: &impl Fn
     }
 }
 
-/// The value behind a bar.
+/// Draws the value beside a bar.
 fn draw_figure(body: &mut String, x: f64, y: f64, value: f64) {
     let _ = writeln!(
         body,

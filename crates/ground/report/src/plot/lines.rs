@@ -1,4 +1,4 @@
-//! Lines over an axis, with bands of confidence and lines of reference.
+//! Line plots, with confidence bands and reference lines.
 
 use std::fmt::Write;
 
@@ -6,15 +6,14 @@ use super::axis::{Axis, Fitted, plain};
 use super::{COLOURS, WIDTH, at, fitted, html, legend, text_width};
 
 const PLOT_HEIGHT: f64 = 320.0;
-/// Room right of the plot; a label of the last tick reaches into it.
+/// Space right of the plot, into which the last tick's label reaches.
 const RIGHT: f64 = 24.0;
-/// Room for tick labels and the label of the axis below.
+/// Space below the plot for the labels of ticks and axis.
 const BELOW: f64 = 46.0;
-/// Beyond so many points only the line is drawn; the points' titles would outweigh everything else
-/// on the page.
+/// Points up to which each is marked; beyond, the tooltips would outweigh the rest of the page.
 const MARKED_POINTS_MAX: usize = 200;
 
-/// One series of points, in the order they are joined.
+/// One series of points, in the order in which they are joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     name: String,
@@ -28,7 +27,7 @@ impl Line {
         Line { name: name.into(), points, band: Vec::new() }
     }
 
-    /// Lowest and highest plausible value, one pair for each point.
+    /// Sets the lowest and highest plausible value of each point.
     #[must_use]
     pub fn band(self, band: impl IntoIterator<Item = (f64, f64)>) -> Line {
         Line { band: band.into_iter().collect(), ..self }
@@ -54,7 +53,7 @@ impl LinePlot {
         LinePlot { title, description, x, y, lines, levels, uprights }
     }
 
-    /// What it shows, in a sentence: stands below the plot, and is read out instead of it.
+    /// Describes the plot in a sentence, which is printed below it and read out in its place.
     #[must_use]
     pub fn describe(self, description: impl Into<String>) -> LinePlot {
         LinePlot { description: description.into(), ..self }
@@ -66,14 +65,14 @@ impl LinePlot {
         self
     }
 
-    /// A horizontal line of reference.
+    /// Adds a horizontal reference line.
     #[must_use]
     pub fn level(mut self, y: f64, label: impl Into<String>) -> LinePlot {
         self.levels.push((y, label.into()));
         self
     }
 
-    /// A vertical line of reference.
+    /// Adds a vertical reference line.
     #[must_use]
     pub fn upright(mut self, x: f64, label: impl Into<String>) -> LinePlot {
         self.uprights.push((x, label.into()));
@@ -92,7 +91,7 @@ impl LinePlot {
     }
 }
 
-/// Where the frame lies, and how values become places.
+/// The plot's frame, and the mapping of values to positions.
 struct Frame {
     left: f64,
     top: f64,
@@ -112,7 +111,7 @@ impl Frame {
     }
 }
 
-/// Height and contents of the drawing.
+/// Draws the plot. Returns its height and contents.
 pub(super) fn draw(plot: &LinePlot) -> (f64, String) {
     let mut body = String::new();
     let names: Vec<&str> = plot.lines.iter().map(|line| line.name.as_str()).collect();
@@ -221,7 +220,7 @@ fn draw_references(body: &mut String, frame: &Frame, plot: &LinePlot) {
     }
     for (value, label) in plot.uprights.iter().filter(|(value, _)| plot.x.shows(*value)) {
         let x = frame.x(*value);
-        // The label stands on the side that has more room.
+        // The label goes to the side with more space.
         let rightwards = x < (frame.left + frame.right) / 2.0;
         let (class, from, room) = match rightwards {
             true => ("halo", x + 5.0, frame.right - x),
@@ -245,7 +244,7 @@ fn class(index: usize) -> String {
     format!("line k{} dash{}", index % COLOURS, (index / 4) % 3)
 }
 
-/// The sign of a series at a place, with what is shown when the pointer rests on it.
+/// Draws the symbol of a series at a position, with its tooltip.
 fn marker(index: usize, x: f64, y: f64, title: Option<&str>) -> String {
     let path = match index % 4 {
         0 => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
