@@ -1,9 +1,9 @@
-//! What the kernel says of a host's memory (/proc/meminfo, the cgroups this process runs in, v1 and
-//! v2, the pressure) and of its [`processors`]. Reads files and hands on numbers; nothing here
+//! A host's memory as the kernel reports it (/proc/meminfo, the cgroups this process runs in, v1
+//! and v2, the pressure), and its [`processors`]. Reads files and returns numbers; nothing here
 //! decides.
 //!
 //! A cgroup's limit counts at each level up to the mount, because any of them may be the tightest.
-//! What a cgroup has in caches that can go at once (inactive file pages) is available to it.
+//! A cgroup's caches that can be reclaimed at once (inactive file pages) are available to it.
 
 pub mod processors;
 
@@ -11,42 +11,43 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Deepest nesting of cgroups that is looked at; what is above counts only through the machine.
+/// Deepest nesting of cgroups that is read; levels above count only through the machine.
 const CGROUP_DEPTH_LIMIT: usize = 32;
 
-/// One limit that the host's memory use is under: the machine, or a memory cgroup.
+/// One limit on the host's memory use: the machine, or a memory cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryLevel {
-    /// All there is.
+    /// All memory of the level.
     pub total_bytes: u64,
-    /// What programs can have without others losing anything.
+    /// Memory that programs can take at no loss to others.
     pub available_bytes: u64,
 }
 
-/// One look at the host's memory.
+/// A sample of the host's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemorySight {
     /// The machine, and each cgroup with a limit.
     pub levels: Vec<MemoryLevel>,
-    /// Share of time in which programs waited for memory, thousandths (PSI "some", 10 s), if known.
+    /// Share of time in which programs waited for memory, in thousandths (PSI "some", 10 s), if
+    /// known.
     pub pressure_permille: Option<u16>,
 }
 
 impl MemorySight {
-    /// The level that runs out first.
+    /// Returns the level with the least available memory.
     #[must_use]
     pub fn tightest(&self) -> Option<&MemoryLevel> {
         self.levels.iter().min_by_key(|level| level.available_bytes)
     }
 
-    /// The smallest level's size: the measure of steps and margins.
+    /// Returns the size of the smallest level, to which steps and margins relate.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.levels.iter().map(|level| level.total_bytes).min().unwrap_or(0)
     }
 }
 
-/// Where the kernel shows memory; elsewhere only in tests.
+/// The kernel's files on memory; in tests others.
 #[derive(Clone, Debug)]
 pub struct MemoryFiles {
     proc: PathBuf,
@@ -59,7 +60,7 @@ impl Default for MemoryFiles {
     }
 }
 
-/// The names of the files of one version of cgroups.
+/// File names of one version of cgroups.
 struct Names {
     limits: &'static [&'static str],
     usage: &'static str,
@@ -79,16 +80,16 @@ const V1: Names = Names {
 };
 
 impl MemoryFiles {
-    /// Files below other folders than `/proc` and `/sys/fs/cgroup`.
+    /// Reads files below folders other than `/proc` and `/sys/fs/cgroup`.
     #[must_use]
     pub fn at(proc: impl Into<PathBuf>, cgroups: impl Into<PathBuf>) -> Self {
         Self { proc: proc.into(), cgroups: cgroups.into() }
     }
 
-    /// One look at everything.
+    /// Samples all levels and the pressure.
     ///
     /// # Errors
-    /// /proc/meminfo cannot be read or lacks what is needed. Cgroups and pressure may be missing.
+    /// /proc/meminfo cannot be read or lacks a field. Cgroups and pressure may be missing.
     pub fn look(&self) -> io::Result<MemorySight> {
         let text = fs::read_to_string(self.proc.join("meminfo"))?;
         let lacks = || io::Error::new(io::ErrorKind::InvalidData, "meminfo lacks MemAvailable");
@@ -107,17 +108,17 @@ impl MemoryFiles {
         Ok(MemorySight { levels, pressure_permille })
     }
 
-    /// Where this process's memory cgroup is: the mount, the path below it, and its files' names.
+    /// Finds this process's memory cgroup: the mount, the path below it, and its files' names.
     fn place_of(&self, own: &str) -> Option<(PathBuf, PathBuf, &'static Names)> {
         let (v1, v2) = parse_own_cgroup(own);
         let v1 = v1.map(|path| (self.cgroups.join("memory"), path, &V1));
         let v2 = v2.map(|path| (self.cgroups.clone(), path, &V2));
-        // In a hybrid setup the memory controller is in one of both only: the one with a v1 line.
+        // In a hybrid setup only one version has the memory controller: v1 if it has a line.
         v1.or(v2)
     }
 }
 
-/// The level that a cgroup's files describe; none if it has no limit.
+/// Reads a cgroup's files; None if it has no limit.
 fn level_of(folder: &Path, names: &Names) -> Option<MemoryLevel> {
     let number = |name: &str| -> Option<u64> {
         fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
@@ -130,7 +131,7 @@ fn level_of(folder: &Path, names: &Names) -> Option<MemoryLevel> {
     Some(MemoryLevel { total_bytes, available_bytes: available.min(total_bytes) })
 }
 
-/// The first number after a word at the beginning of a line.
+/// Returns the first number after a word at the beginning of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let mut found = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -146,7 +147,7 @@ fn parse_meminfo(text: &str) -> Option<MemoryLevel> {
     Some(MemoryLevel { total_bytes, available_bytes })
 }
 
-/// Thousandths of the last 10 s in which some program waited.
+/// Returns the thousandths of the last 10 s in which some program waited.
 fn parse_pressure(text: &str) -> Option<u16> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let value = line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;
@@ -156,7 +157,8 @@ fn parse_pressure(text: &str) -> Option<u16> {
     Some(permille.min(1000))
 }
 
-/// The paths of the memory cgroup (v1) and of the unified one (v2), without the leading slash.
+/// Returns the paths of the memory cgroup (v1) and of the unified one (v2), without the leading
+/// slash.
 fn parse_own_cgroup(text: &str) -> (Option<PathBuf>, Option<PathBuf>) {
     let (mut v1, mut v2) = (None, None);
     for line in text.lines() {
@@ -166,7 +168,8 @@ fn parse_own_cgroup(text: &str) -> (Option<PathBuf>, Option<PathBuf>) {
         else {
             continue;
         };
-        // A cgroup outside of this process's namespace begins with "/.."; nothing is seen of it.
+        // The path of a cgroup outside this process's namespace begins with "/.."; it is not
+        // visible here.
         let path = path.trim_start_matches('/');
         let path = if path.starts_with("..") { "" } else { path };
         if controllers.split(',').any(|name| name == "memory") {

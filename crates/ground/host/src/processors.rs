@@ -1,5 +1,5 @@
-//! What the kernel says of a host's processors: /proc/stat and the pressure. Shares are of the time
-//! between two looks.
+//! A host's processors as the kernel reports them: /proc/stat and the pressure. Shares refer to the
+//! time between two samples.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use farpool_policy::donor_protection::ProcessorSight;
 use farpool_units::{at_most, exactly};
 
-/// Shortest time between two looks: /proc/stat counts in ticks of 10 ms, so that a share of it is
-/// good to a hundredth.
+/// Shortest time between two samples: /proc/stat counts in ticks of 10 ms, so a share of it is
+/// accurate to a hundredth.
 const SPAN_LEAST: Duration = Duration::from_secs(1);
 
-/// Time that passed since the kernel started, by what processors did with it.
+/// Time since the kernel started, by the use that processors made of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Times {
     processors: u32,
@@ -22,7 +22,7 @@ struct Times {
     waiting_us: Option<u64>,
 }
 
-/// Looks at the processors again and again.
+/// Samples the processors repeatedly.
 #[derive(Clone, Debug)]
 pub struct ProcessorFiles {
     proc: PathBuf,
@@ -36,14 +36,14 @@ impl Default for ProcessorFiles {
 }
 
 impl ProcessorFiles {
-    /// Files below another folder than `/proc`.
+    /// Reads files below a folder other than `/proc`.
     #[must_use]
     pub fn at(proc: impl Into<PathBuf>) -> Self {
         Self { proc: proc.into(), before: None }
     }
 
-    /// What happened since the last look that said something; nothing if that is less than a second
-    /// ago, or if the kernel does not tell.
+    /// Returns the shares since the last valid sample. None if that is less than a second ago, or
+    /// if the kernel's files are missing.
     pub fn look(&mut self, now: Instant) -> Option<ProcessorSight> {
         if self.before.is_some_and(|(then, _)| now.saturating_duration_since(then) < SPAN_LEAST) {
             return None;
@@ -75,8 +75,7 @@ fn between(before: &Times, after: &Times, span: Duration) -> Option<ProcessorSig
 fn parse(stat: &str, pressure: &str) -> Option<Times> {
     let all = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = all.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; what follows is in user and nice
-    // already.
+    // user, nice, system, idle, iowait, irq, softirq, steal; the rest is already in user and nice.
     let counted = ticks.get(..8)?;
     let is_one = |line: &&str| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
