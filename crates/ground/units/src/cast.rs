@@ -1,4 +1,4 @@
-//! Conversions between integer types that say what happens to a value that does not fit.
+//! Conversions between integer types that define what happens to a value that does not fit.
 //!
 //! A conversion that falls back to zero or to a limit turns an impossible value into a plausible
 //! wrong one. Here the caller chooses: [`exactly`] where the value must fit, [`at_most`] where the
@@ -25,7 +25,7 @@ numbers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize);
 /// Converts a value that must fit: an index, a length, a count that an invariant bounds.
 ///
 /// # Panics
-/// When it does not fit: going on would use another value in its place.
+/// If it does not fit, since going on would use another value in its place.
 #[inline]
 #[must_use]
 #[track_caller]
@@ -42,8 +42,8 @@ fn does_not_fit(value: impl Display, target: &str) -> ! {
     panic!("{value} does not fit into {target}")
 }
 
-/// Converts a value, or gives the nearest one that fits: for clocks, reports and bounds, where more
-/// than the target's limit means the limit.
+/// Converts a value, or returns the nearest one that fits: for clocks, reports and bounds, where
+/// more than the target's limit means the limit.
 #[inline]
 #[must_use]
 pub fn at_most<To: Number + TryFrom<From>, From: Number>(value: From) -> To {

@@ -1,4 +1,4 @@
-//! Sizes, their text, and conversions of numbers: what every other crate counts with.
+//! Sizes, their text, and conversions of numbers, for every other crate.
 //!
 //! Nothing here does I/O, allocates beyond the text it returns, or depends on another crate.
 
@@ -12,9 +12,9 @@ pub use size::{about_bytes, format_bytes, parse_bytes, three_digits};
 pub const PAGE_BYTES: usize = 4096;
 /// [`PAGE_BYTES`] for addresses and totals, which are 64 bits wide on every machine.
 pub const PAGE_BYTES_U64: u64 = PAGE_BYTES as u64;
-/// Bytes of a superpage: the unit in which a blade hands out memory (Lim's 16 MiB).
+/// Bytes of a superpage: the unit in which a blade lends memory (Lim's 16 MiB).
 pub const SUPERPAGE_BYTES: u64 = 16 * MIB;
-/// Pages of a superpage.
+/// Pages per superpage.
 pub const PAGES_PER_SUPERPAGE: u32 = 4096;
 
 pub const KIB: u64 = 1 << 10;

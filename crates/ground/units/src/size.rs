@@ -1,11 +1,11 @@
-//! Sizes and bandwidths as people write them. Binary whichever suffix is used (`2G` and `2GiB` are
-//! both 2^31 bytes): on the command line, in configuration files and topologies.
+//! Sizes and bandwidths as people write them. Always binary (`2G` and `2GiB` are both 2^31 bytes):
+//! on the command line, in configuration files and topologies.
 
-/// Suffixes and the power of two each stands for.
+/// Suffixes, each with its power of two.
 const SUFFIXES: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
 
-/// Reads `4096`, `512KiB`, `1.5GiB`, `2G`. None when it is no size or does not fit 64 bits; zero is
-/// a size.
+/// Parses `4096`, `512KiB`, `1.5GiB`, `2G`. None if it is not a size or does not fit 64 bits; zero
+/// is a size.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -22,7 +22,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     u64::try_from(thousandths.checked_mul(1 << shift)? / 1000).ok()
 }
 
-/// `bytes` with the largest suffix that is exact; [`parse_bytes`] reads it back.
+/// Formats `bytes` with the largest suffix that is exact; [`parse_bytes`] reads it back.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
     let named = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -32,7 +32,7 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// `1.50 GiB` and the like: three digits with the largest suffix that is not above the value.
+/// Formats as `1.50 GiB` and the like: three digits with the largest suffix not above the value.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "powers of two are exact")]
 pub fn about_bytes(bytes: f64) -> String {
@@ -44,7 +44,7 @@ pub fn about_bytes(bytes: f64) -> String {
     }
 }
 
-/// Three significant digits, without an exponent.
+/// Formats three significant digits, at most three decimals, without an exponent.
 #[must_use]
 pub fn three_digits(value: f64) -> String {
     match value.abs() {
