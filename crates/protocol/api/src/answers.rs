@@ -1,48 +1,48 @@
-//! What a client gets besides plain answers: errors, and the stream of events.
+//! A client's results besides plain answers: errors, and the stream of events.
 
 use std::io::BufRead;
 
 use crate::{Event, Problem, ProblemKind};
 
-/// Why an operation did not succeed.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The controller refused.
+    /// The controller refused the request.
     #[error("{0}")]
     Problem(Box<Problem>),
-    /// No controller answered; the last one's reason.
+    /// No controller answered; with the last one's reason.
     #[error(
         "the controller at {url} cannot be reached: {reason}; check the address, and that \
          farpool control runs there"
     )]
     Unreachable {
-        /// Which.
+        /// The controller's address.
         url: String,
-        /// What happened.
+        /// What failed.
         reason: String,
     },
-    /// What answered is no controller of this version.
+    /// The answer is not one of a controller of this version.
     #[error("the answer of {url} makes no sense: {reason}")]
     BadAnswer {
-        /// Which.
+        /// The controller's address.
         url: String,
         /// What is wrong.
         reason: String,
     },
-    /// An address that is none.
+    /// An invalid address.
     #[error("\"{0}\" is no address of a controller; give http://host:port, several with commas")]
     BadUrl(String),
 }
 
 impl ApiError {
-    /// Whether the controller refused for this reason.
+    /// True if the controller refused with this kind of problem.
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         matches!(self, Self::Problem(problem) if problem.is(kind))
     }
 }
 
-/// Events as they come. Ends when the connection does: ask again after the last id.
+/// Events as they arrive. Ends with the connection: then request those after the last id.
 pub struct EventStream {
     lines: Box<dyn BufRead + Send>,
     url: String,
@@ -72,7 +72,7 @@ impl Iterator for EventStream {
                 Err(error) => return Some(Err(unreachable(error.to_string()))),
                 Ok(_) => {}
             }
-            // Each event is one line of data; ids and kinds are in it again.
+            // Each event is one line of data, which repeats its id and kind.
             let Some(data) = line.strip_prefix("data:") else { continue };
             let bad = |error: serde_json::Error| ApiError::BadAnswer {
                 url: self.url.clone(),

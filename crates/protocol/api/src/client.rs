@@ -1,9 +1,9 @@
 //! A blocking client of the controller, one method per operation.
 //!
 //! Several addresses may be given. Every operation goes to the one that answered last; if that one
-//! cannot be reached or says that another controller leads, the next one is asked, each once. All
-//! operations may be repeated: creates carry their id, reports a sequence, and a second move of a
-//! segment is refused while the first is under way.
+//! cannot be reached, is ending or answers that another controller leads, the next one is tried,
+//! each once. All operations may be retried: creates carry their id, reports a sequence, and a
+//! second move of a segment is refused while the first is in progress.
 
 use std::io::{BufReader, Read};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::{
     SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Topology,
 };
 
-/// How long a connection may take to be made; then the next address is tried.
+/// Timeout of a connection attempt; then the next address is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long an answer may take beyond the time it was asked to wait.
+/// Timeout of an answer, beyond the time that the request asked it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest answer read; a larger one is an error. A node's intent of 100,000 grants is 20 MB.
 const ANSWER_LIMIT_BYTES: u64 = 256 << 20;
@@ -43,12 +43,12 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// What a list of segments shall be.
+/// The filter of a list of segments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SegmentFilter {
-    /// How many at most; the controller has a limit of its own.
+    /// The most segments in the page; the controller has its own limit.
     pub limit: Option<u32>,
-    /// `next_page_token` of the page before.
+    /// `next_page_token` of the previous page.
     pub page_token: Option<String>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Call<'a> {
     }
 
     fn body(mut self, body: &impl Serialize) -> Self {
-        // Types of this crate are plain data with string keys, which always serialize.
+        // Types of this crate are plain data with string keys, which always serialise.
         self.body = serde_json::to_vec(body).ok();
         self
     }
@@ -76,11 +76,11 @@ impl<'a> Call<'a> {
 type Response = ureq::http::Response<ureq::Body>;
 
 impl Client {
-    /// A client of the controllers at `base_url`: one address such as `http://10.0.0.1:7080`, or
-    /// several with commas between.
+    /// Creates a client of the controllers at `base_url`: one address such as
+    /// `http://10.0.0.1:7080`, or several separated by commas.
     ///
     /// # Errors
-    /// An address is no `http://` URL.
+    /// An address is not an `http://` URL.
     pub fn new(base_url: &str, token: Option<&str>) -> Result<Self, ApiError> {
         let urls = base_url.split(',').map(str::trim).filter(|url| !url.is_empty());
         let urls: Vec<String> = urls.map(|url| url.trim_end_matches('/').to_owned()).collect();
@@ -108,21 +108,21 @@ impl Client {
         })
     }
 
-    /// The addresses it was given.
+    /// Returns the addresses it was given.
     #[must_use]
     pub fn urls(&self) -> &[String] {
         &self.urls
     }
 
-    /// Registers a node, or what has changed about it.
+    /// Registers a node, or changes its registration.
     ///
     /// # Errors
-    /// See [`ApiError`]; so for all operations.
+    /// See [`ApiError`], as for all operations.
     pub fn put_node(&self, name: &str, spec: &NodeSpec) -> Result<Node, ApiError> {
         self.json(Call::new("PUT", &format!("/v1/nodes/{}", escape(name))).body(spec))
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -130,7 +130,7 @@ impl Client {
         self.json(Call::new("GET", "/v1/nodes"))
     }
 
-    /// One node.
+    /// Returns one node.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -138,7 +138,7 @@ impl Client {
         self.json(Call::new("GET", &format!("/v1/nodes/{}", escape(name))))
     }
 
-    /// Forgets a node with nothing on it.
+    /// Removes a node that has no segments.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -146,7 +146,7 @@ impl Client {
         self.nothing(Call::new("DELETE", &format!("/v1/nodes/{}", escape(name))))
     }
 
-    /// Empties a node; ends when the task is done.
+    /// Drains a node; done when the task is.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -154,7 +154,7 @@ impl Client {
         self.json(Call::new("POST", &format!("/v1/nodes/{}/drain", escape(name))))
     }
 
-    /// Lets a node be used again.
+    /// Makes a drained node usable again.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -162,7 +162,7 @@ impl Client {
         self.json(Call::new("DELETE", &format!("/v1/nodes/{}/drain", escape(name))))
     }
 
-    /// A node's report; waits for news up to the report's `wait_ms`.
+    /// Sends a node's report; waits for news for at most the report's `wait_ms`.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -172,7 +172,7 @@ impl Client {
         self.json(call.body(report))
     }
 
-    /// Registers a client, or what has changed about it.
+    /// Registers a client, or changes its registration.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -180,7 +180,7 @@ impl Client {
         self.json(Call::new("PUT", &format!("/v1/clients/{id}")).body(spec))
     }
 
-    /// One client.
+    /// Returns one client.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -188,7 +188,7 @@ impl Client {
         self.json(Call::new("GET", &format!("/v1/clients/{id}")))
     }
 
-    /// Ends a client; all its segments are released.
+    /// Removes a client; all its segments are released.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -196,7 +196,7 @@ impl Client {
         self.nothing(Call::new("DELETE", &format!("/v1/clients/{id}")))
     }
 
-    /// A client's report; waits for news up to the report's `wait_ms`.
+    /// Sends a client's report; waits for news for at most the report's `wait_ms`.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -210,7 +210,7 @@ impl Client {
         self.json(call.body(report))
     }
 
-    /// Creates a segment, or finds the one that was created so.
+    /// Creates a segment, or returns the one already created with this id.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -218,7 +218,7 @@ impl Client {
         self.json(Call::new("PUT", &format!("/v1/segments/{id}")).body(spec))
     }
 
-    /// One segment.
+    /// Returns one segment.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -226,7 +226,7 @@ impl Client {
         self.json(Call::new("GET", &format!("/v1/segments/{id}")))
     }
 
-    /// One segment, as soon as it is in that state or after `wait_ms`: look at its state.
+    /// Returns one segment as soon as it is in this state, or after `wait_ms` in any state.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -242,7 +242,7 @@ impl Client {
         self.json(Call { wait_ms, ..Call::new("GET", &path) })
     }
 
-    /// A page of segments.
+    /// Returns a page of segments.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -263,7 +263,7 @@ impl Client {
         self.nothing(Call { if_match, ..Call::new("DELETE", &path) })
     }
 
-    /// Moves a segment to another brick; ends when the task is done.
+    /// Moves a segment to another brick; done when the task is.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -271,7 +271,7 @@ impl Client {
         self.json(Call::new("POST", &format!("/v1/segments/{id}/move")).body(wish))
     }
 
-    /// All circuits.
+    /// Returns all circuits.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -279,7 +279,7 @@ impl Client {
         self.json(Call::new("GET", "/v1/circuits"))
     }
 
-    /// The rack's graph.
+    /// Returns the rack's graph.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -287,7 +287,7 @@ impl Client {
         self.json(Call::new("GET", "/v1/topology"))
     }
 
-    /// The rack as a drawing.
+    /// Returns the rack as a drawing.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -295,7 +295,7 @@ impl Client {
         self.text(Call { accept: "text/plain", ..Call::new("GET", "/v1/topology") })
     }
 
-    /// The rack's graph as a topology file.
+    /// Returns the rack's graph as a topology file.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -303,7 +303,7 @@ impl Client {
         self.text(Call { accept: "application/toml", ..Call::new("GET", "/v1/topology") })
     }
 
-    /// All tasks that are remembered.
+    /// Returns all remembered tasks.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -311,7 +311,7 @@ impl Client {
         self.json(Call::new("GET", "/v1/tasks"))
     }
 
-    /// One task.
+    /// Returns one task.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -319,7 +319,7 @@ impl Client {
         self.json(Call::new("GET", &format!("/v1/tasks/{id}")))
     }
 
-    /// How the controller is.
+    /// Returns the controller's health.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -327,13 +327,13 @@ impl Client {
         self.json(Call::new("GET", "/healthz"))
     }
 
-    /// Events after the one with this id (0: all that are remembered), without end.
+    /// Returns the events after the one with this id (0: all remembered ones), without end.
     ///
     /// # Errors
     /// See [`ApiError`].
     pub fn events(&self, after: u64) -> Result<EventStream, ApiError> {
         let path = format!("/v1/events?after={after}");
-        // The stream says something every 15 s, but its whole has no end.
+        // The stream sends at least a comment every 15 s, but as a whole has no end.
         let call = Call { accept: "text/event-stream", ..Call::new("GET", &path) };
         let (url, response) = self.send(&call, None)?;
         let lines = BufReader::new(response.into_body().into_reader());
@@ -364,7 +364,7 @@ impl Client {
         Ok((url, bytes))
     }
 
-    /// Asks each address once, beginning with the one that answered last.
+    /// Tries each address once, beginning with the one that answered last.
     fn send(
         &self,
         call: &Call<'_>,
@@ -449,7 +449,7 @@ fn read(response: Response) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// A path segment or query value with all but unreserved characters escaped.
+/// Escapes all but unreserved characters of a path segment or query value.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -484,7 +484,7 @@ mod tests {
 
     #[test]
     fn every_address_is_tried() {
-        // Nobody listens on these: the ports were free a moment ago.
+        // The ports are free: both were bound a moment ago.
         let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (first, second) = (port(), port());
         let client = Client::new(&format!("http://{first},http://{second}"), None).unwrap();

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-/// A text that is no id or key.
+/// A text that is not a valid id or key.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{text}\" is no {what}")]
 pub struct IdError {
@@ -26,7 +26,7 @@ macro_rules! uuid_id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// The id made of these bits.
+            /// Returns the id with these bits.
             #[must_use]
             pub fn from_u128(bits: u128) -> Self {
                 Self(Uuid::from_u128(bits))
@@ -59,8 +59,8 @@ uuid_id! {
     TaskId;
 }
 
-/// The secret that opens a grant: who presents it to the node's blade is the segment's owner. New
-/// for every epoch. 32 hexadecimal digits in JSON; never shown by `Debug`.
+/// The secret of a grant: a client that presents it to the node's blade owns the segment. New in
+/// every epoch. 32 hexadecimal digits in JSON; never shown by `Debug`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "schema", schema(value_type = String, pattern = "^[0-9a-f]{32}$"))]

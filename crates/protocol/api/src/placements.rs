@@ -1,11 +1,11 @@
-//! What a client does about what the controller says; pure.
+//! How a client acts on the controller's answers; pure.
 //!
-//! A *placement* is what the client keeps for one segment at one epoch, such as an entry of a run's
-//! table of blades: a segment that moves has two, the old one being left. Invariants:
-//! - every place that the controller names has a placement, until everybody has left it;
-//! - a place is reported as evacuated only after everybody has left its placement.
+//! A *placement* is the client's record of one segment at one epoch, such as an entry of a run's table
+//! of blades: a segment that moves has two, of which the old one is being left. Invariants:
+//! - every place that the controller names has a placement until all processes have left it;
+//! - a place is reported as evacuated only after all processes have left its placement.
 //!
-//! Where nodes lend without a controller, or nobody has room, a segment is not moved to a target
+//! Where nodes lend without a controller, or no node has room, a segment is not moved to a target
 //! but has to be left for any other place ([`ClientSegment::leave`]), in the end the client's own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,20 +14,19 @@ use farpool_units::at_most;
 
 use crate::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
 
-/// Smallest segment asked for: less is not worth a request.
+/// Smallest segment to ask for: less is not worth a request.
 const SEGMENT_MIN_BYTES: u64 = 512 << 20;
-/// Segments that a run asks for of its own accord; the other entries of the board are for moves.
+/// Most segments that a run asks for by itself; the other entries of the board are for moves.
 const SEGMENTS_LIMIT: usize = 6;
-/// More is asked for when less than this share of what is granted is free.
+/// More is asked for when less than this share of the granted memory is free.
 const FREE_PART: u64 = 4;
-/// Or less than this: growth must not outrun the next answer.
+/// More is also asked for below this much free: growth must not outrun the next answer.
 const FREE_MIN_BYTES: u64 = 256 << 20;
 
 /// A segment at an epoch.
 pub type PlaceKey = (SegmentId, u64);
 
-/// What the client keeps for a place, by its number; a number that is used again has another
-/// generation.
+/// The client's record of a place, by its number; a reused number has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     pub entry: usize,
@@ -35,26 +34,26 @@ pub struct Placement {
     pub is_leaving: bool,
 }
 
-/// What to do.
+/// An action for the client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Enter this place; then [`Placements::taken`].
+    /// Enter this place; then call [`Placements::taken`].
     Add { key: PlaceKey, place: Box<Place> },
-    /// Have it left; then [`Placements::leaving`].
+    /// Have this place left; then call [`Placements::leaving`].
     Leave { key: PlaceKey, placement: Placement },
 }
 
-/// The placements, and what the controller said last.
+/// The placements, and the controller's last answer.
 #[derive(Debug, Default)]
 pub struct Placements {
     placements: BTreeMap<PlaceKey, Placement>,
-    /// Places that everybody has left.
+    /// Places that all processes have left.
     left: BTreeSet<PlaceKey>,
     segments: Vec<ClientSegment>,
 }
 
 impl Placements {
-    /// Takes in what the controller says; what is to be done about it.
+    /// Takes in the controller's answer. Returns the actions that it requires.
     pub fn hear(&mut self, segments: Vec<ClientSegment>) -> Vec<Action> {
         self.segments = segments;
         let named: BTreeSet<PlaceKey> = self.segments.iter().flat_map(named_by).collect();
@@ -85,30 +84,30 @@ impl Placements {
         actions
     }
 
-    /// The place has a placement now.
+    /// Records that the place has a placement now.
     pub fn taken(&mut self, key: PlaceKey, entry: usize, generation: u32) {
         self.placements.insert(key, Placement { entry, generation, is_leaving: false });
         self.left.remove(&key);
     }
 
-    /// The place is being left.
+    /// Records that the place is being left.
     pub fn leaving(&mut self, key: PlaceKey) {
         if let Some(placement) = self.placements.get_mut(&key) {
             placement.is_leaving = true;
         }
     }
 
-    /// The placement of a place.
+    /// Returns the placement of a place.
     pub fn placement(&self, key: PlaceKey) -> Option<Placement> {
         self.placements.get(&key).copied()
     }
 
-    /// The place whose placement has this number.
+    /// Returns the place whose placement has this number.
     pub fn key_of(&self, entry: usize) -> Option<PlaceKey> {
         self.placements.iter().find(|(_, placement)| placement.entry == entry).map(|(key, _)| *key)
     }
 
-    /// Looks which placements the board no longer has; `has` says it of an entry and its
+    /// Drops the placements that the board no longer has; `has` tells that of an entry and its
     /// generation.
     pub fn sweep(&mut self, has: impl Fn(usize, u32) -> bool) {
         let left = &mut self.left;
@@ -121,21 +120,20 @@ impl Placements {
         });
     }
 
-    /// Whether anything is on its way.
+    /// True if anything is moving.
     pub fn is_moving(&self) -> bool {
         self.placements.values().any(|placement| placement.is_leaving)
             || self.segments.iter().any(|segment| segment.target.is_some())
     }
 
-    /// What keeps granted memory from being used, in words; none if nobody has said that anything
-    /// does.
+    /// Returns what keeps granted memory from being used, in words; None if nothing is reported to.
     pub fn waits_for(&self) -> Option<String> {
         let all: BTreeSet<&str> =
             self.segments.iter().flat_map(|it| &it.waits_for).map(String::as_str).collect();
         (!all.is_empty()).then(|| all.into_iter().collect::<Vec<_>>().join("; "))
     }
 
-    /// Bytes of what is being left.
+    /// Returns the bytes of the places being left.
     pub fn leaving_bytes(&self) -> u64 {
         let is_left = |it: &&ClientSegment| {
             self.placements.get(&(it.id, it.epoch)).is_some_and(|placement| placement.is_leaving)
@@ -143,7 +141,7 @@ impl Placements {
         self.segments.iter().filter(is_left).map(|it| it.place.bytes).sum()
     }
 
-    /// Bytes granted that can be used at present.
+    /// Returns the granted bytes that can be used now.
     pub fn granted_bytes(&self) -> u64 {
         self.bytes_where(is_usable)
     }
@@ -152,7 +150,7 @@ impl Placements {
         self.segments.iter().filter(|it| counts(it.state)).map(|it| it.place.bytes).sum()
     }
 
-    /// Whether everything that is far would lie in segments that stay, with a reserve.
+    /// True if all far memory fits in segments that stay, with a reserve.
     pub fn has_room_for(&self, far_bytes: u64) -> bool {
         let stays = |it: &&ClientSegment| {
             is_usable(it.state)
@@ -165,13 +163,12 @@ impl Placements {
         !self.is_moving() && bytes > far_bytes.saturating_add(far_bytes / FREE_PART)
     }
 
-    /// Segments whose memory is gone.
+    /// Returns the segments whose memory is lost.
     pub fn lost(&self) -> impl Iterator<Item = &ClientSegment> {
         self.segments.iter().filter(|it| it.state == SegmentState::Lost)
     }
 
-    /// What the controller is told of each segment. Of `far_bytes` in all, each is said to hold its
-    /// share.
+    /// Builds the report on each segment, each with its share of `far_bytes`.
     pub fn report(&self, far_bytes: u64) -> Vec<ClientSegmentUse> {
         let granted = u128::from(self.granted_bytes().max(1));
         let share = |bytes: u64| {
@@ -195,10 +192,10 @@ impl Placements {
         uses.collect()
     }
 
-    /// How large a segment to ask for now, if any.
+    /// Returns the size of a segment to ask for now, if any.
     pub fn wanted_bytes(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<u64> {
-        // What only waits for its node or a circuit to be confirmed comes: after a new start of the
-        // controller, say, all of it does.
+        // Segments that only wait for their node or a circuit count: after a restart of the
+        // controller, for example, all do.
         let granted = self.bytes_where(|state| state == SegmentState::Pending || is_usable(state));
         let room = quota_bytes.saturating_sub(granted);
         let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
@@ -208,7 +205,7 @@ impl Placements {
     }
 }
 
-/// What a run asks for at its start: all of its quota, or something to begin with.
+/// Returns what a run asks for at its start: all of its quota, or a first part.
 pub fn first_bytes(quota_bytes: Option<u64>, local_bytes: u64) -> u64 {
     quota_bytes.unwrap_or_else(|| local_bytes.saturating_mul(2).max(SEGMENT_MIN_BYTES))
 }

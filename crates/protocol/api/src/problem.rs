@@ -4,42 +4,42 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What every refusal has in common: `type` is `urn:farpool:problem:` and one of these.
+/// Kinds of refusals; the problem's `type` is `urn:farpool:problem:` and one of these.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ProblemKind {
-    /// The request is not what the interface defines.
+    /// The request is malformed.
     BadRequest,
     /// No token, or a wrong one.
     Unauthorized,
-    /// No such thing.
+    /// There is no such object.
     NotFound,
-    /// The path does not have this method.
+    /// The path does not support this method.
     MethodNotAllowed,
-    /// None of the formats asked for exists.
+    /// None of the formats requested is available.
     NotAcceptable,
-    /// It contradicts what stands.
+    /// The request contradicts the present state.
     Conflict,
     /// `If-Match` names another version.
     PreconditionFailed,
     /// The body is above the limit.
     TooLarge,
-    /// The body is not JSON by its header.
+    /// The header says that the body is not JSON.
     UnsupportedMediaType,
-    /// Understood, and wrong in content.
+    /// The request is well-formed, but its content is invalid.
     Invalid,
-    /// The rack has no memory, port, circuit or bandwidth left for it: a conflict with what stands,
-    /// and no fault of the controller's, so 409 and not 507.
+    /// The rack has no memory, port, circuit or bandwidth left for it: a conflict with the present
+    /// state and no failure of the controller, so 409 and not 507.
     NoRoom,
-    /// Another controller leads; `leader` says which, if known.
+    /// Another controller leads; `leader` is its address, if known.
     NotLeader,
-    /// The store does not answer; nothing was acknowledged.
+    /// The store does not respond; nothing was acknowledged.
     StoreFailed,
-    /// The controller is ending.
+    /// The controller is shutting down.
     Ending,
 }
 
 impl ProblemKind {
-    /// Status, last part of the type, title.
+    /// Returns the status, the last part of the type, and the title.
     fn parts(self) -> (u16, &'static str, &'static str) {
         match self {
             Self::BadRequest => (400, "bad-request", "The request is malformed"),
@@ -59,21 +59,21 @@ impl ProblemKind {
         }
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     #[must_use]
     pub fn status(self) -> u16 {
         self.parts().0
     }
 
-    /// The problem's type.
+    /// Returns the problem's type.
     #[must_use]
     pub fn urn(self) -> String {
         format!("urn:farpool:problem:{}", self.parts().1)
     }
 }
 
-/// A refusal. Nothing has changed on the controller then. Fields seldom used are boxed, so that
-/// results stay small.
+/// A refusal. Nothing has changed on the controller. Fields seldom used are boxed, so that results
+/// stay small.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Problem {
@@ -87,21 +87,21 @@ pub struct Problem {
     pub status: u16,
     /// This case in words.
     pub detail: String,
-    /// Address of the leading controller, in `not-leader`.
+    /// With `not-leader`: the leading controller's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub leader: Option<Box<str>>,
-    /// What the request did not match, in `precondition-failed`: the tag that stands.
+    /// With `precondition-failed`: the current tag, which the request did not match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub etag: Option<Box<str>>,
-    /// The limit that was passed, where there is one.
+    /// The limit that was exceeded, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
 impl Problem {
-    /// A problem of a kind.
+    /// Creates a problem of a kind.
     #[must_use]
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Problem {
         }
     }
 
-    /// Whether it is of this kind.
+    /// True if it is of this kind.
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         self.kind == kind.urn()

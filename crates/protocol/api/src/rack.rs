@@ -1,4 +1,4 @@
-//! Nodes, what they report and are told, and the rack round them.
+//! Nodes, their reports and the answers, and the rack around them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,36 +9,38 @@ fn default_rate() -> u64 {
     DEFAULT_NODE_RATE_BYTES_PER_S
 }
 
-/// What a node's agent registers.
+/// A node's registration, sent by its agent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// Where its blade listens, best first, such as `tcp://10.0.0.7:7070`. 16 at most.
+    /// The blade's addresses, best first, such as `tcp://10.0.0.7:7070`. At most 16.
     pub addresses: Vec<String>,
-    /// Memory it may lend, rounded down to whole superpages of 16 MiB; 0 for a node that only uses
-    /// memory.
+    /// Memory that it may lend, rounded down to whole superpages of 16 MiB; 0 for a node that only
+    /// uses memory.
     pub donate_bytes: u64,
     /// Random at each start of the node's daemon.
     pub incarnation: u64,
-    /// Random at each start of its blade: another one means that the blade's memory is gone.
+    /// Random at each start of its blade: a change means that the blade's memory is lost.
     pub blade_id: u64,
-    /// What its memory serves to readers; heeded without a topology.
+    /// Bandwidth of reads from its memory; used only without a topology.
     #[serde(default = "default_rate")]
     pub read_bytes_per_s: u64,
-    /// What its memory takes from writers; heeded without a topology.
+    /// Bandwidth of writes to its memory; used only without a topology.
     #[serde(default = "default_rate")]
     pub write_bytes_per_s: u64,
-    /// The topology's compute brick it is; the node's name if left out and there is one.
+    /// The node's compute brick in the topology; by default the one with the node's name, if there
+    /// is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_brick: Option<String>,
-    /// The topology's memory brick it is; the node's name if left out and there is one.
+    /// The node's memory brick in the topology; by default the one with the node's name, if there
+    /// is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_brick: Option<String>,
 }
 
 impl NodeSpec {
-    /// A node with the usual bandwidth, named as its bricks are.
+    /// Creates a node with the default bandwidth whose bricks have the node's name.
     #[must_use]
     pub fn new(addresses: Vec<String>, donate_bytes: u64, incarnation: u64, blade_id: u64) -> Self {
         Self {
@@ -54,7 +56,7 @@ impl NodeSpec {
     }
 }
 
-/// How a node stands.
+/// State of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -65,23 +67,23 @@ pub enum NodeState {
     Late,
     /// No report for 30 s.
     Lost,
-    /// It reports, and shall be emptied.
+    /// It reports, and is being drained.
     Draining,
 }
 
-/// A node as the controller sees it.
+/// A node, as the controller sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub state: NodeState,
-    /// Whether it shall be emptied, also while it does not report.
+    /// True if it is to be drained, even while it does not report.
     pub draining: bool,
-    /// Where its blade listens.
+    /// Its blade's addresses.
     pub addresses: Vec<String>,
-    /// Memory it may lend, in whole superpages.
+    /// Memory that it may lend, in whole superpages.
     pub donate_bytes: u64,
     /// Memory granted on it.
     pub granted_bytes: u64,
@@ -91,13 +93,13 @@ pub struct Node {
     pub incarnation: u64,
     /// Its blade's id.
     pub blade_id: u64,
-    /// Memory its blade has, as it reports; none before its first report.
+    /// Its blade's memory, as it reports; absent before its first report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_bytes: Option<u64>,
-    /// What it lends at most now, as it reports.
+    /// The most that it lends now, as it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lendable_bytes: Option<u64>,
-    /// What holds data, as it reports.
+    /// Memory that holds data, as it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Its load, as it reports.
@@ -106,10 +108,10 @@ pub struct Node {
     /// Bytes its blade has sent, as it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_total: Option<u64>,
-    /// Bytes its blade has taken, as it reports.
+    /// Bytes its blade has received, as it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bytes_total: Option<u64>,
-    /// Time since its last report; none before the first since the controller started.
+    /// Time since its last report; absent before the first report to this controller process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report_age_ms: Option<u64>,
 }
@@ -122,38 +124,38 @@ pub struct NodeList {
     pub nodes: Vec<Node>,
 }
 
-/// What a node tells the controller.
+/// A node's report to the controller.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeReport {
-    /// That of the registration; a report with another one is refused: register again.
+    /// The registration's incarnation; a report with another one is refused: register again.
     pub incarnation: u64,
-    /// Grows by one or more with each report of an incarnation; one that does not changes nothing.
+    /// Greater in each report of an incarnation; a report where it is not changes nothing.
     pub sequence: u64,
-    /// That of the registration; a report with another one is refused: register again.
+    /// The registration's blade id; a report with another one is refused: register again.
     pub blade_id: u64,
-    /// Memory the blade has; not above `donate_bytes`.
+    /// The blade's memory; at most `donate_bytes`.
     pub capacity_bytes: u64,
-    /// What holds data.
+    /// Memory that holds data.
     pub used_bytes: u64,
-    /// What it lends at most now; below what is granted the controller moves segments away.
+    /// The most that it lends now; if more is granted, the controller moves segments away.
     pub lendable_bytes: u64,
     /// Bytes sent since the blade started.
     #[serde(default)]
     pub read_bytes_total: u64,
-    /// Bytes taken since the blade started.
+    /// Bytes received since the blade started.
     #[serde(default)]
     pub write_bytes_total: u64,
     /// Load in thousandths, 0 to 1000.
     #[serde(default)]
     pub load_permille: u16,
-    /// The grants that stand at the blade once the answer of `known_version` is carried out.
+    /// The blade's grants once the answer of `known_version` is carried out.
     #[serde(default)]
     pub grants: Vec<NodeGrantUse>,
-    /// `version` of the last answer that is carried out; 0 before the first.
+    /// `version` of the last answer carried out; 0 before the first.
     #[serde(default)]
     pub known_version: u64,
-    /// How long the answer may wait for something newer than `known_version`.
+    /// How long the controller may wait for something newer than `known_version`.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -166,36 +168,36 @@ pub struct NodeGrantUse {
     pub segment: SegmentId,
     /// Its epoch.
     pub epoch: u64,
-    /// What holds data.
+    /// Memory that holds data.
     #[serde(default)]
     pub used_bytes: u64,
-    /// Connections open to it.
+    /// Open connections to it.
     #[serde(default)]
     pub connections: u32,
 }
 
-/// The answer to a node's report: everything that shall stand on it. What is not in it must go,
-/// before anything new is set up.
+/// The answer to a node's report: all grants that the node must have. Any other must be removed
+/// before a new one is set up.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeAnswer {
-    /// To be given back as `known_version`.
+    /// To be returned as `known_version`.
     pub version: u64,
-    /// It shall be emptied.
+    /// True if the node is to be drained.
     pub draining: bool,
     /// All grants on it.
     pub grants: Vec<NodeGrant>,
 }
 
-/// One grant that shall stand on a node.
+/// A grant that a node must have.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeGrant {
     /// Its segment.
     pub segment: SegmentId,
-    /// Fencing number: of two grants of a segment the one with the lower is stale.
+    /// Fencing number: of two grants of a segment, the one with the lower number is stale.
     pub epoch: u64,
-    /// Opens it.
+    /// The secret that opens it.
     pub key: Key,
     /// Its size.
     pub bytes: u64,
@@ -205,7 +207,7 @@ pub struct NodeGrant {
     pub write_bytes_per_s: u64,
 }
 
-/// A circuit that shall stand in a switch.
+/// A circuit that a switch must have.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Circuit {
@@ -215,9 +217,9 @@ pub struct Circuit {
     pub from_port: u32,
     /// The other port.
     pub to_port: u32,
-    /// Segments over it.
+    /// Number of segments that use it.
     pub segments: u32,
-    /// Whether the switch says that it stands.
+    /// True if the switch reports that it is connected.
     pub standing: bool,
 }
 
@@ -253,14 +255,14 @@ pub struct TopologyBrick {
     pub tray: String,
     /// Its rack.
     pub rack: String,
-    /// What it fails with.
+    /// Its failure domain.
     pub domain: String,
-    /// Its transceivers.
+    /// Number of its transceivers.
     pub ports: u32,
     /// Memory it lends; memory bricks only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_bytes: Option<u64>,
-    /// The node that has registered as it.
+    /// The node registered as this brick.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 }
@@ -273,7 +275,7 @@ pub struct TopologySwitch {
     pub name: String,
     /// `circuit` or `packet`.
     pub kind: String,
-    /// Its ports.
+    /// Number of its ports.
     pub ports: u32,
 }
 
@@ -285,40 +287,40 @@ pub struct TopologyLink {
     pub from: String,
     /// The other end.
     pub to: String,
-    /// What it carries per direction.
+    /// Its bandwidth per direction.
     pub bandwidth_bytes_per_s: u64,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Event {
-    /// Grows with every event, also over restarts of the controller.
+    /// Increases with every event, even across restarts of the controller.
     pub id: u64,
-    /// What, such as `segment-created`.
+    /// Its kind, such as `segment-created`.
     pub kind: String,
-    /// To whom: a node's name, or an id.
+    /// The object affected: a node's name, or an id.
     pub subject: String,
     /// In words.
     pub detail: String,
-    /// When, counted from the controller's start.
+    /// Time since the controller's start.
     pub uptime_ms: u64,
 }
 
-/// How a task stands.
+/// State of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskState {
-    /// Not ended.
+    /// Not finished.
     Running,
-    /// Ended well.
+    /// Finished successfully.
     Done,
-    /// Ended otherwise; `detail` says why.
+    /// Failed; `detail` gives the reason.
     Failed,
 }
 
-/// Something that takes long.
+/// A long-running operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Task {
@@ -328,13 +330,13 @@ pub struct Task {
     pub kind: String,
     /// The node or segment.
     pub subject: String,
-    /// How it stands.
+    /// Its state.
     pub state: TaskState,
     /// In words.
     pub detail: String,
 }
 
-/// All tasks that are remembered, oldest first.
+/// All remembered tasks, oldest first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TaskList {
@@ -342,13 +344,13 @@ pub struct TaskList {
     pub tasks: Vec<Task>,
 }
 
-/// How the controller is.
+/// Health of the controller.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Health {
-    /// Whether it answers requests; a standby does not.
+    /// True if it answers requests; a standby does not.
     pub leader: bool,
-    /// The leader's address, if another one leads and is known.
+    /// The leader's address, if another controller leads and its address is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_address: Option<String>,
     /// Its version.

@@ -20,11 +20,11 @@ fn default_rate() -> u64 {
 pub enum Policy {
     /// The first in the order of the topology.
     FirstFit,
-    /// Few powered bricks.
+    /// As few powered bricks as possible.
     Pack,
-    /// Over failure domains.
+    /// Spread over failure domains.
     Spread,
-    /// Same tray, same rack, elsewhere.
+    /// The same tray, else the same rack, else any other.
     Nearest,
     /// The lowest load.
     #[default]
@@ -38,16 +38,16 @@ pub enum Policy {
 pub struct ClientSpec {
     /// The compute brick it runs on.
     pub host: String,
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
-    /// Its process on that host.
+    /// Its process ID on that host.
     pub pid: u32,
-    /// Silence after which its segments are released, 1,000 to 3,600,000.
+    /// Silence in milliseconds after which its segments are released, 1,000 to 3,600,000.
     #[serde(default = "default_lease_ms")]
     pub lease_ms: u64,
 }
 
-/// A client as the controller sees it.
+/// A client, as the controller sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Client {
@@ -55,29 +55,29 @@ pub struct Client {
     pub id: ClientId,
     /// The compute brick it runs on.
     pub host: String,
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
-    /// Its process on that host.
+    /// Its process ID on that host.
     pub pid: u32,
-    /// Silence after which its segments are released.
+    /// Silence in milliseconds after which its segments are released.
     pub lease_ms: u64,
     /// Its segments.
     pub segments: Vec<SegmentId>,
 }
 
-/// What a client tells the controller.
+/// A client's report to the controller.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ClientReport {
-    /// Grows by one or more with each report; one that does not changes nothing.
+    /// Greater in each report; a report where it is not changes nothing.
     pub sequence: u64,
     /// Its segments.
     #[serde(default)]
     pub segments: Vec<ClientSegmentUse>,
-    /// `version` of the last answer it has acted on; 0 before the first.
+    /// `version` of the last answer acted on; 0 before the first.
     #[serde(default)]
     pub known_version: u64,
-    /// How long the answer may wait for something newer than `known_version`.
+    /// How long the controller may wait for something newer than `known_version`.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -86,14 +86,14 @@ pub struct ClientReport {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ClientSegmentUse {
-    /// Which.
+    /// The segment's id.
     pub id: SegmentId,
-    /// How much of it holds data.
+    /// Bytes of it that hold data.
     pub used_bytes: u64,
-    /// The epoch of the place it uses; with `evacuated`, that of the target, or of the place that
-    /// was to be left without one.
+    /// The epoch of the place in use; with `evacuated`, that of the target, or of the place to be
+    /// left if there is no target.
     pub epoch: u64,
-    /// All data is at the target (elsewhere, if there was none to name), and nothing will be sent
+    /// All data is at the target (or elsewhere, if there was no target), and nothing will be sent
     /// to the old place any more.
     #[serde(default)]
     pub evacuated: bool,
@@ -103,7 +103,7 @@ pub struct ClientSegmentUse {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ClientAnswer {
-    /// To be given back as `known_version`.
+    /// To be returned as `known_version`.
     pub version: u64,
     /// All segments of the client.
     pub segments: Vec<ClientSegment>,
@@ -113,32 +113,32 @@ pub struct ClientAnswer {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ClientSegment {
-    /// Which.
+    /// Its id.
     pub id: SegmentId,
     /// Fencing number of `place`.
     pub epoch: u64,
-    /// How it stands.
+    /// Its state.
     pub state: SegmentState,
-    /// Where it lies.
+    /// Its place.
     pub place: Place,
-    /// Where it shall be moved: present once the new node has confirmed it.
+    /// The place it is moving to: present once the new node has confirmed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// With `moving`: no target will come, so leave the place for any other that there is. When
-    /// nobody is there any more, the report says `evacuated` with this very epoch. Said by nodes
-    /// that lend each other memory without a controller, and by a controller that has found no
-    /// target for memory that a donor needs back.
+    /// With `moving`: there will be no target, so leave the place for any other. Once no process
+    /// uses it, report `evacuated` with this very epoch. Sent by nodes that lend each other memory
+    /// without a controller, and by a controller that has found no target for memory that a donor
+    /// needs back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leave: bool,
     /// With `pending`: what it waits for, in words for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// Time left until the donor takes the old place back; none if there is no hurry.
+    /// Time left until the donor reclaims the old place; absent if there is no deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
 }
 
-/// Where a segment lies and how to reach it.
+/// The place of a segment, and how to reach it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Place {
@@ -146,7 +146,7 @@ pub struct Place {
     pub node: String,
     /// Its blade's addresses, best first.
     pub addresses: Vec<String>,
-    /// Opens the segment there. Only its client is told; elsewhere it is left out.
+    /// The secret that opens the segment there. Sent only to its client, absent elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<Key>,
     /// Its size: whole superpages of 16 MiB.
@@ -157,7 +157,7 @@ pub struct Place {
     pub write_bytes_per_s: u64,
 }
 
-/// Where a segment is moving to.
+/// The place that a segment is moving to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Target {
@@ -167,32 +167,32 @@ pub struct Target {
     pub place: Place,
 }
 
-/// How a segment stands.
+/// State of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentState {
-    /// Granted and stored; its node has not confirmed it, or a circuit does not stand yet.
+    /// Granted and stored, but its node has not confirmed it, or a circuit is not connected yet.
     Pending,
     /// Usable.
     Ready,
     /// Usable at the old place; the new one is granted or sought.
     Moving,
-    /// Nobody's any more; its node has not let go of it yet.
+    /// Released, but still held by its node.
     Releasing,
-    /// Its memory is gone.
+    /// Its memory is lost.
     Lost,
 }
 
-/// A segment wanted.
+/// A request for a segment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SegmentSpec {
-    /// Whose it is: it lives as long as the client. Either this or `host`.
+    /// Its client, with which it lives. Either this or `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientId>,
-    /// The compute brick that will use it, if no client does: it lives until it is deleted.
+    /// The compute brick that will use it, if there is no client: it lives until it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Its size, rounded up to whole superpages of 16 MiB.
@@ -206,17 +206,17 @@ pub struct SegmentSpec {
     /// How its brick is chosen.
     #[serde(default)]
     pub policy: Policy,
-    /// Failure domains that will not do; a node is one, named as itself, unless a topology says
-    /// otherwise. 64 at most.
+    /// Failure domains to avoid; a node is one, under its own name, unless a topology says
+    /// otherwise. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
-    /// It may lie in several pieces of its brick.
+    /// It may consist of several pieces of its brick.
     #[serde(default)]
     pub may_split: bool,
 }
 
 impl SegmentSpec {
-    /// A segment of a client with the usual bandwidth and policy.
+    /// Creates a request of a client with the default bandwidth and policy.
     #[must_use]
     pub fn of_client(client: ClientId, bytes: u64) -> Self {
         Self {
@@ -232,35 +232,35 @@ impl SegmentSpec {
     }
 }
 
-/// A segment as the controller sees it.
+/// A segment, as the controller sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Segment {
     /// Its id.
     pub id: SegmentId,
-    /// Whose it is.
+    /// Its client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientId>,
     /// The compute brick that uses it.
     pub host: String,
-    /// How it stands.
+    /// Its state.
     pub state: SegmentState,
     /// Fencing number of `place`.
     pub epoch: u64,
-    /// Grows with every change of what is wanted; the `ETag`.
+    /// Increases with every change of the intent; the `ETag`.
     pub revision: u64,
-    /// Where it lies; the key is left out.
+    /// Its place; without the key.
     pub place: Place,
-    /// Where it is moving to, confirmed or not; the key is left out.
+    /// The place it is moving to, confirmed or not; without the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
     /// With `pending`, or with a target that is not ready: what it waits for, in words for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// How much of it holds data, as its client says.
+    /// Bytes of it that hold data, as its client reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
-    /// Time left until the donor takes the old place back.
+    /// Time left until the donor reclaims the old place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
 }
@@ -269,14 +269,14 @@ pub struct Segment {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SegmentList {
-    /// The page.
+    /// Its segments.
     pub segments: Vec<Segment>,
-    /// Gives the next page; none on the last.
+    /// The token for the next page; absent on the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_page_token: Option<String>,
 }
 
-/// A segment shall lie elsewhere.
+/// A request to move a segment.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -284,7 +284,7 @@ pub struct MoveRequest {
     /// How the new brick is chosen.
     #[serde(default)]
     pub policy: Policy,
-    /// Failure domains that will not do. 64 at most.
+    /// Failure domains to avoid. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
 }

@@ -1,7 +1,7 @@
-//! A program's part in a pool, whoever gives the memory: a controller or a node that collaborates.
+//! A program's part in a pool, whether a controller or a collaborating node lends the memory.
 //!
-//! It joins, asks for memory in as many pieces as the pool has it, reports and hears. What it does
-//! about what it hears is [`crate::placements`]'s.
+//! It joins, asks for memory in as many pieces as the pool needs, reports and receives answers. How
+//! it acts on those is up to [`crate::placements`].
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::{
     ProblemKind, Segment, SegmentId, SegmentSpec,
 };
 
-/// Smallest segment taken where the pool has no more in one piece.
+/// Smallest segment accepted when the pool has no more in one piece.
 const PIECE_MIN_BYTES: u64 = 64 << 20;
 
-/// Memory that a program wants.
+/// Memory that a program asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
-    /// How much, if the pool has it in one piece.
+    /// Its size, if the pool has it in one piece.
     pub bytes: u64,
-    /// Bandwidth wanted in each direction; the usual if left out.
+    /// Bandwidth in each direction; None for the default.
     pub rate_bytes_per_s: Option<u64>,
-    /// Failure domains that will not do.
+    /// Failure domains to avoid.
     pub avoid: &'a [String],
 }
 
@@ -38,22 +38,22 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Nobody is told yet.
+    /// Creates a tenant that has not joined yet.
     #[must_use]
     pub fn new(client: Client, id: ClientId, spec: ClientSpec) -> Self {
         Self { client, id, spec, known_version: 0, sequence: 0 }
     }
 
-    /// Tells the pool that the program is there, or still there.
+    /// Registers the program with the pool, or renews its registration.
     ///
     /// # Errors
-    /// See [`ApiError`]; so for all operations.
+    /// See [`ApiError`], as for all operations.
     pub fn join(&self) -> Result<(), ApiError> {
         self.client.put_client(self.id, &self.spec).map(drop)
     }
 
-    /// Asks for memory, and for less where there is no more in one piece. Memory of the program's
-    /// own host is taken only where nobody else has any. `fresh_id` names each attempt.
+    /// Asks for memory, and for less if there is no more in one piece. Memory of the program's own
+    /// host is taken only if no other has any. `fresh_id` names each attempt.
     ///
     /// # Errors
     /// See [`ApiError`], of which [`is_no_room`] tells whether the pool just has none; or no id.
@@ -86,9 +86,9 @@ impl Tenant {
         }
     }
 
-    /// Says how the program uses its segments and waits so long for news: all its segments, or None
-    /// when the pool does not know the program (its lease ran out, or the pool lost its store):
-    /// what was granted is not its own any more, and it has to [`join`](Self::join) anew.
+    /// Reports the program's use of its segments and waits up to `wait` for news. Returns all its
+    /// segments, or None if the pool does not know the program (its lease ran out, or the pool lost
+    /// its store): then its grants are no longer its own, and it has to [`join`](Self::join) again.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -114,31 +114,31 @@ impl Tenant {
         }
     }
 
-    /// Gives a segment up.
+    /// Releases a segment.
     ///
     /// # Errors
-    /// See [`ApiError`]; a node that collaborates has no such operation.
+    /// See [`ApiError`]; a collaborating node does not have this operation.
     pub fn release(&self, id: SegmentId) -> Result<(), ApiError> {
         self.client.delete_segment(id, None)
     }
 
-    /// Ends the program's part: all it has goes back.
+    /// Leaves the pool: all its segments are released.
     ///
     /// # Errors
-    /// See [`ApiError`]; who cannot be told finds out by the lease.
+    /// See [`ApiError`]; a pool that cannot be reached releases them when the lease runs out.
     pub fn leave(&self) -> Result<(), ApiError> {
         self.client.delete_client(self.id)
     }
 }
 
-/// Whether a wish was refused because the pool does not have so much, there.
+/// True if a wish was refused because the pool does not have that much there.
 #[must_use]
 pub fn is_no_room(error: &ApiError) -> bool {
     use ProblemKind::{Invalid, NoRoom, NotFound};
     [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
 }
 
-/// The address to reach a place by: its unix socket where that is on this machine, else TCP. None
+/// Returns the best address of a place: its unix socket if that is on this machine, else TCP. None
 /// if it has neither.
 #[must_use]
 pub fn best_address(place: &Place) -> Option<Address> {
