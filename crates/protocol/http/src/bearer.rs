@@ -1,7 +1,7 @@
-//! The bearer check (RFC 6750): who does not present the token gets 401.
+//! The bearer check (RFC 6750): requests without the token get 401.
 //!
-//! Invariant: how long the comparison takes depends on lengths only, so that nobody can guess a
-//! token byte by byte.
+//! Invariant: the time of the comparison depends on lengths only, so that a token cannot be guessed
+//! byte by byte.
 
 use std::sync::Arc;
 
@@ -15,28 +15,27 @@ use subtle::ConstantTimeEq;
 
 use crate::Refusal;
 
-/// The one path that answers without a token: it says nothing that a stranger may not know, and
-/// load balancers have no token.
+/// The one path that needs no token: it reveals nothing secret, and load balancers have no token.
 const OPEN_PATH: &str = "/healthz";
-/// What stands before the token, in letters of either case.
+/// What precedes the token, in letters of either case.
 const SCHEME: &[u8] = b"bearer ";
 
-/// What a request is checked against.
+/// The token that requests must present.
 #[derive(Clone)]
 struct Guard {
     token: Arc<str>,
     owner: &'static str,
 }
 
-/// Whether a text can be a token: an empty one protects nothing, and other characters than the
+/// True if a text can be a token: an empty one protects nothing, and characters other than the
 /// visible ones of ASCII do not fit a header.
 #[must_use]
 pub fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Refuses requests without the token of `owner`, except those for `/healthz`. Without a token
-/// everybody is let in. Routes that are added afterwards are not guarded.
+/// Refuses requests without the token of `owner`, except those for `/healthz`. If `token` is None,
+/// all requests pass. Routes added afterwards are not guarded.
 pub fn guard<S>(router: Router<S>, token: Option<&str>, owner: &'static str) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,

@@ -1,7 +1,7 @@
-//! Events as server-sent events without end, read from a server that remembers some.
+//! Events as an endless stream of server-sent events, read from a server that remembers some.
 //!
-//! Invariant: a reader gets the events in their order and each once, however slowly it reads. One
-//! that is so slow that events are forgotten meanwhile misses those.
+//! Invariant: a reader gets the events in their order and each once, however slowly it reads. A
+//! reader so slow that events are dropped meanwhile misses those.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,21 +14,22 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Messages ready for a slow reader; then its stream waits, and reads on from what is remembered.
+/// Messages buffered for a slow reader; then its stream waits, and later continues from the
+/// remembered events.
 const MESSAGES_AHEAD: usize = 64;
-/// A comment is sent after this long without events, so that the dead are noticed.
+/// A comment is sent after this long without events, so that dead connections are detected.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The id of the event to begin after: that of the header `Last-Event-ID`, which a browser sends
-/// when it connects again, else that of the query, else 0.
+/// Returns the id of the event to begin after: that of the header `Last-Event-ID`, which a browser
+/// sends when it reconnects, else that of the query, else 0.
 #[must_use]
 pub fn begin(headers: &HeaderMap, asked: Option<u64>) -> u64 {
     let told = headers.get("last-event-id").and_then(|value| value.to_str().ok());
     told.and_then(|text| text.parse().ok()).or(asked).unwrap_or(0)
 }
 
-/// Answers with the events after `after`. `read` gives those that are remembered after an id, or
-/// nothing when the stream shall end; it is called at the beginning and after each change.
+/// Answers with the events after `after`. `read` returns the remembered events after an id, or None
+/// to end the stream; it is called at the beginning and after each change.
 pub fn stream<Read, Reading>(changes: watch::Receiver<u64>, after: u64, read: Read) -> Response
 where
     Read: FnMut(u64) -> Reading + Send + 'static,
@@ -51,7 +52,7 @@ async fn feed<Read, Reading>(
     Reading: Future<Output = Option<Vec<Event>>>,
 {
     loop {
-        // Before reading: what changes while this reads wakes it again.
+        // Before reading, so that a change during the read wakes the task again.
         changes.mark_unchanged();
         let Some(events) = read(after).await else { return };
         for event in events {
@@ -100,7 +101,7 @@ mod tests {
         let mut reads = 0;
         let read = move |after| {
             reads += 1;
-            // One more event at each reading, until the server ends.
+            // One more event at each read, until the server ends.
             let events = (reads < 4).then(|| (after + 1..=reads).map(event).collect());
             changed.send_replace(reads);
             std::future::ready(events)
@@ -113,7 +114,7 @@ mod tests {
     #[tokio::test]
     async fn a_stream_begins_where_it_is_asked_to_and_ends_with_its_server() {
         let (changed, changes) = watch::channel(0);
-        // More than are ready for a slow reader.
+        // More than are buffered for a slow reader.
         let last = 3 * MESSAGES_AHEAD as u64;
         let read = move |after| std::future::ready(Some((after + 1..=last).map(event).collect()));
         let response = stream(changes, 7, read);

@@ -1,4 +1,4 @@
-//! Requests into types: like axum's own extractors, but every error is a problem document.
+//! Turns requests into types: like axum's own extractors, but every error is a problem document.
 
 use std::str::FromStr;
 
@@ -47,7 +47,7 @@ fn is_json(value: &HeaderValue) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
-/// The one parameter of a path.
+/// The only parameter of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Name<T>(pub T);
 
@@ -83,10 +83,10 @@ mod tests {
     use super::*;
     use axum::body::Body as Content;
 
-    /// What axum takes where a router sets no limit.
+    /// axum's limit where a router sets none.
     const LIMIT_BYTES: usize = 2 << 20;
 
-    /// The number that a body holds, or the kind and the detail of the refusal.
+    /// Returns the number in a body, or the kind and the detail of the refusal.
     async fn read(kind: Option<&str>, body: Vec<u8>) -> Result<u64, (String, String)> {
         let mut request = Request::new(Content::from(body));
         if let Some(kind) = kind {

@@ -1,9 +1,9 @@
 //! The HTTP toolkit of the REST interfaces, for the servers behind them.
 //!
-//! * `extract`: requests into types: JSON bodies, the parameter of a path, the query.
-//! * `refusal`: refusals and JSON into answers.
+//! * `extract`: turns requests into types: JSON bodies, the parameter of a path, the query.
+//! * `refusal`: turns refusals and JSON into answers.
 //! * [`bearer`]: the token that requests present.
-//! * [`events`]: events as a stream without end.
+//! * [`events`]: events as an endless stream.
 //! * [`metrics`]: figures for Prometheus.
 //!
 //! Invariants:

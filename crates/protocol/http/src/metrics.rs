@@ -1,4 +1,4 @@
-//! Figures for Prometheus, made from the state when they are asked for.
+//! Figures for Prometheus, computed from the state when they are requested.
 //!
 //! Invariant: names and their order are those of the registry, so a server's `/metrics` changes
 //! with its own code only.
@@ -36,7 +36,7 @@ pub fn register_counters(registry: &mut Registry, figures: &[Figure<'_>]) {
     }
 }
 
-/// Registers figures that rise and fall.
+/// Registers figures that go up and down.
 pub fn register_gauges(registry: &mut Registry, unit: Option<Unit>, figures: &[Figure<'_>]) {
     for &(name, help, value) in figures {
         let gauge: Gauge<u64, AtomicU64> = Gauge::default();

@@ -13,7 +13,7 @@ pub const PROBLEM_TYPE: &str = "application/problem+json";
 pub struct Refusal(pub Problem);
 
 impl Refusal {
-    /// A refusal of a kind.
+    /// Creates a refusal of a kind.
     #[must_use]
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self(Problem::new(kind, detail))
@@ -34,7 +34,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A JSON answer.
+/// Builds a JSON answer.
 pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
     encoded(status, "application/json", body)
 }

@@ -1,4 +1,4 @@
-//! The toolkit over real HTTP: who is let in, and what of a request is refused.
+//! The toolkit over real HTTP: which requests pass the bearer check, and which are refused.
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -25,7 +25,7 @@ async fn add(
     Ok(json(StatusCode::OK, &(id + plus.unwrap_or(0) + number)))
 }
 
-/// A server on loopback; gone when dropped.
+/// A server on loopback; stops when dropped.
 struct Server {
     url: String,
     _runtime: Runtime,
@@ -70,13 +70,13 @@ impl Server {
 struct Answer {
     status: u16,
     kind: Option<String>,
-    /// Of `WWW-Authenticate`.
+    /// The scheme in `WWW-Authenticate`.
     scheme: Option<String>,
     text: String,
 }
 
 impl Answer {
-    /// The detail of a refusal, which must be a problem document.
+    /// Returns the detail of a refusal, which must be a problem document.
     fn refusal(&self) -> (u16, String) {
         assert_eq!(self.kind.as_deref(), Some(PROBLEM_TYPE), "{}", self.text);
         let problem: farpool_api::Problem = serde_json::from_str(&self.text).unwrap();
@@ -104,7 +104,7 @@ fn with_a_token_only_who_presents_it_is_let_in() {
     assert_eq!(with("PUT", "/numbers/1", Some("Bearer secret")).status, 200);
     let detail = "give the summer's token: Authorization: Bearer TOKEN";
     for wrong in [None, Some("Bearer secre"), Some("Bearer secrets"), Some("Basic secret")] {
-        // A path that does not exist is nobody's business either.
+        // A path that does not exist is not revealed either.
         for path in ["/numbers/1", "/nothing"] {
             let answer = with("PUT", path, wrong);
             assert_eq!(answer.refusal(), (401, detail.to_owned()), "{path} {wrong:?}");
