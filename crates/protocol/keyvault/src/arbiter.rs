@@ -1,19 +1,19 @@
-//! Whose turn it is: the distributor's arbitration of Gutierrez's KeyVault (section 4.3.3.1), least
-//! recently granted first.
+//! Decides whose turn it is: the distributor's arbitration of Gutierrez's KeyVault (section
+//! 4.3.3.1), least recently granted first.
 //!
-//! Everybody who wants is granted a turn before anybody is granted a second one.
+//! Every member that wants a turn gets one before any gets a second one.
 
 /// Orders members by how long ago they were last granted a turn.
 #[derive(Debug, Default, Clone)]
 pub struct LeastRecentlyGranted {
     /// Least recently granted first.
     members: Vec<u32>,
-    /// Those of this round, kept so that a round allocates nothing.
+    /// Members granted in this round, kept so that a round allocates nothing.
     granted: Vec<u32>,
 }
 
 impl LeastRecentlyGranted {
-    /// A new member: it has waited longest.
+    /// Adds a member, which counts as having waited longest.
     pub fn join(&mut self, member: u32) {
         if !self.members.contains(&member) {
             self.members.insert(0, member);
@@ -34,13 +34,13 @@ impl LeastRecentlyGranted {
         self.members.len()
     }
 
-    /// All members, in the order of the next round.
+    /// Returns all members, in the order of the next round.
     pub fn members(&self) -> impl Iterator<Item = u32> + '_ {
         self.members.iter().copied()
     }
 
-    /// One round: asks members in turn, least recently granted first; whoever `serve` says yes for
-    /// was granted. Whether anybody was.
+    /// Runs one round: calls `serve` for each member, least recently granted first; true means that
+    /// it was granted a turn. Returns whether any was.
     pub fn round(&mut self, mut serve: impl FnMut(u32) -> bool) -> bool {
         self.granted.clear();
         let granted = &mut self.granted;
@@ -63,14 +63,15 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// However greedy others are, nobody who wants waits while somebody is granted twice.
+        /// No member that wants a turn waits while another is granted two, however greedy the
+        /// others are.
         #[test]
         fn nobody_is_passed_over(wants in prop::collection::vec(prop::collection::vec(any::<bool>(), 5), 1..60)) {
             let mut arbiter = LeastRecentlyGranted::default();
             (0..5).for_each(|member| arbiter.join(member));
             let mut since = [0u32; 5];
             for round in wants {
-                // Only one turn a round, so that order matters.
+                // Only one turn per round, so that the order matters.
                 let mut left = 1;
                 let mut served = None;
                 arbiter.round(|member| {

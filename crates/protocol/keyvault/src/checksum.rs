@@ -1,4 +1,4 @@
-//! CRC-32C of one frame: its header as far as the checksum counts it, and its body.
+//! CRC-32C of one frame: the checksummed part of its header, and its body.
 //!
 //! Most frames are a few dozen bytes, begin anywhere, and each is summed twice. For those the
 //! library's way (bytes up to an aligned address, tables for three streams) costs more than the
@@ -8,14 +8,14 @@
 #[cfg(any(target_arch = "x86_64", test))]
 const LONG_BYTES: usize = 768;
 
-/// The checksum of a frame: `head` is the first 8 bytes of its header, `request` the next 4,
-/// little-endian.
+/// Returns the checksum of a frame: `head` is the first 8 bytes of its header, `request` the next
+/// 4, little-endian.
 #[inline]
 #[must_use]
 pub(crate) fn checksum(head: u64, request: u32, body: [&[u8]; 2]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if body[0].len() + body[1].len() < LONG_BYTES && is_x86_feature_detected!("sse4.2") {
-        // SAFETY: the processor was asked for SSE 4.2, which is all that the function needs.
+        // SAFETY: the processor was checked for SSE 4.2, which is all that the function needs.
         return unsafe { short(head, request, body) };
     }
     let sum = crc32c::crc32c_append(crc32c::crc32c(&head.to_le_bytes()), &request.to_le_bytes());

@@ -1,9 +1,9 @@
 //! A client of one server: it knows which shard owns a key and talks to that shard's thread
 //! directly.
 //!
-//! [`Connection`] is one connection to one shard: requests go out in batches, answers come in any
-//! order, at most as many are unanswered as the server granted. [`Client`] has one to each shard
-//! and offers plain calls.
+//! [`Connection`] is one connection to one shard: requests are sent in batches, answers arrive in
+//! any order, and at most as many requests are unanswered as the server granted. [`Client`] has one
+//! to each shard and offers plain calls.
 
 mod connection;
 
@@ -19,18 +19,18 @@ use crate::lease;
 use crate::message::{Item, KeyList, Request, SetMode, read_found, read_numbers};
 use crate::owner::{hash_key, shard_of};
 
-/// Credits that a client asks for unless told otherwise.
+/// Credits that a client asks for by default.
 pub const CREDITS: u32 = 256;
-/// Where a server listens for this protocol.
+/// The address of a server of this protocol.
 #[derive(Debug, Clone)]
 pub enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
-    /// A unix socket for the greeting, shared memory for the rest.
+    /// A unix socket for the greeting, shared memory afterwards.
     Shared(PathBuf),
 }
 
-/// What goes wrong between client and server.
+/// Errors between client and server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("cannot connect to {address:?}: {source}")]
@@ -82,7 +82,7 @@ impl Client {
         Ok(Self { connections })
     }
 
-    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`, for
+    /// As [`Self::connect`], but also asks for leases of values of at least `bytes_min`, for
     /// [`Self::get_lease`].
     pub fn connect_leasing(address: &Address, bytes_min: u32) -> Result<Self, ClientError> {
         let unchecked = matches!(address, Address::Shared(_));
@@ -95,15 +95,15 @@ impl Client {
         Ok(Self { connections })
     }
 
-    /// Whether the server gives leases; if not, every value comes as a copy.
+    /// True if the server grants leases; otherwise every value is sent as a copy.
     #[must_use]
     pub fn is_leasing(&self) -> bool {
         self.connections.iter().all(|it| it.leases().is_some())
     }
 
-    /// The item of a key, to be read where it lies in the server's memory if that is possible,
-    /// until it is dropped. Items that are kept pin that memory: a server gives only so many
-    /// leases, then copies.
+    /// Returns the item of a key, read in place in the server's memory if possible, until it is
+    /// dropped. Kept items pin that memory: a server grants a limited number of leases, then
+    /// copies.
     pub fn get_lease(&mut self, key: &[u8]) -> Result<Option<lease::Value>, ClientError> {
         let shard = self.owner(key);
         let Some(leases) = self.connections[shard].leases().cloned() else {
@@ -117,8 +117,8 @@ impl Client {
         })
     }
 
-    /// Tells the server now of all leases that have ended. By itself it happens in batches, before
-    /// later requests.
+    /// Tells the server of all ended leases now. Otherwise that happens in batches, before later
+    /// requests.
     pub fn release_ended(&mut self) -> Result<(), ClientError> {
         self.connections.iter_mut().try_for_each(Connection::release_ended)
     }
@@ -144,7 +144,7 @@ impl Client {
         let mut read = Some(read);
         let mut result = None;
         while result.is_none() {
-            // After an error answers to earlier requests may still come.
+            // After an error, answers to earlier requests may still arrive.
             connection.receive(|answer| {
                 if answer.request == number
                     && let Some(read) = read.take()
@@ -156,7 +156,7 @@ impl Client {
         result.unwrap_or(Err(ClientError::Answer))
     }
 
-    /// The item of a key, if there is one.
+    /// Returns the item of a key, if there is one.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, ClientError> {
         self.call(self.owner(key), &Request::Get { key }, |status, body| match status {
             Status::Ok => Ok(Some(Item::read(body).ok_or(ClientError::Answer)?.into())),
@@ -165,7 +165,7 @@ impl Client {
         })
     }
 
-    /// The items of many keys, in their order; all shards are asked at the same time.
+    /// Returns the items of many keys, in their order; all shards are asked at the same time.
     pub fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>, ClientError> {
         let mut values = vec![None; keys.len()];
         let mut left: Vec<usize> = (0..keys.len()).collect();
@@ -211,7 +211,8 @@ impl Client {
         Ok(values)
     }
 
-    /// Stores; the new CAS number comes back, None if mode or CAS number did not allow it.
+    /// Stores a value. Returns the new CAS number, or None if the mode or the CAS number did not
+    /// allow it.
     pub fn set(
         &mut self,
         key: &[u8],
@@ -227,18 +228,18 @@ impl Client {
         })
     }
 
-    /// Takes an item out; whether there was one.
+    /// Deletes an item. True if there was one.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, ClientError> {
         self.call(self.owner(key), &Request::Delete { key, cas: 0 }, yes_or_no)
     }
 
-    /// Sets an item's expiry; whether there is one.
+    /// Sets an item's expiry. True if there is one.
     pub fn touch(&mut self, key: &[u8], exptime: i32) -> Result<bool, ClientError> {
         self.call(self.owner(key), &Request::Touch { key, exptime }, yes_or_no)
     }
 
-    /// Adds to a number, or subtracts down to 0; the new number, None without an item and an
-    /// `initial`.
+    /// Adds to a number, or subtracts down to 0. Returns the new number, or None if there is
+    /// neither an item nor an `initial`.
     pub fn change(
         &mut self,
         key: &[u8],
@@ -259,7 +260,7 @@ impl Client {
         })
     }
 
-    /// Takes everything out of all shards.
+    /// Deletes all items of all shards.
     pub fn flush_all(&mut self) -> Result<(), ClientError> {
         self.call(0, &Request::Flush { delay_s: 0 }, |status, _| match status {
             Status::Ok => Ok(()),
@@ -273,9 +274,9 @@ impl Client {
 pub struct Storing {
     pub mode: SetMode,
     pub client_flags: u32,
-    /// As memcached's: 0 never, up to 30 days from now, else Unix time.
+    /// As memcached's: 0 for never, up to 30 days relative to now, else Unix time.
     pub exptime: i32,
-    /// The item must have this number; 0 = any.
+    /// The CAS number that the item must have; 0 = any.
     pub cas: u64,
 }
 
@@ -298,7 +299,7 @@ fn take_found(
         let place = places.get(usize::from(index)).ok_or(ClientError::Answer)?;
         values[*place] = Some(item.into());
     }
-    // At least one, or asking again would never end.
+    // At least one, or the retries would never end.
     let looked_at = usize::from(looked_at);
     if looked_at == 0 || looked_at > places.len() {
         Err(ClientError::Answer)

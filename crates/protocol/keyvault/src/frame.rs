@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!      0   u24  length of the frame in bytes, this header included
-//!      3   u8   opcode; bit 7 says that it is an answer
+//!      3   u8   opcode; bit 7 is set in answers
 //!      4   u16  shard (12 bits), status (4 bits, of answers)
-//!      6   u16  connection: given by the server in its answer to HELLO, 0 before
+//!      6   u16  connection: assigned in the server's answer to HELLO, 0 before
 //!      8   u32  request: the sender's number, which the answer repeats
-//!     12   u32  CRC-32C of the bytes before it and of the body, or 0 where both sides agreed on none
+//!     12   u32  CRC-32C of the bytes before it and of the body, or 0 if both sides agreed on none
 //! ```
 
 use farpool_units::exactly;
@@ -15,13 +15,13 @@ use crate::checksum::checksum;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
-/// The longest frame: what 24 bits can say. A longer value needs the text protocol.
+/// The longest frame that 24 bits can express. A longer value needs the text protocol.
 pub const FRAME_BYTES_MAX: usize = (1 << 24) - 1;
-/// The most shards that can be told apart; the highest number means all of them.
+/// The most shards that can be addressed; the highest number means all of them.
 pub const SHARDS_MAX: u16 = 0xfff;
 /// The shard number that means every shard.
 pub const BROADCAST: u16 = 0xfff;
-/// The version of the protocol, told in HELLO.
+/// The version of the protocol, sent in HELLO.
 pub const VERSION: u16 = 1;
 
 const ANSWER: u8 = 0x80;
@@ -36,10 +36,10 @@ macro_rules! codes {
         pub enum $name { $($(#[$variant_doc])* $variant = $code,)+ }
 
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// None for a code nobody knows.
+            /// Returns the value of a code, or None if it is unknown.
             #[must_use]
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code { $($code => Some(Self::$variant),)+ _ => None }
@@ -49,61 +49,61 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What is asked.
+    /// The kind of a request.
     Opcode {
-        /// Says who one is; the first frame of a connection.
+        /// Introduces the client; the first frame of a connection.
         Hello = 0x01,
-        /// Does nothing: its answer says that what was sent before has arrived.
+        /// Does nothing: its answer confirms that earlier requests have arrived.
         Noop = 0x02,
         Get = 0x10,
         /// Several keys of one shard at once.
         MultiGet = 0x11,
-        /// Reads and sets the expiry.
+        /// Reads an item and sets its expiry.
         GetAndTouch = 0x12,
-        /// As `Get`, but the answer may say where the value lies instead of carrying it.
+        /// As `Get`, but the answer may tell where the value is instead of carrying it.
         GetLease = 0x13,
-        /// Values that were leased are not read any more.
+        /// Ends leases, whose values are no longer read.
         Release = 0x14,
         Set = 0x20,
         Delete = 0x21,
         Touch = 0x22,
         /// Adds to or subtracts from a number.
         Change = 0x23,
-        /// Everything that is there is gone.
+        /// Deletes all items.
         Flush = 0x30,
         /// Moves the connection into shared memory; unix sockets only.
         Share = 0x40,
-        /// Hands out the memory of the shard's items, to be read; unix sockets only, before
+        /// Grants read access to the memory of the shard's items; unix sockets only, before
         /// `Share`.
         Leases = 0x41,
     }
 }
 
 codes! {
-    /// How it went.
+    /// The result of a request.
     Status {
         Ok = 0,
         /// There is no such item.
         NotFound = 1,
         /// The item has another CAS number.
         Exists = 2,
-        /// The mode did not allow it (add over an item, append to none).
+        /// The mode did not allow it (add to an existing item, append to none).
         NotStored = 3,
-        /// Longer than the server allows.
+        /// The value is longer than the server allows.
         TooLarge = 4,
         OutOfMemory = 5,
-        /// The value is no number.
+        /// The value is not a number.
         NotNumeric = 6,
-        /// The checksum is wrong: ask again.
+        /// The checksum is wrong: retry.
         Damaged = 7,
-        /// The frame makes no sense; the connection ends.
+        /// The frame is invalid; the connection is closed.
         Malformed = 8,
-        /// An opcode or a version that the server does not know.
+        /// The server does not know the opcode or the version.
         Unsupported = 9,
-        /// Another shard owns the key and the frame asked not to be passed on; its number is in the
-        /// body.
+        /// Another shard owns the key and the frame asked not to be forwarded; the body holds its
+        /// number.
         WrongShard = 10,
-        /// The server ends.
+        /// The server is shutting down.
         Closing = 11,
     }
 }
@@ -111,7 +111,7 @@ codes! {
 /// A frame's header, without its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Of the whole frame, header included.
+    /// Bytes of the whole frame, header included.
     pub length: u32,
     pub opcode: Opcode,
     /// None in a request.
@@ -136,9 +136,9 @@ pub enum FrameError {
     Body { opcode: Opcode },
 }
 
-/// The length of the frame that begins with these bytes; None while fewer than 4 are there.
+/// Returns the length of the frame that begins with these bytes, or None if there are fewer than 4.
 ///
-/// A length below [`HEADER_BYTES`] is wrong: the stream cannot be followed any more.
+/// A length below [`HEADER_BYTES`] is an error: the rest of the stream cannot be parsed.
 #[must_use]
 pub fn frame_length(bytes: &[u8]) -> Option<Result<usize, FrameError>> {
     let first: &[u8; 4] = bytes.first_chunk()?;
@@ -153,7 +153,7 @@ pub fn frame_length(bytes: &[u8]) -> Option<Result<usize, FrameError>> {
 type Words = (u64, u32);
 
 impl Header {
-    /// Reads the header of a whole frame. `checked` says whether its checksum counts.
+    /// Reads the header of a whole frame. The checksum is verified if `checked`.
     #[inline(always)]
     pub fn read(frame: &[u8], checked: bool) -> Result<Self, FrameError> {
         let (head, body) = frame
@@ -201,14 +201,14 @@ impl Header {
         (first, self.request)
     }
 
-    /// The header as bytes, its checksum still 0.
+    /// Returns the header as bytes, with a checksum of 0.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         with_sum(self.words(), 0)
     }
 }
 
-/// Appends a whole frame with this body; `length` of the header is set here.
+/// Appends a whole frame with this body; sets the header's `length`.
 #[inline]
 pub fn push(out: &mut Vec<u8>, header: Header, body: [&[u8]; 2], checked: bool) {
     let bytes = HEADER_BYTES + body[0].len() + body[1].len();
@@ -222,16 +222,16 @@ pub fn push(out: &mut Vec<u8>, header: Header, body: [&[u8]; 2], checked: bool) 
     out.extend_from_slice(body[1]);
 }
 
-/// Appends frames to a buffer, each in two steps: [`begin`], the body, [`finish`].
+/// Begins a frame in `out`; append the body, then call [`finish`]. Returns where the frame starts.
 ///
-/// `begin` returns where the frame starts. `length` of the header is set by `finish`.
+/// The header's `length` is set by `finish`.
 pub fn begin(out: &mut Vec<u8>, header: Header) -> usize {
     let start = out.len();
     out.extend_from_slice(&header.to_bytes());
     start
 }
 
-/// Completes the frame that began at `start`: its length, and its checksum if both sides want one.
+/// Completes the frame that began at `start`: its length, and its checksum if `checked`.
 pub fn finish(out: &mut [u8], start: usize, checked: bool) {
     let frame = &mut out[start..];
     assert!(frame.len() <= FRAME_BYTES_MAX, "the caller bounds the body");
@@ -245,7 +245,7 @@ pub fn finish(out: &mut [u8], start: usize, checked: bool) {
     *head = with_sum((first, request), sum);
 }
 
-/// A header's words, and its checksum.
+/// Returns a header's words, and its checksum.
 #[inline(always)]
 const fn words_of(head: &[u8; HEADER_BYTES]) -> (u64, u32, u32) {
     let head = u128::from_le_bytes(*head);
@@ -303,7 +303,7 @@ mod tests {
             prop_assert_eq!(frame_length(frame), Some(Ok(length)));
             let read = Header::read(frame, checked).unwrap();
             prop_assert_eq!(read, Header { length: u32::try_from(length).unwrap(), ..header });
-            // Every single flipped bit is found.
+            // Every single flipped bit is detected.
             if checked {
                 let at = flip.0.index(frame.len());
                 frame[at] ^= 1 << (flip.1 % 8);

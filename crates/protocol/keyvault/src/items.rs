@@ -1,5 +1,4 @@
-//! The memory in which a server keeps the items of one shard, as its clients see it: mapped, and
-//! only to be read.
+//! The memory that holds the items of one shard, as the server's clients map it: read-only.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -21,8 +20,8 @@ unsafe impl Send for ItemMemory {}
 unsafe impl Sync for ItemMemory {}
 
 impl ItemMemory {
-    /// Maps `bytes` of a file that a server handed out. Refuses one that is shorter or could become
-    /// so: reading behind its end would end the process.
+    /// Maps `bytes` of a file that a server sent. Refuses one that is shorter or may shrink: a read
+    /// behind its end would kill the process.
     pub fn map(file: impl AsFd, bytes: u64) -> Result<Self, Errno> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
@@ -39,7 +38,7 @@ impl ItemMemory {
         Ok(Self { address: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
-    /// Whether so many bytes from there on lie inside.
+    /// True if `bytes` bytes from `at` on are inside.
     #[must_use]
     pub const fn holds(&self, at: u64, bytes: u64) -> bool {
         match at.checked_add(bytes) {
@@ -48,7 +47,7 @@ impl ItemMemory {
         }
     }
 
-    /// The bytes of a value that is leased; None if they do not lie inside.
+    /// Returns the bytes of a leased value; None if they are not all inside.
     #[must_use]
     pub fn value(&self, at: u64, bytes: u64) -> Option<&[u8]> {
         if !self.holds(at, bytes) {
@@ -57,15 +56,15 @@ impl ItemMemory {
         let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
         // SAFETY: inside the mapping (checked above), which lives as long as `self`, and whose file
         // cannot shrink. The server does not change these bytes while they are leased: that is what
-        // a lease is. One that breaks its word can show bytes that change, as it could have sent
-        // others; any bytes are bytes, and nothing is read outside.
+        // a lease means. One that breaks this rule can show bytes that change, as it could have
+        // sent others; any bytes are valid, and nothing outside is read.
         Some(unsafe { std::slice::from_raw_parts(self.address.as_ptr().add(at), bytes) })
     }
 }
 
 impl Drop for ItemMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nothing borrows from it any more.
+        // SAFETY: mapped by `map`, and no borrow of it is left.
         let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
     }
 }

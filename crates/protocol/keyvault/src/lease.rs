@@ -1,5 +1,5 @@
-//! Values that are read where the server keeps them: guards that end their leases, and the ends in
-//! batches.
+//! Values read in place in the server's memory: guards that end their leases, and batches of ended
+//! leases.
 
 use std::num::NonZeroU32;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::items::ItemMemory;
 use crate::message::{LEASES_RELEASED_MAX, LeaseIdList, MaybeLeased};
 
-/// Leases that have ended are told to the server so many at a time: one frame for many costs each
-/// next to nothing.
+/// Ended leases are reported to the server in batches of this size: in one frame each costs next to
+/// nothing.
 pub const RELEASE_BATCH: usize = 32;
-/// Or earlier, once their values have so many bytes together: the server cannot use that memory
-/// before.
+/// A batch is also sent once its values have this many bytes together: until then the server cannot
+/// reuse that memory.
 pub const RELEASE_BYTES: u64 = 256 << 10;
 
-/// Leases that have ended and that the server has not been told of.
+/// Ended leases that were not yet reported to the server.
 #[derive(Debug, Default)]
 struct Ended {
     ids: LeaseIdList,
@@ -26,7 +26,7 @@ struct Ended {
 #[derive(Debug)]
 struct Inner {
     memory: ItemMemory,
-    /// Open as long as anything is leased: the server ends the leases of a connection that ends.
+    /// Open as long as anything is leased: the server ends the leases of a closed connection.
     _socket: Arc<OwnedFd>,
     granted: u32,
     ended: Mutex<Ended>,
@@ -41,14 +41,14 @@ impl Leases {
         Self(Arc::new(Inner { memory, _socket: socket, granted, ended: Mutex::default() }))
     }
 
-    /// How many values can be leased at a time; beyond, they come as copies.
+    /// Returns how many values can be leased at a time; any further are sent as copies.
     #[must_use]
     pub fn granted(&self) -> u32 {
         self.0.granted
     }
 
-    /// Reads the body of an answer to GETLEASE. None for nonsense: one that is short, or a value
-    /// that does not lie in the memory.
+    /// Reads the body of an answer to GETLEASE. None if it is invalid: too short, or with a value
+    /// outside the memory.
     #[must_use]
     pub fn read(&self, body: &[u8]) -> Option<Value> {
         match MaybeLeased::read(body)? {
@@ -67,8 +67,8 @@ impl Leases {
         }
     }
 
-    /// Takes leases that have ended, if they are worth a frame or `all` are wanted; None if there
-    /// are none.
+    /// Takes ended leases, if they are worth a frame or `all` is set; None if there are none to
+    /// take.
     pub(crate) fn take_ended(&self, all: bool) -> Option<LeaseIdList> {
         let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = ended.ids.len() >= RELEASE_BATCH || ended.bytes >= RELEASE_BYTES;
@@ -95,8 +95,8 @@ enum Bytes {
     Leased { leases: Leases, id: NonZeroU32, at: u64, length: u64 },
 }
 
-/// A value as it was when it was asked for: leased, or copied where the server gave no lease.
-/// Dropping it ends the lease; the server hears of it with one of the next requests.
+/// A value as of its request: leased, or copied if the server granted no lease. Dropping it ends
+/// the lease, which one of the next requests reports to the server.
 #[derive(Debug)]
 pub struct Value {
     pub client_flags: u32,
@@ -109,7 +109,7 @@ impl Value {
         Self { client_flags, cas, bytes: Bytes::Copied(bytes) }
     }
 
-    /// Whether it lies in the server's memory.
+    /// True if the value is in the server's memory.
     #[must_use]
     pub const fn is_leased(&self) -> bool {
         matches!(self.bytes, Bytes::Leased { .. })
@@ -122,7 +122,7 @@ impl Deref for Value {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Copied(bytes) => bytes,
-            // It was inside when it was read, and the memory does not change its size.
+            // It was inside when it was read, and the memory's size does not change.
             Bytes::Leased { leases, at, length, .. } => {
                 leases.0.memory.value(*at, *length).unwrap_or_default()
             }

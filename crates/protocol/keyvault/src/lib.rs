@@ -5,10 +5,10 @@
 //! order; over TCP, unix sockets and shared memory. docs/contributors/kv-protocol.md describes
 //! every byte.
 //!
-//! [`frame`] and [`message`] are the format, pure; [`ring`] is shared memory's two directions,
-//! [`share`] how two processes come to have it; [`items`] is a server's memory as its clients read
-//! it, [`lease`] what they read there; [`owner`] says which shard has a key, [`arbiter`] whose turn
-//! it is; [`client`] is the client.
+//! [`frame`] and [`message`] are the format, pure; [`ring`] is one direction in shared memory,
+//! [`share`] the set-up of that memory between two processes; [`items`] is a server's memory as its
+//! clients map it, [`lease`] the values they read there; [`owner`] tells which shard owns a key,
+//! [`arbiter`] whose turn it is; [`client`] is the client.
 
 pub mod arbiter;
 mod checksum;

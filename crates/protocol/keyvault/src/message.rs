@@ -1,4 +1,4 @@
-//! The bodies of frames. docs/contributors/kv-protocol.md shows each byte by byte.
+//! The bodies of frames. docs/contributors/kv-protocol.md shows them byte by byte.
 
 mod lease;
 
@@ -12,14 +12,14 @@ use crate::frame::{FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Opcode};
 
 /// The longest key, as memcached's.
 pub const KEY_BYTES_MAX: usize = 250;
-/// What SET needs beside key and value.
+/// Bytes of SET beside key and value.
 const SET_BYTES: usize = 24;
-/// The longest value that a frame can carry.
+/// The longest value that fits a frame.
 pub const VALUE_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES - SET_BYTES - KEY_BYTES_MAX;
 /// The most keys of one MULTIGET.
 pub const MULTI_GET_KEYS_MAX: usize = 1024;
 
-/// How SET treats what is there.
+/// How SET treats an existing item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SetMode {
@@ -43,12 +43,12 @@ impl SetMode {
     }
 }
 
-/// What a client wants of a connection, or what the server grants.
+/// A client's request for a connection, or the server's grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hello {
     pub version: u16,
-    /// Asked: the shard to be served by, or [`crate::frame::BROADCAST`] for any. Granted: how many
-    /// there are.
+    /// In a request: the shard to be served by, or [`crate::frame::BROADCAST`] for any. In a grant:
+    /// the number of shards.
     pub shard: u16,
     /// How many requests may be unanswered at a time.
     pub credits: u32,
@@ -103,7 +103,7 @@ pub enum Request<'a> {
         request_bytes: u32,
         answer_bytes: u32,
     },
-    /// Values shorter than `bytes_min` are to come as copies.
+    /// Values shorter than `bytes_min` are to be sent as copies.
     Leases {
         bytes_min: u32,
     },
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// All that is left, as a key.
+    /// Returns the rest, as a key.
     fn key(self) -> Option<&'a [u8]> {
         is_key(self.0).then_some(self.0)
     }
@@ -240,7 +240,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What is asked.
+    /// Returns the request's opcode.
     #[must_use]
     pub const fn opcode(&self) -> Opcode {
         match self {
@@ -261,7 +261,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The key that decides which shard is asked.
+    /// Returns the key that selects the shard.
     #[must_use]
     pub fn key(&self) -> Option<&'a [u8]> {
         match *self {
@@ -282,8 +282,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The one key of a frame, if its body is in order: to begin loading what it asks for before
-    /// all of it is checked.
+    /// Returns the one key of a frame, if its body is valid so far: lets the caller prefetch its
+    /// item before the whole frame is checked.
     #[inline]
     #[must_use]
     pub fn key_ahead(frame: &'a [u8]) -> Option<&'a [u8]> {
@@ -398,7 +398,7 @@ pub struct KeyList {
 }
 
 impl KeyList {
-    /// Adds a key; false if it is none, or there are too many already.
+    /// Adds a key. False if it is not valid, or there are too many already.
     pub fn push(&mut self, key: &[u8]) -> bool {
         let Ok(length) = u8::try_from(key.len()) else { return false };
         if !is_key(key) || usize::from(self.count) == MULTI_GET_KEYS_MAX {
@@ -421,7 +421,7 @@ impl KeyList {
     }
 }
 
-/// An item as GET answers it.
+/// An item in an answer to GET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item<'a> {
     pub client_flags: u32,
@@ -430,7 +430,7 @@ pub struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// The answer to GET, in two pieces: what comes before the value.
+    /// Returns the first of the two pieces of an answer to GET: the fields before the value.
     #[inline]
     #[must_use]
     pub fn head(&self) -> [u8; ITEM_HEAD_BYTES] {
@@ -462,13 +462,13 @@ impl<'a> Item<'a> {
     }
 }
 
-/// What stands before the value in an answer to GET, in bytes.
+/// Bytes before the value in an answer to GET.
 pub const ITEM_HEAD_BYTES: usize = 16;
-/// Bytes that a found item takes in an answer to MULTIGET, its value apart.
+/// Bytes of a found item in an answer to MULTIGET, without its value.
 pub const FOUND_BYTES: usize = 24;
 
-/// Reads an answer to MULTIGET: how many keys were looked at (the others are to be asked again),
-/// and the items.
+/// Reads an answer to MULTIGET. Returns how many keys were looked up (the others must be asked for
+/// again), and the items.
 #[must_use]
 pub fn read_found(body: &[u8]) -> Option<(u16, Vec<(u16, Item<'_>)>)> {
     let mut body = Reader(body);
@@ -485,13 +485,13 @@ pub fn read_found(body: &[u8]) -> Option<(u16, Vec<(u16, Item<'_>)>)> {
     Some((looked_at, found))
 }
 
-/// Begins an answer to MULTIGET; where `looked_at` is written once it is known.
+/// Begins an answer to MULTIGET. Returns where `looked_at` is written once it is known.
 pub fn begin_found(out: &mut Vec<u8>) -> usize {
     out.extend_from_slice(&[0; 8]);
     out.len() - 8
 }
 
-/// Says how many keys were looked at.
+/// Writes how many keys were looked up.
 pub fn finish_found(out: &mut [u8], at: usize, looked_at: u16) {
     out[at..at + 2].copy_from_slice(&looked_at.to_le_bytes());
 }
@@ -512,7 +512,7 @@ impl Hello {
     }
 }
 
-/// A number in an answer: the CAS number after SET, number and CAS number after CHANGE.
+/// Reads the numbers in an answer: the CAS number after SET, number and CAS number after CHANGE.
 #[must_use]
 pub fn read_numbers(body: &[u8]) -> Option<(u64, u64)> {
     let mut body = Reader(body);

@@ -1,16 +1,17 @@
 //! Which shard owns a key: servers and clients must agree, and items on flash are found by it after
-//! a restart, so neither function ever changes.
+//! a restart, so neither function may ever change.
 
 use twox_hash::XxHash3_64;
 
-/// The hash of a key: XXH3, 64 bits, without a seed.
+/// Returns the hash of a key: XXH3, 64 bits, without a seed.
 #[inline]
 #[must_use]
 pub fn hash_key(key: &[u8]) -> u64 {
     XxHash3_64::oneshot(key)
 }
 
-/// The shard of `shards` that owns a key with this hash: the lower half of the hash decides.
+/// Returns the shard of `shards` that owns a key with this hash; the lower half of the hash
+/// decides.
 #[inline]
 #[must_use]
 pub const fn shard_of(hash: u64, shards: usize) -> usize {

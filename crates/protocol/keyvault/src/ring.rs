@@ -1,18 +1,17 @@
 //! One direction of a connection in shared memory: a ring of frames with one writer and one reader.
 //!
 //! A frame lies at the next multiple of [`LINE_BYTES`]; its first word is its length, written last,
-//! so that the frame itself says when it is there and no shared counter has to travel between the
+//! so that the frame itself signals its arrival and no shared counter has to travel between the
 //! processors. The reader clears what it has read, so the next round begins on zeros, and only now
-//! and then tells the writer how far it is. A length of [`WRAP`] means: the next frame is at the
-//! start.
+//! and then reports its position to the writer. A length of [`WRAP`] means that the next frame is
+//! at the start.
 //!
-//! The other side may be hostile: whatever it writes, we read inside the ring, copy before we look,
-//! and at worst take its frames for nonsense.
+//! The other side may be hostile: whatever it writes, we read inside the ring, copy before we
+//! parse, and at worst reject its frames.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Frames begin at multiples of this: what one processor writes shares no line with what the other
-/// does.
+/// Frames begin at multiples of this, so that the two processors never write to the same line.
 pub const LINE_BYTES: usize = 64;
 /// Bytes in front of the ring for the reader's position and the sleepers' flags.
 pub const CONTROL_BYTES: usize = 2 * LINE_BYTES;
@@ -20,18 +19,18 @@ pub const CONTROL_BYTES: usize = 2 * LINE_BYTES;
 pub const RING_BYTES_MIN: usize = 1 << 12;
 /// The largest ring.
 pub const RING_BYTES_MAX: usize = 1 << 28;
-/// "Go on at the start", where a frame's length would be.
+/// In place of a frame's length: continue at the start.
 const WRAP: u32 = u32::MAX;
 /// Each frame has its length in front.
 const LENGTH_BYTES: usize = 4;
 
 /// A region of shared memory that holds one ring: control lines, then frames.
 ///
-/// Implementors promise that `address` stays mapped, readable and writable, aligned to a page, for
-/// `CONTROL_BYTES + ring_bytes` as long as the value lives.
+/// Implementors guarantee that `address` stays mapped, readable and writable, aligned to a page,
+/// for `CONTROL_BYTES + ring_bytes` as long as the value lives.
 ///
 /// # Safety
-/// The promise above is what this module's reads and writes rely on.
+/// This module's reads and writes rely on the guarantee above.
 pub unsafe trait Region {
     fn address(&self) -> *mut u8;
     fn ring_bytes(&self) -> usize;
@@ -39,7 +38,7 @@ pub unsafe trait Region {
 
 fn control_word(region: &impl Region, at: usize) -> &AtomicU64 {
     debug_assert!(at + 8 <= CONTROL_BYTES && at.is_multiple_of(8));
-    // SAFETY: the control lines are mapped (promise of `Region`), aligned, and only used as
+    // SAFETY: the control lines are mapped (guarantee of `Region`), aligned, and only used as
     // atomics.
     unsafe { &*region.address().add(at).cast::<AtomicU64>() }
 }
@@ -50,12 +49,12 @@ fn length_word(region: &impl Region, at: usize) -> &AtomicU32 {
     unsafe { &*region.address().add(CONTROL_BYTES + at).cast::<AtomicU32>() }
 }
 
-/// The bytes a frame takes in the ring.
+/// Returns the bytes that a frame takes in the ring.
 const fn footprint(frame_bytes: usize) -> usize {
     (LENGTH_BYTES + frame_bytes).next_multiple_of(LINE_BYTES)
 }
 
-/// The longest frame that a ring takes: a quarter, so that wrapping never leaves it stuck.
+/// Returns the longest frame that a ring accepts: a quarter, so that wrapping never blocks it.
 #[must_use]
 pub const fn frame_bytes_max(ring_bytes: usize) -> usize {
     ring_bytes / 4 - LENGTH_BYTES
@@ -65,9 +64,9 @@ pub const fn frame_bytes_max(ring_bytes: usize) -> usize {
 #[derive(Debug)]
 pub struct Writer<R> {
     region: R,
-    /// Bytes ever written; the place in the ring is this modulo its size.
+    /// Bytes ever written; the position in the ring is this modulo its size.
     written: u64,
-    /// What the reader last said it has read.
+    /// The reader's last reported position.
     read: u64,
 }
 
@@ -76,7 +75,7 @@ impl<R: Region> Writer<R> {
         Self { region, written: 0, read: 0 }
     }
 
-    /// Puts a frame into the ring; false when there is no room now.
+    /// Writes a frame to the ring. False if there is no room now.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let size = self.region.ring_bytes() as u64;
         let needs = footprint(frame.len()) as u64;
@@ -98,8 +97,8 @@ impl<R: Region> Writer<R> {
             length_word(&self.region, at).store(WRAP, Ordering::Release);
             at = 0;
         }
-        // SAFETY: `footprint` bytes from `at` lie inside the ring, and the reader does not touch
-        // them before the length is there.
+        // SAFETY: `footprint` bytes from `at` lie inside the ring, and the reader does not access
+        // them before the length is written.
         unsafe {
             let to = self.region.address().add(CONTROL_BYTES + at + LENGTH_BYTES);
             std::ptr::copy_nonoverlapping(frame.as_ptr(), to, frame.len());
@@ -110,7 +109,7 @@ impl<R: Region> Writer<R> {
         true
     }
 
-    /// Whether the reader sleeps and must be woken. To be asked after a push.
+    /// True if the reader sleeps and must be woken. To be checked after a push.
     #[must_use]
     pub fn reader_sleeps(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -118,7 +117,7 @@ impl<R: Region> Writer<R> {
     }
 }
 
-/// What a reader found.
+/// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Popped {
     Nothing,
@@ -166,9 +165,9 @@ impl<R: Region> Reader<R> {
         }
         let start = out.len();
         out.reserve(bytes);
-        // SAFETY: the frame lies inside the ring (checked above), `out` has room for it, and
-        // whatever the writer does meanwhile, bytes are bytes. The cleared lines are the reader's
-        // until it says that it has read them.
+        // SAFETY: the frame lies inside the ring (checked above), `out` has room for it, and any
+        // bytes are valid, whatever the writer does meanwhile. The cleared lines are the reader's
+        // until it reports that it has read them.
         unsafe {
             let from = self.region.address().add(CONTROL_BYTES + at);
             std::ptr::copy_nonoverlapping(
@@ -177,7 +176,7 @@ impl<R: Region> Reader<R> {
                 bytes,
             );
             out.set_len(start + bytes);
-            // Only the words where a later frame's length may lie need to be zero.
+            // Only the words that may later hold a frame's length must be zero.
             for line in (0..footprint(bytes)).step_by(LINE_BYTES) {
                 (*from.add(line).cast::<AtomicU32>()).store(0, Ordering::Relaxed);
             }
@@ -189,13 +188,13 @@ impl<R: Region> Reader<R> {
         Popped::Frame
     }
 
-    /// Tells the writer how far the reader is. Done by itself now and then.
+    /// Reports the reader's position to the writer. `pop` does so by itself now and then.
     pub fn tell(&mut self) {
         self.told = self.read;
         control_word(&self.region, 0).store(self.read, Ordering::Release);
     }
 
-    /// Says that the reader is about to sleep; false if a frame has come meanwhile.
+    /// Announces that the reader is about to sleep. False if a frame has arrived meanwhile.
     pub fn fall_asleep(&mut self) -> bool {
         self.tell();
         control_word(&self.region, LINE_BYTES).store(1, Ordering::Relaxed);
@@ -207,12 +206,12 @@ impl<R: Region> Reader<R> {
         true
     }
 
-    /// Says that the reader looks by itself again.
+    /// Announces that the reader polls again.
     pub fn wake_up(&self) {
         control_word(&self.region, LINE_BYTES).store(0, Ordering::Relaxed);
     }
 
-    /// Whether a frame waits.
+    /// True if a frame is waiting.
     #[must_use]
     #[inline]
     pub fn has_frame(&self) -> bool {
@@ -278,7 +277,7 @@ mod tests {
         for number in 0..total {
             out.clear();
             while reader.pop(&mut out) != Popped::Frame {
-                // A reader that waits says how far it is, or a full ring would stay full.
+                // A waiting reader reports its position, or a full ring would stay full.
                 reader.tell();
                 std::thread::yield_now();
             }

@@ -1,4 +1,4 @@
-//! Two rings in one piece of memory that two processes map: requests one way, answers the other.
+//! Two rings in one piece of memory that two processes map: requests in one, answers in the other.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct RingSizes {
 }
 
 impl RingSizes {
-    /// Both sizes as the rings can have them: powers of two within their bounds.
+    /// Rounds both sizes up to valid ones: powers of two within the rings' bounds.
     #[must_use]
     pub fn fitting(request_bytes: u32, answer_bytes: u32) -> Self {
         let fit =
@@ -48,7 +48,7 @@ unsafe impl Sync for Shared {}
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nothing refers to it any more: rings hold an `Arc` of it.
+        // SAFETY: mapped by `map`, and no reference to it is left: rings hold an `Arc` of it.
         let _ = unsafe { munmap(self.address.cast(), self.bytes) };
     }
 }
@@ -74,7 +74,7 @@ unsafe impl Region for Ring {
     }
 }
 
-/// Makes the memory for two rings.
+/// Creates the memory for two rings.
 pub fn create(sizes: RingSizes) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create(
         "farpool-kv-rings",
@@ -85,7 +85,7 @@ pub fn create(sizes: RingSizes) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Maps both rings: requests, answers. Refuses a file that is too short or that could become so.
+/// Maps both rings: requests, answers. Refuses a file that is too short or may shrink.
 pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
     let seals = rustix::fs::fcntl_get_seals(&file)?;
     let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
@@ -129,7 +129,7 @@ pub fn send_with_files(
     )
 }
 
-/// Receives bytes and the file descriptors that came with them, at most three.
+/// Receives bytes and the file descriptors sent with them, at most three.
 pub fn receive_with_files(
     socket: impl AsFd,
     bytes: &mut [u8],

@@ -5,7 +5,7 @@
 //! designs = ["ps", "fgra", { base = "ps", name = "ps, slow link", far.link_latency_ps = 500_000 }]
 //! local = ["75%", "50%", "64MiB"]
 //! policies = ["clock", "lru"]
-//! page_bytes = 4096         # this and the rest may be omitted
+//! page_bytes = 4096                 # this and the rest may be omitted
 //! overlap = 1
 //! clients = 1
 //! tick_ps = 455

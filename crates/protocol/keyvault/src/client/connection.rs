@@ -1,4 +1,4 @@
-//! One connection to one shard: a socket for the greeting and for what is long, shared memory for
+//! One connection to one shard: a socket for the greeting and for long frames, shared memory for
 //! the rest.
 
 use std::net::TcpStream;
@@ -19,19 +19,19 @@ use crate::ring::{Popped, Reader, Writer, frame_bytes_max};
 use crate::share::{Ring, RingSizes, map, receive_with_files};
 
 /// Sizes of the rings that a client asks for: small, so that they stay in the processors' caches.
-/// Frames that are too long for them go over the socket.
+/// Frames too long for them go over the socket.
 pub const REQUEST_RING_BYTES: u32 = 64 << 10;
 pub const ANSWER_RING_BYTES: u32 = 256 << 10;
-/// What one read from a socket takes.
+/// Bytes of one read from a socket.
 const READ_BYTES: usize = 64 << 10;
-/// How long a client looks for answers in shared memory before it sleeps.
+/// How long a client polls for answers in shared memory before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// The longest body of an answer that brings descriptors.
+/// The longest body of an answer with descriptors.
 const FILES_BODY_BYTES_MAX: usize = 16;
-/// Looks at the ring between two looks at the time.
+/// Polls of the ring between two checks of the time.
 const LOOKS: u32 = 64;
 
-/// One answer, out of a connection's buffer.
+/// One answer, borrowed from a connection's buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Answer<'a> {
     pub request: u32,
@@ -52,7 +52,7 @@ struct Rings {
     wake_server: OwnedFd,
     wake_client: OwnedFd,
     request_bytes_max: usize,
-    /// Part of an answer that comes over the socket because it is too long for the ring.
+    /// Part of an answer that arrives over the socket because it is too long for the ring.
     large: Vec<u8>,
 }
 
@@ -65,17 +65,17 @@ pub struct Connection {
     granted: Hello,
     next_request: u32,
     unanswered: u32,
-    /// Frames that end leases, whose answers nobody waits for.
+    /// Sent frames that end leases, whose answers no caller waits for.
     releases_unanswered: u32,
     out: Vec<u8>,
     input: Vec<u8>,
     shard: u16,
-    /// The server hands values over as leases.
+    /// Set if the server grants leases.
     leases: Option<Leases>,
 }
 
 impl Connection {
-    /// Connects and says hello: `shard` is the one to be served by, or [`crate::frame::BROADCAST`]
+    /// Connects and sends HELLO: `shard` is the one to be served by, or [`crate::frame::BROADCAST`]
     /// for any.
     pub fn connect(
         address: &Address,
@@ -86,9 +86,9 @@ impl Connection {
         Self::connect_with(address, (shard, credits, unchecked), None)
     }
 
-    /// As [`Self::connect`], and asks for the right to lease values of at least `bytes_min`.
-    /// Whether it was given is what [`Self::leases`] tells: only over unix sockets and shared
-    /// memory, and not by every server.
+    /// As [`Self::connect`], but also asks for leases of values of at least `bytes_min`. They are
+    /// granted only over unix sockets and shared memory, and not by every server: see
+    /// [`Self::leases`].
     pub fn connect_leasing(
         address: &Address,
         shard: u16,
@@ -151,26 +151,26 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What answers to GETLEASE are read with; None if the server gives no leases.
+    /// Returns the reader of answers to GETLEASE; None if the server grants no leases.
     #[must_use]
     pub const fn leases(&self) -> Option<&Leases> {
         self.leases.as_ref()
     }
 
-    /// What the server granted: how many shards there are, how many requests may be unanswered.
+    /// Returns the server's grant: the number of shards, and how many requests may be unanswered.
     #[must_use]
     pub const fn granted(&self) -> Hello {
         self.granted
     }
 
-    /// Requests whose answers have not come.
+    /// Returns the number of unanswered requests.
     #[must_use]
     pub const fn unanswered(&self) -> u32 {
         self.unanswered
     }
 
-    /// Asks for something whose answer brings descriptors, while nothing else is under way: status,
-    /// body, descriptors.
+    /// Sends a request whose answer carries descriptors; no other request may be unanswered.
+    /// Returns status, body, descriptors.
     fn ask_for_files(
         &mut self,
         request: &Request<'_>,
@@ -178,7 +178,7 @@ impl Connection {
         self.send(request)?;
         self.flush()?;
         let mut buffer = [0; HEADER_BYTES + FILES_BODY_BYTES_MAX];
-        // The descriptors come with the first byte; the answer is small and comes in one piece.
+        // The descriptors arrive with the first byte; the answer is small and arrives in one piece.
         let (bytes, files) = receive_with_files(&self.socket, &mut buffer)?;
         let header = Header::read(&buffer[..bytes], !self.granted.unchecked)?;
         self.unanswered -= 1;
@@ -193,7 +193,7 @@ impl Connection {
         let (status, body, files) = self.ask_for_files(&Request::Leases { bytes_min })?;
         match status {
             Status::Ok => {}
-            // It gives none, or does not know what that is.
+            // The server grants none, or does not know the request.
             Status::Unsupported => return Ok(()),
             other => return Err(ClientError::Status(other)),
         }
@@ -228,18 +228,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether one more request may be sent now.
+    /// True if one more request may be sent now.
     #[must_use]
     pub const fn has_credit(&self) -> bool {
         self.unanswered + self.releases_unanswered < self.granted.credits
     }
 
-    /// Adds a request to what [`Self::flush`] sends; its number comes back. The caller has a credit
-    /// for it.
+    /// Adds a request to the batch that [`Self::flush`] sends. Returns its number. The caller must
+    /// have a credit for it.
     pub fn send(&mut self, request: &Request<'_>) -> Result<u32, ClientError> {
         debug_assert!(self.has_credit(), "requests beyond the credits are refused");
         if self.leases.is_some() {
-            // One credit stays for the request.
+            // One credit is kept for the request.
             self.send_releases(false, 1)?;
         }
         let number = self.push_request(request)?;
@@ -247,7 +247,7 @@ impl Connection {
         Ok(number)
     }
 
-    /// Tells the server of leases that have ended, while more than so many credits are left.
+    /// Tells the server of ended leases, while more than `credits_kept` credits are left.
     fn send_releases(&mut self, all: bool, credits_kept: u32) -> Result<(), ClientError> {
         let Some(leases) = self.leases.clone() else { return Ok(()) };
         while self.unanswered + self.releases_unanswered + credits_kept < self.granted.credits
@@ -259,8 +259,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the server now of all leases that have ended, and waits until it knows. For when no
-    /// other request follows soon; while one is unanswered it does nothing.
+    /// Tells the server of all ended leases now, and waits until it has answered. For when no other
+    /// request follows soon; does nothing while one is unanswered.
     pub fn release_ended(&mut self) -> Result<(), ClientError> {
         while self.unanswered == 0 {
             self.send_releases(true, 0)?;
@@ -301,7 +301,7 @@ impl Connection {
         Ok(number)
     }
 
-    /// Sends what was added.
+    /// Sends the batch.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         match &mut self.transport {
             Transport::Stream => send_all(&self.socket, &self.out)?,
@@ -313,7 +313,7 @@ impl Connection {
                         send_all(&self.socket, frame)?;
                     } else if !rings.writer.push(frame) {
                         rings.wake_server_if_asleep();
-                        // A server that cannot put down its answers takes no more requests.
+                        // A server that cannot write its answers takes no more requests.
                         if rings.reader.pop(&mut self.input) == Popped::Broken {
                             return Err(ClientError::Answer);
                         }
@@ -329,7 +329,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for at least one answer and gives every one that has come to `each`.
+    /// Waits for at least one answer and passes every one that has arrived to `each`.
     pub fn receive(&mut self, mut each: impl FnMut(Answer<'_>)) -> Result<(), ClientError> {
         self.receive_raw(&mut |header, body| {
             if let Some(status) = header.status {
@@ -346,7 +346,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for something to come; what is whole goes to `each`.
+    /// Waits for input; complete frames are passed to `each`.
     fn receive_some(&mut self, each: &mut dyn FnMut(Header, &[u8])) -> Result<(), ClientError> {
         if matches!(self.transport, Transport::Stream) {
             self.input.reserve(READ_BYTES);
@@ -367,7 +367,7 @@ impl Connection {
             at += length;
             if header.opcode == Opcode::Release {
                 if header.status != Some(Status::Ok) {
-                    // Nobody knows any more what is leased.
+                    // It is no longer known which values are leased.
                     return Err(header.status.map_or(ClientError::Answer, ClientError::Status));
                 }
                 self.releases_unanswered = self.releases_unanswered.saturating_sub(1);
@@ -380,13 +380,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether an answer came while requests were sent.
+    /// True if an answer arrived while requests were sent.
     fn has_whole_frame(&self) -> bool {
         let length = frame_length(&self.input).and_then(Result::ok);
         length.is_some_and(|length| self.input.len() >= length)
     }
 
-    /// Waits for frames in shared memory, or for long ones on the socket: looks for a while, then
+    /// Waits for frames in shared memory, or for long ones on the socket: polls for a while, then
     /// sleeps.
     fn pop_frames(&mut self) -> Result<(), ClientError> {
         let Transport::Shared(rings) = &mut self.transport else { return Ok(()) };
@@ -427,12 +427,12 @@ impl Connection {
 impl Rings {
     fn wake_server_if_asleep(&self) {
         if self.writer.reader_sleeps() {
-            // Fails only when the counter is full, and then the server is awake.
+            // Fails only if the counter is full, and then the server is awake.
             let _ = rustix::io::write(&self.wake_server, &1u64.to_ne_bytes());
         }
     }
 
-    /// Reads from long answers; true once some are whole and stand in `input`.
+    /// Reads long answers from the socket. True once complete ones were moved to `input`.
     fn read_large(&mut self, socket: &OwnedFd, input: &mut Vec<u8>) -> Result<bool, ClientError> {
         self.large.reserve(READ_BYTES);
         let buffer = rustix::buffer::spare_capacity(&mut self.large);

@@ -1,4 +1,4 @@
-//! The bodies of what leases need: where a value lies, and which are not read any more.
+//! The bodies of leases: where a value is, and which values are no longer read.
 
 use std::num::NonZeroU32;
 
@@ -40,7 +40,7 @@ impl<'a> LeaseIds<'a> {
         self.bytes.is_empty()
     }
 
-    /// The numbers of the leases; 0 is nobody's and left out.
+    /// Returns the numbers of the leases; 0 is never one and skipped.
     pub fn iter(&self) -> impl Iterator<Item = NonZeroU32> {
         let ids = self.bytes.chunks_exact(LEASE_ID_BYTES);
         ids.filter_map(|id| NonZeroU32::new(u32::from_le_bytes(id.try_into().ok()?)))
@@ -68,7 +68,7 @@ impl LeaseIdList {
         self.bytes.is_empty()
     }
 
-    /// Takes the first `count`, or all there are.
+    /// Takes the first `count`, or all if there are fewer.
     #[must_use]
     pub fn take_front(&mut self, count: usize) -> Self {
         if count >= self.len() {
@@ -78,7 +78,7 @@ impl LeaseIdList {
         Self { bytes: std::mem::replace(&mut self.bytes, rest) }
     }
 
-    /// At most [`LEASES_RELEASED_MAX`] of them, for one request.
+    /// Returns at most [`LEASES_RELEASED_MAX`] of them, for one request.
     #[must_use]
     pub fn ids(&self) -> LeaseIds<'_> {
         LeaseIds {
@@ -87,13 +87,13 @@ impl LeaseIdList {
     }
 }
 
-/// Where a leased value lies, as GETLEASE answers it.
+/// The place of a leased value, in an answer to GETLEASE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedItem {
     pub client_flags: u32,
     pub lease: NonZeroU32,
     pub cas: u64,
-    /// Offset in the memory that LEASES handed out.
+    /// Offset in the memory granted by LEASES.
     pub at: u64,
     pub value_bytes: u32,
 }
@@ -110,7 +110,7 @@ impl LeasedItem {
     }
 }
 
-/// The answer to GETLEASE: a copy, as GET answers, or a lease.
+/// An answer to GETLEASE: a copy, as in GET, or a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaybeLeased<'a> {
     Copy(Item<'a>),
@@ -132,10 +132,10 @@ impl<'a> MaybeLeased<'a> {
     }
 }
 
-/// What LEASES grants.
+/// The server's grant in an answer to LEASES.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasesGranted {
-    /// Of the memory that the descriptor stands for.
+    /// Bytes of the memory behind the descriptor.
     pub memory_bytes: u64,
     /// How many values may be leased at a time.
     pub leases: u32,
