@@ -1,6 +1,6 @@
-//! Where a blade listens, as people write it: `unix:///path`, `shm:///path`, `tcp://ip:port`.
+//! A blade's address, as people write it: `unix:///path`, `shm:///path`, `tcp://ip:port`.
 //!
-//! Hosts are numbers only: a name look-up would run code of the C library inside the program that
+//! Hosts must be numeric: a name look-up would run code of the C library inside the program that
 //! uses far memory.
 
 use std::fmt;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Most bytes of a socket's path: what the kernel's address holds, less the closing zero.
+/// Longest path of a socket in bytes: the size of the kernel's address, less the closing zero.
 pub const SOCKET_PATH_LIMIT_BYTES: usize = 107;
 
-/// Where a blade listens and how its pages move.
+/// A blade's address, and how its pages are transferred.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
-    /// Unix socket; pages go over the socket.
+    /// Unix socket, which also carries pages.
     Unix(PathBuf),
     /// Unix socket; the client gets the segment's memory by descriptor and copies pages itself.
     Shm(PathBuf),
@@ -26,19 +26,19 @@ pub enum Address {
 /// Why an address was refused.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum AddressError {
-    /// No scheme that we know.
+    /// An unknown scheme.
     #[error("the address {0:?} begins with none of unix://, shm:// and tcp://")]
     Scheme(String),
     /// A socket path that is not absolute, or empty.
     #[error("the socket path in {0:?} must be absolute, as in unix:///run/farpool/blade.sock")]
     Path(String),
-    /// A socket path that the kernel cannot hold.
+    /// A socket path too long for the kernel.
     #[error(
         "the socket path in {0:?} is longer than {SOCKET_PATH_LIMIT_BYTES} bytes; choose a shorter \
          one"
     )]
     PathTooLong(String),
-    /// No numeric address and port.
+    /// Not a numeric address and port.
     #[error(
         "{0:?} needs a numeric address and a port, as in tcp://192.0.2.1:7070 or \
          tcp://[2001:db8::1]:7070"
@@ -47,7 +47,7 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// The socket's path, if the address is one of the local machine's.
+    /// Returns the socket's path, if the address is on the local machine's file system.
     pub fn socket_path(&self) -> Option<&Path> {
         match self {
             Address::Unix(path) | Address::Shm(path) => Some(path),
@@ -55,7 +55,7 @@ impl Address {
         }
     }
 
-    /// Whether only this machine can reach it.
+    /// True if only this machine can reach it.
     pub fn is_local(&self) -> bool {
         match self {
             Address::Unix(_) | Address::Shm(_) => true,

@@ -3,8 +3,8 @@
 //!
 //! Chosen by speed and strength. A 4 KiB page costs, on a 2026 x86-64 server core: crc32fast 0.19
 //! us, xxh3 0.21, crc32c 0.23, memcpy 0.15. A CRC finds every burst of up to 32 flipped bits, which
-//! a hash finds only with probability. crates/far/blade/examples/throughput.rs measures what is
-//! left of a socket's speed with it.
+//! a hash finds only with probability. crates/far/blade/examples/throughput.rs measures a socket's
+//! remaining throughput with it.
 
 use crc32fast::Hasher;
 
@@ -13,28 +13,28 @@ use crc32fast::Hasher;
 pub struct PagesChecksum(Hasher);
 
 impl PagesChecksum {
-    /// A checksum over nothing yet.
+    /// Creates a checksum over no bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in the next bytes; slices may be cut anywhere.
+    /// Adds the next bytes; slices may be cut anywhere.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The value for `pages_checksum` in the header. Zero over no bytes.
+    /// Returns the value for `pages_checksum` in the header. Zero over no bytes.
     pub fn value(&self) -> u32 {
         self.0.clone().finalize()
     }
 
-    /// Checksum of one contiguous run of pages.
+    /// Returns the checksum of one contiguous run of pages.
     pub fn of(bytes: &[u8]) -> u32 {
         crc32fast::hash(bytes)
     }
 }
 
-/// Checksum over a header's bytes before the head checksum, and the meta.
+/// Returns the checksum over the header's bytes before the checksum, and the meta.
 pub(crate) fn head_checksum(header_front: &[u8], meta: &[u8]) -> u32 {
     let mut hasher = Hasher::new();
     hasher.update(header_front);

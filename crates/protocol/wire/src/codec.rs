@@ -1,9 +1,8 @@
-//! The two small tools of every encode and decode: append little-endian numbers, take them off the
-//! front.
+//! Tools of every encoder and decoder: append little-endian numbers, and take them off the front.
 
 use crate::WireError;
 
-/// Takes fields off the front of a meta. Running out is [`WireError::Length`].
+/// Takes fields off the front of a meta. Running out of bytes is [`WireError::Length`].
 #[derive(Debug)]
 pub(crate) struct Fields<'a>(&'a [u8]);
 
@@ -34,17 +33,17 @@ impl<'a> Fields<'a> {
         self.bytes().map(|b| u128::from_le_bytes(*b))
     }
 
-    /// A reserved field of `N` bytes, which must be zero.
+    /// Takes a reserved field of `N` bytes, which must be zero.
     pub(crate) fn reserved<const N: usize>(&mut self) -> Result<(), WireError> {
         if *self.bytes::<N>()? == [0; N] { Ok(()) } else { Err(WireError::Reserved) }
     }
 
-    /// Everything that is left.
+    /// Returns the remaining bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes are left.
     pub(crate) fn end(self) -> Result<(), WireError> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::Length) }
     }

@@ -1,10 +1,9 @@
-//! What can be wrong: with bytes ([`WireError`], ends the connection) and with a request
-//! ([`ErrorCode`], answered).
+//! Errors in bytes ([`WireError`], ends the connection) and in a request ([`ErrorCode`], answered).
 
 use thiserror::Error;
 
-/// Bytes that are no frame of this protocol. After one of these the stream cannot be followed:
-/// close the connection.
+/// Bytes that are not a frame of this protocol. The rest of the stream cannot be parsed: close the
+/// connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum WireError {
     /// The first four bytes are not the protocol's.
@@ -13,7 +12,7 @@ pub enum WireError {
          the port"
     )]
     Magic {
-        /// What stood there.
+        /// The four bytes received.
         found: u32,
     },
     /// The peer speaks another version.
@@ -26,13 +25,13 @@ pub enum WireError {
         /// The peer's version.
         found: u8,
     },
-    /// An opcode that this version does not have.
+    /// An unknown opcode.
     #[error("a frame has the unknown opcode {found}")]
     Opcode {
-        /// What stood there.
+        /// The opcode received.
         found: u8,
     },
-    /// Flag bits, or a combination of them, that this version does not have.
+    /// Unknown flag bits, or an invalid combination.
     #[error("a frame has unknown flags {found:#06x}")]
     Flags {
         /// All flag bits of the header.
@@ -41,7 +40,7 @@ pub enum WireError {
     /// A reserved field is not zero.
     #[error("a frame has something in a reserved field")]
     Reserved,
-    /// A length, count or list over its limit.
+    /// A length, count or list exceeds its limit.
     #[error("a frame's {what} is {found}, over the limit of {limit}")]
     TooLarge {
         /// The field.
@@ -54,7 +53,7 @@ pub enum WireError {
     /// Meta too short or too long for its opcode, or a list that does not fill it.
     #[error("a frame's meta has the wrong length for its opcode")]
     Length,
-    /// Number of pages in the frame differs from what its meta says.
+    /// The number of pages in the frame differs from that in its meta.
     #[error("a frame carries {found} pages where its meta asks for {expected}")]
     PageCount {
         /// Pages the meta names.
@@ -62,8 +61,8 @@ pub enum WireError {
         /// Pages the header announces.
         found: u64,
     },
-    /// A value outside its type's range (an unknown enum number, an empty extent, a name that is no
-    /// UTF-8, ...).
+    /// A value outside its type's range (an unknown enum number, an empty extent, a name that is
+    /// not UTF-8, ...).
     #[error("a frame's {what} has a value that the protocol does not know")]
     Value {
         /// The field.
@@ -75,15 +74,15 @@ pub enum WireError {
     /// Pages do not match their checksum.
     #[error("a frame's pages were damaged on the way (checksum)")]
     PagesChecksum,
-    /// A request where a response belongs, or the other way round.
+    /// A request in place of a response, or the reverse.
     #[error("a frame goes the wrong way (request in place of a response or the reverse)")]
     Direction,
 }
 
 macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal;)*) => {
-        /// Why a blade refused a request. The `detail` beside it says what it is about; its meaning
-        /// is in each code's text.
+        /// Why a blade refused a request. `detail` identifies the object or limit; its meaning is
+        /// in each code's text.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
         #[repr(u16)]
         pub enum ErrorCode { $($(#[$doc])* #[error($text)] $name = $number,)* }
@@ -92,12 +91,12 @@ macro_rules! error_codes {
             /// Every code, for tests and tables.
             pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)*];
 
-            /// The code of a number on the wire.
+            /// Returns the code of a number on the wire.
             pub fn from_number(number: u16) -> Option<Self> {
                 match number { $($number => Some(ErrorCode::$name),)* _ => None }
             }
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub fn number(self) -> u16 {
                 match self { $(ErrorCode::$name => $number,)* }
             }
@@ -106,15 +105,15 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    /// Detail: 0. The connection closes after it.
+    /// Detail: 0. The connection is closed afterwards.
     BadFrame = 1, "the blade could not read a frame";
-    /// Detail: the blade's version. The connection closes after it.
+    /// Detail: the blade's version. The connection is closed afterwards.
     VersionMismatch = 2, "the blade speaks another protocol version; use the same release on both \
         sides";
     /// Detail: 0. The first request of a connection must be hello, and only the first.
     HelloExpected = 3, "hello must be the first request of a connection, and only the first";
-    /// Detail: the segment. Unknown to the blade or not one of this client's: the two look alike
-    /// from outside.
+    /// Detail: the segment. Unknown to the blade or not one of this client's: a client cannot tell
+    /// the two apart.
     UnknownSegment = 4, "the segment is unknown to the blade; it was freed, or its lease ran out";
     /// Detail: the segment. A frozen segment cannot be written, grown, shrunk or frozen again.
     Frozen = 5, "the segment is frozen and cannot be changed";
@@ -132,29 +131,29 @@ error_codes! {
     BladeFull = 11, "the blade's memory is used up; add a blade or a larger one";
     /// Detail: the segment, or 0. The client may not do this at all.
     NotPermitted = 12, "the client may not do that";
-    /// Detail: the limit that was passed.
+    /// Detail: the limit exceeded.
     TooLarge = 13, "the request is over a limit of the blade";
     /// Detail: the first page or superpage beyond the segment's span.
     OutOfRange = 14, "the request reaches beyond the end of the segment";
-    /// Detail: 0. For instance shared memory over TCP, or from a backing store that has no
-    /// descriptor to give.
+    /// Detail: 0. For example shared memory over TCP, or from a backing store that has no
+    /// descriptor to pass.
     Unsupported = 15, "the blade or the transport does not have that";
     /// Detail: the limit on clients, connections or segments.
     TooMany = 16, "the blade serves as many clients, connections or segments as it is allowed to";
     /// Detail: the system's error number.
     Backing = 17, "the blade's backing store failed";
-    // 18 was never sent: a blade that goes down closes its connections, as one that is killed does.
-    /// Detail: the generation that the slot has. The connection closes after it.
+    // 18 was never sent: a blade that shuts down closes its connections, as a killed one does.
+    /// Detail: the slot's current generation. The connection is closed afterwards.
     Stale = 19, "a newer connection of the client took this one's place";
     /// Detail: the blade's limit on open descriptors.
     NoDescriptors = 20, "the blade has no descriptor left for a segment; start it with a higher \
         limit (ulimit -n, LimitNOFILE=)";
-    /// Detail: 0. Hello's grant is missing where one is needed, unknown, taken back, or not the one
-    /// that the client came under before: these look alike from outside. The connection closes
-    /// after it.
+    /// Detail: 0. Hello's grant is missing where one is needed, unknown, revoked, or not the one
+    /// that the client used before: a client cannot tell these apart. The connection is closed
+    /// afterwards.
     NotGranted = 21, "the client has no grant of memory there, or it was taken back; ask the \
         controller for a new one";
-    /// Detail: the grant's epoch on the blade. Hello's is older: somebody else has the grant now.
-    /// The connection closes after it.
+    /// Detail: the grant's epoch on the blade. Hello's is older: the grant has since gone to
+    /// another client. The connection is closed afterwards.
     StaleEpoch = 22, "the grant was given anew since this client got it";
 }

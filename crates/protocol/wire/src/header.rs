@@ -14,7 +14,7 @@ use crate::{
     HEADER_BYTES, META_LIMIT_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION, RequestId, WireError,
 };
 
-/// "FPLW" as it lies on the wire.
+/// "FPLW" in wire order.
 const MAGIC: u32 = u32::from_le_bytes(*b"FPLW");
 const FLAG_RESPONSE: u16 = 1;
 const FLAG_ERROR: u16 = 2;
@@ -23,7 +23,7 @@ const CHECKSUM_OFFSET: usize = 28;
 
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $name:ident = $number:literal;)*) => {
-        /// What a frame asks for or answers.
+        /// The kind of a request; its response has the same.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode { $($(#[$doc])* $name = $number,)* }
@@ -32,12 +32,12 @@ macro_rules! opcodes {
             /// Every opcode, for tests and tables.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
 
-            /// The opcode of a number on the wire.
+            /// Returns the opcode of a number on the wire.
             pub fn from_number(number: u8) -> Option<Self> {
                 match number { $($number => Some(Opcode::$name),)* _ => None }
             }
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub fn number(self) -> u8 {
                 match self { $(Opcode::$name => $number,)* }
             }
@@ -48,11 +48,11 @@ macro_rules! opcodes {
 opcodes! {
     /// Opens a connection.
     Hello = 1;
-    /// Makes an empty segment.
+    /// Creates an empty segment.
     CreateSegment = 2;
-    /// Gives memory to superpages of a segment.
+    /// Allocates memory to superpages of a segment.
     AllocateSuperpages = 3;
-    /// Takes memory back from superpages of a segment.
+    /// Frees the memory of superpages of a segment.
     FreeSuperpages = 4;
     /// Makes a segment immutable and shareable.
     Freeze = 5;
@@ -64,7 +64,7 @@ opcodes! {
     Detach = 8;
     /// Lists the superpages of a segment that have memory.
     ListSuperpages = 9;
-    /// Gives up the content of pages, keeping their superpages.
+    /// Discards the content of pages, keeping their superpages.
     Discard = 10;
     /// Reads pages.
     Read = 11;
@@ -76,13 +76,13 @@ opcodes! {
     Stat = 14;
     /// Asks for an answer.
     Ping = 15;
-    /// Ends the client: everything it has is freed at once.
+    /// Ends the client: all its memory is freed at once.
     Goodbye = 16;
-    /// Tells how many pages the client moved past the blade.
+    /// Reports how many pages the client moved without the blade's help.
     Report = 17;
 }
 
-/// Which way a frame goes.
+/// A frame's direction and outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// From client to blade.
@@ -96,9 +96,9 @@ pub enum Kind {
 /// A frame's header, decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What it asks for or answers.
+    /// The request's kind.
     pub opcode: Opcode,
-    /// Which way it goes.
+    /// Direction and outcome.
     pub kind: Kind,
     /// Number of the request; the response has the same.
     pub request_id: RequestId,
@@ -123,12 +123,12 @@ pub struct Head<'a> {
 }
 
 impl Header {
-    /// Bytes of the pages that follow the meta.
+    /// Returns the bytes of the pages that follow the meta.
     pub fn pages_bytes(&self) -> usize {
         usize::from(self.page_count) * PAGE_BYTES
     }
 
-    /// Bytes of header and meta.
+    /// Returns the bytes of header and meta.
     pub fn head_bytes(&self) -> usize {
         HEADER_BYTES + usize::from(self.meta_bytes)
     }
@@ -137,7 +137,7 @@ impl Header {
     /// [`split_head`].
     ///
     /// # Errors
-    /// Any field that this version does not allow. Magic and version are looked at first.
+    /// Any field that this version does not allow. Magic and version are checked first.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, WireError> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| {
@@ -182,7 +182,7 @@ impl Header {
         Ok(())
     }
 
-    /// Appends the header's first 28 bytes and room for the head checksum; [`seal`] completes it.
+    /// Appends the header's first 28 bytes and space for the head checksum; [`seal`] completes it.
     pub(crate) fn append(&self, out: &mut Vec<u8>) {
         out.put_u32(MAGIC);
         out.extend_from_slice(&[PROTOCOL_VERSION, self.opcode.number()]);
@@ -201,7 +201,7 @@ impl Header {
     }
 }
 
-/// Looks at magic and version, as far as they are here: the bytes that no version ever changes.
+/// Checks magic and version, if received: the bytes that no version ever changes.
 fn check_prefix(bytes: &[u8]) -> Result<(), WireError> {
     let Some((magic, rest)) = bytes.split_first_chunk::<4>() else {
         return Ok(());
@@ -225,8 +225,8 @@ fn kind_of(flags: u16) -> Result<Kind, WireError> {
     }
 }
 
-/// Writes one frame's head to the end of `out`: header, then what `meta` appends, then the checksum
-/// in its place. On an error `out` is as it was.
+/// Appends one frame's head to `out`: header, then what `meta` appends, then fills in the checksum.
+/// On an error `out` is unchanged.
 pub(crate) fn append_head(
     out: &mut Vec<u8>,
     mut header: Header,
@@ -257,12 +257,12 @@ fn seal(head: &mut [u8], meta_bytes: u16) {
     header[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Splits the next head off what has been received so far. `Ok(None)`: more bytes are needed (at
-/// most [`crate::HEAD_LIMIT_BYTES`] in all). On success the head took `head.header.head_bytes()`
-/// bytes of `received` and `head.header.pages_bytes()` bytes of pages follow.
+/// Splits the next head off the bytes received. `Ok(None)`: more bytes are needed (at most
+/// [`crate::HEAD_LIMIT_BYTES`] in total). On success the head took `head.header.head_bytes()` bytes
+/// of `received` and `head.header.pages_bytes()` bytes of pages follow.
 ///
 /// # Errors
-/// The stream cannot be followed from here on; close the connection. [`WireError::Version`] may be
+/// The rest of the stream cannot be parsed; close the connection. [`WireError::Version`] may be
 /// answered first.
 pub fn split_head(received: &[u8]) -> Result<Option<Head<'_>>, WireError> {
     let Some((header_bytes, rest)) = received.split_first_chunk::<HEADER_BYTES>() else {

@@ -1,4 +1,4 @@
-//! Names of things as types, so that a page number is never taken for a superpage number.
+//! Identifiers as types, so that a page number is never taken for a superpage number.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SegmentId(pub u64);
 
-/// Number of a request on one connection, chosen by the client; the response carries it back.
+/// Number of a request on one connection, chosen by the client; the response repeats it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestId(pub u64);
 
@@ -20,28 +20,28 @@ pub struct SuperpageNumber(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PageNumber(pub u32);
 
-/// A client of a blade: 128 random bits that the client chose. Whoever knows them is that client,
-/// so they are secret and not shown by `Debug`.
+/// A client of a blade: 128 random bits chosen by the client. Any process that knows them is that
+/// client, so they are secret and not shown by `Debug`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u128);
 
-/// Capability to attach to a segment: 128 random bits that the blade chose. Secret, not shown by
+/// Capability to attach to a segment: 128 random bits chosen by the blade. Secret, not shown by
 /// `Debug`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentToken(pub u128);
 
-/// Opens a grant of memory on one blade: 128 random bits that whoever gave the grant chose. Secret,
-/// not shown by `Debug`. 0 is no key.
+/// Opens a grant of memory on one blade: 128 random bits chosen by the grantor. Secret, not shown
+/// by `Debug`. 0 is not a valid key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantKey(pub u128);
 
-/// What a client shows to come under a grant.
+/// The grant that a client presents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Grant {
-    /// What opens it.
+    /// The secret that opens it.
     pub key: GrantKey,
-    /// Which time it was given: grows whenever it is given anew, and a blade that knows of a later
-    /// one refuses the earlier ([`crate::ErrorCode::StaleEpoch`]).
+    /// Increases whenever the grant is given anew; a blade that knows of a later epoch refuses an
+    /// earlier one ([`crate::ErrorCode::StaleEpoch`]).
     pub epoch: u64,
 }
 
@@ -70,29 +70,29 @@ impl fmt::Display for SegmentId {
 }
 
 impl PageNumber {
-    /// The superpage that holds this page.
+    /// Returns the superpage that holds this page.
     pub fn superpage(self) -> SuperpageNumber {
         SuperpageNumber(self.0 / PAGES_PER_SUPERPAGE)
     }
 
-    /// The page's number within its superpage, 0 to 4095.
+    /// Returns the page's number within its superpage, 0 to 4095.
     pub fn index_in_superpage(self) -> u32 {
         self.0 % PAGES_PER_SUPERPAGE
     }
 
-    /// The page's first byte within its superpage.
+    /// Returns the offset of the page within its superpage.
     pub fn offset_in_superpage_bytes(self) -> u64 {
         u64::from(self.index_in_superpage()) * PAGE_BYTES as u64
     }
 }
 
 impl SuperpageNumber {
-    /// First byte of this superpage in a linear memory that begins with superpage 0.
+    /// Returns the offset of this superpage in a linear memory that begins with superpage 0.
     pub fn offset_bytes(self) -> u64 {
         u64::from(self.0) * SUPERPAGE_BYTES
     }
 
-    /// First page of this superpage, or none if no page number reaches it.
+    /// Returns the first page of this superpage, or None if it is beyond all page numbers.
     pub fn first_page(self) -> Option<PageNumber> {
         self.0.checked_mul(PAGES_PER_SUPERPAGE).map(PageNumber)
     }

@@ -1,4 +1,4 @@
-//! Farpool's wire protocol: frames in, frames out, no I/O and no clock.
+//! Farpool's wire protocol: encodes and decodes frames, without I/O or a clock.
 //!
 //! A frame is a 32-byte header, then *meta* (the fixed fields and lists of one request or
 //! response), then whole pages. docs/contributors/protocol.md describes every byte; tests/vectors
@@ -6,20 +6,20 @@
 //!
 //! Invariants:
 //! - All numbers are little-endian; nothing here depends on the host's byte order or alignment.
-//! - The head checksum covers header and meta and can be verified before a single page byte is
-//!   received, so pages may be received straight into the place the meta names: a damaged head can
-//!   never direct them elsewhere.
-//! - The pages' checksum sits in the header (so the head checksum covers it too) and is computed
-//!   over scattered slices.
+//! - The head checksum covers header and meta and can be verified before any page byte is received,
+//!   so pages may be received straight into the place that the meta names: a damaged head can never
+//!   direct them elsewhere.
+//! - The pages' checksum is in the header (so the head checksum covers it too) and is computed over
+//!   scattered slices.
 //! - Encoding appends to a caller's `Vec`; decoding borrows from the caller's buffer. Neither
 //!   allocates once the `Vec` has grown, so both may run on a pager thread.
 //! - Decoding never panics and accepts nothing that encoding could not have produced.
 //!
-//! Usual reader: [`split_head`] on what has arrived, then [`Request::decode`] or
+//! A reader usually calls [`split_head`] on the bytes received, then [`Request::decode`] or
 //! [`Response::decode`], then `header.page_count` pages checked with [`PagesChecksum`].
 //!
 //! Rejected: one checksum at the end of the frame (pages would have to be staged until it is
-//! known); a checksum per page (4 bytes a page and no gain, a bad frame ends the connection
+//! known); a checksum per page (4 bytes a page for no gain, as a bad frame ends the connection
 //! anyway); variable-length integers (branches per field).
 
 mod address;
@@ -48,25 +48,25 @@ pub use stat::{BladeTotals, ClientUsage};
 pub const PROTOCOL_VERSION: u8 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 32;
-/// Most meta bytes of a frame: bounds every receiver's head buffer. A longer list is sent in
+/// The most meta bytes of a frame: bounds every receiver's head buffer. A longer list is sent in
 /// several requests.
 pub const META_LIMIT_BYTES: usize = 32 << 10;
-/// Most bytes of header and meta together: a buffer of this size holds any head.
+/// The most bytes of header and meta together: a buffer of this size holds any head.
 pub const HEAD_LIMIT_BYTES: usize = HEADER_BYTES + META_LIMIT_BYTES;
-/// Most pages of a frame (4 MiB): bounds how long one request holds a connection. A blade may
-/// advertise less.
+/// The most pages of a frame (4 MiB): bounds how long one request occupies a connection. A blade
+/// may advertise less.
 pub const PAGES_PER_FRAME_LIMIT: u16 = 1024;
-/// Most extents of a read or write: one per page.
+/// The most extents of a read or write: one per page.
 pub const EXTENTS_LIMIT: usize = PAGES_PER_FRAME_LIMIT as usize;
-/// Most extents of a discard, which carries no pages.
+/// The most extents of a discard, which carries no pages.
 pub const DISCARD_EXTENTS_LIMIT: usize = 4000;
-/// Most superpages of one allocate or free request (64 GiB): bounds the answer to what meta holds.
+/// The most superpages of one allocate or free request (64 GiB), so that the answer fits a meta.
 pub const SUPERPAGES_PER_REQUEST_LIMIT: u32 = 4000;
-/// Most superpages a segment can span: 2^20 of them hold the 2^32 pages that a page number can
-/// name.
+/// The most superpages that a segment can span: 2^20 of them hold the 2^32 pages that page numbers
+/// can address.
 pub const SPAN_LIMIT_SUPERPAGES: u32 = 1 << 20;
-/// Most bytes of a client's name; a longer one is refused. Enough for a program's name (the kernel
-/// keeps 15).
+/// The most bytes of a client's name; a longer one is refused. Enough for a program's name (the
+/// kernel keeps 15).
 pub const NAME_LIMIT_BYTES: usize = 32;
 
 const _: () = assert!(META_LIMIT_BYTES <= u16::MAX as usize);

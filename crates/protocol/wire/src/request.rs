@@ -1,4 +1,4 @@
-//! What a client asks of a blade.
+//! A client's requests to a blade.
 
 use crate::codec::{Append, Fields, within};
 use crate::header::{Head, Header, Kind, Opcode, append_head};
@@ -11,8 +11,8 @@ use farpool_units::exactly;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A run of pages of a segment, as it lies on the wire. Never empty, never past page 2^32 - 1, once
-/// decoded.
+/// A run of pages of a segment, in its wire format. Once decoded, it is never empty and never
+/// beyond page 2^32 - 1.
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -25,22 +25,22 @@ pub struct Extent {
 const _: () = assert!(size_of::<Extent>() == 8);
 
 impl Extent {
-    /// `count` pages from `first` on.
+    /// Creates a run of `count_pages` pages from `first` on.
     pub fn new(first: PageNumber, count_pages: u32) -> Self {
         Extent { first: U32::new(first.0), count: U32::new(count_pages) }
     }
 
-    /// A single page.
+    /// Creates a run of a single page.
     pub fn page(page: PageNumber) -> Self {
         Self::new(page, 1)
     }
 
-    /// First page.
+    /// Returns the first page.
     pub fn first(self) -> PageNumber {
         PageNumber(self.first.get())
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count_pages(self) -> u32 {
         self.count.get()
     }
@@ -54,7 +54,7 @@ impl Extent {
     }
 }
 
-/// Pages of all extents together.
+/// Returns the number of pages of all extents together.
 pub fn pages_in(extents: &[Extent]) -> u64 {
     extents.iter().map(|e| u64::from(e.count_pages())).sum()
 }
@@ -62,11 +62,11 @@ pub fn pages_in(extents: &[Extent]) -> u64 {
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// Any request of the client: pages and control.
+    /// Any request of the client: page transfers and control.
     Client,
     /// Only keeps the client's lease alive while the connection is open (a keeper process).
     Keeper,
-    /// Only stat and ping; belongs to no client, its client id is ignored.
+    /// Only stat and ping; belongs to no client, and its client id is ignored.
     Monitor,
 }
 
@@ -92,28 +92,27 @@ impl Purpose {
 /// First request of every connection. The connections of one client all give the same client id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello<'a> {
-    /// Who this is. Unknown ids make a new client.
+    /// The client's id. An unknown one creates a new client.
     pub client: ClientId,
-    /// The grant under which it comes, if it has one. All connections of a client come under the
-    /// same grant.
+    /// The client's grant, if it has one. All connections of a client use the same grant.
     pub grant: Option<Grant>,
-    /// What the connection is for.
+    /// The connection's purpose.
     pub purpose: Purpose,
-    /// Process id, for people to read in stat.
+    /// Process id, for people who read stat.
     pub pid: u32,
-    /// Which of the client's connections this is, as the client counts them. Only connections of
-    /// [`Purpose::Client`] have a slot.
+    /// The connection's slot, numbered by the client. Only connections of [`Purpose::Client`] have
+    /// one.
     pub slot: u32,
-    /// How many connections this slot had before. Before the blade answers hello it closes the
-    /// slot's connections of earlier generations, so that nothing sent over those can take effect
-    /// any more: after a broken connection the client connects with the next generation and then
-    /// repeats what was not answered. An earlier or equal generation is refused
+    /// Number of connections that this slot had before. Before the blade answers hello it closes
+    /// the slot's connections of earlier generations, so that nothing sent over those can take
+    /// effect any more: after a broken connection the client connects with the next generation and
+    /// then repeats the unanswered requests. An earlier or equal generation is refused
     /// ([`crate::ErrorCode::Stale`]).
     pub generation: u32,
-    /// Quota the client would like, in bytes; 0 asks for the blade's default. Counts only when the
-    /// client is new.
+    /// The quota that the client asks for, in bytes; 0 means the blade's default. Used only for a
+    /// new client.
     pub quota_wanted_bytes: u64,
-    /// Name, for people to read in stat; at most [`NAME_LIMIT_BYTES`] bytes.
+    /// Name, for people who read stat; at most [`NAME_LIMIT_BYTES`] bytes.
     pub name: &'a str,
 }
 
@@ -126,43 +125,43 @@ pub struct Hello<'a> {
 pub enum Request<'a> {
     /// Opens the connection.
     Hello(Hello<'a>),
-    /// Makes a segment of `span_superpages`, without memory as yet.
+    /// Creates a segment of `span_superpages`, without memory yet.
     CreateSegment { span_superpages: u32 },
-    /// Gives memory to `count` superpages from `first` on: all of them or none.
+    /// Allocates memory to `count` superpages from `first` on: all of them or none.
     AllocateSuperpages { segment: SegmentId, first: SuperpageNumber, count: u32 },
-    /// Takes the memory of `count` superpages from `first` on: all of them or none.
+    /// Frees the memory of `count` superpages from `first` on: all of them or none.
     FreeSuperpages { segment: SegmentId, first: SuperpageNumber, count: u32 },
-    /// Makes the segment immutable; from then on others can attach.
+    /// Makes the segment immutable; others can then attach.
     Freeze { segment: SegmentId },
     /// Makes the frozen segment writable again, for its only user.
     Thaw { segment: SegmentId },
-    /// Becomes one more user of the frozen segment that `token` opens.
+    /// Adds a user to the frozen segment that `token` opens.
     Attach { token: SegmentToken },
     /// Ends one use of the segment.
     Detach { segment: SegmentId },
-    /// Asks for the superpages with memory, leaving out the first `skip` of them.
+    /// Asks for the superpages with memory, skipping the first `skip` of them.
     ListSuperpages { segment: SegmentId, skip: u32 },
-    /// The content of these pages is needed no more; they may read as zero or as they were.
+    /// Discards the content of these pages; they may then read as zero or as before.
     Discard { segment: SegmentId, extents: &'a [Extent] },
     /// Asks for pages, in this order.
     Read { segment: SegmentId, extents: &'a [Extent] },
-    /// Brings pages, in this order, after the head.
+    /// Writes pages, which follow the head in this order.
     Write { segment: SegmentId, extents: &'a [Extent] },
     /// Asks for the segment's memory as a file descriptor (unix sockets, memfd backing).
     ShmMap { segment: SegmentId },
-    /// Asks for totals and for clients, leaving out the first `skip` of them.
+    /// Asks for totals and for clients, skipping the first `skip_clients` of them.
     Stat { skip_clients: u32 },
     /// Asks for an answer.
     Ping,
     /// Ends the client.
     Goodbye,
-    /// Says how many pages the client has moved through shared memory since it began, which the
+    /// Reports how many pages the client has moved through shared memory since it began, which the
     /// blade cannot see.
     Report { pages_read: u64, pages_written: u64 },
 }
 
 impl<'a> Request<'a> {
-    /// The request's opcode.
+    /// Returns the request's opcode.
     pub fn opcode(&self) -> Opcode {
         match self {
             Request::Hello(_) => Opcode::Hello,
@@ -190,7 +189,7 @@ impl<'a> Request<'a> {
     /// request it is 0.
     ///
     /// # Errors
-    /// A list, count or name over its limit; `out` is then as it was.
+    /// A list, count or name exceeds its limit; `out` is then unchanged.
     pub fn encode(
         &self,
         request_id: RequestId,
@@ -309,7 +308,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The limits that hold on both sides.
+    /// Checks the limits that hold on both sides.
     fn validate(&self) -> Result<(), WireError> {
         match self {
             Request::Hello(hello) => hello.validate(),

@@ -1,4 +1,4 @@
-//! What a blade answers.
+//! A blade's responses.
 
 use crate::codec::{Append, Fields, within};
 use crate::header::{Head, Header, Kind, Opcode, append_head};
@@ -10,8 +10,9 @@ use crate::{
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// One line of the table: superpage `sma` of the segment has its memory at superpage `rmma` of the
-/// segment's memory on the blade (for shared memory: at `rmma` x 16 MiB of the descriptor).
+/// An entry of the superpage table: superpage `sma` of the segment has its memory at superpage
+/// `rmma` of the segment's memory on the blade (for shared memory: at `rmma` x 16 MiB of the
+/// descriptor).
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -24,17 +25,17 @@ pub struct SuperpagePair {
 const _: () = assert!(size_of::<SuperpagePair>() == 8);
 
 impl SuperpagePair {
-    /// A line of the table.
+    /// Creates an entry of the table.
     pub fn new(sma: SuperpageNumber, rmma: SuperpageNumber) -> Self {
         SuperpagePair { sma: U32::new(sma.0), rmma: U32::new(rmma.0) }
     }
 
-    /// Number within the segment.
+    /// Returns the number within the segment.
     pub fn sma(self) -> SuperpageNumber {
         SuperpageNumber(self.sma.get())
     }
 
-    /// Number within the segment's memory on the blade.
+    /// Returns the number within the segment's memory on the blade.
     pub fn rmma(self) -> SuperpageNumber {
         SuperpageNumber(self.rmma.get())
     }
@@ -43,16 +44,15 @@ impl SuperpagePair {
 /// Answer to hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloOk {
-    /// Random number of this blade process: a client that finds another one has lost what it had
-    /// there.
+    /// Random number of this blade process: if it changes, the client's memory there is lost.
     pub blade_id: u64,
-    /// All memory the blade has to give, in bytes.
+    /// All memory that the blade lends, in bytes.
     pub capacity_bytes: u64,
-    /// What this client may have of it, in bytes.
+    /// This client's quota, in bytes.
     pub quota_bytes: u64,
     /// How long the client's memory is kept after its last connection closed.
     pub lease_ms: u32,
-    /// Most pages of one read or write; 1 to [`PAGES_PER_FRAME_LIMIT`].
+    /// The most pages of one read or write; 1 to [`PAGES_PER_FRAME_LIMIT`].
     pub pages_per_request_limit: u16,
 }
 
@@ -61,23 +61,23 @@ pub struct HelloOk {
 pub enum SegmentState {
     /// One user, who may write.
     Writable,
-    /// Immutable, any number of users.
+    /// Immutable, with any number of users.
     Frozen,
 }
 
-/// A segment as attach and list-superpages show it.
+/// A segment in the response to attach and list-superpages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attached<'a> {
     /// The segment.
     pub segment: SegmentId,
     /// Its length.
     pub span_superpages: u32,
-    /// How many superpages have memory in all, whether or not they fit into `superpages`.
+    /// Number of superpages with memory in total, whether or not they fit into `superpages`.
     pub allocated_superpages: u32,
     /// Whether it can be written.
     pub state: SegmentState,
-    /// Superpages with memory, in ascending SMA order, as many as fit; ask for the others with
-    /// list-superpages.
+    /// Superpages with memory, in ascending SMA order, as many as fit; list-superpages returns the
+    /// rest.
     pub superpages: &'a [SuperpagePair],
 }
 
@@ -88,7 +88,7 @@ pub struct Attached<'a> {
     reason = "fields are named after their types; docs/contributors/protocol.md has them all"
 )]
 pub enum Response<'a> {
-    /// To hello. The header's credits say how many requests may be in flight.
+    /// To hello. The header's credits tell how many requests may be in flight.
     HelloOk(HelloOk),
     /// To create-segment. The token lets another client attach.
     SegmentCreated { segment: SegmentId, token: SegmentToken },
@@ -96,24 +96,24 @@ pub enum Response<'a> {
     Allocated { superpages: &'a [SuperpagePair] },
     /// To attach and list-superpages.
     Attached(Attached<'a>),
-    /// To read: this many pages follow the head, in the order asked.
+    /// To read: this many pages follow the head, in the order requested.
     Pages { page_count: u16 },
-    /// To shm-map: the descriptor comes with the first byte of this frame (SCM_RIGHTS).
+    /// To shm-map: the descriptor is sent with the first byte of this frame (SCM_RIGHTS).
     ShmMapped { bytes: u64, writable: bool },
-    /// To stat: clients as many as fit.
+    /// To stat: as many clients as fit.
     Stat { totals: BladeTotals, clients: &'a [ClientUsage] },
     /// To free, freeze, thaw, detach, discard, write, ping, goodbye, report.
     Done,
-    /// To any request: refused, nothing was changed.
+    /// To any request: refused, without effect.
     Error { code: ErrorCode, detail: u64 },
 }
 
 impl<'a> Response<'a> {
     /// Appends the head of the response to a request of `opcode`. For [`Response::Pages`] the pages
-    /// must follow on the stream and `pages_checksum` is theirs; else it is 0.
+    /// must follow on the stream and `pages_checksum` is theirs; otherwise it is 0.
     ///
     /// # Errors
-    /// A response that does not belong to `opcode`, or over a limit; `out` is then as it was.
+    /// The response does not belong to `opcode`, or exceeds a limit; `out` is then unchanged.
     pub fn encode(
         &self,
         opcode: Opcode,
@@ -205,7 +205,7 @@ impl<'a> Response<'a> {
     }
 
     /// Decodes a verified head. The caller checks that opcode and request id are those of a request
-    /// it has in flight.
+    /// in flight.
     ///
     /// # Errors
     /// The meta is not one that [`Response::encode`] makes.
@@ -252,7 +252,7 @@ fn is_answered_by_done(opcode: Opcode) -> bool {
     )
 }
 
-/// The rest of the meta as a list.
+/// Takes the rest of the meta as a list.
 fn take_list<'a, T>(fields: &mut Fields<'a>) -> Result<&'a [T], WireError>
 where
     T: FromBytes + Immutable + KnownLayout + Unaligned,

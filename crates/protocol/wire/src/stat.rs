@@ -1,11 +1,10 @@
-//! The blade's counters as they lie on the wire: plain structs of little-endian numbers, no
-//! padding.
+//! The blade's counters in their wire format: plain structs of little-endian numbers, no padding.
 
 use crate::NAME_LIMIT_BYTES;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Counters of a whole blade since it started; sizes are those of now.
+/// Counters of a whole blade since it started; sizes are current.
 #[derive(
     Clone,
     Copy,
@@ -23,9 +22,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct BladeTotals {
     /// Random number of this blade process.
     pub blade_id: U64,
-    /// All memory it has to give.
+    /// All memory that it lends.
     pub capacity_bytes: U64,
-    /// Memory allocated to segments, and memory of former ones that is not yet free again.
+    /// Memory allocated to segments, and memory of former segments that is not yet free again.
     pub used_bytes: U64,
     /// Milliseconds since the blade started.
     pub uptime_ms: U64,
@@ -37,20 +36,20 @@ pub struct BladeTotals {
     pub requests: U64,
     /// Requests refused with an error.
     pub requests_refused: U64,
-    /// Connections closed for bytes that were no frame.
+    /// Connections closed because of bytes that were not a frame.
     pub bad_frames: U64,
     /// Clients whose lease ran out.
     pub leases_expired: U64,
     /// Superpages zeroed after use.
     pub superpages_scrubbed: U64,
-    /// Clients now, whether or not all are listed.
+    /// Current clients, whether or not all are listed.
     pub clients: U32,
-    /// Connections now.
+    /// Current connections.
     pub connections: U32,
-    /// Segments now.
+    /// Current segments.
     pub segments: U32,
-    /// Superpages of segments that are gone, but of which a process still holds a descriptor. They
-    /// are part of `used_bytes` and of no client.
+    /// Superpages of freed segments to which a process still holds a descriptor. They count in
+    /// `used_bytes` but for no client.
     pub superpages_held: U32,
 }
 
@@ -74,30 +73,30 @@ const _: () = assert!(size_of::<BladeTotals>() == 104);
 pub struct ClientUsage {
     /// Number in order of arrival. The client id is secret and not shown.
     pub number: U64,
-    /// What it may use.
+    /// Its quota.
     pub quota_bytes: U64,
-    /// What it uses.
+    /// Memory that it uses.
     pub used_bytes: U64,
     /// Pages read by requests, and through shared memory as the client reports it.
     pub pages_read: U64,
     /// Pages written, likewise.
     pub pages_written: U64,
-    /// Process id that the client gave.
+    /// Process id sent by the client.
     pub pid: U32,
-    /// Connections now.
+    /// Current connections.
     pub connections: U32,
-    /// Segments it uses now.
+    /// Segments that it uses now.
     pub segments: U32,
     /// Milliseconds until its lease runs out; 0 while it is connected.
     pub lease_left_ms: U32,
-    /// Name, filled up with zeros; see [`Self::name`].
+    /// Name, padded with zeros; see [`Self::name`].
     pub name_bytes: [u8; NAME_LIMIT_BYTES],
 }
 
 const _: () = assert!(size_of::<ClientUsage>() == 88);
 
 impl ClientUsage {
-    /// The client's name.
+    /// Returns the client's name.
     pub fn name(&self) -> &str {
         let end = self.name_bytes.iter().position(|&b| b == 0).unwrap_or(NAME_LIMIT_BYTES);
         let valid = match std::str::from_utf8(&self.name_bytes[..end]) {
@@ -107,7 +106,7 @@ impl ClientUsage {
         std::str::from_utf8(&self.name_bytes[..valid]).unwrap_or("")
     }
 
-    /// Sets the name, cut to what fits.
+    /// Sets the name, truncated to fit.
     pub fn set_name(&mut self, name: &str) {
         let cut = name.floor_char_boundary(NAME_LIMIT_BYTES);
         self.name_bytes = [0; NAME_LIMIT_BYTES];

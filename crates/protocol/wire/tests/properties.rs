@@ -1,4 +1,4 @@
-//! What holds for all frames: they come back as sent, and damaged ones are refused.
+//! Properties of all frames: they decode as they were encoded, and damaged ones are refused.
 
 mod exercise;
 mod samples;
@@ -7,7 +7,7 @@ use farpool_wire::*;
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 
-/// How long the mutation test goes on. fuzz/ does the same for as long as one likes.
+/// Duration of the mutation test. fuzz/ does the same for any length of time.
 const MUTATION_TIME: Duration = Duration::from_secs(2);
 
 fn any_extents() -> impl Strategy<Value = Vec<Extent>> {
@@ -16,7 +16,7 @@ fn any_extents() -> impl Strategy<Value = Vec<Extent>> {
     prop::collection::vec(extent, 1..50)
 }
 
-/// A request of each kind out of the same random parts.
+/// Builds a request of each kind from the same random parts.
 fn request_of<'a>(
     kind: usize,
     numbers: [u64; 3],
@@ -206,7 +206,7 @@ fn a_grant_without_a_key_is_none() {
     let request = Request::Hello(Hello { grant: Some(without), ..hello });
     let refused = Err(WireError::Value { what: "grant" });
     assert_eq!(request.encode(RequestId(1), 0, &mut Vec::new()), refused);
-    // The same on the wire: an epoch of nothing.
+    // The same on the wire: an epoch without a key.
     let mut frame = Vec::new();
     Request::Hello(hello).encode(RequestId(1), 0, &mut frame).unwrap();
     let mut meta = frame.split_off(HEADER_BYTES);
@@ -222,7 +222,7 @@ fn a_key_is_not_shown() {
     assert_eq!(format!("{grant:?}"), "Grant { key: GrantKey(secret), epoch: 3 }");
 }
 
-/// xorshift64: the same mutations in each run, and as many as the time allows.
+/// xorshift64: the same mutations in each run, as many as the time allows.
 struct Random(u64);
 
 impl Random {

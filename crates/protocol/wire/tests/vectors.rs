@@ -1,6 +1,6 @@
-//! The golden frames of tests/vectors: what is encoded today is what was written down, and is
-//! understood. `FARPOOL_WRITE_VECTORS=1 cargo test -p farpool-wire --test vectors` writes them
-//! anew, which only a new protocol version may need.
+//! The golden frames of tests/vectors: today's encoding equals the stored one, and decodes.
+//! `FARPOOL_WRITE_VECTORS=1 cargo test -p farpool-wire --test vectors` rewrites them, which only a
+//! new protocol version may need.
 
 mod samples;
 

@@ -1,12 +1,12 @@
-//! What must hold for any bytes whatever: used by the mutation test and by fuzz/.
+//! Properties that must hold for any bytes; used by the mutation test and by fuzz/.
 
 use farpool_wire::*;
 
-/// Where the head checksum lies in a header.
+/// Bytes of the head checksum in a header.
 const CHECKSUM: std::ops::Range<usize> = 28..32;
 
-/// Decodes `bytes` as a stream's beginning. Nothing panics, and what is accepted encodes to the
-/// same bytes again.
+/// Decodes `bytes` as the beginning of a stream. Nothing panics, and whatever is accepted encodes
+/// to the same bytes again.
 pub fn decode_any(bytes: &[u8]) {
     let Ok(Some(head)) = split_head(bytes) else {
         return;
@@ -30,8 +30,8 @@ pub fn decode_any(bytes: &[u8]) {
     assert_eq!(again, bytes[..header.head_bytes()], "each frame has one encoding only");
 }
 
-/// The same, after putting magic, version and head checksum right, so that the fields behind them
-/// are looked at.
+/// The same, after correcting magic, version and head checksum, so that the fields behind them are
+/// checked.
 pub fn decode_repaired(bytes: &mut [u8]) {
     if bytes.len() >= HEADER_BYTES {
         bytes[..4].copy_from_slice(b"FPLW");
