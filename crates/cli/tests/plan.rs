@@ -164,7 +164,7 @@ fn input_that_cannot_be_is_refused_by_file_place_and_reason() {
         fs::write(home.path().join(name), text).expect("written");
     }
     let cases: [(&[&str], i32, &[&str]); 12] = [
-        (&["pool", "nan.csv"], 1, &["nan.csv, row 3", "no number"]),
+        (&["pool", "nan.csv"], 1, &["nan.csv, row 3", "not a number"]),
         (&["pool", "negative.csv"], 1, &["negative.csv, row 2", "below zero"]),
         (&["pool", "backwards.csv"], 1, &["backwards.csv, row 3", "backwards"]),
         (&["pool", "foreign.parquet"], 1, &["foreign.parquet", "Parquet"]),

@@ -204,10 +204,10 @@ fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
     let report = home.path().join("r.html");
     let (trace, cut, report) = (text(&trace), text(&cut), text(&report));
     let cases: [(&[&str], i32, &str); 7] = [
-        (&["run", cut], 1, "cut.parquet: cut short, or no Parquet file at all"),
+        (&["run", cut], 1, "cut.parquet: cut short, or not a Parquet file"),
         (&["run", "none.parquet"], 1, "none.parquet: No such file"),
         (&["run", trace, "--design", "pss"], 2, "no design named \"pss\""),
-        (&["run", trace, "--local", "0%"], 2, "\"0%\" is no local memory"),
+        (&["run", trace, "--local", "0%"], 2, "\"0%\" is not a size of local memory"),
         (&["run", trace, "--policy", "mru"], 2, "no cache policy named \"mru\""),
         (
             &["run", trace, "--memory", "1KiB"],

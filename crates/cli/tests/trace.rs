@@ -202,7 +202,7 @@ fn the_programs_own_time_is_measured_before_it_is_captured() {
     assert!(told.1.contains("native time  0."), "{}", told.1);
     for (stdin, script, reason) in [
         (Stdio::piped(), "true", "standard input can be read only once"),
-        (Stdio::null(), "kill -TERM $$", "that is no time of it"),
+        (Stdio::null(), "kill -TERM $$", "its time does not count"),
     ] {
         let program = ["sh", "-c", script];
         let mut command = trace(home.path(), "no.parquet", &["--time"], &program);

@@ -14,7 +14,7 @@ pub enum ReportError {
     #[error("{path} cannot be written")]
     Unwritable { path: PathBuf, source: io::Error },
     /// `path` is a folder or a device, which a file must not replace.
-    #[error("{path} is no regular file and is not replaced by one")]
+    #[error("{path} is not a regular file and is not replaced")]
     NoFile { path: PathBuf },
 }
 

@@ -22,7 +22,7 @@ pub enum ApiError {
         reason: String,
     },
     /// The answer is not one of a controller of this version.
-    #[error("the answer of {url} makes no sense: {reason}")]
+    #[error("the answer of {url} is invalid: {reason}")]
     BadAnswer {
         /// The controller's address.
         url: String,
@@ -30,7 +30,7 @@ pub enum ApiError {
         reason: String,
     },
     /// An invalid address.
-    #[error("\"{0}\" is no address of a controller; give http://host:port, several with commas")]
+    #[error("\"{0}\" is not a controller's address; give http://host:port, several with commas")]
     BadUrl(String),
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 /// A text that is not a valid id or key.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("\"{text}\" is no {what}")]
+#[error("\"{text}\" is not a {what}")]
 pub struct IdError {
     text: String,
     what: &'static str,

@@ -39,11 +39,11 @@ pub enum ClientError {
     Io(#[from] Errno),
     #[error("the server closed the connection")]
     Closed,
-    #[error("the server sent what is no frame: {0}")]
+    #[error("the server sent an invalid frame: {0}")]
     Frame(#[from] FrameError),
     #[error("the server answered {0:?}")]
     Status(Status),
-    #[error("the server's answer makes no sense")]
+    #[error("the server's answer is invalid")]
     Answer,
     #[error("the key is empty or longer than 250 bytes, or the value longer than a frame")]
     TooLong,

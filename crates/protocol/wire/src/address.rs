@@ -27,7 +27,7 @@ pub enum Address {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum AddressError {
     /// An unknown scheme.
-    #[error("the address {0:?} begins with none of unix://, shm:// and tcp://")]
+    #[error("the address {0:?} must begin with unix://, shm:// or tcp://")]
     Scheme(String),
     /// A socket path that is not absolute, or empty.
     #[error("the socket path in {0:?} must be absolute, as in unix:///run/farpool/blade.sock")]

@@ -38,7 +38,7 @@ pub enum WireError {
         found: u16,
     },
     /// A reserved field is not zero.
-    #[error("a frame has something in a reserved field")]
+    #[error("a reserved field of a frame is not zero")]
     Reserved,
     /// A length, count or list exceeds its limit.
     #[error("a frame's {what} is {found}, over the limit of {limit}")]
@@ -54,7 +54,7 @@ pub enum WireError {
     #[error("a frame's meta has the wrong length for its opcode")]
     Length,
     /// The number of pages in the frame differs from that in its meta.
-    #[error("a frame carries {found} pages where its meta asks for {expected}")]
+    #[error("a frame carries {found} pages, but its meta asks for {expected}")]
     PageCount {
         /// Pages the meta names.
         expected: u64,
@@ -75,7 +75,7 @@ pub enum WireError {
     #[error("a frame's pages were damaged on the way (checksum)")]
     PagesChecksum,
     /// A request in place of a response, or the reverse.
-    #[error("a frame goes the wrong way (request in place of a response or the reverse)")]
+    #[error("a frame has the wrong direction (request in place of a response or the reverse)")]
     Direction,
 }
 
@@ -151,9 +151,9 @@ error_codes! {
     /// Detail: 0. Hello's grant is missing where one is needed, unknown, revoked, or not the one
     /// that the client used before: a client cannot tell these apart. The connection is closed
     /// afterwards.
-    NotGranted = 21, "the client has no grant of memory there, or it was taken back; ask the \
+    NotGranted = 21, "the client has no grant of memory there, or it was revoked; ask the \
         controller for a new one";
     /// Detail: the grant's epoch on the blade. Hello's is older: the grant has since gone to
     /// another client. The connection is closed afterwards.
-    StaleEpoch = 22, "the grant was given anew since this client got it";
+    StaleEpoch = 22, "the grant was issued again since this client got it";
 }

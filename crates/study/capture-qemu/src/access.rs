@@ -20,7 +20,7 @@ static CHECKED: [AtomicU64; 1 << 12] = [const { AtomicU64::new(0) }; 1 << 12];
 #[inline]
 pub fn insist_on(description: u32) {
     if !is_known(description) {
-        say("this QEMU describes accesses in a way that is not known; qemu-user 7.2 is");
+        say("this QEMU describes accesses in an unknown way; use qemu-user 7.2");
         std::process::abort();
     }
 }

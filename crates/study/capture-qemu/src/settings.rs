@@ -28,7 +28,7 @@ impl Settings {
         for argument in arguments {
             let (name, value) =
                 argument.split_once('=').ok_or_else(|| format!("{argument}: not NAME=VALUE"))?;
-            let no_number = || format!("{argument}: no number");
+            let no_number = || format!("{argument}: not a number");
             let number = || value.parse::<u64>().map_err(|_| no_number());
             let ways = || value.parse::<usize>().map_err(|_| no_number());
             match name {

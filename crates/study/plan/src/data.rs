@@ -42,7 +42,7 @@ impl<'a> Check<'a> {
     pub fn not_negative(self, key: &str, value: f64) -> Result<(), PlanError> {
         match value.is_finite() && value >= 0.0 {
             true => Ok(()),
-            false => Err(self.wrong(key, format!("{value} is below zero or no number"))),
+            false => Err(self.wrong(key, format!("{value} is below zero or not a number"))),
         }
     }
 
@@ -54,7 +54,7 @@ impl<'a> Check<'a> {
     pub fn share(self, key: &str, value: f64) -> Result<(), PlanError> {
         match (0.0..=1.0).contains(&value) {
             true => Ok(()),
-            false => Err(self.wrong(key, format!("{value} does not lie between 0 and 1"))),
+            false => Err(self.wrong(key, format!("{value} is not between 0 and 1"))),
         }
     }
 }

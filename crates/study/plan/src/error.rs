@@ -37,6 +37,6 @@ impl PlanError {
 
     pub(crate) fn parquet(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> PlanError {
         let path = path.to_owned();
-        move |error| PlanError::Foreign { path, reason: format!("no readable Parquet: {error}") }
+        move |error| PlanError::Foreign { path, reason: format!("not readable Parquet: {error}") }
     }
 }

@@ -109,7 +109,7 @@ fn bad_rows_are_named_with_their_line() {
     let cases = [
         ("a,300,1\n", "3 fields"),
         ("a,300,one,10\n", "cpu is \"one\""),
-        ("a,300,NaN,10\n", "no number"),
+        ("a,300,NaN,10\n", "not a number"),
         ("a,300,1,-10\n", "below zero"),
         ("a,-300,1,10\n", "backwards"),
         ("\"a\",300,1,10\n", "quotes"),

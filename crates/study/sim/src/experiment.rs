@@ -38,7 +38,8 @@ impl std::str::FromStr for LocalSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refusal = || format!("{text:?} is no local memory; write 75%, 37.5% or 512MiB");
+        let refusal =
+            || format!("{text:?} is not a size of local memory; write 75%, 37.5% or 512MiB");
         if let Some(share) = text.strip_suffix('%') {
             let (whole, tenth) = share.split_once('.').unwrap_or((share, "0"));
             let digit = |part: &str| part.parse::<u32>().map_err(|_| refusal());

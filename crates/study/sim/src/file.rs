@@ -138,7 +138,7 @@ fn design(value: toml::Value) -> Result<Design, String> {
                 Some(_) => return Err("base is the name of a design".to_owned()),
                 None => {
                     return Err(
-                        "a design needs base, the name of the one it is made from".to_owned()
+                        "a design needs base, the name of the preset to start from".to_owned()
                     );
                 }
             };
@@ -197,7 +197,7 @@ mod tests {
     fn refusals_name_the_file_and_the_thing() {
         let base = "trace = \"t\"\nlocal = [\"75%\"]\n";
         for (rest, part) in [
-            ("designs = [\"pss\"]", "no design named \"pss\"; choose of: local, ps,"),
+            ("designs = [\"pss\"]", "no design named \"pss\"; choose one of: local, ps,"),
             ("designs = []", "designs is empty"),
             ("designs = [{ name = \"x\" }]", "a design needs base"),
             ("designs = [{ base = \"ps\", far.speed = 1 }]", "unknown field `speed`"),
@@ -211,6 +211,6 @@ mod tests {
         }
         let refusal =
             read_text("trace = \"t\"\ndesigns = [\"ps\"]\nlocal = [\"0%\"]\n").unwrap_err();
-        assert!(refusal.contains("\"0%\" is no local memory"), "{refusal}");
+        assert!(refusal.contains("\"0%\" is not a size of local memory"), "{refusal}");
     }
 }

@@ -29,7 +29,7 @@ impl Output {
             Err(error) => return Err(TraceError::io(path)(error)),
         };
         if target.metadata().is_ok_and(|found| !found.is_file()) {
-            return Err(TraceError::foreign(path, "no regular file, and not replaced by one"));
+            return Err(TraceError::foreign(path, "not a regular file, and not replaced"));
         }
         let folder = match target.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -73,10 +73,10 @@ impl TraceReader {
         let reason = match digest::check(&mut file).map_err(TraceError::io(path))? {
             Verdict::Whole => None,
             Verdict::Damaged => {
-                Some("damaged: its bytes are not those that its digest was made of")
+                Some("damaged: the file's bytes do not match the digest in its footer")
             }
             Verdict::NoDigest => Some(NO_TRACE),
-            Verdict::NoParquet => Some("cut short, or no Parquet file at all"),
+            Verdict::NoParquet => Some("cut short, or not a Parquet file"),
         };
         if let Some(reason) = reason {
             return Err(TraceError::foreign(path, reason));
@@ -99,7 +99,7 @@ impl TraceReader {
         check_places(path, file.metadata(), length)?;
         let info: TraceInfo = from_footer(path, INFO_KEY, value(INFO_KEY))?;
         if !info.block_bytes.is_power_of_two() {
-            let reason = format!("its blocks have {} bytes, no power of two", info.block_bytes);
+            let reason = format!("its blocks have {} bytes, not a power of two", info.block_bytes);
             return Err(TraceError::foreign(path, reason));
         }
         let records = u64::try_from(footer.num_rows())
@@ -182,8 +182,8 @@ impl TraceReader {
 }
 
 /// Message for Parquet files that are something else.
-const NO_TRACE: &str = "a Parquet file, but no trace of Farpool; `farpool trace import` makes one \
-                        of other formats";
+const NO_TRACE: &str = "a Parquet file, but not a Farpool trace; `farpool trace import` converts \
+                        other formats";
 
 /// Largest row group accepted: a foreign writer's may be larger than ours, but a file beyond this
 /// needs too much memory.

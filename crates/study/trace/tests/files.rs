@@ -349,7 +349,7 @@ fn foreign_files_are_refused_by_name() {
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(b"PAR1 not really Parquet").unwrap();
     let refusal = TraceReader::open(&path, Columns::ALL).unwrap_err().to_string();
-    assert!(refusal.contains("t.parquet: cut short, or no Parquet file at all"), "{refusal}");
+    assert!(refusal.contains("t.parquet: cut short, or not a Parquet file"), "{refusal}");
     let missing = folder.path().join("none.parquet");
     let refusal = TraceReader::open(&missing, Columns::ALL).unwrap_err().to_string();
     assert!(refusal.contains("none.parquet: No such file"), "{refusal}");
@@ -361,9 +361,9 @@ fn nothing_but_a_regular_file_is_replaced() {
     let info = || TraceInfo::new("test", 64, Clock::Accesses);
     // A folder stands for a device: as root, a rename would put a file in the place of /dev/null.
     let refusal = TraceWriter::create(folder.path(), info()).unwrap_err().to_string();
-    assert!(refusal.contains("no regular file"), "{refusal}");
+    assert!(refusal.contains("not a regular file"), "{refusal}");
     let refusal = TraceWriter::create(Path::new("/dev/null"), info()).unwrap_err().to_string();
-    assert!(refusal.contains("/dev/null: no regular file"), "{refusal}");
+    assert!(refusal.contains("/dev/null: not a regular file"), "{refusal}");
     let [target, link] = ["target.parquet", "link.parquet"].map(|name| folder.path().join(name));
     std::fs::write(&target, "old").unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();

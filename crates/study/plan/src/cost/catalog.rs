@@ -169,7 +169,7 @@ impl Catalog {
         for (at, server) in catalog.servers.iter().enumerate() {
             check_server(check, server)?;
             if catalog.servers[..at].iter().any(|other| other.name == server.name) {
-                return Err(check.wrong("server", format!("{} stands here twice", server.name)));
+                return Err(check.wrong("server", format!("{} occurs twice", server.name)));
             }
         }
         catalog.check_names(check)?;
@@ -249,7 +249,7 @@ fn check_far(check: Check<'_>, far: &FarMemory) -> Result<(), PlanError> {
     check.positive("far_memory.performance", far.performance)?;
     match far.local_gib < far.baseline_gib {
         true => Ok(()),
-        false => Err(check.wrong("far_memory.local_gib", "no less than without a blade")),
+        false => Err(check.wrong("far_memory.local_gib", "not less than without a blade")),
     }
 }
 

@@ -139,7 +139,7 @@ fn check(question: &Question) -> Result<(), PlanError> {
     let bad = question.local_shares.iter().find(|share| !(0.0..=1.0).contains(*share));
     match bad {
         Some(share) => {
-            Err(PlanError::Question(format!("a local share of {share}; it lies between 0 and 1")))
+            Err(PlanError::Question(format!("a local share of {share} is not between 0 and 1")))
         }
         None => Ok(()),
     }
@@ -161,7 +161,7 @@ impl<'a> Packer<'a> {
         if let (Demand::Provisioned, Some(vm)) = (question.demand, unknown) {
             let name = &vm.name;
             return Err(PlanError::Question(format!(
-                "what machine {name} was promised is not known"
+                "the promised memory of machine {name} is not known"
             )));
         }
         let (mut members, mut too_large) = (Vec::new(), Vec::new());

@@ -156,7 +156,7 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     let wrong = |reason: String| Err(PlanError::Question(reason));
     let shares = [("the local share", question.local_share), ("what is worth it", question.worth)];
     if let Some((what, share)) = shares.into_iter().find(|(_, s)| !(0.0..=1.0).contains(s)) {
-        return wrong(format!("{what} is {share}; it lies between 0 and 1"));
+        return wrong(format!("{what} is {share}; it must lie between 0 and 1"));
     }
     if question.group == 0 || question.group > of.vms.len() {
         let (group, all) = (question.group, of.vms.len());
@@ -176,10 +176,10 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     ];
     let bad = |value: &Option<f64>| value.is_some_and(|value| !value.is_finite() || value < 0.0);
     if let Some((what, value)) = money.iter().find(|(_, value)| bad(value)) {
-        return wrong(format!("{what} at {} is below zero or no number", value.unwrap_or(0.0)));
+        return wrong(format!("{what} at {} is below zero or not a number", value.unwrap_or(0.0)));
     }
     let bad = question.percentiles.iter().find(|p| !(0.0..=100.0).contains(*p));
-    bad.map_or(Ok(()), |p| wrong(format!("{p} is no percentile; they lie between 0 and 100")))
+    bad.map_or(Ok(()), |p| wrong(format!("{p} is not a percentile: it must lie between 0 and 100")))
 }
 
 /// Each machine's demand from a pool over time.

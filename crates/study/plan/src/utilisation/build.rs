@@ -119,7 +119,7 @@ fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError>
 /// Returns why a used amount is impossible, if it is.
 fn impossible(what: impl Display, value: f64) -> Option<String> {
     match value {
-        v if !v.is_finite() => Some(format!("{what} is {v}, no number")),
+        v if !v.is_finite() => Some(format!("{what} is {v}, not a number")),
         v if v < 0.0 => Some(format!("{what} is {v}, below zero")),
         _ => None,
     }
@@ -184,7 +184,7 @@ pub(super) fn provision(
     for (index, name) in table.names.iter().enumerate() {
         if rows.insert(name, index).is_some() {
             let row = table.first_row + index;
-            return Err(PlanError::row(path, row, format!("machine {name} stands here twice")));
+            return Err(PlanError::row(path, row, format!("machine {name} occurs twice")));
         }
     }
     let other =
@@ -263,9 +263,9 @@ mod tests {
         let cases = [
             ((0, -1.0, 0.1, 5.0), "backwards"),
             ((0, 0.0, 0.1, 5.0), "stands still"),
-            ((0, 60.0, f64::NAN, 5.0), "no number"),
+            ((0, 60.0, f64::NAN, 5.0), "not a number"),
             ((0, 60.0, 0.1, -5.0), "below zero"),
-            ((0, 60.0, f64::INFINITY, 5.0), "no number"),
+            ((0, 60.0, f64::INFINITY, 5.0), "not a number"),
             ((0, f64::NAN, 0.1, 5.0), "its time is NaN"),
         ];
         for (bad, reason) in cases {

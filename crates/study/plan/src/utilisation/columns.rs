@@ -76,7 +76,7 @@ impl FromStr for Named {
     fn from_str(text: &str) -> Result<Named, String> {
         let (name, unit) = text.split_once(':').map_or((text, None), |(n, u)| (n, Some(u)));
         match name.is_empty() || unit == Some("") {
-            true => Err(format!("{text:?} is no column; write it as NAME or NAME:UNIT")),
+            true => Err(format!("{text:?} is not a column; write it as NAME or NAME:UNIT")),
             false => Ok(Named { name: name.into(), unit: unit.map(str::to_owned) }),
         }
     }
@@ -237,7 +237,7 @@ impl<Unit: Copy> Kind<Unit> {
         let known = self.units.iter().find(|(known, _, _)| *known == name);
         let &(_, factor, unit) = known.ok_or_else(|| {
             let reason = format!(
-                "{name:?} is no unit for {}; one of {:?} is",
+                "{name:?} is not a unit for {}; choose one of {:?}",
                 self.called,
                 self.unit_names()
             );
@@ -305,7 +305,7 @@ impl PromisedColumns {
         let cpu = CPU_PROMISED.look(path, header, columns.cpu.as_ref())?;
         let memory = MEMORY_PROMISED.look(path, header, columns.memory.as_ref())?;
         if cpu.is_none() && memory.is_none() {
-            let reason = format!("no column of {header:?} says what a machine was promised");
+            let reason = format!("no column of {header:?} holds promised amounts");
             return Err(PlanError::foreign(path, reason));
         }
         Ok(PromisedColumns { vm: vm_place(path, header, columns.vm.as_ref())?, cpu, memory })

@@ -65,7 +65,7 @@ impl<'a> Lines<'a> {
 
 fn number(path: &Path, row: usize, name: &str, field: &str) -> Result<f64, PlanError> {
     let parsed = field.parse::<f64>();
-    parsed.map_err(|_| PlanError::row(path, row, format!("{name} is {field:?}, no number")))
+    parsed.map_err(|_| PlanError::row(path, row, format!("{name} is {field:?}, not a number")))
 }
 
 pub(super) fn read_rows(path: &Path, columns: &Columns) -> Result<Rows, PlanError> {

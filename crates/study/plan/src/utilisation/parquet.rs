@@ -129,7 +129,7 @@ impl<'a> Table<'a> {
     ) -> Result<(), PlanError> {
         let rows = usize::try_from(group.metadata().num_rows()).ok();
         let rows = rows.filter(|rows| *rows <= self.rows).ok_or_else(|| {
-            PlanError::foreign(self.path, "a row group is no part of the file by its length")
+            PlanError::foreign(self.path, "a row group has more rows than the file")
         })?;
         let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
         while read < rows {

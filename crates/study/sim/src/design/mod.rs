@@ -166,7 +166,7 @@ impl Design {
             }
             let points = &tier.loaded_latency;
             if !points.is_sorted_by(|a, b| a.utilisation_permille < b.utilisation_permille) {
-                return error("loaded_latency must rise in utilisation");
+                return error("loaded_latency must rise with utilisation");
             }
             if points.iter().any(|point| point.latency_permille < 1000) {
                 return error("loaded_latency below the idle latency");
@@ -182,15 +182,15 @@ impl Design {
             return error("migration.epoch_ps of 0");
         }
         if self.unit == Unit::Line && (self.critical_block.is_some() || self.prefetch.is_some()) {
-            return error("critical_block and prefetch belong to pages, this design moves lines");
+            return error("critical_block and prefetch apply to pages; this design moves lines");
         }
         if self.unit == Unit::Page && self.placement == Placement::Far {
             return error(
-                "placement = \"far\" belongs to lines; a page that is used becomes local",
+                "placement = \"far\" applies to lines; a page that is used becomes local",
             );
         }
         if self.unit == Unit::Page && self.migration.is_some() {
-            return error("migration belongs to lines; pages come when they are used");
+            return error("migration applies to lines; used pages become local anyway");
         }
         if let Some(name) = &self.prefetch
             && let Err(unknown) = name.parse::<farpool_policy::PrefetchKind>()

@@ -269,7 +269,7 @@ fn direct(software_ps: u64, device_ps: u64, bytes_per_s: u64) -> Tier {
 
 /// A name that belongs to no preset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no design named \"{name}\"; choose of: {known}")]
+#[error("there is no design named \"{name}\"; choose one of: {known}")]
 pub struct UnknownDesign {
     name: String,
     known: String,

@@ -18,7 +18,7 @@ pub enum SampleError {
     #[error("none of {0} pages is in the sample; take a larger share")]
     Empty(usize),
     /// Fewer than two seeds.
-    #[error("a confidence needs samples with two seeds or more")]
+    #[error("an error estimate needs samples with two seeds or more")]
     Seeds,
     /// The miss counts of a miniature.
     #[error(transparent)]

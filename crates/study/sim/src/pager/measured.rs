@@ -27,7 +27,7 @@ pub struct MeasuredCosts {
 
 /// A file without valid costs.
 #[derive(Debug, thiserror::Error)]
-#[error("{path}: {reason}; farpool sim calibrate --out {path} makes such a file")]
+#[error("{path}: {reason}; farpool sim calibrate --out {path} writes such a file")]
 pub struct CostsError {
     /// Which file.
     path: String,

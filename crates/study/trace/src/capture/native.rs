@@ -49,7 +49,8 @@ pub fn time_native(
         let run = run(command, is_cancelled)?;
         input.rewind()?;
         if run.status.code().is_none() {
-            let reason = format!("the timed run ended by {}: that is no time of it", run.status);
+            let reason =
+                format!("the timed run was ended by {}; its time does not count", run.status);
             return Err(TraceError::Capture(reason));
         }
         fastest = match fastest {

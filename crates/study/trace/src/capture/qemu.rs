@@ -179,7 +179,7 @@ impl QemuCapture {
         }
         if let Some(native) = self.native.filter(|native| native.status != status) {
             notes.push(format!(
-                "by itself the program ended with {}, here with {status}",
+                "the native run ended with {}, the captured one with {status}",
                 native.status
             ));
         }
