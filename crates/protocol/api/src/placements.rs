@@ -1,7 +1,7 @@
 //! How a client acts on the controller's answers; pure.
 //!
-//! A *placement* is the client's record of one segment at one epoch, such as an entry of a run's table
-//! of blades: a segment that moves has two, of which the old one is being left. Invariants:
+//! A *placement* is the client's record of one segment at one epoch, such as an entry of a run's
+//! table of blades: a segment that moves has two, of which the old one is being left. Invariants:
 //! - every place that the controller names has a placement until all processes have left it;
 //! - a place is reported as evacuated only after all processes have left its placement.
 //!
