@@ -53,12 +53,27 @@ pub enum InjectError {
     )]
     NoGate { pid: i32 },
     #[error(
-        "{call} on behalf of process {pid} failed: {source}; limits (RLIMIT_AS, RLIMIT_NPROC, \
-         pids.max) and seccomp filters are the usual reasons"
+        "{call} on behalf of process {pid} failed: {source}; {reason}",
+        reason = usual_reason(source)
     )]
     Refused { pid: i32, call: &'static str, source: io::Error },
     #[error("{what} failed for process {pid}: {source}")]
     Kernel { pid: i32, what: &'static str, source: io::Error },
+}
+
+/// What usually makes the kernel refuse a call in a process, and the setting to look at.
+fn usual_reason(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "it may open too few more files; raise RLIMIT_NOFILE (ulimit -n)",
+        Some(libc::ENOMEM) => {
+            "it may map too little more memory; raise RLIMIT_AS and RLIMIT_DATA (ulimit -v, -d)"
+        }
+        Some(libc::EAGAIN) => {
+            "it may start too few more tasks (RLIMIT_NPROC, or pids.max of its control group), or \
+             is scheduled under SCHED_DEADLINE, where the kernel lets it start none"
+        }
+        _ => "a seccomp filter is the usual reason",
+    }
 }
 
 /// The failure of a step on one task; the caller knows the process and adds it.
@@ -100,6 +115,28 @@ impl StepError {
             },
             Self::Refused(call, source) => InjectError::Refused { pid, call, source },
             Self::Kernel(what, source) => InjectError::Kernel { pid, what, source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_call_names_the_limit_that_is_likely() {
+        let said = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            InjectError::Refused { pid: 7, call: "open", source }.to_string()
+        };
+        for (errno, word) in [
+            (libc::EMFILE, "RLIMIT_NOFILE"),
+            (libc::ENOMEM, "RLIMIT_AS"),
+            (libc::EAGAIN, "SCHED_DEADLINE"),
+            (libc::EPERM, "seccomp"),
+        ] {
+            let text = said(errno);
+            assert!(text.contains(word) && text.contains("process 7"), "{text}");
         }
     }
 }
