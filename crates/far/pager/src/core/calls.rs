@@ -59,9 +59,9 @@ impl Core {
     }
 }
 
-/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) neighbouring pages of the caller's
-/// from `from` to `to`, up to the first that cannot be moved. All pages of the source must be
-/// there. `wakes`: whoever waits for a page that arrived is woken.
+/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) adjacent pages of the caller's from
+/// `from` to `to`, up to the first that cannot be moved. All pages of the source must be present.
+/// With `wakes`, threads that wait for a page that arrived are woken.
 pub fn move_pages(
     core: &Core,
     mover: Mover,

@@ -1,9 +1,10 @@
 //! Forgetting what the pager holds of pages that the program has given up.
 //!
-//! The steward does it, for it waits for whoever has a page in hand. But a thread of the program
-//! that gives memory up (madvise) often takes it again at once, and its faults wait until what it
-//! did is applied: with the steward that are two threads more to be woken. So who reads of it
-//! applies it in place where that takes no lock and no waiting ([`give_up`]).
+//! The steward does this, because it has to wait for threads that have a page in hand. But a thread
+//! of the program that gives memory up (madvise) often uses it again at once, and its faults wait
+//! until the change is applied: with the steward, two more threads must be woken. So the thread
+//! that reads the message applies it in place where that needs no lock and no waiting
+//! ([`give_up`]).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,13 +16,12 @@ use crate::core::state::Core;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::{Page, known_pages, known_superpages};
 
-/// What is applied in place is at most so long: nobody moves pages meanwhile, and no message is
-/// read.
+/// The largest range that is applied in place: no page moves and no message is read meanwhile.
 const MOST_BYTES: usize = 1024 * PAGE_BYTES;
 
 /// Forgets a page: it reads as zeros from now on unless it is in the program, and is then in the
-/// state `there`. False: somebody has it in hand, and lets it go soon; or its state has changed
-/// meanwhile.
+/// state `there`. False if another thread has the page in hand, which is brief, or if its state has
+/// changed meanwhile.
 pub fn try_forget(core: &Core, page: Page, there: PageState) -> bool {
     let state = page.cell().load();
     match state.phase() {
@@ -59,9 +59,9 @@ fn forget_victim(core: &Core, page: Page, state: PageState) -> bool {
     true
 }
 
-/// The program is about to drop a range, and nothing that it did before waits to be applied. To be
-/// called with the turnstile of the layout held alone: nobody is moving pages, so a page that
-/// nobody has in hand is where its state says. False: the steward has to apply it, all of it.
+/// The program is about to drop a range, and none of its earlier changes waits to be applied. Must
+/// be called with the layout's turnstile held exclusively: no page moves then, so a page that no
+/// thread has in hand is where its state says. False if the steward has to apply all of it.
 pub fn give_up(core: &Core, range: &Range<usize>) -> bool {
     let (start, end) = (range.start, range.end);
     if range.len() > MOST_BYTES {

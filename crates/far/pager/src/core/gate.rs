@@ -28,7 +28,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Enters for a fault of `thread`; false while somebody else holds the gate: the fault is then
+    /// Enters for a fault of `thread`. False while another thread holds the gate: the fault is then
     /// reported again.
     pub fn enter(&self, thread: u32, _page_address: usize) -> bool {
         self.inside.fetch_add(1, SeqCst);
@@ -48,8 +48,8 @@ impl Gate {
         self.holder.load(SeqCst) != 0
     }
 
-    /// Shuts the gate for all and waits until nobody is inside. The forking thread waits for the
-    /// steward and has no fault; a message of it that was read earlier and is only now looked at is
+    /// Shuts the gate for all and waits until no thread is inside. The forking thread waits for the
+    /// steward and has no fault; a message of it that was read earlier and is only processed now is
     /// stale.
     pub fn shut(&self) {
         self.holder.store(NOBODY, SeqCst);

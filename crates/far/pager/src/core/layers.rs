@@ -16,7 +16,7 @@ pub struct Layers {
     handles: [AtomicU8; MAX_LAYERS],
     /// Layer that takes evictions; `MAX_LAYERS` = none yet.
     current: AtomicU8,
-    /// Held while a layer begins, gets memory, or is frozen. Who holds it must look at the gate.
+    /// Held while a layer begins, gets memory, or is frozen. The holder must check the gate.
     pub changing: Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What is said of far memory that is lost, refused or full.
+//! Messages about far memory that is lost, refused or full.
 
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;

@@ -31,8 +31,8 @@ use crate::sys::{Latch, Protection};
 /// Threads look at the deadlines of what they have in flight this often.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
-/// Ranges that wait to be moved out because the program advised it; what it advises beyond is not
-/// heeded.
+/// Ranges that the program advised to move out and that are still waiting; further advice is
+/// ignored.
 const MAX_RETIRED: usize = 4096;
 
 /// Of what the program gives up between two looks of the steward.
@@ -77,8 +77,8 @@ pub struct Core {
     retired: Mutex<Vec<(usize, usize)>>,
     /// Memory is registered.
     pub registered: Latch,
-    /// Much of the program's memory cannot be moved out (locked, or of other rights): what is over
-    /// the limit then is over it for good, and nobody waits for room.
+    /// Much of the program's memory cannot be moved out (locked, or of other rights): the excess
+    /// over the limit is then permanent, and no thread waits for room.
     pub is_unmovable: AtomicBool,
     /// Moments in which the program stands still.
     pub standstill: Standstill,
@@ -90,8 +90,8 @@ pub struct Core {
     /// A range that the registry has and that was found not to be registered, at least in part; (0,
     /// 0) = none.
     mistrusted: Mutex<(usize, usize)>,
-    /// What the program gave up and was applied at once, for the steward to see; what is beyond its
-    /// room is left out.
+    /// Memory that the program gave up and that was applied at once, for the steward to see;
+    /// entries beyond its capacity are dropped.
     given_up: Mutex<Vec<Range<usize>>>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,
@@ -178,7 +178,7 @@ impl Core {
         (start < end).then_some((start, end))
     }
 
-    /// For whoever must not wait for a lock.
+    /// For threads that must not wait for a lock.
     pub fn note_given_up(&self, range: Range<usize>) {
         if let Ok(mut given_up) = self.given_up.try_lock()
             && given_up.len() < MAX_GIVEN_UP
@@ -187,7 +187,7 @@ impl Core {
         }
     }
 
-    /// What was given up and applied at once since this was last asked.
+    /// Takes the ranges that were given up and applied at once since the last call.
     pub fn take_given_up(&self, into: &mut Vec<Range<usize>>) {
         let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         into.append(&mut given_up);

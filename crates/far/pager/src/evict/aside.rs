@@ -8,9 +8,9 @@ use crate::sys::standstill::PAUSE_PARTS;
 
 /// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
 pub(super) const MOST_CHUNKS: usize = 64;
-/// Less than so much (1 MiB) is not worth a standstill.
+/// Fewer bytes than this (1 MiB) are not worth a standstill.
 const LEAST_PAGES: u64 = 256;
-/// What is put aside waits so long at the most, if it is worth a standstill.
+/// How long pages that are worth a standstill wait for one at most.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Instead of [`PAUSE_PARTS`] as long as more than this has to go (16 MiB): it loses a fifth.
 const SHORT_PAUSE_PARTS: u32 = 4;
@@ -30,7 +30,7 @@ pub(super) struct Aside {
     not_before: Instant,
     /// Standstills since the last one in which something was moved.
     in_vain: u32,
-    /// What was moved out at the standstill and is still to be written.
+    /// Pages that were moved out at the standstill and are still to be written.
     pub(super) moved: Vec<Moved>,
     /// The mappings at the standstill that may not be written to, by address.
     pub(super) mappings: Vec<Eligible>,
@@ -52,7 +52,7 @@ impl Aside {
         }
     }
 
-    /// Puts a chunk aside of which so many pages could be moved out.
+    /// Puts a chunk aside of which `pages` pages could be moved out.
     pub(super) fn put(&mut self, number: usize, pages: u64) {
         if self.chunks.is_empty() {
             self.since = Instant::now();

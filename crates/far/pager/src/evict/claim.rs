@@ -36,7 +36,7 @@ impl Claim {
         }
     }
 
-    /// These pages are not the claim's any more; somebody else has set their states.
+    /// Removes these pages from the claim; another thread has set their states.
     pub(crate) fn release(&mut self, pages: u64) {
         self.taken &= !pages;
         self.gaps &= !pages;

@@ -3,8 +3,9 @@
 
 use crate::shared::crew::Crew;
 
-/// With runs of so many pages the evictor works on another CPU, with runs shorter than the other on
-/// the first thread's: an interrupt costs as much as about ten pages. Judged after so many pages.
+/// With runs longer than the first number of pages the evictor works on another CPU, with runs
+/// shorter than the second on the first thread's: an interrupt costs as much as about ten pages.
+/// Judged after this many pages.
 const DENSE_RUN: u32 = 16;
 const SPARSE_RUN: u32 = 8;
 const DENSITY_SAMPLE: u32 = 512;

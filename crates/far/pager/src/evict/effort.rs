@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Rounds are judged together once they have used so much of a processor.
+/// Rounds are judged together once they have used this much processor time.
 const JUDGED_AT: Duration = Duration::from_millis(1);
 /// Rounds that moved fewer pages in a millisecond of processor time have found little: those that
 /// find enough move more than a hundred.
@@ -15,7 +15,7 @@ const FEW_PAGES_PER_MS: u128 = 8;
 /// little was.
 const REST_AFTER_NOTHING: u32 = 49;
 const REST_AFTER_LITTLE: u32 = 9;
-/// The longest rest; nobody waits for room meanwhile.
+/// The longest rest; no thread waits for room meanwhile.
 const MOST_REST: Duration = Duration::from_millis(200);
 
 /// What the rounds that are not judged yet took and found.

@@ -1,15 +1,15 @@
 //! Pages that the end of a thread writes to: they stay local.
 //!
-//! When a thread ends the kernel clears the word that whoever joins it waits for (clone's
-//! CLONE_CHILD_CLEARTID), and marks the robust mutexes that it holds. It asks no userfaultfd for
-//! that: if the page is far the write is lost, and the joiner waits for ever. glibc has both in the
-//! thread's descriptor, at the upper end of the mapping that is its stack; on x86-64 it begins with
-//! its own address. The kernel could tell (get_robust_list), but not a sidecar, which has fewer
-//! rights than a program of root. The preloaded library keeps stacks local as a whole.
+//! When a thread ends the kernel clears the word on which joiners wait (clone's
+//! CLONE_CHILD_CLEARTID), and marks the robust mutexes that it holds. It raises no userfaultfd
+//! event for that: if the page is far the write is lost, and the joiner waits for ever. glibc has
+//! both in the thread's descriptor, at the upper end of the mapping that is its stack; on x86-64 it
+//! begins with its own address. The kernel could tell (get_robust_list), but not a sidecar, which
+//! has fewer rights than a program of root. The preloaded library keeps whole stacks local.
 //!
-//! So before a page at the end of a mapping is moved out for the first time it is looked at, twice
-//! if need be: a thread that is being made touches the page before it writes that first word. A
-//! look fails if the program has dropped the page meanwhile.
+//! So a page at the end of a mapping is inspected before it is moved out for the first time, twice
+//! if need be: a thread that is being created touches the page before it writes that first word.
+//! The inspection fails if the program has dropped the page meanwhile.
 
 use std::ops::Range;
 use std::time::Instant;

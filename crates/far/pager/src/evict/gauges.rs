@@ -41,7 +41,7 @@ impl Besides {
         Besides { pages: outside_buffer_pages.saturating_sub(there_pages) }
     }
 
-    /// The pages that can be moved out, when so many are outside the buffer.
+    /// The pages that can be moved out when this many are outside the buffer.
     fn there(self, outside_buffer_pages: u64) -> u64 {
         outside_buffer_pages.saturating_sub(self.pages)
     }
@@ -78,7 +78,7 @@ impl Gauges {
         }
     }
 
-    /// Puts all on the board. What is resident must be there already, as of now.
+    /// Publishes all gauges on the board. The resident count must be there already, and current.
     pub fn publish(&mut self) {
         let (core, slot) = (self.core, self.core.slot);
         if self.own_counted.elapsed() >= OWN_STEP {

@@ -32,7 +32,7 @@ impl Evictor {
             if moves::occupied(&core.pagemap, address, 1) == 0 {
                 self.poison(address);
             }
-            // It fails where nobody waits any more.
+            // It fails where no thread waits any more.
             let _ = core.uffd.wake(address, PAGE_BYTES);
         }
     }

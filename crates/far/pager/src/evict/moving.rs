@@ -112,7 +112,7 @@ impl Evictor {
             }
             Some(libc::EAGAIN) if self.core.layout.follows() => return true,
             None | Some(libc::EAGAIN) => {}
-            // A frame that nobody knows of would be taken for this page.
+            // A frame without an owner would be taken for this page.
             Some(libc::EEXIST) => {
                 fail_closed(&format!("tray {tray}, page {}: a frame is there already", at.next))
             }

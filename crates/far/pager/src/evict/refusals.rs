@@ -28,7 +28,7 @@ struct Refusal {
 }
 
 impl Refusals {
-    /// Whether every blade takes pages, as far as is known.
+    /// True if no blade is known to refuse pages.
     pub fn is_empty(&self) -> bool {
         self.blades.iter().all(Option::is_none)
     }

@@ -57,8 +57,8 @@ impl ResidentMap {
         self.chunks[chunk]
     }
 
-    /// How many chunks after this one, which was just asked for and is empty, are empty too, as far
-    /// as the map goes.
+    /// Returns how many chunks after this one, which was just checked and is empty, are empty too,
+    /// as far as the map reaches.
     pub(crate) fn empty_after(&self, chunk: usize) -> usize {
         empty_after(&self.chunks, chunk)
     }

@@ -1,4 +1,4 @@
-//! Where pages may be moved out to: memory of a superpage on a blade that takes pages.
+//! Where pages can be moved out to: memory of a superpage on a blade that accepts pages.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::space::page::MAX_LAYERS;
 use crate::space::units::NO_TRAY;
 
 impl Evictor {
-    /// Whether no blade takes pages now. If that will last, nobody waits for room any more.
+    /// True if no blade accepts pages now. If that lasts, no thread waits for room any more.
     pub(super) fn are_refused(&self) -> bool {
         let (pool, refusals, now) = (&self.core.pool, &self.refusals, Instant::now());
         let are_refused = !pool.usable_blades().any(|blade| refusals.may_send(blade, now));

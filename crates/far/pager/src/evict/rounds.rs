@@ -13,7 +13,7 @@ use crate::evict::evictor::{Evictor, MAX_TRAYS_IN_FLIGHT};
 use crate::shared::turn::Turn;
 use crate::sys;
 
-/// Without anything to do the budget is looked at this often.
+/// How often the budget is checked when there is nothing to do.
 const IDLE_STEP: Duration = Duration::from_millis(20);
 /// After a fork memory grows by copy-on-write, unseen: looked at often while it does (2 ms are 8 MB
 /// at 1 us a page), and more often than otherwise while it does not.
@@ -25,17 +25,17 @@ const BACK_OFF: Duration = Duration::from_millis(5);
 /// The same when much of the memory cannot be moved at all, or no blade takes any: a lap costs up
 /// to a millisecond, so this is 2 % of a CPU.
 const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
-/// In Solo the evictor works on the faulting thread's CPU, so much at a time (half a millisecond,
-/// or two if its pages are scattered), and pauses for so long unless it is called. All that is
-/// wanted at once: of random faults one in 130 met a round of 256 pages, which is more than one in
-/// a hundred with what else they meet.
+/// In Solo the evictor works on the faulting thread's CPU, this much at a time (half a millisecond,
+/// or two if its pages are scattered), and pauses this long unless it is called. If it did all at
+/// once, one in 130 random faults met a round of 256 pages, which is more than one in a hundred
+/// together with the other delays.
 const BURST_PAGES: i64 = 512;
 /// Frames that are given back at a time: four dense trays, for which other processors are
 /// interrupted once.
 const STEP_PAGES: i64 = 256;
 const BREATH: Duration = Duration::from_micros(100);
-/// A rest after rounds that found little ends when so much memory has come (2 MiB), which is looked
-/// at this often.
+/// A rest after rounds that found little ends when this much memory has come (2 MiB), which is
+/// checked this often.
 const GROWN_PAGES: i64 = 512;
 const REST_STEP: Duration = Duration::from_millis(1);
 
@@ -139,8 +139,8 @@ impl Evictor {
         }
     }
 
-    /// Moves pages out and gives frames back to the kernel, so many of each, in turn: who waits for
-    /// room has it after the first step. Returns how many it was.
+    /// Alternates between moving pages out and releasing frames to the kernel, this many of each: a
+    /// thread that waits for room has it after the first step. Returns the number of pages.
     fn make_room(&mut self, evict_pages: i64, release_pages: i64) -> (i64, i64) {
         let (mut evicted, mut released) = (0, 0);
         while evicted < evict_pages {
@@ -160,7 +160,7 @@ impl Evictor {
         (evicted, released)
     }
 
-    /// Gives about so many frames back to the kernel, and says so to who waits for room.
+    /// Releases about this many frames to the kernel, and notifies threads that wait for room.
     fn give_back(&mut self, pages: i64) -> i64 {
         let released = self.release(pages);
         if released > 0 {

@@ -24,7 +24,7 @@ const ASKING_TIME: Duration = Duration::from_millis(300);
 /// So much is moved out at a standstill at the least (4 MiB), if it is there, though less is
 /// wanted: to stop the program costs more than to move it.
 const WORTH_PAGES: i64 = 1024;
-/// No chunk is begun when the program has stood still for so long.
+/// No chunk is begun after the program has stood still for this long.
 const WORKING_TIME: Duration = Duration::from_millis(10);
 
 /// A piece of memory that has other rights for a moment.

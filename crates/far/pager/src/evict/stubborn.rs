@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A chunk of which nothing could be moved is passed over for so long, and twice as long each time.
+/// How long a chunk of which nothing could be moved is skipped; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Up to 3.2 s: memory that can be moved again is found within that time.
 const MOST_DOUBLINGS: u32 = 5;

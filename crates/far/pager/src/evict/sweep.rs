@@ -15,8 +15,8 @@ use crate::sys;
 
 /// Chunks looked at in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
-/// Frames of retired pages are released when there are so many: few calls, and the limit is not
-/// strained.
+/// Frames of retired pages are released in batches of this size: few calls, and no strain on the
+/// limit.
 const RETIRED_FRAMES: i64 = 512;
 
 impl Evictor {
@@ -34,7 +34,7 @@ impl Evictor {
             let Some(chunk) = self.sweep.next_chunk() else {
                 break;
             };
-            // Busy: the steward is at work; what is under way must not wait for it.
+            // Busy: the steward is at work, and pages in flight must not wait for it.
             let Some(moved) = self.evict_chunk(chunk, Wanted::Chosen) else {
                 break;
             };

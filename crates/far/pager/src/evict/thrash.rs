@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::shared::budget::{self, Tree};
 use crate::sys;
 
-/// A process is looked at once in this time.
+/// How often a process is checked.
 const WINDOW_MS: u32 = 100;
 /// Fetches in a window that are worth a thought: with fewer, a process is waiting for something
 /// else.
@@ -28,7 +28,8 @@ const STALLED_CPU: Duration = Duration::from_micros(100);
 /// The tree thrashes if it has more stalled processes than this for each CPU: even if they had
 /// memory they would wait for a CPU longer than they ran.
 const STALLED_PROCESSES_OF_CPU: i64 = 2;
-/// And fetches so much for each CPU in a window that a good part of the CPU's time goes there.
+/// And fetches this much for each CPU in a window, so that a good part of the CPU's time goes
+/// there.
 const FETCHES_OF_CPU: i64 = 1_000;
 
 /// What one process did in the last window.

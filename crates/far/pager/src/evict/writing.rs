@@ -74,7 +74,7 @@ impl Evictor {
             Leaving::Return => return false,
             Leaving::Compare => {}
         }
-        // SAFETY: the frame is there, and nobody writes to it, as long as it is marked as being
+        // SAFETY: the frame is there, and no thread writes to it while it is marked as being
         // written.
         let bytes = unsafe { &*(core.frames.address(slot) as *const [u8; PAGE_BYTES]) };
         let unchanged = core.copies.matches(page, bytes);
@@ -156,8 +156,8 @@ impl Evictor {
                     self.core.frames.invalidate(slot);
                     page.cell().store(state.with_phase(Phase::Resident));
                 }
-                // A change comes first, or the mapping is gone, and whoever unmaps it clears the
-                // state.
+                // A change comes first, or the mapping is gone, and the thread that unmaps it
+                // clears the state.
                 Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                     self.core.frames.keep(slot);
                     page.cell().store(state);

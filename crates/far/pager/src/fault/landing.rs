@@ -1,4 +1,4 @@
-//! What blades have answered: pages are put into the program, or are lost.
+//! Answers of blades: pages are put into the program, or are lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -148,7 +148,8 @@ impl FaultThread {
         if matches!(outcome.errno, None | Some(libc::EEXIST)) {
             self.arrive(flight.page, remembered);
         } else {
-            // The mapping is gone, and whoever unmaps it clears the state; or a change comes first.
+            // The mapping is gone, and the thread that unmaps it clears the state; or a change
+            // comes first.
             self.unfetch(flight.page);
         }
         if outcome.errno.is_some() || !wakes {
@@ -166,8 +167,8 @@ impl FaultThread {
 
     /// Remembers a fetched page by the bytes at `source`, which are still this thread's.
     fn remember(&self, page: Page, source: usize) {
-        // SAFETY: a frame or stage page that a flight of this thread holds; nobody else writes to
-        // it.
+        // SAFETY: a frame or stage page that a flight of this thread holds; no other thread writes
+        // to it.
         self.core.copies.remember(page, unsafe { &*(source as *const [u8; PAGE_BYTES]) });
     }
 
@@ -211,7 +212,7 @@ impl FaultThread {
             Frame::Stage(index) => self.free_stage.push(index),
         }
         if !flight.demand {
-            // Nobody asked for it yet; it is tried again when somebody does.
+            // No thread has asked for it yet; it is tried again when one does.
             self.unfetch(flight.page);
             return self.wake(flight.page);
         }

@@ -107,8 +107,8 @@ impl FaultThread {
         self.core.budget.kick_if_low(self.core.frames.free());
     }
 
-    /// A frame that is missing is touched by nobody, but by the kernel for a program that locks all
-    /// its memory: the evictor sees to that.
+    /// A missing frame is touched only by the kernel, for a program that locks all its memory: the
+    /// evictor handles that.
     #[cold]
     fn note_touched_frame(&self, address: usize, thread: u32) {
         let frames = &self.core.frames;
@@ -125,7 +125,7 @@ impl FaultThread {
         }
     }
 
-    /// For whoever captures the run's faults.
+    /// For a capture of the run's faults.
     #[cold]
     fn note(&self, event: Event, address: usize) {
         self.core.board.fault_log().write(Fault {
@@ -137,7 +137,7 @@ impl FaultThread {
         });
     }
 
-    /// What is still in flight keeps this thread inside the gate.
+    /// Pages in flight keep this thread inside the gate.
     pub(super) fn leave_when_idle(&mut self) {
         if self.lane.in_flight() == 0 && self.done.is_empty() {
             for _ in 0..std::mem::take(&mut self.passes) {

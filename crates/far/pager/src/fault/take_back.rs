@@ -29,7 +29,7 @@ impl FaultThread {
                 match copied.errno {
                     None | Some(libc::EEXIST) => {}
                     // A change comes first; the thread tries again after it. Or the mapping is
-                    // gone, or just being moved; whoever does that sees to the state.
+                    // gone, or just being moved; the thread that does that updates the state.
                     Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                         self.core.frames.put_back(page, state, slot);
                         self.wake(page);

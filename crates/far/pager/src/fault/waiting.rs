@@ -85,15 +85,15 @@ impl FaultThread {
                 self.land();
             } else {
                 self.core.layout.wait_for_steward(STEWARD_WAIT);
-                // It may wait for a change that nobody has read yet.
+                // It may wait for a change that has not been read yet.
                 self.core.take_in();
             }
         }
     }
 }
 
-/// Looks for [`ANSWER_SPIN`] whether one of the descriptors is ready. Under SCHED_IDLE that takes
-/// the CPU from nobody, and saves the wake-up of a CPU that has gone to sleep.
+/// Polls for [`ANSWER_SPIN`] until one of the descriptors is ready. Under SCHED_IDLE that takes the
+/// CPU from no other thread, and saves waking a CPU that has gone to sleep.
 fn is_soon_ready(fds: &mut [rustix::event::PollFd<'_>]) -> bool {
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let until = Instant::now() + ANSWER_SPIN;

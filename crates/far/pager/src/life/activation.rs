@@ -1,7 +1,7 @@
 //! A process becomes active: its far-eligible memory is registered with userfaultfd, and from then
 //! on faults are served and pages are moved out. This happens once, in this order:
 //! 1. the pager's threads are started, and wait for a pool ([`start_threads`]);
-//! 2. memory is registered: whoever touches a new page waits, so nothing grows any more
+//! 2. memory is registered: a thread that touches a new page waits, so nothing grows any more
 //!    ([`activate`]);
 //! 3. the pool is connected to ([`crate::shared::late_pool`]), and the threads go to work.
 //!
@@ -94,8 +94,8 @@ pub fn begin_to_move(core: &Core) {
     core.registered.open();
 }
 
-/// Registers a range with userfaultfd and makes its resident superpages known to the evictor.
-/// False: it stays local, and nothing of it was moved out; who holds pages of it must end the
+/// Registers a range with userfaultfd and adds its resident superpages to the evictor's. False if
+/// it stays local, and nothing of it was moved out; a caller that holds pages of it must end the
 /// process.
 pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
     let mode = register_mode::MISSING | register_mode::WP;

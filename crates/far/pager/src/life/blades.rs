@@ -2,8 +2,8 @@
 //! thread of its own, which connects to new blades and moves everything away from those that shall
 //! be left.
 //!
-//! What this process has done is on its slot of the board, bit by bit; the keeper waits for it
-//! before it lets a blade go.
+//! Each step that this process has taken is a bit in its slot of the board; the keeper waits for it
+//! before it drops a blade.
 
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::{Arc, OnceLock};

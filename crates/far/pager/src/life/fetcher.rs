@@ -1,4 +1,4 @@
-//! Pages from the blades into local memory, for whoever waits until they are there.
+//! Fetches pages from the blades into local memory, for callers that wait until they are there.
 
 use farpool_pool::{Completion, Lane, PageRead, SegmentPage};
 use farpool_units::PAGE_BYTES;

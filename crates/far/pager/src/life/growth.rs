@@ -8,7 +8,7 @@ use crate::sys::Latch;
 /// Where threads of the program wait before they make it grow.
 #[derive(Debug, Default)]
 pub struct GrowthDoor {
-    /// The program has started a thread. Without, nobody has to look further.
+    /// The program has started a thread. Until then no further check is needed.
     pub(super) has_threads: AtomicBool,
     pub(super) is_awaited: AtomicBool,
     pub(super) registered: Latch,
@@ -20,7 +20,7 @@ impl GrowthDoor {
         self.registered.open();
     }
 
-    /// In a child of fork there is one thread, and nobody waits.
+    /// A child of fork has one thread, and none that waits.
     pub fn reset(&self) {
         self.has_threads.store(false, SeqCst);
         self.is_awaited.store(false, SeqCst);

@@ -12,9 +12,9 @@ use crate::error::StartError;
 use crate::space::page::MAX_LAYERS;
 use crate::sys;
 
-/// A parent waits at most so long for a child to attach its layers before it gives one of them up:
-/// the child died before, or there was none, for fork failed. A blade keeps the layers of a parent
-/// that died about as long.
+/// How long a parent waits for a child to attach its layers before it drops one of them: the child
+/// died before, or there was none because fork failed. A blade keeps the layers of a parent that
+/// died about as long.
 const CHILD_WAIT: Duration = Duration::from_secs(10);
 
 /// What a child needs from its parent, kept where the child finds its copy.

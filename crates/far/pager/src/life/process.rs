@@ -33,7 +33,7 @@ pub struct Pager {
     /// While the process is native, threads of the program hold this while they use the registry.
     pub(crate) doors: Mutex<()>,
     /// When the process is active, only the pager's threads lock it, and a thread that forks: it
-    /// waits for this lock with the gate shut, so nobody who holds it may have a page of his own
+    /// waits for this lock with the gate shut, so no holder of the lock may have a page of its own
     /// far.
     pub(crate) registry: Mutex<Registry>,
     pub(crate) requests: Requests,

@@ -1,14 +1,15 @@
 //! Which parts of registered memory rest: are not registered for a while. Pure.
 //!
 //! On registered memory each madvise(DONTNEED) costs two context switches, and each page that is
-//! taken again a fault. Memory that is given up and taken again all the time stays local anyway, so
-//! it gains nothing from being registered. It is watched in pieces. One that was given up so often
-//! that its events have cost more than two changes of its registration rests, if nothing of it is
-//! away: its calls and its faults are the kernel's alone. Nothing tells when it is used less, so a
-//! rest ends after a time, which gets longer each time the piece turns out to be used as before.
+//! used again a fault. Memory that is given up and used again all the time stays local anyway, so
+//! it gains nothing from being registered. It is watched in pieces. A piece that was given up so
+//! often that its events have cost more than two changes of its registration rests if nothing of it
+//! is away: its calls and its faults are the kernel's alone. No event reports that it is used less,
+//! so a rest ends after a time, which gets longer each time the piece turns out to be used as
+//! before.
 //!
-//! What rests may grow without a fault that the pager sees. So it is a part of the limit at most
-//! ([`Rests::may_begin`]), and what is missing of it counts as if it were there
+//! Resting memory may grow without a fault that the pager sees. So it is bounded to a part of the
+//! limit ([`Rests::may_begin`]), and its missing pages count as if they were present
 //! ([`crate::shared::budget::Budget::set_unseen`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,17 +20,17 @@ use farpool_units::PAGE_BYTES;
 
 use crate::space::units::CHUNK_PAGES;
 
-/// What rests or does not as a whole: the evictor's unit, so a chunk is never half registered.
+/// The unit that rests as a whole: the evictor's chunk, so a chunk is never half registered.
 pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
 /// An event costs about 10 us, each page that is taken again a fault of some 5; to unregister and
 /// to register again cost about 10 us each. Fewer would be what any allocator does once.
 const HOT_EVENTS: u32 = 4;
-/// The events must come within this time. What is given up less often is not worth the mappings
-/// that a rest makes.
+/// The events must come within this time. Memory that is given up less often is not worth the
+/// mappings that a rest makes.
 const HOT_TIME: Duration = Duration::from_secs(1);
 /// An event of more pieces is dear by itself: the kernel drops a thousand pages in 50 us.
 const MOST_PIECES_OF_EVENT: usize = 16;
-/// A piece that was hot and could not rest for so long must become hot again.
+/// A piece that was hot and could not rest for this long must become hot again.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The first rest, and the longest: at the end of each the events of [`HOT_EVENTS`] are paid again,
 /// some 0.5 ms.
@@ -39,7 +40,7 @@ const LONGEST_REST: Duration = Duration::from_secs(32);
 const MOST_WATCHED: usize = 4096;
 /// Runs of resting pieces: each makes two mappings more, of the 65,530 that a process may have.
 const MOST_RUNS: usize = 512;
-/// What rests is at most this part of the limit.
+/// Resting memory is at most this part of the limit.
 const LIMIT_PART: usize = 4;
 
 /// See the module's description. Pieces go by their numbers.
@@ -155,7 +156,7 @@ impl Rests {
         merged(due.into_iter())
     }
 
-    /// What does not rest is registered.
+    /// Memory that does not rest is registered.
     pub fn have_woken(&mut self) {
         self.waking.clear();
     }
@@ -166,7 +167,7 @@ impl Rests {
         (start / PIECE_BYTES..end.div_ceil(PIECE_BYTES)).any(is_new)
     }
 
-    /// What rests in a range does not any more.
+    /// Ends the rests in a range.
     pub fn wake(&mut self, start: usize, end: usize) {
         let pieces = start / PIECE_BYTES..end.div_ceil(PIECE_BYTES);
         self.resting.retain(|piece, _| !pieces.contains(piece));
@@ -179,7 +180,7 @@ impl Rests {
         self.heats.clear();
     }
 
-    /// What rests, neighbours joined.
+    /// The ranges that rest, adjacent ones joined.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         merged(self.resting.keys().copied())
     }

@@ -72,7 +72,7 @@ impl Pager {
             sys::wake(&self.ready);
         } else {
             watch.until_near(self);
-            // What is found out before memory is registered harms nobody.
+            // Failures before memory is registered harm nothing.
             sys::find_room_for_files(LATE_FILES)?;
             activation::activate(self, core);
             core.pool.set(blades::connect(core)?);

@@ -23,7 +23,7 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
-    // Who has the userfaultfd can put pages into this program.
+    // A process that has the userfaultfd can put pages into this program.
     let keeper = farpool_pool::peer_user(socket.as_fd())?;
     if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(format!(

@@ -21,8 +21,8 @@ use crate::life::process::Pager;
 use crate::shared::budget::{self, Tree};
 use crate::sys::{self};
 
-/// Memory is registered so much earlier than [`reserve::margin_pages`] says for each growing thread
-/// that there is no CPU for: a turn on a CPU is 4 ms, or 4000 pages, if the thread did nothing but
+/// Memory is registered this much earlier than [`reserve::margin_pages`] says for each growing
+/// thread that has no CPU: a turn on a CPU is 4 ms, or 4000 pages, if the thread did nothing but
 /// touch new ones; programs do more with a page.
 const TURN_PAGES: i64 = 1024;
 /// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
@@ -34,14 +34,14 @@ const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
 /// to serve faults.
 const SMALL_BYTES: u64 = 4 << 20;
 const SMALL_PART: u64 = 32;
-/// Near the limit of the tree every process with so much memory has to give.
+/// Near the limit of the tree every process with this much memory has to give some up.
 const WORTH_BYTES: u64 = 1 << 20;
 /// Small processes are looked at this often while they grow, and while they do not. First touches
 /// take at least a microsecond a page, so one grows by 40 MB at most before it is noticed.
 const SMALL_STEP: Duration = Duration::from_millis(2);
 const SMALL_REST: Duration = Duration::from_millis(10);
-/// A thread of the program waits at most so long until memory is registered. It takes milliseconds;
-/// longer only if the thread itself holds what the pager's threads need to begin.
+/// How long a thread of the program waits at most until memory is registered. It takes
+/// milliseconds; longer only if the thread itself holds what the pager's threads need to begin.
 const GROWTH_WAIT: Duration = Duration::from_secs(1);
 
 /// What the steward watches a native process with.

@@ -174,11 +174,11 @@ impl Budget {
         self.unseen_pages.store(pages, Relaxed);
     }
 
-    /// Counts anew which part of the anonymous pages counts with the other processes that a fork
-    /// shares them with. Twenty children of one parent would else be counted as twenty times what
-    /// nobody has written to since. The kernel walks all page tables for it, and pages may be
-    /// written to at any time afterwards, so this is for small processes, now and then; others,
-    /// `counts` false, count in full.
+    /// Recounts the part of the anonymous pages that is counted with the other processes with which
+    /// a fork shares them. Otherwise twenty children of one parent would count as twenty times the
+    /// memory that none has written to since. The kernel walks all page tables for it, and pages
+    /// may be written to at any time afterwards, so this is for small processes, now and then;
+    /// others (`counts` false) count in full.
     pub fn look_at_shared(&self, counts: bool) {
         let read = |smaps| if counts { read_elsewhere_pages(smaps) } else { None };
         self.elsewhere_pages.store(self.smaps.as_ref().and_then(read).unwrap_or(0), Relaxed);
@@ -197,8 +197,8 @@ pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) ->
     reserve::decide(low, &standing)
 }
 
-/// As [`decide`], for the process whose turn it is: all that is free is its own, and it gives
-/// nothing up unless nobody else can. Pure.
+/// As [`decide`], for the process whose turn it is: all free memory is its own, and it gives
+/// nothing up unless no other process can. Pure.
 fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
     let headroom = limit - tree.counted_pages(limit);
     let missing = (-headroom).max(0);
@@ -349,7 +349,7 @@ mod tests {
     fn pages_of_this_process_alone_are_not_elsewhere() {
         let smaps = open_of_process("/proc/self/smaps_rollup").expect("smaps_rollup");
         let resident = read_resident(&open_statm().expect("statm")).expect("fields");
-        // The test's own pages are shared with nobody, or with the few who started it.
+        // The test's own pages are shared with no process, or with the few that started it.
         let elsewhere = read_elsewhere_pages(&smaps).expect("fields");
         assert!(elsewhere < resident.anonymous_pages / 2, "{elsewhere} of {resident:?}");
     }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(decide_in_turn(10_000, &tree, 2_000, 0), (0, Work::default()));
         let (allowance, work) = decide_out_of_turn(10_000, &tree, 1_000, 2_000, 10);
         assert_eq!((allowance, work.evict_pages, work.release_pages), (0, 78 - 10, 78));
-        // With nobody else to give anything up, it is as alone.
+        // With no other process to give anything up, it is as alone.
         let (_, work) = decide_in_turn(9_000, &tree, 6_000, 0);
         assert_eq!((work.evict_pages, work.release_pages), (1_000, 1_000));
     }
@@ -372,7 +372,7 @@ mod tests {
     }
 
     proptest! {
-        /// Together the processes release at least what is missing, as far as they can, and never
+        /// Together the processes release at least the missing memory if they can, and never
         /// promise more than there is.
         #[test]
         fn shares_cover_what_is_missing(

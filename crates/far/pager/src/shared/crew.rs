@@ -18,12 +18,12 @@
 //! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to
 //! Crowd, for good if the privilege is lost.
 //!
-//! The first member of the crowd keeps watch while it is not wanted ([`Crew::watch`]): when neither
-//! first thread nor evictor got anywhere between two looks though a fault waits, or the first
-//! thread owes somebody a page and waits for a CPU, it calls the crowd; after a while Solo is tried
-//! again. Measured on the development machine (2 virtual CPUs, one thread faulting, median): both
-//! pinned to one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener that follows
-//! under the normal policy 76 µs.
+//! The first member of the crowd keeps watch while it is not needed ([`Crew::watch`]): when neither
+//! first thread nor evictor made progress between two checks although a fault waits, or the first
+//! thread owes a page to another thread and waits for a CPU, it calls the crowd; after a while Solo
+//! is tried again. Measured on the development machine (2 virtual CPUs, one thread faulting,
+//! median): both pinned to one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener
+//! that follows under the normal policy 76 µs.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -39,25 +39,24 @@ const CROWD: u32 = 1;
 /// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
 const CROWD_ONLY: u32 = 2;
 
-/// A first thread that had to sleep so many times in a row may be on another CPU than its program
-/// thread; then it asks, which costs more than a fault. Each time it was on the right one it asks
-/// half as often, up to the last.
+/// After this many sleeps in a row the first thread may be on another CPU than its program thread;
+/// then it asks, which costs more than a fault. Each time it was on the right one it asks half as
+/// often, up to LONGEST_PATIENCE.
 const FIRST_PATIENCE: u32 = 2;
 const LONGEST_PATIENCE: u32 = 64;
 /// No CPU.
 const NOWHERE: usize = usize::MAX;
-/// The first spell of Crowd lasts so long; each that follows closely lasts twice as long, up to the
-/// last.
+/// First time spent in Crowd; doubled each time it recurs soon, up to LONGEST_SPELL.
 const FIRST_SPELL: Duration = Duration::from_millis(50);
 const LONGEST_SPELL: Duration = Duration::from_millis(1600);
-/// In Solo the watch looks again so soon after a vain look; each time all was well it takes twice
-/// as long, up to the last: its waking on another CPU can draw the program's thread there.
+/// In Solo, how soon the watch checks again after a vain check; doubled each time all was well, up
+/// to LONGEST_STEP: its waking on another CPU can draw the program's thread there.
 const WATCH_STEP: Duration = Duration::from_millis(2);
 const LONGEST_STEP: Duration = Duration::from_millis(64);
 /// So many looks in a row without progress are starvation; one may be a virtual CPU that the host
 /// took away.
 const STARVED_LOOKS: u32 = 2;
-/// A member of the crowd asks so often whether it is still wanted.
+/// How often a member of the crowd checks whether it is still needed.
 pub const MEMBER_STEP: Duration = Duration::from_millis(20);
 
 /// State shared by the fault threads and the evictor.
@@ -127,7 +126,7 @@ impl Crew {
         }
     }
 
-    /// How many fault threads there will be. A first thread alone has nobody to watch it.
+    /// Sets how many fault threads there will be. A first thread alone has none to watch it.
     pub fn set_members(&self, count: usize) {
         if count < 2 {
             self.may_go_solo.store(false, SeqCst);
@@ -179,7 +178,7 @@ impl Crew {
         sys::wake(&self.mode);
     }
 
-    /// The process has changed its user; where it kept the right, all is as before.
+    /// The process has changed its user. If it kept the right, nothing changes.
     pub fn may_go_solo_again(&self) {
         if sys::may_change_policy() {
             let _ = self.mode.compare_exchange(CROWD_ONLY, CROWD, SeqCst, SeqCst);
@@ -201,7 +200,8 @@ impl Crew {
         self.progress.fetch_add(steps, Relaxed);
     }
 
-    /// The first thread begins another round; `owes`: until its end somebody may wait for it.
+    /// The first thread begins another round. With `owes`, another thread may wait for it until its
+    /// end.
     pub fn begin_round(&self, owes: bool) {
         self.first_owes.store(owes, Relaxed);
         self.first_rounds.fetch_add(1, Relaxed);

@@ -1,4 +1,4 @@
-//! What comes next: runs of first touches, and the prefetcher.
+//! Predictions: runs of first touches, and the prefetcher.
 //!
 //! Shared by all fault threads, because which of them takes a fault is the scheduler's choice.
 

@@ -35,9 +35,9 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Whose turn it is now; takes it if nobody has it and this process needs it: its overruns, so
-    /// many so far, have grown, or it `wants` one. The time may start anywhere and wraps, but is
-    /// the same for all processes.
+    /// Returns the process whose turn it is. This process takes the turn if it is free and needed:
+    /// its overruns have grown to this number, or it `wants` one. The time may start anywhere and
+    /// wraps, but is the same for all processes.
     pub fn look(
         &mut self,
         word: &AtomicU64,

@@ -19,7 +19,7 @@ impl Unsettled {
         self.lock().insert(number);
     }
 
-    /// A child needs nobody any more.
+    /// A child needs no server any more.
     pub fn note_settled(&self, number: u64) {
         self.lock().remove(&number);
     }
@@ -34,7 +34,7 @@ impl Unsettled {
     }
 }
 
-/// Who is told of births.
+/// How births are reported.
 #[derive(Debug)]
 struct Parent {
     unsettled: &'static Unsettled,
@@ -65,8 +65,8 @@ pub fn announce(uffd: &OwnedFd) -> u64 {
 
 /// As [`announce`], for a child that is served later.
 pub fn announce_unapplied(descriptor: RawFd) {
-    // SAFETY: the kernel made the descriptor for this process when the event was read, and nobody
-    // has closed it.
+    // SAFETY: the kernel made the descriptor for this process when the event was read, and it has
+    // not been closed.
     let uffd = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let duplicate = uffd.try_clone_to_owned().unwrap_or_else(|error| {
         fail_closed(&format!("a child's userfaultfd cannot be given to the keeper: {error}"))

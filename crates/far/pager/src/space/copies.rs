@@ -9,13 +9,13 @@
 //! the same bytes again is recognised too.
 //!
 //! A page's state says that a layer has a copy of it ([`crate::space::page::PageState::has_copy`]);
-//! the digest here says what the copy is. Invariant: nobody writes to the place of a copy before
-//! the state has given it up.
+//! the digest here identifies the copy. Invariant: the place of a copy is not written to before the
+//! state has given the copy up.
 //!
-//! Two pages pass for the same with a chance of 2^-128 each time: the digests are XXH3 of 128 bits
-//! under a secret of 192 random bytes that each process makes for itself, so nobody can prepare
-//! pages that collide. The place of the page goes into what is remembered: digests share a table of
-//! fixed size, and one that was overwritten by another page's matches nothing.
+//! Two pages are taken for equal by chance once in 2^128 comparisons: the digests are XXH3 of 128
+//! bits under a secret of 192 random bytes that each process makes for itself, so nobody can
+//! prepare pages that collide. The page's place is part of the entry: digests share a table of
+//! fixed size, and an entry that was overwritten by another page's matches nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

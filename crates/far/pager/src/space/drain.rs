@@ -1,10 +1,10 @@
 //! Giving frames back to the kernel without an event.
 //!
-//! The victim buffer is registered with the userfaultfd that tells of the program's memory calls
-//! (see [`crate::space::layout`]): whoever drops memory of it would wait until the event of that is
-//! read. So frames are not registered for the moment in which they are dropped. Moving them to
-//! memory without events first costs 3 us a page where they are scattered, and 10 to 14 us while
-//! another processor runs the program; this costs 0.3 and 0.6 us.
+//! The victim buffer is registered with the userfaultfd that reports the program's memory calls
+//! (see [`crate::space::layout`]): a thread that drops memory of it would wait until the event is
+//! read. So frames are unregistered for the moment in which they are dropped. Moving them to memory
+//! without events first costs 3 us a page where they are scattered, and 10 to 14 us while another
+//! processor runs the program; this costs 0.3 and 0.6 us.
 
 use farpool_uffd::{Pagemap, Uffd, register_mode};
 
@@ -16,9 +16,9 @@ use crate::sys;
 /// memory in the microseconds of the one before.
 const TRIES: usize = 1000;
 
-/// Gives `bytes` of frames from `start` on back to the kernel; not all of them need be there. The
-/// caller owns all frames of the range: nobody may move a page into it meanwhile. `unlock` unlocks
-/// the buffer, which a program that locks all its memory has locked, too (mlockall).
+/// Releases `bytes` of frames from `start` to the kernel; not all of them need be present. The
+/// caller owns all frames of the range: no page may be moved into it meanwhile. `unlock` unlocks
+/// the buffer, which a program that locks all its memory (mlockall) has locked, too.
 pub fn release(uffd: &Uffd, pagemap: &Pagemap, start: usize, bytes: usize, unlock: impl Fn()) {
     for _ in 0..TRIES {
         // No memory for two more mappings: there will be an event, which tells nothing new.
@@ -57,7 +57,7 @@ mod tests {
         sys::zero_pages(area, 4);
         sys::zero_pages(area + 5 * PAGE_BYTES, 3);
         uffd.register(area, 8 * PAGE_BYTES, register_mode::MISSING).expect("registered");
-        // Would wait for ever if it raised an event: nobody reads any.
+        // Would wait for ever if it raised an event: no thread reads any.
         release(&uffd, &pagemap, area, 6 * PAGE_BYTES, || panic!("nothing is locked"));
         assert_eq!(moves::occupied(&pagemap, area, 8), 0b1100_0000);
         sys::zero_pages(source, 1);

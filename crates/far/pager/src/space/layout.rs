@@ -154,14 +154,14 @@ impl Layout {
     }
 
     /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind
-    /// that which concerns the page at `address`. A move is told of twice: what it has left has
-    /// always gone by then.
+    /// that which concerns the page at `address`. A move is reported twice: its source has always
+    /// gone by then.
     pub fn step_of_steward(&self, address: usize, operation: impl FnOnce() -> Outcome) -> Outcome {
         if !self.follows {
             return operation();
         }
         let _shared = self.pass();
-        // What is read is queued under an exclusive hold: nothing can come while this one lasts.
+        // Messages are queued under an exclusive hold: none can come while this one lasts.
         let (is_changed, is_last) = {
             let changes = &self.lock().changes;
             (changes.iter().any(|change| concerns(*change, address)), changes.is_empty())
@@ -193,9 +193,9 @@ impl Layout {
         Ok(count)
     }
 
-    /// For who cannot go on before the change that the kernel is waiting to tell of is read. The
-    /// threads of faults that are read with it touch their pages again, so that whoever sleeps
-    /// until there is a fault hears of it. `give_up`: see [`Layout::read`].
+    /// For a thread that cannot go on before the change that the kernel is waiting to report is
+    /// read. The threads of faults that are read with it touch their pages again, so that a thread
+    /// that sleeps until there is a fault is woken. `give_up`: see [`Layout::read`].
     pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
         if !self.follows {
             return;
@@ -203,7 +203,7 @@ impl Layout {
         let mut messages = [Message::default(); MESSAGES];
         let _alone = self.close();
         let mut state = self.lock();
-        // EAGAIN: there is nothing yet. Other errors are met by whoever reads next.
+        // EAGAIN: there is nothing yet. Other errors are met by the next reader.
         if let Ok(messages) = uffd.read(&mut messages) {
             self.queue_changes(&mut state, messages, give_up);
             for address in messages.iter().filter_map(|message| message.event().page_address) {
@@ -263,8 +263,8 @@ impl Layout {
         self.is_still(uffd)
     }
 
-    /// Whether nothing is done now that was not applied. What the kernel has just told is not
-    /// queued yet, so nobody must be about to queue it.
+    /// True if no change remains to be applied. A message that the kernel has just sent is not
+    /// queued yet, so no thread may be about to queue it.
     pub fn is_still(&self, uffd: &Uffd) -> bool {
         let _shared = self.pass();
         !uffd.is_changing() && !self.is_behind()
@@ -300,7 +300,7 @@ impl Layout {
         };
         let mut next_change = next(false);
         if next_change == Next::Wait && (!uffd.is_changing() || self.has_waited()) {
-            // Read since, perhaps; what is in the queue now is all there was.
+            // Read since, perhaps; the queue now has all there was.
             next_change = next(true);
         }
         let at = match next_change {

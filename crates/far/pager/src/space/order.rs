@@ -6,25 +6,25 @@
 //! first. Taken by their word, what is known of the memory that was moved in would be forgotten
 //! with what was there before, and far pages of it would read as zeros.
 //!
-//! What shows it is a move to addresses of which something is still known: nothing can be mapped
-//! where something is mapped, and a thread that moves memory over other memory (MREMAP_FIXED) tells
-//! of that one's end first. So such a move comes after the change that has freed its place. If that
-//! was not read before the move's thread had told all of it, the move waits until everything that
-//! was done is read: the thread may have gone on, and done something else to the place. Meanwhile
-//! the kernel refuses to move pages.
+//! Evidence is a move to addresses of which something is still known: nothing can be mapped where
+//! something is mapped, and a thread that moves memory over other memory (MREMAP_FIXED) reports
+//! that one's end first. So such a move comes after the change that has freed its place. If that
+//! was not read before the move's thread had reported all of it, the move waits until all changes
+//! are read: the thread may have gone on, and changed the place again. Meanwhile the kernel refuses
+//! to move pages.
 //!
 //! A move is told twice: where the memory went, then that its old place is not mapped any more.
 //! Another thread may have moved memory to that place in between. So the second message of a move
 //! is expected, and means nothing ([`Owed`]).
 //!
-//! All of this is for programs of several threads: what a single one does is told in its order.
+//! All of this is for programs of several threads: a single one's changes are reported in order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use farpool_uffd::Change;
 
-/// What is to be done with changes that wait.
+/// How to treat changes that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// None waits.
@@ -68,8 +68,8 @@ pub fn next(
         let frees = |other: &usize| {
             *other != at && frees(&changes[*other], &place) && !is_second(changes, *other)
         };
-        // Until it has told the rest of a move its thread is in the call, and nobody else knows of
-        // the new place.
+        // Until it has reported the rest of a move its thread is in the call, and no other thread
+        // knows the new place.
         let second = (at + 1..changes.len()).find(|other| is_second_of(&changes[*other], change));
         if let Some(certain) = (0..second.unwrap_or(0)).find(frees) {
             at = certain;

@@ -140,7 +140,7 @@ impl PageCell {
         self.0.store(state.0, SeqCst);
     }
 
-    /// Moves the page on if nobody was faster; says whether it did.
+    /// Moves the page on unless another thread was faster. Returns whether it did.
     pub fn change(&self, from: PageState, to: PageState) -> bool {
         self.0.compare_exchange(from.0, to.0, SeqCst, SeqCst).is_ok()
     }

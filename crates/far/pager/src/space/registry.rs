@@ -51,7 +51,7 @@ pub struct Region {
     /// Locked by the program (mlock), or of rights with which it cannot be moved: nothing of it is
     /// moved out.
     pub pinned: bool,
-    /// What the program may do with it, as far as the pager has looked.
+    /// The program's rights to it, as last seen by the pager.
     pub protection: Protection,
     /// A child of fork has nothing there (MADV_DONTFORK).
     pub unshared: bool,

@@ -20,8 +20,8 @@ pub fn begin(start: usize) {
     let _ = NEXT.compare_exchange(0, start, Relaxed, Relaxed);
 }
 
-/// Where to map so many bytes: a wish, of which the kernel departs if anything is there. 0:
-/// wherever it likes.
+/// Where to map this many bytes: a hint, from which the kernel departs if anything is there. 0:
+/// anywhere.
 pub fn address(bytes: usize) -> usize {
     let pages = bytes.div_ceil(PAGE_BYTES);
     let taken = NEXT.fetch_update(Relaxed, Relaxed, |next| {

@@ -1,10 +1,10 @@
-//! Who opens connections to blades in this process's stead.
+//! The process that opens connections to blades in this process's stead.
 
 use std::sync::OnceLock;
 
 use farpool_pool::Ask;
 
-/// Who opens connections to blades in this process's stead.
+/// The process that opens connections to blades in this process's stead.
 static DIALER: OnceLock<Ask> = OnceLock::new();
 
 /// Has connections to blades opened by whom `ask` asks. The first call counts.

@@ -1,4 +1,4 @@
-//! The calling thread pages the program of a sidecar, until it is told to leave.
+//! The calling thread pages the program of a sidecar until it is ordered to leave.
 
 use std::os::fd::OwnedFd;
 use std::sync::PoisonError;

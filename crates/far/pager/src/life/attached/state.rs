@@ -134,7 +134,7 @@ impl Attached {
         self.eligible_from(self.threshold_bytes())
     }
 
-    /// As [`Attached::eligible`], with mappings of at least so many bytes.
+    /// As [`Attached::eligible`], for mappings of at least this many bytes.
     pub(crate) fn eligible_from(&self, bytes: usize) -> Result<Vec<Eligible>, std::io::Error> {
         let text = sys::read_whole(&self.list)?;
         // After the list was read: what was mapped for it, or by another thread meanwhile, is among

@@ -27,11 +27,11 @@ use crate::space::layout::ORDER_TIME;
 use crate::space::order::{self, Next, Owed, Place};
 use crate::space::page::Phase;
 
-/// A child has so long to exec before its pages are shared with it, unless it needs one of them
+/// How long a child has to exec before its pages are shared with it, unless it needs one of them
 /// earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
 const EXEC_STEP: Duration = Duration::from_micros(200);
-/// A child may take so long to change its address space, until the event of it is there.
+/// How long a child may take to change its address space until the event arrives.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// Messages taken with one read.
 const MESSAGES: usize = 16;
@@ -108,7 +108,7 @@ impl Child {
         }
     }
 
-    /// Its userfaultfd; nobody serves it then.
+    /// Its userfaultfd, which is then served by no thread.
     pub fn into_descriptor(self) -> OwnedFd {
         self.uffd.into_descriptor()
     }
@@ -132,7 +132,7 @@ impl Child {
         !self.postponed.is_empty() || !self.changes.is_empty()
     }
 
-    /// Whether it needs nobody any more.
+    /// True if the child needs no server any more.
     pub fn is_settled(&self) -> bool {
         self.is_gone || (self.inherited.remains.is_empty() && self.postponed.is_empty())
     }
@@ -196,8 +196,8 @@ impl Child {
         self.serve(RUN_PAGES, source);
     }
 
-    /// Gives it the pages that whoever takes over from here would not find: those that it lacks
-    /// elsewhere than at the fork, and those that no blade has.
+    /// Gives the child the pages that its next server would not find: those that it lacks at other
+    /// addresses than at the fork, and those that no blade has.
     pub fn settle_special(&mut self, source: &mut impl Source) {
         while !self.is_gone
             && let Some(address) = self.next_to_settle()
@@ -385,8 +385,8 @@ impl Child {
         self.changes_wait_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
     }
 
-    /// Follows what the child did, as far as its order is known. While that is not so the kernel
-    /// fills no pages.
+    /// Follows the child's changes while their order is known. While it is not, the kernel fills no
+    /// pages.
     fn follow_changes(&mut self, is_settled: bool) {
         loop {
             let remains = &self.inherited.remains;

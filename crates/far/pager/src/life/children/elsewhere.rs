@@ -1,8 +1,8 @@
-//! Children that were handed over to pagers of their own: these read of their userfaultfds, and
-//! nobody else may.
+//! Children that were handed over to pagers of their own: these read from their userfaultfds, and
+//! no other process may.
 //!
-//! Known by the numbers of their descriptors, to whoever has the descriptor table when this process
-//! was killed: without locks, and without allocating.
+//! Listed by descriptor number for the process that inherits the descriptor table when this one is
+//! killed: without locks, and without allocating.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;

@@ -1,4 +1,4 @@
-//! Orders to the thread that serves children, and who is told of these.
+//! Orders to the thread that serves children, and how it is notified of them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::life::children::child::Child;
 use crate::space::birth::Unsettled;
 
-/// The answer of [`Children::cede`] if the child needs nobody any more.
+/// The answer of [`Children::cede`] if the child needs no server any more.
 pub const SETTLED: &str = "SETTLED";
 /// The longest that a child is waited for which is to be handed over: what it has moved is fetched
 /// first.
@@ -103,8 +103,8 @@ impl Children {
     }
 }
 
-/// Who has the program stand still, and keeps a duplicate of a child's userfaultfd for as long as
-/// the child lacks pages: if this process ended before, the child would read zeros.
+/// The caller has stopped the program, and keeps a duplicate of a child's userfaultfd while the
+/// child lacks pages: if this process ended before, the child would read zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeper {
     /// A child was born, and has this number.
@@ -132,8 +132,8 @@ pub(super) enum Order {
     Returned(u64),
     /// All get all that they lack: this pager is to end.
     FinishAll,
-    /// Those that were ceded are served here again, unless their own pagers have begun: nobody
-    /// tells of these any more.
+    /// Children that were ceded are served here again, unless their own pagers have begun, which is
+    /// reported by no message.
     Reclaim,
 }
 

@@ -171,7 +171,7 @@ impl Server {
         }
     }
 
-    /// Of a child that ended before its own pager served it nobody tells.
+    /// A child that ended before its own pager served it is reported by no message.
     fn forget_ceded(&mut self) {
         let is_gone = |ceded: &mut Ceded| ceded.child.look_whether_gone();
         let gone: Vec<Ceded> = self.ceded.extract_if(.., is_gone).collect();
@@ -219,8 +219,8 @@ impl Server {
         self.core.layout.has_settled_child();
     }
 
-    /// Gets a child ready for its own pager: all that is told of it is heeded, and where its pages
-    /// are is written down.
+    /// Prepares a child for its own pager: all its messages are applied, and the places of its
+    /// pages are written down.
     fn cede(&mut self, number: u64) -> Result<OwnedFd, String> {
         if self.must_finish {
             return Err("it is given all its pages".into());

@@ -18,8 +18,9 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
 impl Steward {
-    /// Moves a mapping: the kernel moves what is resident, with its rights and huge pages; what is
-    /// far or in the buffer follows it. The registry is locked, so nothing is moved out meanwhile.
+    /// Moves a mapping: the kernel moves resident pages, with their rights and huge pages; far
+    /// pages and those in the buffer follow. The registry is locked, so nothing is moved out
+    /// meanwhile.
     pub(super) fn carry(&mut self, registry: &mut Registry, carry: &Carry) -> Result<(), i32> {
         let held = self.hold(carry)?;
         let (old_bytes, flags) =
@@ -150,7 +151,7 @@ impl Steward {
         copied
     }
 
-    /// A far page is far at `target` too; where no blade has room for it, it comes into the
+    /// A far page is far at `target` too; where no blade has room for it, it is brought into the
     /// program.
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
@@ -172,8 +173,8 @@ impl Steward {
         stored.or_else(|_| self.copy_in(held.target, self.fetcher.memory))
     }
 
-    /// Follows a mapping that the kernel has moved already; what is resident has moved with it.
-    /// Faults are served again as soon as the pages that have not are in the steward's hands.
+    /// Follows a mapping that the kernel has moved already, with its resident pages. Faults are
+    /// served again as soon as the steward has the other pages in hand.
     pub(super) fn follow_move(&mut self, from: usize, to: usize, bytes: usize) {
         let carry = Carry { start: from, end: from + bytes, to, bytes, keeps: false };
         let pager = self.pager;

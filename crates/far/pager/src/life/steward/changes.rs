@@ -31,15 +31,15 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 use crate::sys::standstill::PAUSE_PARTS;
 
-/// The sizes of the address space and of the resident set are looked at this often; memory that was
-/// mapped since is unknown for so long. One thread can touch some 5 MB meanwhile, or twice that
-/// with huge pages.
+/// How often the sizes of the address space and of the resident set are checked; memory mapped
+/// since then is unknown until the next check. One thread can touch some 5 MB meanwhile, or twice
+/// that with huge pages.
 const LOOK_STEP: Duration = Duration::from_millis(2);
 /// The same when nothing has changed for [`QUIET_AFTER`].
 const QUIET_STEP: Duration = Duration::from_millis(20);
-/// After so long without a moment at rest the program is made to stand still for one.
+/// After this long without a moment at rest the program is made to stand still for one.
 const UNSURE_TIME: Duration = Duration::from_millis(20);
-/// After so long new mappings are registered all the same.
+/// After this long new mappings are registered all the same.
 const KEEPING_TIME: Duration = Duration::from_millis(250);
 /// How long the keeper may take to stop the program, and how long then what it did may take to be
 /// read.
@@ -48,9 +48,9 @@ const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Rights that changed (mprotect), of which nothing tells, are noticed this often.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
 
-/// While threads of the program change its memory all the time the kernel does not say what is
-/// registered. It is asked for so long, with pauses, for those have to run for what they did to be
-/// over; then its list is read.
+/// While threads of the program keep changing its memory the kernel does not say what is
+/// registered. It is asked for this long, with pauses, because those threads have to run to finish
+/// their changes; then its list is read.
 const ASKING_TIME: Duration = Duration::from_secs(1);
 /// Between two reads while it is waited for what was done before the list was read. Whoever is not
 /// read waits, so that not much is queued meanwhile.
@@ -69,7 +69,7 @@ struct Looks {
 }
 
 impl Steward {
-    /// Serves until the program ends, or until the pager is told to leave: then everything is in
+    /// Serves until the program ends, or until the pager is ordered to leave: then everything is in
     /// the program, and nothing is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
         self.prepare_rests(attached.threshold_bytes());
@@ -172,9 +172,9 @@ impl Steward {
         self.core.layout.has_applied();
     }
 
-    /// Whether a range is as it was, though its end was told of. Since Linux 6.12 it is told of an
-    /// mmap over the range, too, that fails in the end, for want of memory or of room under a
-    /// limit.
+    /// True if a range is as before, although an event reported its end. Since Linux 6.12 an mmap
+    /// over the range raises that event even if it fails in the end, for want of memory or of room
+    /// under a limit.
     ///
     /// That its memory is registered does not show it: nothing tells of a mapping that grows, where
     /// it is or while it is moved, over what has just gone. What does is a page that is there,
@@ -187,7 +187,7 @@ impl Steward {
             let mut pages = known_pages(core.space, part.start, part.end);
             pages.any(|page| page.cell().load().phase().is_away())
         };
-        // What is not away is not lost by being forgotten.
+        // Pages that are not away are not lost by being forgotten.
         if !registered.iter().any(is_away) {
             return false;
         }
@@ -262,7 +262,7 @@ impl Steward {
         let is_time = looks.scanned.elapsed() >= RESCAN_STEP && looks.changed >= looks.scanned;
         let mistrusted = self.core.take_mistrusted();
         if let Some((start, end)) = mistrusted {
-            // What is registered after all is registered once more, which changes nothing.
+            // Registering memory that is registered already changes nothing.
             self.pager.lock_registry().remove(start, end);
         }
         looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
@@ -305,8 +305,8 @@ impl Steward {
     }
 }
 
-/// Whether memory that is registered is so with this pager's userfaultfd: with one of the program's
-/// own the kernel refuses (EBUSY). What is registered with this one stays as it is.
+/// True if registered memory is registered with this pager's userfaultfd: if it is with one of the
+/// program's own, the kernel refuses (EBUSY). Memory registered with this one stays as it is.
 fn is_of_this_pager(core: &Core, page: usize) -> bool {
     core.uffd.register(page, PAGE_BYTES, register_mode::MISSING | register_mode::WP).is_ok()
 }
@@ -365,7 +365,7 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             steward.rests.wake(start, end);
         }
     }
-    // What rests is not to be registered yet.
+    // Resting memory is not to be registered yet.
     let rests = &steward.rests;
     let unknown_parts = |registry: &Registry, range: &Eligible| -> Vec<(usize, usize)> {
         let unknown = unknown_parts(registry, range).into_iter();
@@ -393,11 +393,11 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             registry.set_protection(range.start, range.end, protection, pinned);
         }
     }
-    // What was moved to a new place since the list was made must not pass for what was there
-    // before, see [`crate::space::order`]. It stays registered, and is found again.
+    // Memory that was moved to a new place since the list was made must not be taken for what was
+    // there before, see [`crate::space::order`]. It stays registered, and is found again.
     let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
     if !added.is_empty() && is_certain {
-        // What is unmapped from here on may be what was found.
+        // A mapping that is unmapped from here on may be the one that was found.
         steward.owed.forget();
     }
     let stamp = core.layout.moves();

@@ -24,8 +24,8 @@ use crate::sys;
 
 /// Layers that stay free for what is moved out after a fork; one of a child's own is another.
 const SPARE_LAYERS: usize = 2;
-/// A frozen layer that nobody shares any more is asked for again this often: each time is a request
-/// to the blades.
+/// How often a frozen layer that no process shares any more is checked: each check is a request to
+/// the blades.
 pub(super) const THAW_STEP: Duration = Duration::from_secs(1);
 
 impl Steward {
@@ -75,8 +75,8 @@ impl Steward {
         self.core.layout.has_settled_child();
     }
 
-    /// Notes what is far now. What is in the buffer is on the blades, too, once nothing is on its
-    /// way there.
+    /// Notes which pages are far now. Pages in the buffer are on the blades, too, once no write is
+    /// in flight.
     fn take_down(&self) -> Inheritance {
         // Nothing is moved out while the lock is held.
         let registry = self.pager.lock_registry();

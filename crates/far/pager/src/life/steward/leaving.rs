@@ -13,7 +13,8 @@ use crate::space::Page;
 use crate::space::page::Phase;
 use crate::space::registry::Registry;
 
-/// What cannot be brought in for so long (its mapping is gone, and no event has told) is given up.
+/// A page that cannot be brought in for this long (its mapping is gone, and no event came) is given
+/// up.
 const VAIN_TIME: Duration = Duration::from_secs(10);
 
 /// How it ended.
@@ -31,7 +32,7 @@ pub fn unregister_all(core: &Core, registry: &Registry) {
         // It fails where the mapping is gone.
         let _ = core.uffd.unregister(region.start, region.bytes());
     }
-    // Whoever unmaps the buffer must not wait for somebody to read of it.
+    // A thread that unmaps the buffer must not wait until its event is read.
     let (start, bytes) = core.frames.range();
     let _ = core.uffd.unregister(start, bytes);
 }
@@ -72,8 +73,8 @@ impl Steward {
         pages.any(|cell| !is_there(cell.load().phase()))
     }
 
-    /// A touch of a lost page must stay a SIGBUS: whoever lost it may not have come to that. False:
-    /// not yet.
+    /// A touch of a lost page must stay a SIGBUS: the thread that lost it may not have come to
+    /// that. False: not yet.
     fn is_poisoned(&self, page: Page) -> bool {
         let poisoned = until_settled(self.core, Mover::Evictor, |_| {
             self.core.uffd.poison(page.address(), PAGE_BYTES)
@@ -131,7 +132,7 @@ impl Steward {
     fn bring_in_victim(&mut self, page: Page) -> bool {
         let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else { return false };
         let Some((slot, _)) = self.core.frames.locate(page) else {
-            // Between the claim and here nobody else can have taken it.
+            // No other thread can have taken it between the claim and here.
             crate::abort::fail_closed("a victim is not in the buffer");
         };
         let is_in = self.copy_into_program(page, self.core.frames.address(slot));

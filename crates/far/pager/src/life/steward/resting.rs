@@ -36,17 +36,16 @@ use crate::space::units::CHUNK_PAGES;
 use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
-/// What rests may grow unseen; how much is missing of it is looked at this often. A piece takes 1
-/// us.
+/// Resting memory may grow unseen; how often its missing pages are counted. A piece takes 1 us.
 const UNSEEN_STEP: Duration = Duration::from_millis(20);
-/// Memory has been short for so long, and there was nothing to move out: rests end.
+/// When memory has been short for this long, and nothing could be moved out, rests end.
 const SHORT_TIME: Duration = Duration::from_millis(100);
 /// The first kernel that goes on with a madvise whose mapping was split while the event waited to
 /// be read. An older one leaves out what lies behind the split.
 const SPLITS_SAFELY: (u32, u32) = (6, 17);
 
 impl Steward {
-    /// Where rests would be unsafe there are none. Mappings shorter than `threshold_bytes` are not
+    /// No rests where they would be unsafe. Mappings shorter than `threshold_bytes` are not
     /// registered.
     pub(super) fn prepare_rests(&mut self, threshold_bytes: usize) {
         self.resting.threshold_bytes = threshold_bytes;
@@ -116,7 +115,7 @@ impl Steward {
         self.resting.disturbed.clear();
         let mut registry = self.pager.lock_registry();
         let parts = registry.overlapping(piece.start, piece.end);
-        // What is shorter would not be found again.
+        // A shorter one would not be found again.
         let is_whole = |part: &Region| {
             part.bytes() >= self.resting.threshold_bytes && !part.pinned && !part.unshared
         };
@@ -153,8 +152,8 @@ impl Steward {
             && known_pages(self.core.space, piece.start, piece.end).all(may_rest)
     }
 
-    /// Whether far memory has come to a place that was unregistered when it came: whoever touched
-    /// it read zeros.
+    /// True if far memory has come to a place that was unregistered when it came: a thread that
+    /// touched it read zeros.
     pub(super) fn was_disturbed(&self, start: usize, end: usize) -> bool {
         self.resting.disturbed.iter().any(|range| range.start < end && start < range.end)
     }

@@ -64,7 +64,7 @@ pub struct Steward {
     /// The program has moved memory (mremap).
     pub(super) has_moved: bool,
     pub(super) splits_said: bool,
-    /// What is not registered for a while.
+    /// Memory that is unregistered for a while.
     pub(super) rests: Rests,
     pub(super) resting: RestWatch,
 }

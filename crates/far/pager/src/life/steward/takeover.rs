@@ -111,8 +111,8 @@ impl Steward {
                     page.cell().store(state.with_phase(Phase::Resident));
                     page.superpage.leave_blade();
                     core.budget.overdraw(1);
-                    // A page that was there already has woken nobody, and who touched it since the
-                    // claim was told to wait for it.
+                    // A page that was there already has woken no thread, and a thread that touched
+                    // it since the claim was told to wait for it.
                     let _ = wake();
                     return true;
                 }

@@ -110,7 +110,7 @@ impl Frames {
     }
 
     /// Notes a frame that is missing and that a thread of the program waits for. True for the first
-    /// of them that nobody has taken yet.
+    /// of them that no thread has taken yet.
     pub fn note_touched(&self, address: usize) -> bool {
         let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
         touched.push(address);

@@ -34,8 +34,8 @@ impl Frames {
         None
     }
 
-    /// Takes all free frames of the oldest trays, at least `least` in all if there are so many.
-    /// Their pages are only far from now on. Appends what was taken.
+    /// Takes all free frames of the oldest trays, at least `least` in all if there are that many.
+    /// Their pages are only far from now on. Appends the frames taken.
     pub fn take_trays(&self, least: usize, taken: &mut Vec<TakenTray>) {
         let Ok(mut queues) = self.queues.lock() else { return };
         let mut count = 0;
@@ -107,7 +107,7 @@ impl Frames {
         run.map(|run| (run, far))
     }
 
-    /// Makes a victim that is on the blade only far, unless somebody is taking it back.
+    /// Makes a victim that is on the blade only far, unless a thread is taking it back.
     fn let_go(&self, entry: &Tray, index: usize) -> bool {
         let Some(page) = self.page_of(entry, index) else {
             return true;
@@ -115,7 +115,7 @@ impl Frames {
         let state = page.cell().load();
         let far = PageState::UNTOUCHED.with_phase(Phase::Far).with_layer(state.layer());
         if state.phase() != Phase::Victim {
-            // Taken back or discarded; whoever did it clears the valid bit.
+            // Taken back or discarded; the thread that did it clears the valid bit.
             return false;
         }
         // Counted before anybody can see the page as far and count it down again.

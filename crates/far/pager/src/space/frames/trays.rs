@@ -28,8 +28,8 @@ pub fn table(count: usize) -> Result<&'static [Tray], std::io::Error> {
 }
 
 impl Tray {
-    /// Whether a frame is there that nobody uses. Busy is read first: whoever moves a frame away
-    /// sets it before he clears the others.
+    /// True if a frame is present and unused. Busy is read first: a thread that moves a frame away
+    /// sets it before it clears the others.
     pub fn is_free(&self, index: usize) -> bool {
         let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);
         self.filled.load(SeqCst) & !taken & (1 << index) != 0
