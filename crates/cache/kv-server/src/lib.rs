@@ -156,13 +156,13 @@ impl Server {
         &self.addresses
     }
 
-    /// Where figures for Prometheus are served.
+    /// Where Prometheus metrics are served.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|(_, address)| *address)
     }
 
-    /// What others need to stop it: see [`Shared::ask_to_stop`].
+    /// What another thread needs to stop it: see [`Shared::ask_to_stop`].
     #[must_use]
     pub fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
@@ -176,8 +176,8 @@ impl Server {
                 let shared = Arc::clone(&self.shared);
                 let run = move || {
                     let result = worker.run();
-                    // Without one of its shards the server is not what it was: it ends, and whoever
-                    // watches it knows.
+                    // Without one of its shards the server cannot go on: it ends, so that its
+                    // supervisor notices.
                     shared.ask_to_stop();
                     result
                 };
@@ -237,7 +237,7 @@ impl Server {
         self.shared.is_asked_to_stop.load(Ordering::Relaxed)
     }
 
-    /// Refuses whoever comes from now on, and leaves the addresses to a successor.
+    /// Refuses new clients from now on, and leaves the addresses to a successor.
     fn stop_listening(&mut self) {
         self.listeners.clear();
         for path in self.socket_paths.drain(..) {
@@ -309,7 +309,7 @@ impl Server {
 
 /// Between two looks at whether all clients have gone.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
-/// How long nobody is accepted after descriptors ran out.
+/// How long no client is accepted after descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 fn join(thread: JoinHandle<Result<(), WorkerError>>) -> Result<(), ServerError> {

@@ -34,7 +34,7 @@ impl Me {
     pub(crate) fn new(shared: Arc<Shared>, number: usize) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = epoll::EventData::new_u64(TOKEN_WAKE);
-        // Every write to it is an event, whatever was written before: nobody needs to read it.
+        // Every write to it is an event, whatever was written before, so it need not be read.
         let written = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &shared.mailboxes[number].wake, wake, written)?;
         let limits = ParseLimits { item_bytes_max: shared.settings.item_bytes_max };

@@ -33,7 +33,7 @@ pub struct PoolOptions {
     pub rate_bytes_per_s: Option<u64>,
 }
 
-/// Who gives far memory.
+/// Where far memory comes from.
 #[derive(Debug, Clone)]
 pub enum FarSource {
     /// All of it at the start, from these.
@@ -48,7 +48,7 @@ pub struct FarSettings {
     pub source: FarSource,
     /// For all shards together.
     pub bytes: u64,
-    /// A blade that does not answer for so long is lost, and its items are misses.
+    /// A blade that does not answer for this long is lost, and its items are misses.
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
@@ -64,7 +64,7 @@ pub struct Settings {
     pub keyvault_path: Option<PathBuf>,
     /// Whether its clients may read the memory of all items, so that values need no copies.
     pub keyvault_leases: bool,
-    /// Where figures for Prometheus are served.
+    /// Where Prometheus metrics are served.
     pub metrics_address: Option<SocketAddr>,
     /// Permissions of the sockets.
     pub socket_mode: u32,
@@ -79,7 +79,7 @@ pub struct Settings {
     /// Which items go when they do.
     pub policy: CacheKind,
     pub connections_max: u64,
-    /// Clients that say nothing for so long are sent away; 0 = never.
+    /// Clients that are idle for this long are disconnected; 0 = never.
     pub idle_timeout_s: u32,
     pub backlog: i32,
     pub verbosity: u32,
@@ -88,7 +88,7 @@ pub struct Settings {
     pub allows_watch: bool,
     /// `lru_crawler metadump` and `stats cachedump`.
     pub allows_dump: bool,
-    /// What ends the prefix of a key.
+    /// The character that ends the prefix of a key.
     pub prefix_delimiter: u8,
     /// How much memory items of some prefixes may take, over all shards.
     pub quotas: Vec<(Vec<u8>, u64)>,
@@ -149,9 +149,9 @@ pub const REQUESTS_PER_TURN: usize = 1024;
 #[derive(Debug, Default)]
 pub struct FarFigures {
     pub wanted_bytes: AtomicU64,
-    /// What is granted and was not asked back.
+    /// Granted, and not asked back.
     pub granted_bytes: AtomicU64,
-    /// What was asked back or lost and is not given back yet.
+    /// Asked back or lost, and not returned yet.
     pub leaving_bytes: AtomicU64,
     /// Pieces that were asked back.
     pub reclaims: AtomicU64,
@@ -230,7 +230,7 @@ impl Shared {
         self.observed.iter().map(read).collect()
     }
 
-    /// What was written to far memory so far, as the shards told last.
+    /// Bytes written to far memory so far, by the shards' last reports.
     pub(crate) fn far_written_bytes(&self) -> u64 {
         let written = |it: &Mutex<ShardReport>| {
             it.lock().unwrap_or_else(PoisonError::into_inner).far.counts.bytes_written
@@ -253,8 +253,8 @@ impl Shared {
         sums
     }
 
-    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: nobody new
-    /// is served from now on.
+    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: no new
+    /// client is served from now on.
     pub fn ask_to_drain(&self) {
         self.is_draining.store(true, std::sync::atomic::Ordering::Relaxed);
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());

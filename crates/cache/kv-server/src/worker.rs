@@ -123,7 +123,7 @@ impl Worker {
         self.keep_promises();
     }
 
-    /// Serves until it is told to stop and has sent what it promised.
+    /// Serves until it is told to stop and has sent all pending replies.
     pub fn run(mut self) -> Result<(), WorkerError> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut looks = 0u32;
@@ -206,7 +206,7 @@ impl Worker {
     #[inline]
     fn take_event(&mut self, event: &epoll::Event) {
         match event.data.u64() {
-            // What is there is looked at anyway.
+            // Input that is there is handled anyway.
             TOKEN_LOWER | TOKEN_WAKE => {}
             // A ring's bell: all rings are looked at anyway.
             token if token & TOKEN_BELL != 0 => {}
@@ -218,7 +218,7 @@ impl Worker {
         }
     }
 
-    /// How long to wait, and whether the rings were told that nobody looks meanwhile.
+    /// Returns how long to wait, and whether the rings were marked as unwatched meanwhile.
     fn wait_limit(&mut self) -> (Option<Timespec>, bool) {
         let mut spin = Duration::from_micros(self.me.shared.settings.spin_us);
         if !self.ring_clients.is_empty() {
@@ -275,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Leaves what was observed of the shard where whoever asks finds it.
+    /// Publishes the shard's observations.
     pub(crate) fn leave_observed(&mut self) {
         let memory_bytes = self.shard.store.settings().limit_bytes as u64;
         let quotas = self.shard.store.quotas();
@@ -353,8 +353,8 @@ impl Worker {
         }
     }
 
-    /// Gives what had to leave memory to the lower tiers. To be done before the next request is
-    /// looked at.
+    /// Gives items that had to leave memory to the lower tiers. Must run before the next request is
+    /// handled.
     #[inline]
     pub(crate) fn settle_victims(&mut self) {
         if self.shard.store.has_outbox()
@@ -381,7 +381,7 @@ impl Worker {
         self.below.as_mut().is_none_or(|below| below.close(&mut self.shard.store))
     }
 
-    /// What this thread and its shard did and have.
+    /// The counters and sizes of this thread and its shard.
     pub(crate) fn report(&self) -> ShardReport {
         let store = &self.shard.store;
         let below = self.below.as_ref();

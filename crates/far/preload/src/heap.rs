@@ -1,7 +1,7 @@
 //! The malloc family, from mimalloc, whose memory is far like any other large mapping.
 //!
-//! What the C library allocates for a pager thread that is just being started comes from a local
-//! arena instead, and is told apart by its address.
+//! Allocations of the C library for a pager thread that is just being started come from a local
+//! arena instead, and are recognised by their address.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 

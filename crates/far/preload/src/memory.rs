@@ -182,7 +182,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
 }
 
 /// MADV_FREE while nothing is far yet. Memory that can be far is discarded at once: the kernel
-/// drops such pages under pressure, even from the victim buffer later, and nobody would know.
+/// drops such pages under pressure, even from the victim buffer later, and no event would tell.
 fn free_natively(pager: &'static Pager, start: usize, end: usize) -> c_int {
     let advise = |start: usize, end: usize, advice: c_int| {
         // SAFETY: the program gave up what is in this range.

@@ -18,8 +18,8 @@ pub mod features {
 
     /// What a pager needs that shares the program's address space.
     pub const PAGER: u64 = MOVE | POISON | THREAD_ID | PAGEFAULT_FLAG_WP;
-    /// What it needs besides to learn of the program's memory calls from the kernel. The handshake
-    /// on `EVENT_FORK` is a privilege of whoever makes it (`CAP_SYS_PTRACE`).
+    /// The features needed besides to learn of the program's memory calls from the kernel. The
+    /// handshake on `EVENT_FORK` needs a privilege of the process that makes it (`CAP_SYS_PTRACE`).
     pub const EVENTS: u64 = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
 
     /// Every bit with the name the kernel gives it, for reports.

@@ -12,7 +12,7 @@ use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProte
 const USER_END: usize = (1 << 47) - PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
-/// The lowest address that can be mapped: vm.mmap_min_addr where nobody has set it.
+/// The lowest address that can be mapped: the default of vm.mmap_min_addr.
 const LOWEST_ADDRESS: usize = 1 << 16;
 /// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower
 /// address than vm.mmap_min_addr would not do: most kernels refuse it before they look whether the
@@ -346,7 +346,7 @@ fn open_descriptor(nonblocking: bool) -> Result<OwnedFd, OpenError> {
     // SAFETY: a system call that takes flags only; the result is checked.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     match RawFd::try_from(fd) {
-        // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+        // SAFETY: the kernel just gave us this descriptor and nothing else has it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(OpenError::Denied { device, call: Error::last_os_error() }),
     }
@@ -365,7 +365,7 @@ fn make_from_device(device: BorrowedFd<'_>, flags: i32) -> Result<OwnedFd, Error
     if fd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel just gave us this descriptor and nothing else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,4 +1,4 @@
-//! Processes that wait for pages which nobody brings any more.
+//! Processes that wait for pages which no pager brings any more.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -11,9 +11,9 @@ use crate::{Change, Message};
 const MESSAGES: usize = 16;
 
 impl Uffd {
-    /// Ends whoever waits for a page (SIGBUS), as long as this is called now and then. `born` gets
-    /// the userfaultfds of the children that they have had since, who lack pages as they do. The
-    /// descriptor must be non-blocking, and nobody else may serve it.
+    /// Ends the processes that wait for a page (SIGBUS); to be called now and then. `born` gets the
+    /// userfaultfds of the children that they have had since, which lack pages as they do. The
+    /// descriptor must be non-blocking, and no other thread may serve it.
     pub fn end_waiting(&self, mut born: impl FnMut(OwnedFd)) {
         let mut messages = [Message::default(); MESSAGES];
         while let Ok(waiting) = self.read(&mut messages) {
@@ -27,7 +27,7 @@ impl Uffd {
                     born(unsafe { OwnedFd::from_raw_fd(descriptor) });
                 }
                 if let Some(address) = message.event().page_address {
-                    // One that fails is told again by the fault that follows.
+                    // One that fails is reported again by the fault that follows.
                     let _ = self.poison(address, PAGE_BYTES);
                     let _ = self.wake(address, PAGE_BYTES);
                 }

@@ -70,7 +70,7 @@ impl Pagemap {
         Ok(Pagemap { fd })
     }
 
-    /// One that somebody else has opened, of this process's memory.
+    /// One that another process has opened, of this process's memory.
     pub fn adopt(fd: OwnedFd) -> Pagemap {
         Pagemap { fd }
     }

@@ -1,4 +1,4 @@
-//! What is done when a lower tier has answered, or has not for too long.
+//! Handles the answers of a lower tier, and requests that waited too long for one.
 
 use std::time::Instant;
 

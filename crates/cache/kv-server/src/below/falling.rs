@@ -1,4 +1,4 @@
-//! What leaves a tier: the index says what is still wanted, and what is goes to the tier below.
+//! Items that leave a tier: those that the index still has go to the tier below.
 
 use farpool_kv_store::Store;
 use farpool_kv_store::index::{Place, Tier};
@@ -6,7 +6,7 @@ use farpool_kv_store::lower::Outbox;
 use farpool_kv_store::record::Record;
 use farpool_kv_tier::log::{Judge, Log, Medium};
 
-/// What leaves far memory, on its way to flash.
+/// An item that leaves far memory, on its way to flash.
 #[derive(Debug, Default)]
 pub(super) struct Falling {
     pub(super) has_flash: bool,
@@ -42,7 +42,7 @@ pub(super) struct StoreJudge<'a> {
 }
 
 impl StoreJudge<'_> {
-    /// Takes an item out of the index. True if somebody could still want it.
+    /// Removes an item from the index. True if it was still live.
     fn takes_out(&mut self, record: &Record<'_>, place: Place) -> bool {
         let was_there = self.store.remove_lower(record.hash, self.tier, place);
         was_there && self.store.is_live(record)

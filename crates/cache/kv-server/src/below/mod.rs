@@ -62,8 +62,8 @@ struct ParkedRequest {
 #[derive(Debug)]
 struct Waiting {
     key: Vec<u8>,
-    /// Where its item is being read. What an earlier read brings, for which nobody waited any
-    /// longer, is not it.
+    /// Where its item is being read. The answer of an earlier read, for which no request waited any
+    /// longer, does not count.
     reading: Option<ItemAt>,
     /// Places whose items turned out to be another key's.
     tried: Vec<ItemAt>,
@@ -78,7 +78,7 @@ pub(crate) enum Gathered {
     AllInMemory,
     /// It is answered when the last of its items has come.
     Waits,
-    /// Memory had so much that the answer is full before the first key that is below.
+    /// Memory had enough that the answer is full before the first key that is below.
     Whole(Gathering),
 }
 

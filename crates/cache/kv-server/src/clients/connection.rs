@@ -43,19 +43,20 @@ impl CloseReason {
 pub enum Phase {
     /// Requests, one after the other.
     Requests,
-    /// So many bytes of data that nobody wants, then requests.
+    /// This many bytes of data to be skipped, then requests.
     Skipping { bytes: usize },
     /// Everything asked before is answered, then the connection ends.
     Closing,
 }
 
-/// Where a long `get` goes on after the reply so far was sent: so many bytes behind its first key.
+/// Where a long `get` continues after the reply so far was sent: this many bytes behind its first
+/// key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
     pub done_bytes: usize,
 }
 
-/// What is known of one client.
+/// The state of one client.
 #[derive(Debug)]
 pub struct Client {
     /// What came and was not processed: an incomplete request, or what back-pressure holds up.
@@ -73,7 +74,7 @@ pub struct Client {
     pub awaited: usize,
     /// Answers to it wait for room in its ring; nothing more is taken on before they have it.
     pub is_ring_full: bool,
-    /// It is told what happens, and nothing that it sends is looked at.
+    /// It is a watcher: events are sent to it, and its input is ignored.
     pub watch: Option<Watch>,
     /// What could not be sent yet, and how much of it was.
     pub unsent: Vec<u8>,
@@ -113,14 +114,14 @@ impl Client {
         }
     }
 
-    /// Whether so much is awaited from other shards, or not taken by the client, that nothing more
-    /// is taken on.
+    /// True if so many replies are awaited from other shards, or so many bytes are not taken by the
+    /// client, that no further request is accepted.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
         self.is_held_up_by(0)
     }
 
-    /// The same, with so many more replies to be awaited.
+    /// The same, with this many more replies to be awaited.
     #[must_use]
     pub fn is_held_up_by(&self, more: usize) -> bool {
         self.is_ring_full

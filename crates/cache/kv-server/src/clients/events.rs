@@ -1,4 +1,4 @@
-//! What happens to a thread's clients: they come, are read and served, are answered, and go.
+//! The life of a thread's clients: they are accepted, read, served, answered, and closed.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl Worker {
         self.me.shared.mailboxes[to].put(message);
     }
 
-    /// Closes a connection; what it was promised is lost with it.
+    /// Closes a connection; its pending replies are lost with it.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
         if let Some(keyvault) = &mut connection.keyvault {
@@ -161,8 +161,8 @@ impl Worker {
             self.clients.read_buffer = buffer;
             return is_open;
         }
-        // The rest of a request: straight behind what is there. Room grows with what came, so that
-        // nobody gets memory for what he only announces.
+        // The rest of a request: straight behind the bytes that are there. Room grows with what has
+        // arrived, so that no client gets memory by merely announcing a value.
         let want = client.want_bytes.saturating_sub(client.input.len());
         client.input.reserve(want.min(client.input.len().max(READ_BYTES)).max(1));
         match rustix::io::read(

@@ -99,7 +99,7 @@ impl Clients {
         self.iter().all(|connection| owes_nothing(&connection.client))
     }
 
-    /// What was made while something is awaited waits behind it. `out` always comes behind the
+    /// Replies made while an earlier one is awaited wait behind it. `out` always comes behind the
     /// client's replies.
     pub(crate) fn settle(&mut self, client: &mut Client) {
         if !client.replies.is_empty() {
@@ -108,7 +108,7 @@ impl Clients {
         }
     }
 
-    /// What is ready comes before what is to be awaited.
+    /// Ready bytes come before replies that are to be awaited.
     pub(crate) fn push_ready(&mut self, client: &mut Client) {
         client.replies.prepare(&mut self.spare);
         client.replies.push_ready(&self.out);

@@ -1,10 +1,9 @@
 //! The replies to one client, in their order.
 //!
-//! Replies to one client go out in the order of its requests, but some are made elsewhere and come
-//! later. The queue of [`Piece`]s keeps that order: bytes that are ready lie in one buffer, and
-//! what is still awaited holds back what comes behind it. What comes before waits, too, while
-//! another thread is about to answer, so that requests that came together are answered in one
-//! write. No I/O here.
+//! Replies to one client go out in the order of its requests, but some are made by other threads
+//! and come later. The queue of [`Piece`]s keeps that order: ready bytes lie in one buffer, and an
+//! awaited reply holds back those behind it. Those before it wait, too, while another thread is
+//! about to answer, so that requests that came together are answered in one write. No I/O here.
 
 use std::collections::VecDeque;
 
@@ -20,13 +19,13 @@ pub const READY_BYTES_MAX: usize = 256 << 10;
 /// size costs little for each reply.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Buffers that a thread keeps for its connections: so many of them await something at a time,
-/// mostly.
+/// Buffers that a thread keeps for its connections: usually at most this many of them await a reply
+/// at a time.
 const SPARE_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Piece {
-    /// The next so many bytes of the buffer.
+    /// The next bytes of the buffer, this many.
     Ready { bytes: usize },
     /// Another shard makes it.
     Awaited,
@@ -44,7 +43,7 @@ struct Buffers {
     pieces: VecDeque<Piece>,
     /// The bytes of all `Ready` pieces, and the own ones of all `Merged`, one after the other.
     ready: Vec<u8>,
-    /// What comes before the first piece and is held.
+    /// Ready bytes before the first piece that are held back.
     held: Vec<u8>,
 }
 
@@ -109,8 +108,8 @@ impl Replies {
         self.note_ready(bytes.len());
     }
 
-    /// Where bytes that are ready are appended; then [`Self::note_ready`] or [`Self::push_merged`]
-    /// is told of them.
+    /// Where ready bytes are appended; then [`Self::note_ready`] or [`Self::push_merged`] is
+    /// called.
     pub const fn ready_mut(&mut self) -> &mut Vec<u8> {
         &mut self.buffers.ready
     }

@@ -199,7 +199,8 @@ impl Worker {
                 self.shard.store.prefetch_entry(hash);
             }
             planned.push(Planned { frame, hash });
-            // What changes how the stream is read is answered before the next frame is looked at.
+            // A request that changes how the stream is read is answered before the next frame is
+            // parsed.
             if matches!(Opcode::from_code(frame[3]), Some(Opcode::Hello | Opcode::Share)) {
                 break;
             }
@@ -258,7 +259,7 @@ impl Worker {
             }
             Request::Share { request_bytes, answer_bytes } => {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
-                // What is ready goes first; only then do descriptors travel with their own bytes.
+                // Ready bytes go first; only then do descriptors travel with their own bytes.
                 let is_shared = self.clients.send(connection, &mut self.me.counts)
                     && connection.client.unsent.is_empty()
                     && state.share(&connection.socket, header, sizes);
@@ -272,8 +273,7 @@ impl Worker {
             }
             Request::Noop => keyvault::answer_status(head, Status::Ok, b"", &mut self.clients.out),
             Request::Leases { bytes_min } => {
-                // What is ready goes first; only then does the descriptor travel with its own
-                // bytes.
+                // Ready bytes go first; only then does the descriptor travel with its own bytes.
                 let is_granted = connection.is_local
                     && state.may_lease()
                     && self.clients.send(connection, &mut self.me.counts)

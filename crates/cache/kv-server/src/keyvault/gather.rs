@@ -1,10 +1,11 @@
 //! MULTIGETs that wait for lower tiers: all keys are read at once, and the answer is made when the
 //! last has come.
 //!
-//! A key that memory has is read when it is asked for, and one that waits takes its place among the
-//! requests on its key; so each is answered in the order of the requests, whatever comes first.
-//! What has come is kept until the rest has. An answer that would become too long, or for which
-//! there is no room, stops early, as the protocol allows: the client asks for the rest.
+//! A key that is in memory is read when it is asked for, and one that waits takes its place among
+//! the requests for its key; so each is answered in the order of the requests, whatever comes
+//! first. Items that have come are kept until the rest has. An answer that would become too long,
+//! or for which there is no room, stops early, as the protocol allows: the client asks for the
+//! rest.
 
 use std::collections::HashMap;
 
@@ -20,7 +21,7 @@ use farpool_kv_protocol::keyvault::{self, AnswerHead};
 pub(crate) const GATHERED_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
 /// What a key costs while it is waited for, its place among those that wait included.
 const PART_BYTES: usize = 512;
-/// What fits into an answer, beside its header and the count of keys.
+/// The room for items in an answer, beside its header and the count of keys.
 const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES - 8;
 
 /// A MULTIGET that waits, by its number.
@@ -35,13 +36,13 @@ enum Part {
     Found(Vec<u8>),
 }
 
-/// What has come of one MULTIGET.
+/// The items of one MULTIGET that have come.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     header: Header,
     checked: bool,
     pub(crate) origin: Origin,
-    /// One for each key that is looked at.
+    /// One for each key that was handled.
     parts: Vec<Part>,
     awaited: usize,
     found_bytes: usize,
@@ -108,7 +109,7 @@ impl Gatherings {
         Self { open: HashMap::new(), next: 0, kept_bytes: 0, kept_bytes_max, answer_bytes_max }
     }
 
-    /// Begins to wait for the first so many keys as there is room for, at least one.
+    /// Begins to wait for as many of the first keys as there is room for, at least one.
     pub(crate) fn begin(
         &mut self,
         AnswerHead { header, checked }: AnswerHead<'_>,
@@ -199,7 +200,7 @@ mod tests {
         gatherings.begin(head, Origin { thread: 0, address }, keys)
     }
 
-    /// How many keys the answer says were looked at; what it tells of them must be right. None: too
+    /// The number of keys that the answer covers; what it says of them must be right. None: too
     /// large.
     fn judge(
         gathering: &Gathering,
@@ -230,8 +231,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Items come in any order, to any of several that wait. Every answer is right as far as it
-        /// goes, goes as far as it can, and nothing is kept afterwards.
+        /// Items come in any order, to any of several requests that wait. Every answer is right in
+        /// what it covers, covers as much as it can, and nothing is kept afterwards.
         #[test]
         fn answers_are_right_as_far_as_they_go(
             sizes in prop::collection::vec(

@@ -42,7 +42,7 @@ impl KeyVaultState {
         is_granted
     }
 
-    /// Ends what the connection has leased: nobody reads there any more.
+    /// Ends the connection's leases: its client reads there no more.
     pub(crate) fn end_leases(&mut self, shard: &mut Shard) {
         if let Some(leases) = &mut self.leases {
             leases.release_all(shard);

@@ -12,8 +12,7 @@ use crate::clients::connection::{Client, Phase};
 use crate::clients::sockets::Connection;
 use crate::me::{Me, TOKEN_BELL};
 
-/// A client tells nobody when it makes room in its ring of answers: how often one that was full is
-/// checked.
+/// How often a full ring of answers is checked: a client does not signal when it makes room.
 const FULL_RING_LOOK: Duration = Duration::from_millis(1);
 
 /// A thread's connections in shared memory.

@@ -22,7 +22,7 @@ impl Worker {
     fn serve_port(&mut self, number: usize) -> bool {
         let Some(connection) = self.clients.get_mut(number) else { return false };
         if connection.client.is_ring_full {
-            // Who does not take his answers is not asked for more requests.
+            // A client that does not take its answers is not read from.
             return self.push_held(number);
         }
         if !connection.client.unsent.is_empty() || connection.client.is_held_up() {

@@ -1,5 +1,5 @@
-//! What threads ask of each other's shards: a shard answers, and the thread that asked takes the
-//! answers.
+//! Requests between threads about each other's shards: a shard answers, and the thread that asked
+//! takes the answers.
 
 use super::mailbox::{Answer, Ask, Batch, Entry, Origin, StoreHead};
 use super::merge::{read_keys, write_part};

@@ -48,7 +48,7 @@ pub struct Address {
     pub ticket: Ticket,
 }
 
-/// Who asks: the thread that has the client, and where there the answer goes.
+/// The sender: the thread that has the client, and where the answer goes there.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
     pub thread: usize,
@@ -185,7 +185,7 @@ pub struct Told {
     pub dropped: u64,
 }
 
-/// What threads send each other.
+/// Messages between threads.
 #[derive(Debug)]
 pub enum Message {
     /// A client to serve; `input` is what it sent already.
@@ -200,7 +200,7 @@ pub enum Message {
         batch: Batch<Ask>,
     },
     Answers(Batch<Answer>),
-    /// What this thread's watchers are to be told.
+    /// Lines for this thread's watchers.
     Told(Arc<Told>),
     /// Far memory comes, or has to be given back.
     Far(FarOrder),
@@ -212,8 +212,8 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Mailbox {
     messages: Mutex<Vec<Message>>,
-    /// The owner waits for `wake` and looks nowhere else. Set before he looks into the mailbox for
-    /// the last time, so that whoever puts something in later sees it.
+    /// The owner waits for `wake` and polls nothing else. Set before the owner checks the mailbox
+    /// for the last time, so that a later sender sees it.
     is_asleep: AtomicBool,
     /// Written when something has come for an owner who sleeps. Never read: it counts to 2^64.
     pub wake: OwnedFd,

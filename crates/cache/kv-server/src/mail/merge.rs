@@ -23,7 +23,7 @@ struct Cut {
     part: PartNumber,
 }
 
-/// What is known of a reply that other shards contribute to.
+/// The state of a reply to which other shards contribute.
 #[derive(Debug, Default)]
 pub struct Merge {
     own_bytes: usize,

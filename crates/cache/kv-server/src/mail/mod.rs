@@ -48,7 +48,7 @@ impl Mail {
         self.asks[owner].push(address, ask, write);
     }
 
-    /// Where bytes of the next ask of a shard may be appended before it is made.
+    /// Where the bytes of the next request to a shard may be appended before it is made.
     #[inline]
     pub(crate) fn bytes_for(&mut self, owner: usize) -> &mut Vec<u8> {
         &mut self.asks[owner].bytes

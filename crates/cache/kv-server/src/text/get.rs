@@ -14,7 +14,7 @@ use farpool_kv_protocol::command::ReadFlags;
 use farpool_kv_protocol::token::split;
 use farpool_kv_store::key::HashedKey;
 
-/// What ends the reply to a `get`.
+/// The end of the reply to a `get`.
 pub(crate) const GET_END: &[u8] = b"END\r\n";
 
 impl Worker {

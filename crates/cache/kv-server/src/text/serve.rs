@@ -1,7 +1,7 @@
 //! Answering what a client sent, in batches.
 //!
-//! A batch of requests is first looked at only as far as their keys, so that index and items are on
-//! their way from memory while the first are answered.
+//! The keys of a batch of requests are parsed first, so that index and items are on their way from
+//! memory while the first are answered.
 
 use smallvec::SmallVec;
 
@@ -32,7 +32,7 @@ struct Planned<'a> {
     hash: u64,
 }
 
-/// What comes after a request.
+/// What follows a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// The request behind it.
@@ -44,8 +44,8 @@ pub(super) enum Next {
 }
 
 impl Worker {
-    /// Answers what `input` holds, as far as it is whole and its turn goes. Returns how many bytes
-    /// are done.
+    /// Answers the complete requests in `input` until the client's turn is used up. Returns the
+    /// bytes consumed.
     pub(crate) fn serve(
         &mut self,
         connection: &mut Connection,

@@ -208,7 +208,7 @@ fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: 
     go_on(worker, client, id);
 }
 
-/// Answers `watch`: from now on the client is told, and what it sends is not looked at any more.
+/// Answers `watch`: from now on events are sent to the client, and its input is ignored.
 fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
     if !worker.me.shared.settings.allows_watch {
         return push_line(&mut worker.clients.out, "CLIENT_ERROR watch commands not allowed");

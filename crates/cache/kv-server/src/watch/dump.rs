@@ -7,7 +7,7 @@ use farpool_kv_protocol::{Shard, listing};
 /// memcached's `stats cachedump` gives no more than this.
 const CACHEDUMP_BYTES_MAX: usize = 2 << 20;
 
-/// What is listed.
+/// Which items are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
     /// `lru_crawler metadump`.
@@ -38,7 +38,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// A list of at most so many lines.
+    /// A list of at most this many lines.
     #[must_use]
     pub const fn new(list: List, lines_max: usize) -> Self {
         let bytes_left =
@@ -46,7 +46,7 @@ impl Dump {
         Self { list, shard: 0, from: 0, lines_left: lines_max, bytes_left }
     }
 
-    /// Notes that a piece of so many bytes has come.
+    /// Notes that a piece of this many bytes has come.
     pub fn take(&mut self, piece: Listed, bytes: usize) {
         self.lines_left = self.lines_left.saturating_sub(piece.lines);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);

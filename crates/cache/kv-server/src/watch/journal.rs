@@ -1,7 +1,7 @@
 //! `watch`: clients that are told what happens, as it happens.
 //!
-//! Each thread keeps a journal while somebody watches, and hands its lines once a round to the
-//! threads that have watchers. Watchers never hold anything up: who does not read fast enough
+//! Each thread keeps a journal while there are watchers, and hands its lines once a round to the
+//! threads that have them. Watchers never hold anything up: one that does not read fast enough
 //! misses lines and is told how many.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -20,10 +20,10 @@ use crate::clients::sockets::Connection;
 use crate::mail::mailbox::{ConnectionId, Message, Told};
 use crate::me::Me;
 
-/// A watcher with so much unsent misses what comes then.
+/// A watcher with this many unsent bytes misses the lines that follow.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
-/// Who is at the other end.
+/// The client at the other end.
 fn peer(socket: &impl AsFd, is_local: bool) -> Peer {
     let number = socket.as_fd().as_raw_fd();
     let told = |address: String, port| Peer { address, port, is_local, number };
@@ -42,7 +42,7 @@ fn peer(socket: &impl AsFd, is_local: bool) -> Peer {
     }
 }
 
-/// Keeps a journal if somebody watches, and tells it the time. To be called every round.
+/// Keeps a journal if there are watchers, and sets its time. To be called every round.
 pub(crate) fn keep(store: &mut Store, watchers: &Watchers) {
     let kinds = watchers.kinds();
     if kinds == Kinds::default() {
@@ -75,7 +75,7 @@ pub(crate) fn note_opened(store: &mut Store, connection: &Connection) {
     }
 }
 
-/// A connection ends: whoever watches is told, and it watches no more itself.
+/// A connection ends: watchers are told, and if it was one it is removed.
 pub(crate) fn note_closed(
     store: &mut Store,
     me: &Me,

@@ -367,7 +367,7 @@ fn register_prefixes(registry: &mut Registry, shared: &Shared) {
     registry.register("prefix_commands", help, commands);
 }
 
-/// What quotas bound, and what they cost.
+/// The bounds that quotas set, and their cost.
 fn register_quotas(registry: &mut Registry, shared: &Shared) {
     let quotas = shared.quotas();
     if quotas.is_empty() {

@@ -1,4 +1,4 @@
-//! What is told of the server: to clients that ask, to watchers, to Prometheus.
+//! Reports of the server: to clients that ask, to watchers, to Prometheus.
 
 pub(crate) mod admin;
 pub(crate) mod conns;

@@ -1,4 +1,4 @@
-//! What shards say of themselves, and the replies that are made of what all of them say.
+//! Reports of shards, and the replies that are made of the reports of all of them.
 
 use farpool_kv_protocol::CommandCounts;
 use farpool_kv_store::StoreCounts;

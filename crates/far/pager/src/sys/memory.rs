@@ -30,7 +30,7 @@ pub fn map_local(bytes: usize) -> Result<usize, Error> {
     // Elsewhere a lock could be inherited by a child of the program.
     let _mapping = is_sidecar.then(|| MAPPING.lock().unwrap_or_else(PoisonError::into_inner));
     if is_sidecar && MAPPING_COUNT.load(Relaxed) >= COUNTED_MAPPINGS {
-        // What is not noted would be taken for the program's.
+        // A mapping that is not noted would be taken for the program's.
         return Err(Error::from_raw_os_error(libc::ENOMEM));
     }
     let base = map_uncounted(bytes)?;
@@ -201,8 +201,8 @@ pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> u
 }
 
 /// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager
-/// needs for itself is tried so often, with a pause each time, before the program has to end for
-/// it.
+/// needs for itself is tried this many times, with a pause each time, before the program has to end
+/// for it.
 const TRIES: u32 = 200;
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -299,7 +299,7 @@ pub fn copy_page(from: usize, to: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES) }
 }
 
-/// Whether the calling thread's process may open so many files more: if not, EMFILE.
+/// Fails with EMFILE if the calling thread's process may not open this many more files.
 pub fn find_room_for_files(count: usize) -> Result<(), std::io::Error> {
     use rustix::event::{EventfdFlags, eventfd};
     let files: Result<Vec<_>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::sys::program::{program_in_proc, program_pid};
 
-/// Who prints messages for this process: a sidecar's keeper.
+/// The process that prints messages for this one: a sidecar's keeper.
 static SAYER: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Has messages printed by `sayer`. The first call counts.
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(text, ALL);
     }
 
-    /// The child ends although nobody reads.
+    /// The child ends although no process reads.
     #[test]
     fn a_message_never_waits_for_a_reader() {
         let (_reader, writer) = std::io::pipe().expect("a pipe");

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 /// A tick is known well enough after this time: both ends are read to about 1 us.
 const LEAST_SPAN: Duration = Duration::from_millis(20);
-/// The counter and the clock are read together so often; the reading that took least counts.
+/// How often the counter and the clock are read together; the quickest reading counts.
 const READINGS: u32 = 5;
 /// Fractional bits of [`SCALE`].
 const SCALE_BITS: u32 = 32;
 
-/// Where ticks are counted from, if they may be.
+/// The origin of ticks, if they may be counted.
 static BASE: OnceLock<Reading> = OnceLock::new();
 /// Nanoseconds of a tick; 0: not known, the clock is asked.
 static SCALE: AtomicU64 = AtomicU64::new(0);

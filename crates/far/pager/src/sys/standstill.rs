@@ -2,15 +2,16 @@
 //!
 //! UFFDIO_MOVE takes pages of writable memory only, and to drop such a page after it was copied, as
 //! with MADV_DONTNEED, is not safe in a running program: the kernel lets go of the address space's
-//! lock between the two looks it takes, and by then something else can be mapped there. So the
-//! evictor gives the memory other rights for a moment (mprotect), moves pages out as always, and
-//! gives it back its own. Meanwhile nobody else may run in that address space:
+//! lock between its two checks, and by then something else can be mapped there. So the evictor
+//! gives the memory other rights for a moment (mprotect), moves pages out as always, and restores
+//! its rights. Meanwhile no other thread may run in that address space:
 //!
 //! 1. the evictor has enough to do, nothing on its way to a blade, and asks ([`Standstill::ask`]);
 //! 2. the keeper stops all threads of the program, and says so on the control socket;
 //! 3. the control thread hands that to the evictor and waits ([`Standstill::begin`]);
 //! 4. the evictor works for some milliseconds, and ends it (it drops [`Standing`]);
-//! 5. the keeper has its answer, and lets the program go on. What was moved is written then.
+//! 5. the keeper has its answer, and lets the program go on. The pages that were moved are written
+//!    then.
 //!
 //! The steward asks, too, where a program changes its memory all the time: at a standstill all that
 //! it did can be told, so that it is certain what new memory is.
@@ -51,7 +52,7 @@ pub struct Standstill {
     state: AtomicU32,
     /// Held by who has asked.
     turn: Mutex<()>,
-    /// Asks the keeper. None: there is nobody to ask.
+    /// Asks the keeper. None: there is no keeper to ask.
     asker: OnceLock<fn()>,
 }
 
@@ -84,8 +85,8 @@ impl Standstill {
         Some(Standing { standstill: self, since: Instant::now(), _turn: turn })
     }
 
-    /// For who has been told that the program stands still: returns when it may go on, at once if
-    /// nobody waits for that any more. Says whether anybody did.
+    /// For a caller that was told that the program stands still: returns when it may go on, at once
+    /// if no thread waits for that any more. Returns whether any thread did.
     pub fn begin(&self) -> bool {
         if self.state.compare_exchange(WANTED, STANDING, SeqCst, SeqCst).is_err() {
             return false;

@@ -73,8 +73,8 @@ pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
 /// The calling thread's turn on a CPU when it asks for none too long ones.
 const PROMPT_SLICE_NS: u64 = 100_000;
 
-/// Who asks for a thread's real-time priority where this process may not give it itself: a
-/// sidecar's keeper. Told the thread, and whether it shall have it.
+/// Asks for a thread's real-time priority where this process may not set it itself: a sidecar's
+/// keeper. Told the thread, and whether it gets or loses the priority.
 static BROKER: OnceLock<fn(u32, bool)> = OnceLock::new();
 
 /// Has priorities asked for by `broker`. The first call counts.

@@ -31,10 +31,11 @@ const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
 /// How often blades are looked at, and how often while something moves.
 const LOOK: Duration = Duration::from_millis(200);
 const BUSY_LOOK: Duration = Duration::from_millis(20);
-/// Emptying ends so long before the pool takes the memory back: what is left then has to be
+/// How long before the pool takes the memory back emptying ends: what is left then has to be
 /// dropped, and reported.
 const DEADLINE_RESERVE: Duration = Duration::from_secs(2);
-/// And after so long in any case: whoever drains a node should not wait longer for a cache.
+/// And after this long in any case: an operator who drains a node should not wait longer for a
+/// cache.
 const EMPTY_MAX: Duration = Duration::from_secs(60);
 
 /// One piece of far memory.
@@ -69,7 +70,7 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Gives everything back, once nobody uses it any more.
+    /// Returns everything once no shard uses it any more.
     pub fn end(self) {
         // Gone already is as good.
         let _ = self.news.send(News::End);
@@ -175,7 +176,7 @@ impl Keeper {
         }
     }
 
-    /// What holds data, at most: a cache fills what it has.
+    /// An upper bound of what holds data: a cache fills what it has.
     fn used_bytes(&self) -> u64 {
         let granted = self.granted.values().map(|it| it.bytes).sum();
         self.shared.far_written_bytes().min(granted)

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use farpool_kv_tier::far::{GrantNumber, Share};
 
-/// What a shard is told about far memory.
+/// Orders to a shard about far memory.
 #[derive(Debug)]
 pub enum FarOrder {
     /// Use this, too.
     Take { share: Box<Share>, held: Arc<Held> },
-    /// Empty it: after `until` whatever is left is dropped. What is worth it moves or goes to
+    /// Empty it: what is left after `until` is dropped. Items that are worth it move or go to
     /// flash.
     Empty { grant: GrantNumber, until: Instant },
     /// Its memory is gone, or has to be at once.

@@ -17,26 +17,26 @@ use farpool_kv_tier::far::GrantNumber;
 /// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a
 /// hundred.
 const SEGMENTS_MAX: usize = 16;
-/// After a failure the pool is asked again so much later.
+/// How long after a failure the pool is asked again.
 const RETRY: Duration = Duration::from_secs(1);
-/// What the pool has no room for is asked for again so much later.
+/// How long until memory that the pool had no room for is asked for again.
 const ASK_RETRY: Duration = Duration::from_secs(10);
-/// What was granted or wished for needs a moment until it is there; then more is asked for.
+/// How long granted or requested memory takes to arrive; then more is asked for.
 const ASK_PAUSE: Duration = Duration::from_secs(2);
-/// A segment that must leave its node, and for which the pool has found no place for so long, is
+/// A segment that must leave its node, and for which the pool has found no place for this long, is
 /// given back: a cache does not keep a node from being drained. Nodes confirm a place in a part of
 /// a second.
 const SEEK_PATIENCE: Duration = Duration::from_secs(2);
-/// A node whose blade was lost is not asked for memory again for so long. By then the pool knows,
-/// too.
+/// How long a node whose blade was lost is not asked for memory again. By then the pool knows, too.
 const SHUN: Duration = Duration::from_secs(30);
-/// A deadline that comes nearer by less is the same: it is told as what is left of it.
+/// A deadline that comes nearer by less counts as the same: it is reported as the time that is
+/// left.
 const HURRY_LEAST: Duration = Duration::from_millis(500);
 /// How long a report waits for news, and how long while something moves.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(50);
 
-/// What is asked of the pool next; one question at a time.
+/// The next question for the pool; there is one at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
     Join,
@@ -99,14 +99,14 @@ pub struct Plan {
     dropped: BTreeSet<GrantNumber>,
     /// Nodes that are not asked for memory until then.
     shunned: BTreeMap<String, Duration>,
-    /// What was said last of a pool that does not answer, and of memory that is missing.
+    /// The last warnings about a pool that does not answer, and about missing memory.
     said_away: Option<String>,
     said_short: Option<String>,
     to_say: Vec<String>,
 }
 
 impl Plan {
-    /// Nothing is granted, and nobody was asked yet.
+    /// Nothing is granted, and nothing was asked for yet.
     pub fn new(wanted_bytes: u64) -> Self {
         Self {
             placements: Placements::default(),
@@ -153,7 +153,7 @@ impl Plan {
         Some(Question::Report { uses: self.placements.report(used_bytes), wait })
     }
 
-    /// Takes an answer; what is to be done about it.
+    /// Takes an answer. Returns the actions that follow.
     pub fn take(&mut self, answer: Answer, now: Duration) -> Vec<Order> {
         self.is_asking = false;
         match answer {
@@ -370,8 +370,8 @@ impl Plan {
         self.dropped.remove(&grant);
         self.empty_by.remove(&grant);
         let Some(key) = key else { return };
-        // Who asked to have it left is told so; a place that nobody asked back, or for which there
-        // is no other, is of no use any more.
+        // If the pool asked for it back it is told; a place that was not asked back, or for which
+        // there is no other, is of no use any more.
         let is_usable = |it: &ClientSegment| {
             it.target.as_ref().is_some_and(|to| !self.unusable.contains(&(it.id, to.epoch)))
         };
@@ -413,8 +413,8 @@ impl Plan {
     }
 }
 
-/// Deals the superpages of a grant out to shards, of which each has so many already: who has least
-/// is next. Each gets some that follow each other, so that on several blades it has some of each.
+/// Deals the superpages of a grant out to shards, given how many each has already: the shard with
+/// the fewest is next. Each gets adjacent ones, so that on several blades it has some of each.
 pub fn deal(superpages: u32, have: &[u64]) -> Vec<Vec<u32>> {
     let mut counts = vec![0u32; have.len()];
     for _ in 0..superpages {

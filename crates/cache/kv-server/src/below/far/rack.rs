@@ -1,4 +1,4 @@
-//! The thread that talks to the pool. It may wait for answers as long as it has to: nobody else
+//! The thread that talks to the pool. It may wait for answers as long as needed: no other thread
 //! waits for it.
 
 use std::sync::mpsc::{Receiver, Sender};
@@ -11,7 +11,7 @@ use super::news::News;
 use super::plan::{Answer, Question};
 use super::{FarError, PoolOptions};
 
-/// What the thread is told.
+/// Messages to the thread.
 #[derive(Debug)]
 pub enum ToRack {
     Ask(Question),
@@ -42,7 +42,7 @@ pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
     Ok(Tenant::new(client, id, spec))
 }
 
-/// Puts questions to the pool, one after the other, until nobody asks any more.
+/// Puts questions to the pool, one after the other, until the last sender has gone.
 pub fn talk(
     mut tenant: Tenant,
     rate_bytes_per_s: Option<u64>,

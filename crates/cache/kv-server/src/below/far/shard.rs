@@ -21,7 +21,7 @@ pub struct Reclaim {
     held: Vec<(GrantNumber, Arc<Held>)>,
     /// When the rest of each is dropped; None once it was.
     leaving: Vec<(GrantNumber, Option<Instant>)>,
-    /// What was hit is emptied first.
+    /// Zones with hits are emptied first.
     ranking: Option<Ranking>,
     forgetting: Option<Forgetting>,
 }
@@ -65,7 +65,7 @@ impl Reclaim {
                 } else {
                     self.ranking = Some(Ranking::default());
                 }
-                // What was dropped stays dropped, and the nearer deadline holds.
+                // Dropped stays dropped, and the nearer deadline holds.
                 let known = self.leaving.iter().find(|(it, _)| *it == grant).map(|it| it.1);
                 let until = known.unwrap_or(Some(until)).map(|known| known.min(until));
                 self.leaving.retain(|(it, _)| *it != grant);
@@ -111,8 +111,8 @@ impl Reclaim {
         self.forget(far, store);
     }
 
-    /// Goes on with the order in which zones are emptied. Until it is known they have their turns
-    /// as they are: memory that is wanted back waits for nothing.
+    /// Goes on with the order in which zones are emptied. Until it is known they keep their present
+    /// turns: memory that is wanted back does not wait.
     fn rank(&mut self, far: &mut Far, store: &Store) {
         for _ in 0..RANKED_PARTS {
             let Some(Ranking { part, hit }) = &mut self.ranking else { return };
@@ -168,7 +168,7 @@ mod tests {
     use farpool_kv_tier::far::{FarMemory, Share};
     use farpool_kv_tier::log::{Judge, Medium};
 
-    /// What has not happened by then never will.
+    /// An answer that has not come by then never will.
     const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Notes what it is shown, and knows nothing.
